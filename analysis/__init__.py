@@ -1,0 +1,1 @@
+"""Reports from files: metrics, tables, HTML."""

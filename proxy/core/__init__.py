@@ -1,0 +1,1 @@
+"""Decisions, pure: values and `now_s` in, values out; no IO, no clock, no random."""

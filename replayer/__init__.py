@@ -1,0 +1,1 @@
+"""Simulated engines, trace replay and the client that measures the proxy."""
