@@ -1,0 +1,147 @@
+"""Load the configuration: flags over environment over file over defaults, checked once at start.
+
+The options themselves are declared in `config_options`; nothing here knows one by name but
+`config`, which names the file, and `instances`, which has no default.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from pydantic import ValidationError
+
+from proxy.config_options import Settings
+from proxy.config_sources import (
+    ConfigError,
+    Given,
+    allowed_of,
+    env_of,
+    flag_of,
+    options,
+    parse_flags,
+    read_env,
+    read_file,
+)
+from proxy.config_values import InstanceSpec, to_toml, value_text
+
+__all__ = [
+    "ConfigError",
+    "InstanceSpec",
+    "Loaded",
+    "Settings",
+    "default_toml",
+    "load",
+    "print_config",
+    "readme_table",
+]
+
+_USERINFO = re.compile(r"[^\s'\",;/]+@")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Valid settings, and for every option where its value came from."""
+
+    settings: Settings
+    origins: dict[str, str]
+    print_config: bool
+
+
+def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
+    """Merge flags (`argv` without the program's name), environment, file and defaults.
+
+    Raises `ConfigError` for anything wrong; `--help` and `--version` print and raise `SystemExit`.
+    """
+    flags, print_wanted = parse_flags(Settings, argv)
+    given = _merged(flags, read_env(Settings, environ))
+    path = given.values.get("config")
+    if isinstance(path, str) and path != "none":
+        given = _merged(given, read_file(Settings, path, given.origins["config"]))
+    if "instances" not in given.values:
+        raise ConfigError(
+            "instances is not given: use --instances 127.0.0.1:8001,127.0.0.1:8002, "
+            f"{env_of('instances')} or instances in the --config file"
+        )
+    origins = {name: given.origins.get(name, "default") for name in Settings.model_fields}
+    try:
+        settings = Settings.model_validate(_without_none(given.values))
+    except ValidationError as error:
+        raise ConfigError(_explain(error, given)) from error
+    return Loaded(settings, origins, print_wanted)
+
+
+def print_config(loaded: Loaded) -> str:
+    """The settings as a TOML file that `--config` reads back, each with its origin as a comment."""
+    lines = []
+    for name, _, option in options(Settings):
+        origin = "".join(c if c.isprintable() else "?" for c in loaded.origins[name])
+        line = f"{name} = {to_toml(getattr(loaded.settings, name))}  # {origin}"
+        lines.append(line if option.in_file else f"# {line}")
+    return "\n".join(lines) + "\n"
+
+
+def default_toml() -> str:
+    """The text of configs/proxy.toml: every option with help, commented out at its default."""
+    blocks = [
+        "# Options of cache-proxy, each commented out at its default; instances has none and is\n"
+        "# always needed, an example stands for it.\n"
+        f"# A flag (--some-option), then an environment variable ({env_of('some_option')}), wins.\n"
+    ]
+    described = (
+        (name, field, option) for name, field, option in options(Settings) if option.in_file
+    )
+    for topic, members in groupby(described, key=lambda member: member[2].topic):
+        blocks.append(f"\n# ---- {topic} ----\n")
+        for name, field, option in members:
+            notes = "; ".join(note for note in (option.unit, allowed_of(field, option)) if note)
+            default = ("127.0.0.1:8001", "127.0.0.1:8002") if field.is_required() else field.default
+            blocks.append(f"\n# {option.help}\n# [{notes}]\n# {name} = {to_toml(default)}\n")
+    return "".join(blocks)
+
+
+def readme_table() -> str:
+    """Markdown table of every option; TOML key and variable follow from the flag."""
+    return "\n".join(_table_rows()) + "\n"
+
+
+def _table_rows() -> Iterator[str]:
+    yield "| option | default | unit | allowed | meaning |"
+    yield "|---|---|---|---|---|"
+    for name, field, option in options(Settings):
+        default = "required" if field.is_required() else f"`{value_text(field.default)}`"
+        flag = flag_of(name) if field.annotation is not bool else f"--[no-]{flag_of(name)[2:]}"
+        cells = (f"`{flag}`", default, option.unit, allowed_of(field, option), option.help)
+        yield f"| {' | '.join(cells)} |"
+
+
+def _merged(first: Given, second: Given) -> Given:
+    return Given(second.values | first.values, second.origins | first.origins)
+
+
+def _without_none(values: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
+    # An option whose default is None is unset again by the word none, so a flag can undo a file.
+    fields = Settings.model_fields
+    return {k: v for k, v in values.items() if v != "none" or fields[k].default is not None}
+
+
+def _explain(error: ValidationError, given: Given) -> str:
+    first = error.errors()[0]
+    context = first.get("ctx", {})
+    if "options" in context:
+        low, high = (_stated(name, given) for name in context["options"])
+        return f"{low} {first['msg']} {high}"
+    name = str(first["loc"][0])
+    option = next(option for key, _, option in options(Settings) if key == name)
+    reason = f": {context['error']}" if "error" in context else ""
+    allowed = allowed_of(Settings.model_fields[name], option)
+    # A password in an instance's address must not reach a terminal or a log.
+    return _USERINFO.sub("***@", f"{_stated(name, given)}{reason}; allowed: {allowed}")
+
+
+def _stated(name: str, given: Given) -> str:
+    if name not in given.values:
+        return f"{name} = {value_text(Settings.model_fields[name].default)} (default)"
+    shown = repr(given.values[name])
+    shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
+    return f"{name} = {shown} ({given.origins[name]})"

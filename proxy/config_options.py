@@ -1,0 +1,193 @@
+"""Every option of the proxy, declared once: flag, TOML key, environment variable, range and help.
+
+The field's name gives `--kebab-case`, `snake_case` and `CACHE_PROXY_UPPER_CASE`; its type gives the
+allowed range; its `Option` gives topic, help and unit. Times are seconds, sizes bytes.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from proxy.config_sources import Option
+from proxy.config_values import INSTANCE_FORM, InstanceSpec, instance_list
+
+LISTENING = "Listening"
+INSTANCES = "Instances"
+CLASSES = "Route classes"
+PLACEMENT = "Placement and sessions"
+OFFLOAD = "Prefill offload"
+GATE = "Busy gate"
+TIMEOUTS = "Timeouts"
+OBSERVING = "Watching the instances"
+LOGS = "Logs"
+
+WORD = r"^\S+$"
+Word = Annotated[str, Field(pattern=WORD)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Count = Annotated[int, Field(ge=1)]
+Tokens = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Instances = Annotated[tuple[InstanceSpec, ...], BeforeValidator(instance_list), Field(min_length=1)]
+MIB = 1 << 20
+
+
+def _number(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
+class Settings(BaseModel):
+    """KV-cache-aware reverse proxy for a fleet of vLLM instances, with P2P prefill offload."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    config: Annotated[Path | None, Option(LISTENING, "TOML file with options.", in_file=False)] = (
+        None
+    )
+    host: Annotated[Word, Option(LISTENING, "Address to listen on.")] = "0.0.0.0"
+    port: Annotated[Port, Option(LISTENING, "Port to listen on; 0 lets the kernel choose.")] = 8000
+    max_body_bytes: Annotated[
+        ByteSize,
+        Field(ge=1024),
+        Option(LISTENING, "A larger request body is refused with 413.", "bytes"),
+    ] = ByteSize(32 * MIB)
+    drain_seconds: Annotated[
+        NonNegative,
+        Option(LISTENING, "After SIGTERM, running requests have this long to finish.", "s"),
+    ] = 30.0
+    response_headers: Annotated[
+        bool,
+        Option(LISTENING, "Tell the client instance, route and reason in X-Cache-Proxy-* headers."),
+    ] = True
+
+    instances: Annotated[
+        Instances,
+        Option(
+            INSTANCES,
+            "vLLM servers, comma separated (TOML: an array); bootstrap: its Mooncake server.",
+            allowed=INSTANCE_FORM,
+        ),
+    ]
+    model: Annotated[
+        str | None,
+        Field(pattern=WORD),
+        Option(INSTANCES, "Model served; none: learned from the instances' /v1/models."),
+    ] = None
+    prefill_throughput: Annotated[
+        float,
+        Field(gt=0),
+        Option(INSTANCES, "Prefill speed of one instance before it is learned.", "tokens/s"),
+    ] = 20000.0
+    max_num_batched_tokens: Annotated[
+        Count,
+        Option(
+            INSTANCES, "The engines' token budget per step (the vLLM flag of that name).", "tokens"
+        ),
+    ] = 8192
+
+    warm_threshold: Annotated[
+        Tokens, Option(CLASSES, "A request with fewer new (uncached) tokens is WARM.", "tokens")
+    ] = 1500
+    heavy_threshold: Annotated[
+        Tokens, Option(CLASSES, "A request with this many new tokens or more is HEAVY.", "tokens")
+    ] = 8192
+
+    placement: Annotated[
+        Literal["affinity", "least-tokens", "round-robin"],
+        Option(PLACEMENT, "How the decode instance of a new session is chosen."),
+    ] = "affinity"
+    session_ttl: Annotated[
+        Seconds, Option(PLACEMENT, "An idle session is forgotten after this time.", "s")
+    ] = 3600.0
+    max_sessions: Annotated[
+        Count, Option(PLACEMENT, "Sessions remembered; beyond it the longest idle is forgotten.")
+    ] = 100_000
+    prefix_cache_bytes: Annotated[
+        ByteSize,
+        Field(ge=MIB),
+        Option(PLACEMENT, "Memory for the record of which instance holds which prefix.", "bytes"),
+    ] = ByteSize(256 * MIB)
+
+    kv_connector: Annotated[
+        Literal["mooncake", "none"],
+        Option(OFFLOAD, "How the engines move KV between each other; none: never offload."),
+    ] = "mooncake"
+    offload_policy: Annotated[
+        Literal["seed-heuristic", "seed-cost", "threshold", "never", "always"],
+        Option(OFFLOAD, "When another instance prefills a HEAVY request."),
+    ] = "seed-heuristic"
+    offload_non_cached_tokens: Annotated[
+        Tokens, Option(OFFLOAD, "Policy threshold: offload from this many new tokens on.", "tokens")
+    ] = 512
+    kv_transfer_time: Annotated[
+        NonNegative, Option(OFFLOAD, "Cost of one KV transfer that the policies assume.", "s")
+    ] = 0.5
+
+    active_decode_blocks_threshold: Annotated[
+        float | None,
+        Field(ge=0, le=1),
+        Option(GATE, "An instance using a larger part of its KV blocks is busy.", "ratio"),
+    ] = None
+    active_prefill_tokens_threshold: Annotated[
+        int | None,
+        Field(ge=0),
+        Option(GATE, "An instance with more tokens waiting for prefill is busy.", "tokens"),
+    ] = None
+    active_prefill_tokens_threshold_frac: Annotated[
+        float | None,
+        Field(ge=0),
+        Option(GATE, "The same as a multiple of max_num_batched_tokens.", "ratio"),
+    ] = None
+    overload_status: Annotated[
+        Literal[503, 529],
+        BeforeValidator(_number),
+        Option(GATE, "HTTP status of the answer when every instance is busy."),
+    ] = 503
+
+    connect_timeout: Annotated[Seconds, Option(TIMEOUTS, "TCP connect to an instance.", "s")] = 2.0
+    prefill_timeout: Annotated[
+        Seconds,
+        Option(TIMEOUTS, "The prefill leg of an offload; then the request is colocated.", "s"),
+    ] = 120.0
+    transfer_timeout: Annotated[
+        Seconds,
+        Option(TIMEOUTS, "Prefill done to the decode instance's first byte; then colocated.", "s"),
+    ] = 30.0
+    ttft_timeout: Annotated[Seconds, Option(TIMEOUTS, "Request sent to the first byte.", "s")] = (
+        300.0
+    )
+    idle_timeout: Annotated[Seconds, Option(TIMEOUTS, "Between two pieces of an answer.", "s")] = (
+        60.0
+    )
+    total_timeout: Annotated[Seconds, Option(TIMEOUTS, "One request from end to end.", "s")] = (
+        3600.0
+    )
+
+    scrape_interval: Annotated[
+        Seconds, Option(OBSERVING, "Between two reads of an instance's /metrics.", "s")
+    ] = 2.0
+    health_interval: Annotated[
+        Seconds, Option(OBSERVING, "Between two health checks of an instance.", "s")
+    ] = 2.0
+    health_timeout: Annotated[
+        Seconds, Option(OBSERVING, "A slower health check has failed.", "s")
+    ] = 1.0
+
+    request_log: Annotated[
+        Path | None, Option(LOGS, "File that gets one JSON object per finished request.")
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Option(LOGS, "Least severity logged.")
+    ] = "info"
+    log_format: Annotated[Literal["text", "json"], Option(LOGS, "Form of the log on stderr.")] = (
+        "text"
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.warm_threshold > self.heavy_threshold:
+            pair = {"options": ("warm_threshold", "heavy_threshold")}
+            raise PydanticCustomError("order", "must not be larger than", pair)
+        return self

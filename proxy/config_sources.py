@@ -1,0 +1,212 @@
+"""Where option values come from (flags, environment, TOML file) and how options are described.
+
+Works on any pydantic model whose fields carry an `Option` and knows no option by name.
+Every source hands over text (or a list of texts), so a value means the same wherever it stands.
+"""
+
+import argparse
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from pydantic import BaseModel, ByteSize
+from pydantic.fields import FieldInfo
+
+from proxy.config_values import value_text
+
+ENV_PREFIX = "CACHE_PROXY_"
+# Kubernetes puts these into every pod beside a Service called cache-proxy: they are not options.
+_KUBERNETES = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT_[0-9]+_)")
+
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_KINDS: dict[Any, str] = {
+    int: "integer",
+    float: "number",
+    str: "text without spaces",
+    Path: "path",
+    bool: "true or false",
+    ByteSize: "integer, or with KiB, MiB, GiB",
+}
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", ByteSize: "BYTES"}
+
+
+class ConfigError(Exception):
+    """One line for the user: option, value, what is allowed, and where the value came from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field's type does not say. `allowed` replaces the range derived from the type."""
+
+    topic: str
+    help: str
+    unit: str = ""
+    allowed: str = ""
+    in_file: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Raw values with their origins ("flag --x", "env CACHE_PROXY_X", "file PATH")."""
+
+    values: dict[str, str | list[str]]
+    origins: dict[str, str]
+
+
+def options(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, Option]]:
+    """Every field with its description, in the order of declaration."""
+    for name, field in model.model_fields.items():
+        yield name, field, next(item for item in field.metadata if isinstance(item, Option))
+
+
+def flag_of(name: str) -> str:
+    """`ttft_timeout` -> `--ttft-timeout`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def env_of(name: str) -> str:
+    """`ttft_timeout` -> `CACHE_PROXY_TTFT_TIMEOUT`."""
+    return f"{ENV_PREFIX}{name.upper()}"
+
+
+def allowed_of(field: FieldInfo, option: Option) -> str:
+    """The allowed values in words, derived from the field's type and bounds."""
+    if option.allowed:
+        return option.allowed
+    kind = _kind(field)
+    if get_origin(kind) is Literal:
+        words = "one of " + ", ".join(str(choice) for choice in get_args(kind))
+    else:
+        words = ", ".join((_KINDS[kind], *_bounds(field)))
+    return words + (", or none" if field.default is None else "")
+
+
+def parse_flags(model: type[BaseModel], argv: Iterable[str]) -> tuple[Given, bool]:
+    """Flags of `argv` (without the program's name), and whether `--print-config` is among them."""
+    parsed, unknown = _parser(model).parse_known_args(list(argv))
+    if unknown:
+        known = [flag_of(name) for name in model.model_fields]
+        word = unknown[0].partition("=")[0]  # the value may be a secret
+        raise ConfigError(f"unknown argument {word!r}{_closest(word, known)}")
+    found = vars(parsed)
+    print_config = found.pop("print_config")
+    values: dict[str, str | list[str]] = {name: value_text(found[name]) for name in found}
+    return Given(values, {name: f"flag {flag_of(name)}" for name in values}), print_config
+
+
+def read_env(model: type[BaseModel], environ: Mapping[str, str]) -> Given:
+    """Options of the environment; an empty variable counts as not given."""
+    known = {env_of(name): name for name in model.model_fields}
+    given = Given({}, {})
+    for variable, text in environ.items():
+        if not variable.startswith(ENV_PREFIX) or not text or _is_kubernetes(variable, text):
+            continue
+        if variable not in known:
+            raise ConfigError(f"unknown environment variable {variable}{_closest(variable, known)}")
+        given.values[known[variable]] = text
+        given.origins[known[variable]] = f"env {variable}"
+    return given
+
+
+def read_file(model: type[BaseModel], path: str, path_origin: str) -> Given:
+    """Options of the TOML file at `path`; `path_origin` says who named the file."""
+    known = [name for name, _, option in options(model) if option.in_file]
+    given = Given({}, {})
+    for key, value in _load_toml(path, path_origin).items():
+        if key not in known:
+            raise ConfigError(f"unknown key {key!r} in file {path}{_closest(key, known)}")
+        given.values[key] = _file_text(key, value, path)
+        given.origins[key] = f"file {path}"
+    return given
+
+
+def _load_toml(path: str, path_origin: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"config = {path!r} ({path_origin}): cannot read it: {reason}") from error
+    except ValueError as error:  # bad TOML (its text has the line), bad UTF-8, NUL in the path
+        raise ConfigError(f"config = {path!r} ({path_origin}): not valid TOML: {error}") from error
+
+
+def _file_text(key: str, value: object, path: str) -> str | list[str]:
+    if isinstance(value, dict):
+        raise ConfigError(
+            f"{key} = {value!r} (file {path}): a table, but options are single values"
+        )
+    return [value_text(item) for item in value] if isinstance(value, list) else value_text(value)
+
+
+def _is_kubernetes(variable: str, text: str) -> bool:
+    return bool(_KUBERNETES.match(variable)) or (
+        variable == f"{ENV_PREFIX}PORT" and text.startswith(("tcp://", "udp://", "sctp://"))
+    )
+
+
+def _closest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _kind(field: FieldInfo) -> Any:
+    choices = [kind for kind in get_args(field.annotation) if kind is not NoneType]
+    is_optional = NoneType in get_args(field.annotation)
+    return choices[0] if is_optional else field.annotation
+
+
+def _bounds(field: FieldInfo) -> Iterator[str]:
+    for item in field.metadata:
+        for key, sign in _BOUNDS.items():
+            if (bound := getattr(item, key, None)) is not None:
+                yield f"{sign} {value_text(_kind(field)(bound))}"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
+def _parser(model: type[BaseModel]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="cache-proxy",
+        usage="%(prog)s --instances HOST:PORT,HOST:PORT [options]",
+        description=(model.__doc__ or "").strip(),
+        epilog=f"An option is also a key of the --config file (--a-b: a_b) and an environment "
+        f"variable (--a-b: {ENV_PREFIX}A_B). Precedence: flag, environment, file, default.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"cache-proxy {version('cache-proxy')}"
+    )
+    parser.add_argument(
+        "--print-config",
+        action="store_true",
+        default=False,
+        help="print every value with its origin",
+    )
+    groups: dict[str, Any] = {}
+    for name, field, option in options(model):
+        if option.topic not in groups:
+            groups[option.topic] = parser.add_argument_group(option.topic)
+        _add_flag(groups[option.topic], name, field, option)
+    return parser
+
+
+def _add_flag(group: Any, name: str, field: FieldInfo, option: Option) -> None:
+    default = "required" if field.is_required() else f"default {value_text(field.default)}"
+    notes = "; ".join(note for note in (option.unit, allowed_of(field, option), default) if note)
+    text = f"{option.help} [{notes}]".replace("%", "%%")
+    if field.annotation is bool:
+        action = argparse.BooleanOptionalAction
+        group.add_argument(flag_of(name), dest=name, action=action, help=text)
+    else:
+        metavar = _METAVARS.get(_kind(field), "VALUE")
+        group.add_argument(flag_of(name), dest=name, metavar=metavar, help=text)

@@ -1,0 +1,134 @@
+"""Option values that need more than a number or a word, and how any value is written as TOML.
+
+Knows nothing of flags, files or the environment: text comes in, a value or a `ValueError` goes out.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import ByteSize
+
+INSTANCE_FORM = (
+    "[name=]host:port or [name=]http(s)://host:port, then optionally ;bootstrap=PORT "
+    "or ;bootstrap=http(s)://host:port"
+)
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+_NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
+# Fixed form instead of urlsplit: no path, query or userinfo, and nothing is silently dropped.
+_ADDRESS = re.compile(
+    r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?"
+)
+_BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """One vLLM server as configured; the URLs have scheme, host and port, nothing more."""
+
+    name: str
+    url: str
+    bootstrap_url: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read one entry of `--instances`; raises `ValueError` saying which part is wrong."""
+        head, *extras = text.strip().split(";")
+        named = _NAMED.fullmatch(head)
+        if named is None:
+            raise ValueError(f"{text!r} has a line break")
+        scheme, host, port = _address(named["address"])
+        name = f"{host}:{port}" if named["name"] is None else named["name"]
+        if named["name"] is not None and not _NAME.fullmatch(name):
+            raise ValueError(f"name {name!r} has other characters than letters, digits, . _ : -")
+        bootstrap_url = _bootstrap(extras, host) if extras else None
+        return cls(name, f"{scheme or 'http'}://{host}:{port}", bootstrap_url)
+
+    def __str__(self) -> str:
+        """Text that `parse` reads back as an equal value."""
+        name = "" if self.url.endswith(f"://{self.name}") else f"{self.name}="
+        bootstrap = f";bootstrap={self.bootstrap_url}" if self.bootstrap_url else ""
+        return f"{name}{self.url}{bootstrap}"
+
+
+def instance_list(value: object) -> object:
+    """Make specs of `a,b,c` or of a list of texts; anything else is left for the type check."""
+    entries = value.split(",") if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple):
+        return value
+    specs = tuple(
+        InstanceSpec.parse(entry) if isinstance(entry, str) else entry for entry in entries
+    )
+    _refuse_duplicates("name", (getattr(spec, "name", None) for spec in specs))
+    _refuse_duplicates("address", (getattr(spec, "url", None) for spec in specs))
+    return specs
+
+
+def value_text(value: object) -> str:
+    """Shortest text that reads back as `value`: `20000`, `32MiB`, `none`, `a:1,b:2`."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, ByteSize):
+        return next(
+            (f"{value // n}{u}" for u, n in _BYTE_UNITS if value and value % n == 0),
+            str(int(value)),
+        )
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    return str(value)
+
+
+def to_toml(value: object) -> str:
+    """Write `value` as a TOML value; numbers and booleans bare, the rest as strings."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(_quoted(str(item)) for item in value)}]"
+    text = value_text(value)
+    bare = isinstance(value, bool | int | float) and (
+        not isinstance(value, ByteSize) or text.isdecimal()
+    )
+    return text if bare else _quoted(text)
+
+
+def _address(text: str) -> tuple[str | None, str, int]:
+    found = _ADDRESS.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not host:port or http(s)://host:port")
+    host, port = found["host"].lower(), int(found["port"])
+    if not 1 <= port <= 65535:
+        raise ValueError(f"port {port} is not within 1 to 65535")
+    # `10.0.0.256` and `127.1` would otherwise go to the resolver as names, or mean another host.
+    if host.startswith("["):
+        ipaddress.IPv6Address(host[1:-1])
+    elif re.fullmatch(r"[0-9.]+", host):
+        ipaddress.IPv4Address(host)
+    return found["scheme"], host, port
+
+
+def _bootstrap(extras: list[str], instance_host: str) -> str:
+    key, _, text = ";".join(extras).partition("=")
+    if key.strip() != "bootstrap":
+        raise ValueError(f"unknown part {key.strip()!r} after ';', only bootstrap is known")
+    scheme, host, port = _address(f"http://{instance_host}:{text}" if text.isdecimal() else text)
+    if scheme is None:
+        raise ValueError(f"bootstrap {text!r} is neither a port nor http(s)://host:port")
+    return f"{scheme}://{host}:{port}"
+
+
+def _refuse_duplicates(what: str, values: Iterable[Any]) -> None:
+    seen = set()
+    for value in values:
+        if value in seen:
+            raise ValueError(f"{what} {value!r} is given twice")
+        seen.add(value)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + '"'
