@@ -1,0 +1,166 @@
+"""The busy gate: which instances are past a threshold, and when the first will be free again.
+
+Three opt-in checks per instance, OR-ed, each strictly greater-than (at the threshold is free):
+ongoing prefill tokens, the same as a fraction of a step's token budget, and KV blocks in use. The
+block check looks at two signals, this proxy's own count and the engine's last report: either one
+over makes busy, and it ends only when both are back at or below the line. The semantics are those
+of NVIDIA Dynamo's request rejection, so operators' thresholds carry over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from proxy.core.types import Load, RejectReason
+
+RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1, 60
+STALE_S = 10.0
+"""An engine's report older than this is ignored; the own count goes on alone."""
+UNKNOWN_DRAIN_S = 10.0
+"""Predicted wait while no stream has ended yet, so that the rate of release is unknown."""
+ANY_MODEL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The three limits; None switches a check off. Ratio 0..1, tokens, multiple of the budget."""
+
+    active_decode_blocks_threshold: float | None = None
+    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold_frac: float | None = None
+
+    def merged(self, changes: Mapping[str, float | int | None]) -> Thresholds:
+        """A copy with the given fields overwritten."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+THRESHOLD_FIELDS = tuple(f.name for f in fields(Thresholds))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKv:
+    """KV cache as the engine reports it: size in tokens and the share in use, 0..1."""
+
+    total_tokens: int | None = None
+    used_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Why an instance is busy, and in how many seconds it is predicted to be free."""
+
+    check: RejectReason
+    free_in_s: float
+
+
+class ReleaseRate:
+    """KV tokens per second that ending streams give back, over the last minute, whole fleet."""
+
+    WINDOW_S = 60.0
+
+    def __init__(self) -> None:
+        self._ended: deque[tuple[float, int]] = deque(maxlen=1024)
+
+    def add(self, tokens: int, now_s: float) -> None:
+        """A stream that held this many tokens has ended."""
+        self._ended.append((now_s, tokens))
+
+    def tokens_per_s(self, now_s: float) -> float | None:
+        """The rate; None while nothing has ended within the window."""
+        while self._ended and now_s - self._ended[0][0] > self.WINDOW_S:
+            self._ended.popleft()
+        if not self._ended:
+            return None
+        span_s = max(1.0, now_s - self._ended[0][0])
+        return sum(tokens for _, tokens in self._ended) / span_s or None
+
+
+class Gate:
+    """Thresholds per model, signals per instance. `max_batched_tokens`: a step's token budget."""
+
+    def __init__(
+        self, thresholds: Thresholds, max_batched_tokens: int, prefill_throughput: float
+    ) -> None:
+        self._by_model: dict[str, Thresholds] = {ANY_MODEL: thresholds}
+        self._batched = max_batched_tokens
+        self._prefill_tps = prefill_throughput
+        self._engine: dict[str, tuple[EngineKv, float]] = {}
+        self._cooldown_until_s: dict[str, float] = {}
+        self._released = ReleaseRate()
+
+    def thresholds(self, model: str) -> Thresholds:
+        """The limits in force for a model: its own, else those for all models."""
+        return self._by_model.get(model, self._by_model[ANY_MODEL])
+
+    def configured(self) -> dict[str, Thresholds]:
+        """Every model with limits of its own, and `*`."""
+        return dict(self._by_model)
+
+    def set(self, model: str, thresholds: Thresholds) -> None:
+        """Overwrite a model's limits; in force with the next decision."""
+        self._by_model[model] = thresholds
+
+    def unset(self, model: str) -> None:
+        """Remove a model's own limits; for `*`, switch the three checks off."""
+        self._by_model.pop(model, None)
+        self._by_model.setdefault(ANY_MODEL, Thresholds())
+
+    def observe_engine(self, instance: str, kv: EngineKv, now_s: float) -> None:
+        """Take in the engine's own report."""
+        self._engine[instance] = kv, now_s
+
+    def mark_busy(self, instance: str, until_s: float) -> None:
+        """The engine itself answered that it is at capacity."""
+        self._cooldown_until_s[instance] = until_s
+
+    def released(self, tokens: int, now_s: float) -> None:
+        """A stream ended and gave its KV back."""
+        self._released.add(tokens, now_s)
+
+    def forget(self, instance: str) -> None:
+        """An instance restarted or left."""
+        self._engine.pop(instance, None)
+        self._cooldown_until_s.pop(instance, None)
+
+    def busy(self, instance: str, model: str, load: Load, now_s: float) -> Busy | None:
+        """Whether the instance is past a threshold; None is free."""
+        cooldown_s = self._cooldown_until_s.get(instance, now_s) - now_s
+        if cooldown_s > 0:
+            return Busy(RejectReason.UPSTREAM_BUSY, cooldown_s)
+        limits = self.thresholds(model)
+        return self._prefill_busy(limits, load) or self._decode_busy(instance, limits, load, now_s)
+
+    def _prefill_busy(self, limits: Thresholds, load: Load) -> Busy | None:
+        frac = limits.active_prefill_tokens_threshold_frac
+        checks = (
+            (RejectReason.PREFILL_TOKENS, limits.active_prefill_tokens_threshold),
+            (RejectReason.PREFILL_FRAC, None if frac is None else int(frac * self._batched)),
+        )
+        for check, limit in checks:
+            if limit is not None and load.prefill_tokens > limit:
+                return Busy(check, (load.prefill_tokens - limit) / self._prefill_tps)
+        return None
+
+    def _decode_busy(
+        self, instance: str, limits: Thresholds, load: Load, now_s: float
+    ) -> Busy | None:
+        limit = limits.active_decode_blocks_threshold
+        kv, seen_s = self._engine.get(instance, (EngineKv(), now_s))
+        if limit is None or not kv.total_tokens:
+            return None
+        reported = (kv.used_ratio or 0.0) if now_s - seen_s <= STALE_S else 0.0
+        own = (load.decode_tokens + load.inbound_tokens) / kv.total_tokens
+        excess_tokens = (max(own, reported) - limit) * kv.total_tokens
+        if excess_tokens <= 0:
+            return None
+        rate = self._released.tokens_per_s(now_s)
+        return Busy(RejectReason.DECODE_BLOCKS, excess_tokens / rate if rate else UNKNOWN_DRAIN_S)
+
+
+def retry_after_s(waits_s: list[float]) -> int:
+    """Whole seconds until the first instance is predicted to be free, within 1..60."""
+    soonest = min(waits_s, default=UNKNOWN_DRAIN_S)
+    return max(RETRY_AFTER_MIN_S, min(RETRY_AFTER_MAX_S, math.ceil(soonest)))

@@ -1,0 +1,157 @@
+"""Who is charged how many tokens, right now.
+
+A lease holds a tuple of charges. Every change of phase replaces that tuple: the old charges are
+taken back, the new ones made, in one step. Nothing else writes a counter, so the conservation law
+holds by construction: for each instance, the sum over live leases equals its counters, and
+without leases every counter is zero. Counters are never clamped, since a clamp would hide a leak.
+
+A charge points at the account it was made on. An instance that is removed takes its account along
+and gets a new one when it returns, so a lease from before releases into the old account, not
+into the counters of the new incarnation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from proxy.core.types import Load
+
+
+class Phase(IntEnum):
+    """What a charge is for; the index of its pair of counters."""
+
+    PREFILL = 0
+    INBOUND = 1
+    DECODE = 2
+    PINNED = 3
+
+
+class Account:
+    """The counters of one incarnation of one instance; written by `Lease` only."""
+
+    __slots__ = ("name", "requests", "tokens")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tokens = [0] * len(Phase)
+        self.requests = [0] * len(Phase)
+
+    def load(self) -> Load:
+        """A snapshot of the counters."""
+        t, r = self.tokens, self.requests
+        return Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3])
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """`tokens` on one account, for one phase."""
+
+    account: Account
+    phase: Phase
+    tokens: int
+
+
+class Lease:
+    """The charges of one request. Ends with `close`, which may be called any number of times."""
+
+    __slots__ = ("_charges", "_ledger")
+
+    def __init__(self, ledger: Ledger, charges: tuple[Charge, ...]) -> None:
+        self._ledger: Ledger | None = ledger
+        self._charges: tuple[Charge, ...] = ()
+        self.replace(charges)
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """What is charged now; empty once closed."""
+        return self._charges
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the lease can still change what is charged."""
+        return self._ledger is not None
+
+    def replace(self, charges: Iterable[Charge]) -> None:
+        """Take back the present charges and make these instead; without effect once closed."""
+        if self._ledger is None:
+            return
+        for old in self._charges:
+            old.account.tokens[old.phase] -= old.tokens
+            old.account.requests[old.phase] -= 1
+        self._charges = tuple(charges)
+        for new in self._charges:
+            new.account.tokens[new.phase] += new.tokens
+            new.account.requests[new.phase] += 1
+
+    def grow(self, tokens: int) -> None:
+        """Add output tokens to the decode charge, if there is one."""
+        if any(c.phase is Phase.DECODE for c in self._charges):
+            self.replace(
+                Charge(c.account, c.phase, c.tokens + tokens) if c.phase is Phase.DECODE else c
+                for c in self._charges
+            )
+
+    def close(self) -> None:
+        """Take back everything; idempotent."""
+        if self._ledger is not None:
+            self.replace(())
+            self._ledger.forget(self)
+            self._ledger = None
+
+
+class Ledger:
+    """The accounts of the present instances and all live leases."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        self._leases: set[Lease] = set()
+
+    def add(self, name: str) -> Account:
+        """Open a fresh account; an older one of this name is detached."""
+        account = self._accounts[name] = Account(name)
+        return account
+
+    def remove(self, name: str) -> None:
+        """Detach an account; its leases go on against the detached one."""
+        self._accounts.pop(name, None)
+
+    def charge(self, name: str, phase: Phase, tokens: int) -> tuple[Charge, ...]:
+        """A charge on an instance; none for an instance that has left."""
+        account = self._accounts.get(name)
+        return () if account is None else (Charge(account, phase, tokens),)
+
+    def load(self, name: str) -> Load:
+        """The present counters of an instance."""
+        return self._accounts[name].load()
+
+    def open(self, charges: Iterable[Charge]) -> Lease:
+        """A new live lease with these charges."""
+        lease = Lease(self, tuple(charges))
+        self._leases.add(lease)
+        return lease
+
+    def forget(self, lease: Lease) -> None:
+        """Called by a lease that closes."""
+        self._leases.discard(lease)
+
+    @property
+    def live(self) -> int:
+        """Number of open leases."""
+        return len(self._leases)
+
+    def drift(self) -> int:
+        """Sum of |counter - sum over live leases|, tokens and requests; anything but 0 is a bug."""
+        expected = {name: Account(name) for name in self._accounts}
+        for lease in self._leases:
+            for charge in lease.charges:
+                if self._accounts.get(charge.account.name) is charge.account:
+                    shadow = expected[charge.account.name]
+                    shadow.tokens[charge.phase] += charge.tokens
+                    shadow.requests[charge.phase] += 1
+        return sum(
+            sum(abs(a - b) for a, b in zip(account.tokens, shadow.tokens, strict=True))
+            + sum(abs(a - b) for a, b in zip(account.requests, shadow.requests, strict=True))
+            for account, shadow in ((a, expected[n]) for n, a in self._accounts.items())
+        )

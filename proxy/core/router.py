@@ -1,0 +1,307 @@
+"""Router.admit: the one place where sessions, prefixes, load, gate and offload meet.
+
+`admit` looks, decides and charges in one synchronous call, so that of two simultaneous HEAVY
+requests the second sees the first. Afterwards the shell reports what happened (`prefill_done`,
+`first_token`, `fall_back`, `retry`, `finish`), and the router keeps lease, sessions and prefixes in
+step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from proxy.core.classify import Size, classify
+from proxy.core.connectors import CONNECTORS
+from proxy.core.fleet import Fleet, Member
+from proxy.core.gate import Busy, Gate, Thresholds, retry_after_s
+from proxy.core.ledger import Ledger, Phase
+from proxy.core.offload import Decision, Question, colocate, should_offload
+from proxy.core.policy import SCORERS, STICKY
+from proxy.core.prefix import PrefixIndex
+from proxy.core.sessions import Sessions
+from proxy.core.types import (
+    Candidate,
+    Fallback,
+    Instance,
+    Reason,
+    Reject,
+    RejectReason,
+    RequestFacts,
+    Route,
+    RouteClass,
+)
+
+NO_INSTANCE_RETRY_S = 5.0
+"""Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """The router's part of the options; names and units as on the command line."""
+
+    prefill_throughput: float
+    warm_threshold: int = 1500
+    heavy_threshold: int = 8192
+    placement: str = "affinity"
+    offload_policy: str = "seed-heuristic"
+    offload_non_cached_tokens: int = 512
+    kv_connector: str = "mooncake"
+    kv_transfer_time_s: float = 0.5
+    session_ttl_s: float = 3600.0
+    max_sessions: int = 100_000
+    prefix_cache_bytes: int = 256 << 20
+    max_num_batched_tokens: int = 8192
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+class Router:
+    """All state of the decisions. Single-threaded; no method waits."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        self.ledger = Ledger()
+        self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
+        self.prefixes = PrefixIndex(config.prefix_cache_bytes)
+        self.gate = Gate(
+            config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
+        )
+        self.fleet = Fleet()
+
+    def add(self, instance: Instance) -> None:
+        """Bring an instance in, with fresh counters."""
+        self.fleet.add(instance)
+        self.ledger.add(instance.name)
+
+    def remove(self, name: str) -> None:
+        """Take an instance out; its live leases go on against its detached account."""
+        self.fleet.remove(name)
+        self.ledger.remove(name)
+        self._forget(name)
+
+    def probe_failed(self, name: str) -> bool:
+        """A probe or a connection failed; true when this took the instance down.
+
+        Its KV is taken for lost: prefixes and homes are forgotten, since a session is better off
+        elsewhere at once than waiting for a process that comes back empty.
+        """
+        member = self.fleet.get(name)
+        went_down = member is not None and member.health.failed()
+        if went_down:
+            self._forget(name)
+        return went_down
+
+    def probe_succeeded(self, name: str) -> bool:
+        """A probe was answered; true when this brought the instance back."""
+        member = self.fleet.get(name)
+        if member is None or not member.health.probed():
+            return False
+        member.incarnation += 1
+        return True
+
+    def answered(self, name: str) -> None:
+        """Traffic got an answer from the instance."""
+        if (member := self.fleet.get(name)) is not None:
+            member.health.answered()
+
+    def _forget(self, name: str) -> None:
+        self.prefixes.forget(name)
+        self.gate.forget(name)
+        self.sessions.forget(name)
+
+    def busy(self, name: str, model: str, now_s: float) -> Busy | None:
+        """Which threshold an instance is past, if any; KeyError when unknown."""
+        return self.gate.busy(name, model, self.ledger.load(name), now_s)
+
+    def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
+        """Choose D, the class and P, and charge them; or say why not and when to come back."""
+        free = self._free(facts, now_s, exclude=())
+        if isinstance(free, Reject):
+            return free
+        home = self.sessions.home(facts.session_id, now_s)
+        d = self._place(free, home)
+        p, decision, size = self._offload(facts, d, free)
+        turn = self.sessions.assign(facts.session_id, d.instance.name, now_s)
+        return self._route(facts, d, p, decision, (turn, size, free))
+
+    def retry(self, route: Route, facts: RequestFacts, now_s: float) -> Route | Reject:
+        """Place the request again after its D failed, on an instance not tried yet, colocated."""
+        route.tried.add(route.decode.name)
+        free = self._free(facts, now_s, exclude=route.tried)
+        if isinstance(free, Reject):
+            return free
+        d = self._place(free, home=None)
+        self.sessions.move(facts.session_id, d.instance.name)
+        route.decode, route.prefill = d.instance, None
+        route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
+        self._charge_colocated(route)
+        return route
+
+    def prefill_done(self, route: Route, facts: RequestFacts) -> None:
+        """P has answered: its work is over, its copy stays pinned until D has pulled."""
+        if route.prefill is None:
+            return
+        p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
+        self._remember(p, facts)
+        charge = self.ledger.charge
+        route.lease.replace((*charge(p, Phase.PINNED, tokens), *charge(d, Phase.INBOUND, tokens)))
+
+    def first_token(self, route: Route, facts: RequestFacts) -> None:
+        """D has answered: the prompt's KV is there, and the stream decodes."""
+        name = route.decode.name
+        self._remember(name, facts)
+        route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
+
+    def _remember(self, name: str, facts: RequestFacts) -> None:
+        if self.fleet.is_up(name):
+            self.prefixes.insert(name, facts.block_hashes)
+
+    def fall_back(self, route: Route, why: Fallback) -> None:
+        """The offload failed before the client's first byte: compute on D instead."""
+        route.fallback = why
+        late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
+        route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
+        route.route_class = RouteClass.HEAVY_COLO
+        route.prefill = None
+        self._charge_colocated(route)
+
+    def finish(self, route: Route, now_s: float) -> None:
+        """The request is over, however it ended: take back what is charged."""
+        for charge in route.lease.charges:
+            if charge.phase is Phase.DECODE:
+                self.gate.released(charge.tokens, now_s)
+        route.lease.close()
+
+    def _free(
+        self, facts: RequestFacts, now_s: float, exclude: Collection[str]
+    ) -> list[Candidate] | Reject:
+        busy: list[Busy] = []
+        free: list[Member] = []
+        for member in self.fleet.serving(facts.model, exclude):
+            state = self.busy(member.instance.name, facts.model, now_s)
+            if state is None:
+                free.append(member)
+            else:
+                busy.append(state)
+        if free:
+            return self._candidates(facts, free)
+        if busy:
+            soonest = min(busy, key=lambda b: b.free_in_s)
+            return Reject(soonest.check, retry_after_s([soonest.free_in_s]))
+        return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
+
+    def _candidates(self, facts: RequestFacts, members: list[Member]) -> list[Candidate]:
+        hits = self.prefixes.hits(facts.block_hashes)
+        candidates = []
+        for member in members:
+            name = member.instance.name
+            hit = facts.hit_tokens(hits.get(name, 0))
+            candidates.append(
+                Candidate(
+                    member.instance,
+                    self.ledger.load(name),
+                    hit,
+                    facts.prompt_tokens - hit,
+                    self.sessions.count(name),
+                    member.last_placed,
+                )
+            )
+        return candidates
+
+    def _place(self, free: list[Candidate], home: str | None) -> Candidate:
+        if self.config.placement in STICKY:
+            for candidate in free:
+                if candidate.instance.name == home:
+                    return candidate
+        score = SCORERS[self.config.placement]
+        best = min(free, key=lambda c: (score(c), c.load.ongoing_tokens, c.sessions, c.last_placed))
+        self.fleet.placed(best.instance.name)
+        return best
+
+    def _offload(
+        self, facts: RequestFacts, d: Candidate, free: list[Candidate]
+    ) -> tuple[Candidate | None, Decision, Size]:
+        config = self.config
+        size = classify(d.new_tokens, config.warm_threshold, config.heavy_threshold)
+        if size is not Size.HEAVY:
+            return None, colocate(Reason.BELOW_THRESHOLD), size
+        connector = CONNECTORS[config.kv_connector]
+        if not connector.can_offload:
+            return None, colocate(Reason.NO_CONNECTOR), size
+        if not facts.offloadable:
+            return None, colocate(Reason.NOT_OFFLOADABLE), size
+        peers = [
+            c
+            for c in free
+            if c is not d
+            and c.instance.bootstrap_url is not None
+            and c.load.pinned_requests < connector.max_parallel
+        ]
+        p = min(peers, key=lambda c: (c.load.ongoing_tokens, c.new_tokens), default=None)
+        question = Question(
+            decode=d,
+            prefill=p,
+            mean_ongoing_tokens=self._mean_ongoing(),
+            prompt_tokens=facts.prompt_tokens,
+            heavy_threshold=config.heavy_threshold,
+            prefill_throughput=config.prefill_throughput,
+            kv_transfer_time_s=config.kv_transfer_time_s,
+            non_cached_tokens=config.offload_non_cached_tokens,
+        )
+        decision = should_offload(config.offload_policy, question)
+        return (p if decision.offload else None), decision, size
+
+    def _mean_ongoing(self) -> float:
+        """Over all instances that are up, busy ones included: the founding rule's mean."""
+        loads = [self.ledger.load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
+        return sum(loads) / len(loads) if loads else 0.0
+
+    def _route(
+        self,
+        facts: RequestFacts,
+        d: Candidate,
+        p: Candidate | None,
+        decision: Decision,
+        context: tuple[int, Size, list[Candidate]],
+    ) -> Route:
+        turn, size, free = context
+        computing = d if p is None else p
+        wait_s = (computing.load.prefill_tokens + computing.new_tokens) / (
+            self.config.prefill_throughput
+        )
+        route = Route(
+            decode=d.instance,
+            prefill=p.instance if p else None,
+            route_class=_route_class(size, offloaded=p is not None),
+            reason=decision.reason,
+            policy=self.config.offload_policy,
+            prompt_tokens=facts.prompt_tokens,
+            hit_tokens=d.hit_tokens,
+            new_tokens=d.new_tokens,
+            new_tokens_prefill=p.new_tokens if p else None,
+            lease=self.ledger.open(()),
+            turn=turn,
+            predicted_ttft_s=wait_s + (self.config.kv_transfer_time_s if p else 0.0),
+            candidates=tuple(free) if size is Size.HEAVY else (),
+        )
+        if p is None:
+            self._charge_colocated(route)
+        else:
+            charge = self.ledger.charge
+            route.lease.replace(
+                (
+                    *charge(p.instance.name, Phase.PREFILL, p.new_tokens),
+                    *charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens),
+                )
+            )
+        return route
+
+    def _charge_colocated(self, route: Route) -> None:
+        name, tokens = route.decode.name, route.new_tokens
+        route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
+
+
+def _route_class(size: Size, *, offloaded: bool) -> RouteClass:
+    if size is Size.HEAVY:
+        return RouteClass.HEAVY_P2P if offloaded else RouteClass.HEAVY_COLO
+    return RouteClass.WARM if size is Size.WARM else RouteClass.MEDIUM

@@ -1,0 +1,80 @@
+"""Which instance a session lives on: bounded by time and count, least recently used goes first."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Home:
+    instance: str
+    turn: int
+    used_s: float
+
+
+class Sessions:
+    """Sticky session table. `ttl_s` counts from a session's last use."""
+
+    def __init__(self, ttl_s: float, max_sessions: int) -> None:
+        self._ttl_s = ttl_s
+        self._max = max_sessions
+        self._homes: OrderedDict[str, _Home] = OrderedDict()
+        self._per_instance: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._homes)
+
+    def home(self, session_id: str | None, now_s: float) -> str | None:
+        """The instance that holds the session's KV, or None when unknown or expired."""
+        self._expire(now_s)
+        home = self._homes.get(session_id) if session_id is not None else None
+        return None if home is None else home.instance
+
+    def count(self, instance: str) -> int:
+        """How many sessions live on an instance."""
+        return self._per_instance[instance]
+
+    def assign(self, session_id: str | None, instance: str, now_s: float) -> int:
+        """Note that the session is served by `instance`; gives the turn's number, from 0."""
+        if session_id is None:
+            return 0
+        turn = 0
+        if (old := self._homes.pop(session_id, None)) is not None:
+            self._per_instance[old.instance] -= 1
+            turn = old.turn + 1
+        self._homes[session_id] = _Home(instance, turn, now_s)
+        self._per_instance[instance] += 1
+        if len(self._homes) > self._max:
+            self._drop(next(iter(self._homes)))
+        return turn
+
+    def move(self, session_id: str | None, instance: str) -> None:
+        """The same turn goes on elsewhere."""
+        if session_id is not None and (home := self._homes.get(session_id)) is not None:
+            self._per_instance[home.instance] -= 1
+            self._per_instance[instance] += 1
+            home.instance = instance
+
+    def end(self, session_id: str) -> bool:
+        """Forget one session; tells whether it was known."""
+        known = session_id in self._homes
+        if known:
+            self._drop(session_id)
+        return known
+
+    def forget(self, instance: str) -> None:
+        """Forget every session of an instance that has gone."""
+        for session_id in [s for s, home in self._homes.items() if home.instance == instance]:
+            self._drop(session_id)
+        self._per_instance.pop(instance, None)
+
+    def _expire(self, now_s: float) -> None:
+        while self._homes:
+            session_id, home = next(iter(self._homes.items()))
+            if now_s - home.used_s <= self._ttl_s:
+                return
+            self._drop(session_id)
+
+    def _drop(self, session_id: str) -> None:
+        self._per_instance[self._homes.pop(session_id).instance] -= 1

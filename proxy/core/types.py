@@ -1,0 +1,182 @@
+"""The vocabulary of the core: what comes in (facts), what goes out (route or reject), and why.
+
+Everything here is a value. Token counts are estimates of the engine's tokens unless a name says
+`cached` or `reported`; `None` means unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxy.core.ledger import Lease
+
+
+class RouteClass(StrEnum):
+    """How much a request brings and where it is computed (names fixed by the founding design)."""
+
+    WARM = "WARM"
+    MEDIUM = "MEDIUM"
+    HEAVY_P2P = "HEAVY_P2P"
+    HEAVY_COLO = "HEAVY_COLO"
+
+
+class Reason(StrEnum):
+    """Why a request was offloaded or colocated. The first four are the founding design's."""
+
+    P_IDLE_D_BUSY = "p_idle_d_busy"
+    P_OVERLOADED = "p_overloaded"
+    D_IDLE = "d_idle"
+    BELOW_THRESHOLD = "below_threshold"
+    P_BUSIER_THAN_D = "p_busier_than_d"
+    MARGIN = "margin"
+    NO_PEER = "no_peer"
+    NO_CONNECTOR = "no_connector"
+    NOT_OFFLOADABLE = "not_offloadable"
+    POLICY_ALWAYS = "policy_always"
+    POLICY_NEVER = "policy_never"
+    NON_CACHED_TOKENS = "non_cached_tokens"
+    PREFILL_FAILED = "prefill_failed"
+    TRANSFER_FAILED = "transfer_failed"
+
+
+class Fallback(StrEnum):
+    """What ended an offload before the client's first byte; the request is then colocated."""
+
+    P_REFUSED = "p_refused"
+    P_ERROR = "p_error"
+    P_TIMEOUT = "p_timeout"
+    P_FINISH_REASON = "p_finish_reason"
+    P_GONE = "p_gone"
+    ENGINE_ID_UNKNOWN = "engine_id_unknown"
+    TRANSFER_TIMEOUT = "transfer_timeout"
+    D_FAILED = "d_failed"
+
+
+class RejectReason(StrEnum):
+    """Why no instance could take a request."""
+
+    DECODE_BLOCKS = "decode_blocks"
+    PREFILL_TOKENS = "prefill_tokens"
+    PREFILL_FRAC = "prefill_frac"
+    UPSTREAM_BUSY = "upstream_busy"
+    NO_INSTANCE = "no_instance"
+
+
+class Outcome(StrEnum):
+    """The one terminal state of every request."""
+
+    OK = "ok"
+    REJECTED = "rejected"
+    CLIENT_GONE = "client_gone"
+    UPSTREAM_ERROR = "upstream_error"
+    UPSTREAM_TIMEOUT = "upstream_timeout"
+    UPSTREAM_TRUNCATED = "upstream_truncated"
+    BAD_REQUEST = "bad_request"
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One addressed vLLM server. `bootstrap_url` is where its KV connector can be asked."""
+
+    name: str
+    url: str
+    bootstrap_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFacts:
+    """What the decision needs to know of a request, and nothing of how it arrived.
+
+    `prompt_tokens` is the estimated ISL; `block_hashes` chain over blocks of the prompt, each
+    standing for `block_tokens` tokens; `offloadable` is false where the two legs of an offload
+    could not give the same answer as one (n > 1, echo, several prompts, one output token, ...).
+    """
+
+    model: str
+    session_id: str | None
+    prompt_tokens: int
+    block_hashes: Sequence[int]
+    block_tokens: float
+    offloadable: bool = True
+
+    def hit_tokens(self, hit_blocks: int) -> int:
+        """Tokens covered by the first `hit_blocks` blocks, never the whole prompt."""
+        return max(0, min(round(hit_blocks * self.block_tokens), self.prompt_tokens - 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One instance's ongoing tokens at one moment, from this proxy's own leases.
+
+    `prefill_tokens`: new tokens of requests not yet at their first token; `inbound_tokens`: KV
+    that a prefill instance will hand over; `decode_tokens`: context of running streams;
+    `pinned_tokens`: KV held for a peer until it is pulled (not work, so not in `ongoing_tokens`).
+    """
+
+    prefill_tokens: int = 0
+    prefill_requests: int = 0
+    inbound_tokens: int = 0
+    inbound_requests: int = 0
+    decode_tokens: int = 0
+    decode_requests: int = 0
+    pinned_tokens: int = 0
+    pinned_requests: int = 0
+
+    @property
+    def ongoing_tokens(self) -> int:
+        """Prefill backlog plus KV that is running or on its way here."""
+        return self.prefill_tokens + self.inbound_tokens + self.decode_tokens
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing in flight at all."""
+        return not (self.ongoing_tokens or self.pinned_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One instance as a decision saw it; `last_placed` numbers placements, 0 for never."""
+
+    instance: Instance
+    load: Load
+    hit_tokens: int
+    new_tokens: int
+    sessions: int = 0
+    last_placed: int = 0
+
+
+@dataclass(slots=True)
+class Route:
+    """The decision for one request, and the lease that charges it.
+
+    `prefill` is None when the request is computed where it decodes. `new_tokens` is what D would
+    have to compute, `new_tokens_prefill` what P has to.
+    """
+
+    decode: Instance
+    prefill: Instance | None
+    route_class: RouteClass
+    reason: Reason
+    policy: str
+    prompt_tokens: int
+    hit_tokens: int
+    new_tokens: int
+    new_tokens_prefill: int | None
+    lease: Lease
+    turn: int
+    predicted_ttft_s: float
+    candidates: tuple[Candidate, ...] = ()
+    fallback: Fallback | None = None
+    tried: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """No instance may take the request now. `retry_after_s` is a prediction, in whole seconds."""
+
+    reason: RejectReason
+    retry_after_s: int
