@@ -66,7 +66,8 @@ class Settings(BaseModel):
         Instances,
         Option(
             INSTANCES,
-            "vLLM servers, comma separated (TOML: an array); bootstrap: its Mooncake server.",
+            "vLLM servers, comma separated (TOML: an array). One without bootstrap, its Mooncake "
+            "bootstrap server, never prefills for another.",
             allowed=INSTANCE_FORM,
         ),
     ]
@@ -78,7 +79,7 @@ class Settings(BaseModel):
     prefill_throughput: Annotated[
         float,
         Field(gt=0),
-        Option(INSTANCES, "Prefill speed of one instance before it is learned.", "tokens/s"),
+        Option(INSTANCES, "Prefill speed of one instance.", "tokens/s"),
     ] = 20000.0
     max_num_batched_tokens: Annotated[
         Count,
@@ -116,10 +117,13 @@ class Settings(BaseModel):
     ] = "mooncake"
     offload_policy: Annotated[
         Literal["seed-heuristic", "seed-cost", "threshold", "never", "always"],
-        Option(OFFLOAD, "When another instance prefills a HEAVY request."),
+        Option(OFFLOAD, "Which HEAVY requests another instance prefills."),
     ] = "seed-heuristic"
     offload_non_cached_tokens: Annotated[
-        Tokens, Option(OFFLOAD, "Policy threshold: offload from this many new tokens on.", "tokens")
+        Tokens,
+        Option(
+            OFFLOAD, "Policy threshold: offload from this many new tokens on; 0: never.", "tokens"
+        ),
     ] = 512
     kv_transfer_time: Annotated[
         NonNegative, Option(OFFLOAD, "Cost of one KV transfer that the policies assume.", "s")

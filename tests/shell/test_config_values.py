@@ -1,0 +1,67 @@
+"""Instances as text: the forms that are read, and what is said about the others."""
+
+import pytest
+
+from proxy.config import ConfigError, InstanceSpec, load
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("127.0.0.1:8001", InstanceSpec("127.0.0.1:8001", "http://127.0.0.1:8001")),
+        ("https://gpu-1.lan:443/", InstanceSpec("gpu-1.lan:443", "https://gpu-1.lan:443")),
+        ("a=GPU:1", InstanceSpec("a", "http://gpu:1")),
+        ("a=http://g:1;bootstrap=8998", InstanceSpec("a", "http://g:1", "http://g:8998")),
+        (" g:1;bootstrap=https://b:2 ", InstanceSpec("g:1", "http://g:1", "https://b:2")),
+        ("[::1]:8001", InstanceSpec("[::1]:8001", "http://[::1]:8001")),
+        ("v6=[::1]:1;bootstrap=2", InstanceSpec("v6", "http://[::1]:1", "http://[::1]:2")),
+    ],
+)
+def test_instance_forms(text, spec):
+    assert InstanceSpec.parse(text) == spec
+    assert InstanceSpec.parse(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "'' is not host:port"),
+        ("h", "'h' is not host:port"),
+        (":1", "':1' is not host:port"),
+        ("h:0", "port 0 is not within 1 to 65535"),
+        ("h:65536", "port 65536"),
+        ("h:１", "is not host:port"),  # a full-width digit
+        ("ftp://h:1", "is not host:port"),
+        ("http://h:1/v1", "is not host:port"),
+        ("http://h:1?a=b", "is not host:port"),
+        ("h:1#x", "is not host:port"),
+        ("h h:1", "is not host:port"),
+        ("::1:80", "is not host:port"),
+        ("[::1:80", "is not host:port"),
+        ("[1.2.3.4]:80", "1.2.3.4"),
+        ("10.0.0.256:1", "256"),
+        ("127.1:1", "Expected 4 octets"),
+        ("a=", "'' is not host:port"),
+        ("=h:1", "name ''"),
+        ("a b=h:1", "name 'a b'"),
+        ("a\n=h:1\n", "name"),
+        ("h:1;bootstrap=", "'' is not host:port"),
+        ("h:1;bootstrap=h:2", "neither a port nor"),
+        ("h:1;bootstrap=0", "port 0"),
+        ("h:1;boot=2", "unknown part 'boot'"),
+        ("h:1;bootstrap=2;bootstrap=3", "is not host:port"),
+        ("h:1,h:1", "name 'h:1' is given twice"),
+        ("a=h:1,a=h:2", "name 'a' is given twice"),
+        ("a=h:1,b=H:1", "address 'http://h:1' is given twice"),
+        ("h:1,", "'' is not host:port"),
+    ],
+)
+def test_bad_instances(text, part):
+    with pytest.raises(ConfigError) as caught:
+        load(["--instances", text], {})
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("instances = ")
+    assert part in message
+    assert "(flag --instances)" in message
+    assert "allowed: [name=]host:port" in message
