@@ -1,11 +1,75 @@
 """The files in configs/ and the README's option table say what the code says."""
 
+import re
 from pathlib import Path
 
-from proxy.config import default_toml, load
+import orjson
+import pytest
+from prometheus_client.metrics import MetricWrapperBase
+
+from proxy.config import Settings, default_toml, load, readme_table
+from proxy.core.router import Router, RouterConfig
+from proxy.core.types import Fallback, Instance, Outcome, Reason, RejectReason, RouteClass
+from proxy.metrics import FleetCollector, Metrics
+from proxy.scrape import EngineStats
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
+ADDED_BY_PROMETHEUS = {"job", "instance"}
+# A word that no series carries makes a panel or an alert silently empty.
+WORDS = {
+    "outcome": set(Outcome),
+    "reason": {*Reason, *Fallback, *RejectReason},
+    "route_class": set(RouteClass),
+    "decision": {"offload", "colocate"},
+}
+
+
+def exported():
+    """Every sample name of the proxy's /metrics with its labels, one child of each metric made."""
+    metrics = Metrics()
+    for metric in vars(metrics).values():
+        if isinstance(metric, MetricWrapperBase) and metric._labelnames:
+            metric.labels(*("x" for _ in metric._labelnames))
+    router = Router(RouterConfig(prefill_throughput=20000))
+    router.add(Instance("a", "http://a:1"))
+    stats = EngineStats(kv_used_ratio=0.5, hit_ratio=0.5, external_hit_ratio=0.5)
+    metrics.registry.register(FleetCollector(router, {"a": stats}))
+    labels: dict[str, set[str]] = {}
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    return labels
+
+
+def dashboards():
+    return sorted((CONFIGS / "grafana").glob("*.json"))
+
+
+def panels():
+    return [panel for path in dashboards() for panel in orjson.loads(path.read_bytes())["panels"]]
+
+
+def targets():
+    return [target for panel in panels() for target in panel.get("targets", [])]
+
+
+def alerts():
+    """Each rule's lines, by its name; text, as no YAML parser is needed for anything else."""
+    text = (CONFIGS / "alerts.yml").read_text("utf-8")
+    parts = re.split(r"^ +- alert: (\w+)\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def alert_expression(rule):
+    found = re.search(r"^        expr: (?:>-\n((?: {10}.*\n)+)|(.+)\n)", rule, re.MULTILINE)
+    assert found, rule
+    return " ".join((found[1] or found[2]).split())
+
+
+EXPRESSIONS = sorted(
+    {target["expr"] for target in targets()} | set(map(alert_expression, alerts().values()))
+)
 
 
 def test_proxy_toml_is_what_the_declarations_give():
@@ -13,6 +77,83 @@ def test_proxy_toml_is_what_the_declarations_give():
     path = CONFIGS / "proxy.toml"
     assert path.read_text("utf-8") == default_toml()
     loaded = load(["--instances", "a:1", "--config", str(path)], {})
-    assert {
-        origin for name, origin in loaded.origins.items() if name not in ("config", "instances")
-    } == {"default"}
+    given = {name for name, origin in loaded.origins.items() if origin != "default"}
+    assert given == {"config", "instances"}
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_expressions_name_what_is_exported(expression):
+    known = exported()
+    assert expression.count("(") == expression.count(")")
+    used = re.findall(r"\b([a-z_][a-z0-9_:]*)(?:\{([^}]*)\})", expression)
+    names = set(re.findall(r"\bcache_proxy_\w+", expression))
+    assert names <= set(known)
+    assert names or expression.startswith("absent(up{")
+    for name, matchers in used:
+        for label, value in re.findall(r'(\w+)=~?"([^"]*)"', matchers):
+            assert label in known.get(name, ADDED_BY_PROMETHEUS)
+            assert set(value.split("|")) <= WORDS.get(label, {value})
+    labels = set().union(*(known[name] for name in names))
+    for group in re.findall(r"\b(?:by|without) \(([^)]*)\)", expression):
+        assert set(group.split(", ")) <= labels
+
+
+def test_legends_name_labels_that_the_expression_keeps():
+    known = exported()
+    for target in targets():
+        kept = re.search(r"\bby \(([^)]*)\)", target["expr"])
+        names = re.findall(r"\bcache_proxy_\w+", target["expr"])
+        labels = set(kept[1].split(", ")) if kept else set().union(*(known[n] for n in names))
+        assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels, target
+
+
+def test_every_metric_for_an_operator_is_on_a_dashboard():
+    shown = " ".join(EXPRESSIONS)
+    exempt = re.compile(r"_(created|sum|count|build_info)$|_bucket$")
+    missing = {name for name in exported() if not exempt.search(name) and name not in shown}
+    assert not missing
+
+
+def test_dashboard_layout():
+    ids = [panel["id"] for panel in panels()]
+    assert len(ids) == len(set(ids))
+    for panel in panels():
+        grid = panel["gridPos"]
+        assert grid["x"] + grid["w"] <= 24
+        assert panel["title"]
+    cells = [
+        (x, y)
+        for grid in (panel["gridPos"] for panel in panels())
+        for x in range(grid["x"], grid["x"] + grid["w"])
+        for y in range(grid["y"], grid["y"] + grid["h"])
+    ]
+    assert len(cells) == len(set(cells)), "panels overlap"
+    for path in dashboards():
+        names = [v["name"] for v in orjson.loads(path.read_bytes())["templating"]["list"]]
+        assert names == ["datasource", "upstream"]
+
+
+def test_alerts_are_complete():
+    assert alerts()
+    for name, rule in alerts().items():
+        assert re.search(r"^        for: \d+[sm]$", rule, re.MULTILINE), name
+        assert re.search(r"^          severity: (warning|critical)$", rule, re.MULTILINE), name
+        assert re.search(r"^          summary: \S", rule, re.MULTILINE), name
+        assert re.search(r"^          action: \S", rule, re.MULTILINE), name
+
+
+def test_prometheus_scrapes_the_default_port_and_loads_the_alerts():
+    text = (CONFIGS / "prometheus.yml").read_text("utf-8")
+    target = re.search(r"job_name: cache-proxy\n.*\n +- targets: (.*)\n", text)
+    assert target
+    assert target[1] == f'["127.0.0.1:{Settings.model_fields["port"].default}"]'
+    rules = re.search(r"^rule_files:\n((?:  - .*\n)+)", text, re.MULTILINE)
+    assert rules
+    assert all((CONFIGS / line.split()[1]).is_file() for line in rules[1].splitlines())
+
+
+def test_readme_table_is_what_the_declarations_give():
+    # To renew it: python -c "from proxy.config import *; print(readme_table(), end='')"
+    parts = (ROOT / "README.md").read_text("utf-8").split("<!-- options -->")
+    assert len(parts) == 3, "README.md needs the option table between two <!-- options --> lines"
+    assert parts[1].strip() == readme_table().strip()
