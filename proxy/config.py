@@ -142,6 +142,6 @@ def _explain(error: ValidationError, given: Given) -> str:
 def _stated(name: str, given: Given) -> str:
     if name not in given.values:
         return f"{name} = {value_text(Settings.model_fields[name].default)} (default)"
-    shown = repr(given.values[name])
+    shown = _USERINFO.sub("***@", repr(given.values[name]))  # before cutting: the @ must be seen
     shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
     return f"{name} = {shown} ({given.origins[name]})"

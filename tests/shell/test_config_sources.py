@@ -135,6 +135,7 @@ def test_order_of_thresholds_names_both_with_their_origins():
 def test_secrets_in_bad_input_are_not_echoed():
     assert "hunter2" not in error_of(["--instances", "http://me:hunter2@h:1"])
     assert "hunter2" not in error_of(["--instances", "me:hunter2@h:1"])
+    assert "hunter2" not in error_of(["--instances", f"http://me:hunter2{'x' * 99}@h:1"])
     assert "hunter2" not in error_of([*NEEDED, "--password=hunter2"])
     assert "hunter2" not in error_of(NEEDED, {"CACHE_PROXY_PASSWORD": "hunter2"})
 
