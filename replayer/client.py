@@ -1,0 +1,188 @@
+"""One request sent and its answer timed, whatever becomes of it: every call ends in one outcome.
+
+Times are seconds from the run's origin, read from one monotonic clock that is handed in.
+"""
+
+import io
+from asyncio import sleep, timeout
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import aiohttp
+import orjson
+import xxhash
+
+from replayer.replay_stream import StreamScanner
+
+# vLLM closes an idle connection after 5 s; reusing one at that moment would fail a request.
+KEEPALIVE_S = 4.0
+CONNECT_TIMEOUT_S = 10.0
+READ_BUFFER_BYTES = 1 << 20  # the default 64 KiB makes long answers stop and go
+LARGE_BODY_BYTES = 1 << 20  # above this aiohttp wants a body it can send in pieces
+ERROR_CHARS = 300
+MAX_RETRY_AFTER_S = 60.0
+
+
+class Outcome(StrEnum):
+    """How a request of the trace ended. All but `ok` count as failures of the run."""
+
+    OK = "ok"
+    REJECTED = "rejected"  # the proxy's 503: all instances busy
+    HTTP_ERROR = "http_error"
+    TIMEOUT = "timeout"
+    DISCONNECT_BEFORE_FIRST = "disconnect_before_first"  # no byte of the answer came
+    DISCONNECT_MID = "disconnect_mid"
+    TRUNCATED = "truncated"  # the answer ended without finish_reason or [DONE]
+    STREAM_ERROR = "stream_error"  # an error event inside a 200 answer
+    SKIPPED = "skipped"  # never sent: what it waits for failed
+    INTERRUPTED = "interrupted"  # the run was stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What to send."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What came of a call; None means it never came or was not said."""
+
+    sent_s: float
+    end_s: float
+    outcome: Outcome = Outcome.INTERRUPTED
+    status: int | None = None
+    error: str | None = None
+    attempts: int = 0
+    first_byte_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    retry_after_s: float | None = None
+    stream: StreamScanner = field(default_factory=StreamScanner)
+
+    @property
+    def gaps_s(self) -> Sequence[float]:
+        """Return the pauses between successive events with content."""
+        return self.stream.gaps_s
+
+    @property
+    def digest(self) -> str | None:
+        """Return the hash of all text received (None: there was none)."""
+        if not self.stream.texts:
+            return None
+        return xxhash.xxh3_64_hexdigest("".join(self.stream.texts).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Where to and how patiently."""
+
+    url: str
+    timeout_s: float = 600.0
+    retries_503: int = 0
+
+
+def open_session() -> aiohttp.ClientSession:
+    """Open the connections of a run: as many as there are requests in flight."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        read_bufsize=READ_BUFFER_BYTES,
+        auto_decompress=False,
+    )
+
+
+class Client:
+    """Sends calls over one session."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, options: ClientOptions, clock: Callable[[], float]
+    ) -> None:
+        """`clock` gives seconds from the origin of the run."""
+        self._session = session
+        self._options = options
+        self._clock = clock
+
+    def open_exchange(self) -> Exchange:
+        """Start the record of a call that is sent now."""
+        now_s = self._clock()
+        return Exchange(sent_s=now_s, end_s=now_s)
+
+    async def run(self, call: Call, exchange: Exchange) -> None:
+        """Send a call, and again while it is rejected and retries remain; fills in `exchange`.
+
+        The time of the first sending stays: a client that was told to come back later has waited.
+        """
+        try:
+            for left in range(self._options.retries_503, -1, -1):
+                await self._attempt(call, exchange)
+                if exchange.outcome is not Outcome.REJECTED or not left:
+                    return
+                await sleep(min(exchange.retry_after_s or 1.0, MAX_RETRY_AFTER_S))
+                exchange.outcome = Outcome.INTERRUPTED
+        finally:
+            exchange.end_s = self._clock()
+
+    async def _attempt(self, call: Call, exchange: Exchange) -> None:
+        exchange.attempts += 1
+        exchange.stream = StreamScanner()
+        exchange.first_byte_s = None
+        try:
+            async with timeout(self._options.timeout_s or None):
+                await self._send(call, exchange)
+        except TimeoutError:
+            exchange.outcome = Outcome.TIMEOUT
+            exchange.error = f"no end after {self._options.timeout_s:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            begun = exchange.first_byte_s is not None
+            exchange.outcome = Outcome.DISCONNECT_MID if begun else Outcome.DISCONNECT_BEFORE_FIRST
+            exchange.error = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+
+    async def _send(self, call: Call, exchange: Exchange) -> None:
+        body = call.body if len(call.body) < LARGE_BODY_BYTES else io.BytesIO(call.body)
+        async with self._session.post(
+            self._options.url, data=body, headers=call.headers
+        ) as response:
+            exchange.status = response.status
+            exchange.headers = response.headers
+            if response.status != 200:
+                _note_refusal(exchange, await response.read())
+                return
+            clock, stream = self._clock, exchange.stream
+            async for data in response.content.iter_any():
+                now_s = clock()
+                if exchange.first_byte_s is None:
+                    exchange.first_byte_s = now_s
+                stream.feed(data, now_s)
+        exchange.outcome, exchange.error = _judge(stream)
+
+
+def _judge(stream: StreamScanner) -> tuple[Outcome, str | None]:
+    if stream.error is not None:
+        return Outcome.STREAM_ERROR, stream.error[:ERROR_CHARS]
+    if not stream.done or stream.finish_reason is None:
+        missing = "[DONE]" if not stream.done else "finish_reason"
+        return Outcome.TRUNCATED, f"the stream ended without {missing}"
+    return Outcome.OK, None
+
+
+def _note_refusal(exchange: Exchange, body: bytes) -> None:
+    exchange.error = body[:ERROR_CHARS].decode(errors="replace")
+    exchange.outcome = Outcome.REJECTED if _is_busy(exchange.status, body) else Outcome.HTTP_ERROR
+    try:
+        exchange.retry_after_s = max(0.0, float(exchange.headers.get("Retry-After", "")))
+    except ValueError:
+        exchange.retry_after_s = None
+
+
+def _is_busy(status: int | None, body: bytes) -> bool:
+    """Return whether an answer is the proxy's own 'all workers are busy'."""
+    if status != 503:
+        return False
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(answer, dict) and answer.get("type") == "service_unavailable"
