@@ -125,12 +125,19 @@ class Gate:
         self._engine.pop(instance, None)
         self._cooldown_until_s.pop(instance, None)
 
-    def busy(self, instance: str, model: str, load: Load, now_s: float) -> Busy | None:
-        """Whether the instance is past a threshold; None is free."""
+    def busy(
+        self,
+        instance: str,
+        model: str,
+        load: Load,
+        now_s: float,
+        limits: Thresholds | None = None,
+    ) -> Busy | None:
+        """Whether the instance is past a threshold (of the model's, or `limits`); None is free."""
         cooldown_s = self._cooldown_until_s.get(instance, now_s) - now_s
         if cooldown_s > 0:
             return Busy(RejectReason.UPSTREAM_BUSY, cooldown_s)
-        limits = self.thresholds(model)
+        limits = limits or self.thresholds(model)
         return self._prefill_busy(limits, load) or self._decode_busy(instance, limits, load, now_s)
 
     def _prefill_busy(self, limits: Thresholds, load: Load) -> Busy | None:

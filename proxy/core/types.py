@@ -56,6 +56,18 @@ class Fallback(StrEnum):
     D_FAILED = "d_failed"
 
 
+class FailureKind(StrEnum):
+    """How an instance failed before its answer's first byte."""
+
+    CONNECT = "connect"
+    RESET = "reset"
+    BUSY = "busy"
+    SERVER_ERROR = "server_error"
+    TIMEOUT = "timeout"
+    MALFORMED = "malformed"
+    PEER_GONE = "peer_gone"
+
+
 class RejectReason(StrEnum):
     """Why no instance could take a request."""
 

@@ -1,0 +1,166 @@
+"""What operators and Prometheus ask: liveness, readiness, metrics, instances, sessions, models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import orjson
+from aiohttp import web
+
+from proxy.config import InstanceSpec
+from proxy.core.gate import ANY_MODEL
+from proxy.errors import UpstreamFailure
+from proxy.service import Service
+from proxy.upstream import model_cards
+
+MODELS_TIMEOUT_S = 2.0
+EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def json_response(body: object, status: int = 200) -> web.Response:
+    """JSON without a detour over str."""
+    return web.Response(
+        status=status, body=orjson.dumps(body), content_type="application/json", charset="utf-8"
+    )
+
+
+def error_response(status: int, message: str) -> web.Response:
+    """An OpenAI-shaped error of an admin path."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
+    return json_response({"error": error}, status)
+
+
+class Admin:
+    """Handlers over one service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def live(self, request: web.Request) -> web.Response:
+        """The process runs."""
+        del request
+        return json_response({"status": "ok"})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        """Whether new requests should come here: not while draining, nor with nobody to serve."""
+        del request
+        if self._service.is_draining:
+            return json_response({"status": "draining"}, 503)
+        serving = self._serving()
+        return json_response({"status": "ready" if serving else "no instance is up"}, _ok(serving))
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 while one instance serves; the state of each."""
+        del request
+        fleet = self._service.router.fleet
+        instances = {m.instance.name: m.health.is_up for m in fleet.members()}
+        serving = self._serving()
+        return json_response(
+            {"status": "ok" if serving else "no instance is up", "instances": instances},
+            _ok(serving),
+        )
+
+    def _serving(self) -> bool:
+        return any(not m.is_draining for m in self._service.router.fleet.up())
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus text."""
+        del request
+        return web.Response(
+            body=self._service.exposition(), headers={"Content-Type": EXPOSITION_TYPE}
+        )
+
+    async def instances(self, request: web.Request) -> web.Response:
+        """Every instance with load, health and what its engine reports."""
+        del request
+        members = self._service.router.fleet.members()
+        return json_response([self._describe(m.instance.name) for m in members])
+
+    def _describe(self, name: str) -> dict[str, object]:
+        router, now_s = self._service.router, self._service.clock.now_s()
+        member = router.fleet.get(name)
+        assert member is not None
+        busy, load = router.busy(name, ANY_MODEL, now_s), router.ledger.load(name)
+        stats = self._service.stats.get(name)
+        return {
+            "name": name,
+            "url": member.instance.url,
+            "bootstrap_url": member.instance.bootstrap_url,
+            "is_up": member.health.is_up,
+            "is_draining": member.is_draining,
+            "incarnation": member.incarnation,
+            "models": sorted(member.models or ()),
+            "busy": busy.check if busy else None,
+            "load": {**asdict(load), "ongoing_tokens": load.ongoing_tokens},
+            "sessions": router.sessions.count(name),
+            "prefix_blocks": router.prefixes.blocks(name),
+            "engine": asdict(stats) if stats else None,
+        }
+
+    async def add_instance(self, request: web.Request) -> web.Response:
+        """POST {"instance": "[name=]host:port[;bootstrap=PORT]"}."""
+        body = await _object(request)
+        text = body.get("instance")
+        if not isinstance(text, str):
+            return error_response(400, 'instance: a string "[name=]host:port[;bootstrap=PORT]"')
+        try:
+            spec = InstanceSpec.parse(text)
+        except ValueError as error:
+            return error_response(400, f"instance: {error}")
+        if any(spec.name == i.name or spec.url == i.url for i in self._known()):
+            return error_response(409, f"instance: {spec.name} is there already")
+        self._service.add(spec)
+        return json_response(self._describe(spec.name), 201)
+
+    def _known(self) -> list[InstanceSpec]:
+        members = self._service.router.fleet.members()
+        return [InstanceSpec(m.instance.name, m.instance.url) for m in members]
+
+    async def remove_instance(self, request: web.Request) -> web.Response:
+        """DELETE: take out at once, or with ?drain=true choose it for nothing new."""
+        name = request.match_info["name"]
+        member = self._service.router.fleet.get(name)
+        if member is None:
+            return error_response(404, f"instance: {name} is not known")
+        if request.query.get("drain") == "true":
+            member.is_draining = True
+            return json_response(self._describe(name), 202)
+        await self._service.remove(name)
+        return json_response({"removed": name})
+
+    async def end_session(self, request: web.Request) -> web.Response:
+        """Forget where a session lives."""
+        known = self._service.router.sessions.end(request.match_info["id"])
+        return json_response({"ended": known}) if known else error_response(404, "no such session")
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The union of what the healthy instances serve, each model once."""
+        cards: dict[str, Mapping[str, object]] = {}
+        for member in self._service.router.fleet.up():
+            upstream = self._service.upstreams[member.instance.name]
+            try:
+                body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, _auth(request))
+            except UpstreamFailure:
+                continue
+            for card in model_cards(body):
+                cards.setdefault(str(card["id"]), card)
+        return json_response({"object": "list", "data": list(cards.values())})
+
+
+def _auth(request: web.Request) -> dict[str, str]:
+    """The client's key, which engines started with one want to see."""
+    found = request.headers.get("Authorization")
+    return {"Authorization": found} if found else {}
+
+
+def _ok(serving: bool) -> int:  # noqa: FBT001 - the one thing it is asked
+    return 200 if serving else 503
+
+
+async def _object(request: web.Request) -> dict[str, object]:
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError:
+        return {}
+    return body if isinstance(body, dict) else {}

@@ -1,0 +1,85 @@
+"""The command `cache-proxy`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import orjson
+import uvloop
+
+from proxy.app import Server
+from proxy.config import ConfigError, Loaded, Settings, load, print_config
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until a signal. Exit 2 for a bad option, 1 when the port cannot be had."""
+    try:
+        loaded = load(sys.argv[1:] if argv is None else argv, os.environ)
+    except ConfigError as error:
+        print(f"cache-proxy: {error}", file=sys.stderr)
+        return 2
+    if loaded.print_config:
+        print(print_config(loaded), end="")
+        return 0
+    _set_up_logging(loaded.settings)
+    try:
+        uvloop.run(_serve(loaded))
+    except OSError as error:
+        print(f"cache-proxy: {_what_failed(loaded.settings, error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _serve(loaded: Loaded) -> None:
+    server = Server(loaded.settings)
+    await server.start()
+    logger = logging.getLogger("proxy")
+    logger.info("listening on %s for %d instances", server.url, len(loaded.settings.instances))
+    _warn(logger, loaded.settings)
+    await server.run()
+
+
+def _warn(logger: logging.Logger, settings: Settings) -> None:
+    """What an operator may not expect, said once."""
+    without = [spec.name for spec in settings.instances if spec.bootstrap_url is None]
+    if settings.kv_connector != "none" and without:
+        logger.warning(
+            "no bootstrap address for %s: they take no offloaded prefill; "
+            "give host:port;bootstrap=PORT, or --kv-connector none",
+            ", ".join(without),
+        )
+
+
+def _what_failed(settings: Settings, error: OSError) -> str:
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
+
+
+class _JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "t": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        return orjson.dumps(line).decode()
+
+
+def _set_up_logging(settings: Settings) -> None:
+    handler = logging.StreamHandler()
+    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(_JsonFormatter() if settings.log_format == "json" else text)
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    logging.getLogger("aiohttp").setLevel(logging.WARNING)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""The one clock: monotonic for durations and decisions, anchored once to unix time for the log."""
+
+from __future__ import annotations
+
+import time
+
+
+class Clock:
+    """`now_s()` never jumps; `unix(now_s)` says when that was."""
+
+    def __init__(self) -> None:
+        self._offset_s = time.time_ns() / 1e9 - time.monotonic()
+
+    def now_s(self) -> float:
+        """Monotonic seconds."""
+        return time.monotonic()
+
+    def unix(self, now_s: float) -> float:
+        """Unix seconds of a monotonic moment."""
+        return round(self._offset_s + now_s, 6)
+
+    def unix_now(self) -> float:
+        """Unix seconds now."""
+        return self.unix(self.now_s())

@@ -1,0 +1,85 @@
+"""What can go wrong, once: a client's error has a status and a body, an instance's a kind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from proxy.core.types import FailureKind, Outcome
+
+
+class ProxyError(Exception):
+    """An answer the proxy gives itself instead of an instance's."""
+
+    status = 500
+    type = "internal_error"
+    outcome = Outcome.UPSTREAM_ERROR
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+    def body(self) -> dict[str, object]:
+        """The OpenAI error object."""
+        error = {"message": self.message, "type": self.type, "param": self.param}
+        return {"error": {**error, "code": self.status}}
+
+
+class BadRequestError(ProxyError):
+    """The request cannot be understood; nothing was forwarded."""
+
+    status = 400
+    type = "invalid_request_error"
+    outcome = Outcome.BAD_REQUEST
+
+
+class BodyTooLargeError(BadRequestError):
+    """The body is over `--max-body-bytes`."""
+
+    status = 413
+
+
+class UnsupportedEncodingError(BadRequestError):
+    """The body is compressed; the prompt could not be looked at."""
+
+    status = 415
+
+
+class UpstreamLostError(ProxyError):
+    """Every instance that was tried failed before the first byte."""
+
+    status = 502
+    type = "upstream_error"
+
+
+class UpstreamTimeoutError(ProxyError):
+    """An instance took longer than a named timeout allows."""
+
+    status = 504
+    type = "upstream_timeout"
+    outcome = Outcome.UPSTREAM_TIMEOUT
+
+
+class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not yet an error
+    """One instance could not answer. With `status`, it answered so: the answer may be passed on."""
+
+    def __init__(
+        self,
+        kind: FailureKind,
+        detail: str,
+        *,
+        status: int | None = None,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(f"{kind}: {detail}")
+        self.kind = kind
+        self.detail = detail
+        self.status = status
+        self.body = body
+        self.headers = headers or {}
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether this speaks against the instance's life, not only against this answer."""
+        return self.kind in (FailureKind.CONNECT, FailureKind.RESET)

@@ -1,0 +1,302 @@
+"""The life of one request: read, admit, run (and run again elsewhere), relay, account.
+
+Whatever happens, and at whichever await, one `finally` closes the lease and writes one record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from proxy import intake, journal, replies
+from proxy.core.connectors import Edits
+from proxy.core.record import RequestRecord
+from proxy.core.retry import Next, after_failure, fallback_reason
+from proxy.core.sse import Scanner
+from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
+from proxy.errors import ProxyError, UpstreamFailure, UpstreamTimeoutError
+from proxy.legs import Outgoing, decode_leg, fallback_of, prefill_leg, with_request_id
+from proxy.relay import GROW_EVENTS, Answer, RelayResponse, StreamCutError, client_response, relay
+from proxy.service import Service
+
+ENDPOINTS = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/embeddings",
+        "/v1/rerank",
+        "/v1/score",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+"""Paths that are a value of the label `endpoint`; every other one counts as `other`."""
+_COOLDOWN_S = 1.0
+"""How long an engine that said it is busy is left alone when it names no Retry-After."""
+
+
+class Exchange:
+    """One client's request and everything that becomes of it."""
+
+    def __init__(self, service: Service, request: web.Request) -> None:
+        self.service = service
+        self.request = request
+        self.request_id = intake.request_id(request.headers)
+        now = service.clock.unix_now()
+        self.record = RequestRecord(
+            request_id=self.request_id, endpoint=request.path, t_proxy_recv=now
+        )
+        self.scanner = Scanner()
+        self.out: Outgoing
+        self.facts: RequestFacts
+        self.prompt_bytes = 0
+        self.route: Route | None = None
+        self.response: RelayResponse | None = None
+        self._charged_events = 0
+
+    async def run(self) -> web.StreamResponse:
+        """Serve the request; only a client that left makes this raise."""
+        self.service.enter()
+        total_s = self.service.settings.total_timeout
+        try:
+            async with asyncio.timeout(total_s):
+                return await self._serve()
+        except ProxyError as error:
+            return self._refuse(error)
+        except TimeoutError:
+            return self._timed_out(f"not finished in {total_s:g} s (--total-timeout)")
+        except (asyncio.CancelledError, ConnectionResetError):
+            self._end(Outcome.CLIENT_GONE, 499, "the client left")
+            raise
+        finally:
+            self._finish()
+
+    async def _serve(self) -> web.StreamResponse:
+        limit = self.service.settings.max_body_bytes
+        self.out = await intake.read(self.request, self.request_id, limit)
+        admitted = self._admit()
+        if isinstance(admitted, Reject):
+            return self._reject(admitted)
+        try:
+            answer = await self._answer(admitted)
+        except UpstreamFailure as failure:
+            response = replies.refusal(failure, self._extra_headers())
+            self._end(Outcome.UPSTREAM_ERROR, failure.status, failure.detail)
+            return response
+        return await self._relay(admitted, answer)
+
+    def _admit(self) -> Route | Reject:
+        service, record, parsed = self.service, self.record, self.out.parsed
+        self.facts, self.prompt_bytes = service.estimator.facts(
+            self.request.path, self.request.headers, parsed
+        )
+        service.metrics.issued.inc()
+        record.stream = bool(parsed.get("stream"))
+        journal.note_facts(record, self.facts)
+        admitted = service.router.admit(self.facts, service.clock.now_s())
+        record.t_decided = service.clock.unix_now()
+        if isinstance(admitted, Route):
+            self.route = admitted
+            journal.note_route(record, admitted, service.settings.kv_transfer_time)
+            decision = "offload" if admitted.prefill else "colocate"
+            service.metrics.decisions.labels(decision, admitted.reason).inc()
+        return admitted
+
+    async def _answer(self, route: Route) -> Answer:
+        """Run the legs until an instance answers; raises the last UpstreamFailure."""
+        while True:
+            edits = await self._prefill(route)
+            try:
+                return await self._decode(route, edits)
+            except UpstreamFailure as failure:
+                if not self._route_around(route, failure, offloaded=edits is not None):
+                    raise
+
+    async def _prefill(self, route: Route) -> Edits | None:
+        if route.prefill is None:
+            return None
+        service, name = self.service, route.prefill.name
+        start_s = service.clock.now_s()
+        self.record.t_prefill_sent = service.clock.unix(start_s)
+        limit_s = service.settings.prefill_timeout
+        leg_id = f"{self.request_id}-p"
+        try:
+            p = service.upstream(name)
+            result = await prefill_leg(self.out, p, service.connector, leg_id, limit_s)
+        except UpstreamFailure as failure:
+            self._blame(name, failure)
+            result = fallback_of(failure)
+        if isinstance(result, Fallback):
+            self._fall_back(route, result)
+            return None
+        end_s = service.clock.now_s()
+        self.record.t_prefill_done = service.clock.unix(end_s)
+        service.metrics.prefill_leg.observe(end_s - start_s)
+        service.router.answered(name)
+        service.router.prefill_done(route, self.facts)
+        return result
+
+    async def _decode(self, route: Route, edits: Edits | None) -> Answer:
+        service, settings = self.service, self.service.settings
+        source = service.upstreams.get(route.prefill.name) if edits and route.prefill else None
+        headers = self.out.headers
+        if self.record.retries or route.fallback:
+            headers = with_request_id(headers, f"{self.request_id}-{uuid.uuid4().hex[:6]}")
+        limit_s = settings.transfer_timeout if edits else settings.ttft_timeout
+        self.record.t_decode_sent = service.clock.unix_now()
+        self.record.decode_instance = route.decode.name
+        d = service.upstream(route.decode.name)
+        answer = await decode_leg(self.out, d, headers, edits, source, limit_s)
+        service.router.answered(route.decode.name)
+        return answer
+
+    def _route_around(self, route: Route, failure: UpstreamFailure, *, offloaded: bool) -> bool:
+        """Prepare the next attempt; false when there is none."""
+        self._blame(route.decode.name, failure)
+        step = after_failure(failure.kind, offloaded=offloaded, retries=self.record.retries)
+        if offloaded:
+            self._fall_back(route, fallback_reason(failure.kind))
+        if step is Next.GIVE_UP:
+            return False
+        if step is Next.OTHER_INSTANCE:
+            again = self.service.router.retry(route, self.facts, self.service.clock.now_s())
+            if isinstance(again, Reject):
+                return False
+        self.record.retries += 1
+        self.service.metrics.retries.labels(failure.kind).inc()
+        return True
+
+    def _blame(self, name: str, failure: UpstreamFailure) -> None:
+        if failure.is_dead:
+            self.service.failed(name, failure)
+        elif failure.kind is FailureKind.BUSY:
+            wait_s = _retry_after_s(failure.headers) or _COOLDOWN_S
+            self.service.router.gate.mark_busy(name, self.service.clock.now_s() + wait_s)
+
+    def _fall_back(self, route: Route, why: Fallback) -> None:
+        p = self.service.upstreams.get(route.prefill.name) if route.prefill else None
+        if p is not None:
+            p.forget_engine_id()
+        self.service.router.fall_back(route, why)
+        self.service.metrics.fallbacks.labels(why).inc()
+        self.record.fallback = why
+
+    async def _relay(self, route: Route, answer: Answer) -> web.StreamResponse:
+        response = self.response = client_response(answer, self._extra_headers())
+        self.record.status = answer.response.status
+        if not answer.is_stream:
+            self.service.router.first_token(route, self.facts)
+        try:
+            await response.prepare(self.request)
+            idle_s = self.service.settings.idle_timeout
+            await relay(answer, response, self.scanner, lambda: self._on_piece(route), idle_s)
+            await response.write_eof()
+        except StreamCutError as error:
+            outcome = Outcome.UPSTREAM_TIMEOUT if error.timed_out else Outcome.UPSTREAM_TRUNCATED
+            await self._cut(outcome, error.detail, is_stream=answer.is_stream)
+        finally:
+            # An answer read to its end has given its connection back; any other one is closed.
+            answer.response.close()
+        return response
+
+    def _on_piece(self, route: Route) -> None:
+        if self.record.t_first_token is None and self.scanner.has_content:
+            now_s = self.service.clock.now_s()
+            if self.record.stream:
+                self.record.t_first_token = self.service.clock.unix(now_s)
+                self.service.router.first_token(route, self.facts)
+                self._observe_transfer(route)
+        elif self.scanner.events - self._charged_events >= GROW_EVENTS:
+            route.lease.grow(self.scanner.events - self._charged_events)
+            self._charged_events = self.scanner.events
+
+    def _observe_transfer(self, route: Route) -> None:
+        sent, first = self.record.t_decode_sent, self.record.t_first_token
+        if route.prefill is not None and sent is not None and first is not None:
+            transfer = self.service.metrics.kv_transfer
+            transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
+
+    async def _cut(self, outcome: Outcome, detail: str, *, is_stream: bool) -> None:
+        """Say in the stream what happened, and close without a clean end."""
+        self._end(outcome, self.record.status, detail)
+        assert self.response is not None
+        if is_stream:
+            error = {"message": f"upstream: {detail}", "type": str(outcome), "param": None}
+            event = orjson.dumps({"error": {**error, "code": 502}})
+            await self.response.write(b"\n\ndata: " + event + b"\n\n")
+        self.response.cut(self.request)
+
+    def _reject(self, reject: Reject) -> web.Response:
+        metrics, status = self.service.metrics, self.service.settings.overload_status
+        metrics.rejected.labels(reject.reason).inc()
+        metrics.retry_after.observe(reject.retry_after_s)
+        response = replies.busy(reject, status, self._extra_headers())
+        self._end(Outcome.REJECTED, response.status, str(reject.reason))
+        return response
+
+    def _refuse(self, error: ProxyError) -> web.Response:
+        self._end(error.outcome, error.status, error.message)
+        return replies.error(error, self._extra_headers())
+
+    def _timed_out(self, detail: str) -> web.StreamResponse:
+        if self.response is None or not self.response.prepared:
+            return self._refuse(UpstreamTimeoutError(detail))
+        self._end(Outcome.UPSTREAM_TIMEOUT, self.record.status, detail)
+        self.response.cut(self.request)
+        return self.response
+
+    def _extra_headers(self) -> CIMultiDict[str]:
+        headers = CIMultiDict({"X-Request-Id": self.request_id})
+        if self.service.is_draining:
+            headers["Connection"] = "close"
+        if self.route is not None and self.service.settings.response_headers:
+            headers["X-Cache-Proxy-Instance"] = self.route.decode.name
+            headers["X-Cache-Proxy-Route"] = self.route.route_class
+            headers["X-Cache-Proxy-Reason"] = self.route.reason
+        return headers
+
+    def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
+        if self.record.outcome is None:
+            self.record.outcome, self.record.status, self.record.error = outcome, status, error
+
+    def _finish(self) -> None:
+        """Close the lease, complete the record, count it, log it. Never waits."""
+        service, record, route = self.service, self.record, self.route
+        if route is not None:
+            service.router.finish(route, service.clock.now_s())
+            record.route_class, record.offload_decision_reason = route.route_class, route.reason
+        record.t_done = service.clock.unix_now()
+        if record.outcome is None:
+            record.outcome = journal.outcome_of(record.status or 200)
+        elif record.outcome is Outcome.CLIENT_GONE:
+            service.metrics.disconnects.labels(journal.phase(record)).inc()
+        journal.note_usage(record, self.scanner.usage())
+        self._learn()
+        path = self.request.path
+        service.metrics.observe(record, path if path in ENDPOINTS else "other")
+        service.request_log.write(record)
+        service.leave()
+
+    def _learn(self) -> None:
+        """Bytes per token, and whether an offload's KV really arrived on D."""
+        record, service = self.record, self.service
+        if record.prompt_tokens is None:
+            return
+        service.estimator.learn(self.facts.model, self.prompt_bytes, record.prompt_tokens)
+        came_over = record.cached_tokens is None or record.cached_tokens * 2 > record.prompt_tokens
+        if record.route_class == RouteClass.HEAVY_P2P and not came_over:
+            service.metrics.kv_misses.inc()
+            if (p := service.upstreams.get(record.prefill_instance or "")) is not None:
+                p.forget_engine_id()
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    value = headers.get("Retry-After", "")
+    return min(60.0, float(value)) if value.isdigit() else None

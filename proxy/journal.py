@@ -1,0 +1,69 @@
+"""What a request's record learns from its route and from the engine's usage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from proxy.core.record import RequestRecord
+from proxy.core.types import Outcome, RequestFacts, Route
+
+
+def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
+    """Who asks, and how much."""
+    record.session_id, record.model = facts.session_id, facts.model or None
+    record.isl_tokens = facts.prompt_tokens
+
+
+def note_route(record: RequestRecord, route: Route, transfer_time_s: float) -> None:
+    """The decision as it was first made; what became of it is noted at the end."""
+    record.turn, record.policy = route.turn, route.policy
+    record.hit_tokens, record.new_tokens = route.hit_tokens, route.new_tokens
+    record.predicted_ttft_s = round(route.predicted_ttft_s, 6)
+    if route.prefill is not None:
+        record.prefill_instance = route.prefill.name
+        record.new_tokens_prefill = route.new_tokens_prefill
+        record.predicted_transfer_s = transfer_time_s
+    if route.candidates:
+        record.candidates = [
+            {
+                "instance": c.instance.name,
+                "ongoing_tokens": c.load.ongoing_tokens,
+                "decode_tokens": c.load.decode_tokens,
+                "new_tokens": c.new_tokens,
+            }
+            for c in route.candidates
+        ]
+
+
+def note_usage(record: RequestRecord, usage: bytes | None) -> None:
+    """The engine's own counts, where the answer carried them."""
+    try:
+        counts = orjson.loads(usage or b"{}")
+    except orjson.JSONDecodeError:
+        return
+    details = counts.get("prompt_tokens_details")
+    record.prompt_tokens = _count(counts.get("prompt_tokens"))
+    record.osl_tokens = _count(counts.get("completion_tokens"))
+    record.cached_tokens = _count(details.get("cached_tokens") if details else None)
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def outcome_of(status: int) -> Outcome:
+    """The outcome of an answer that was passed on to its end."""
+    if status < 400:
+        return Outcome.OK
+    return Outcome.BAD_REQUEST if status < 500 else Outcome.UPSTREAM_ERROR
+
+
+def phase(record: RequestRecord) -> str:
+    """How far a request had come."""
+    if record.t_first_token is not None:
+        return "decode"
+    if record.t_decode_sent is not None:
+        return "first_token"
+    return "prefill" if record.t_prefill_sent is not None else "upload"

@@ -1,0 +1,135 @@
+"""The two requests that one client's request can turn into: the prefill leg and the decode leg.
+
+The prefill leg never fails the request: its result is an `Edits` for the decode leg, or a reason
+to colocate. The decode leg gives an answer whose first event is good, or raises UpstreamFailure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import orjson
+
+from proxy.core.connectors import Connector, Edits, Transfer
+from proxy.core.splice import splice
+from proxy.core.types import FailureKind, Fallback
+from proxy.errors import UpstreamFailure
+from proxy.relay import Answer, open_answer
+from proxy.upstream import Upstream
+
+_FALLBACKS = {
+    FailureKind.CONNECT: Fallback.P_REFUSED,
+    FailureKind.TIMEOUT: Fallback.P_TIMEOUT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A request as it goes to instances: the original body, and its parse to look at."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    raw: bytes | None
+    parsed: Mapping[str, Any]
+
+    def with_edits(self, edits: Edits | None) -> bytes | None:
+        """The body with a few fields spliced in and out; every other byte as it came."""
+        if edits is None or self.raw is None:
+            return self.raw
+        put = {key: orjson.dumps(value) for key, value in edits.put.items()}
+        return splice(self.raw, put, edits.drop)
+
+
+def with_request_id(headers: Mapping[str, str], request_id: str) -> dict[str, str]:
+    """The same headers under another id: legs and repetitions must not share one."""
+    return {**headers, "X-Request-Id": request_id}
+
+
+async def prefill_leg(
+    out: Outgoing, p: Upstream, connector: Connector, request_id: str, timeout_s: float
+) -> Edits | Fallback:
+    """Let P compute the prompt and keep its KV; gives what D needs to fetch it.
+
+    `timeout_s` is `--prefill-timeout`: queue and computation on P.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _prefill(out, p, connector, request_id)
+    except TimeoutError:
+        return Fallback.P_TIMEOUT
+
+
+async def _prefill(
+    out: Outgoing, p: Upstream, connector: Connector, request_id: str
+) -> Edits | Fallback:
+    try:
+        engine_id = await p.engine_id() if connector.needs_engine_id else None
+    except UpstreamFailure:
+        engine_id = None
+    if connector.needs_engine_id and engine_id is None:
+        return Fallback.ENGINE_ID_UNKNOWN
+    transfer = Transfer(f"xfer-{uuid.uuid4().hex}", p.instance, engine_id)
+    body = out.with_edits(connector.prepare(transfer, out.parsed))
+    headers = with_request_id(out.headers, request_id)
+    response = await p.send(out.method, out.path, headers, body)
+    async with response:
+        try:
+            answer = await response.read()
+        except aiohttp.ClientError as error:
+            raise UpstreamFailure(FailureKind.RESET, type(error).__name__) from error
+    if response.status != 200:
+        return Fallback.P_ERROR
+    return _after_prefill(connector, transfer, answer)
+
+
+def _after_prefill(connector: Connector, transfer: Transfer, answer: bytes) -> Edits | Fallback:
+    try:
+        parsed = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        return Fallback.P_ERROR
+    return connector.after_prefill(transfer, parsed if isinstance(parsed, dict) else {})
+
+
+def fallback_of(failure: UpstreamFailure) -> Fallback:
+    """Why an offload ended when its prefill leg failed in this way."""
+    return _FALLBACKS.get(failure.kind, Fallback.P_ERROR)
+
+
+async def decode_leg(
+    out: Outgoing,
+    d: Upstream,
+    headers: Mapping[str, str],
+    edits: Edits | None,
+    source: Upstream | None,
+    timeout_s: float,
+) -> Answer:
+    """Ask D, wait for the first event; raises UpstreamFailure.
+
+    `source` is the P that D fetches from: when it goes down, the wait ends at once, since a
+    Mooncake D would wait for minutes. `timeout_s`: `--ttft-timeout`, or `--transfer-timeout`.
+    """
+    response: aiohttp.ClientResponse | None = None
+    answer: Answer | None = None
+    try:
+        async with asyncio.timeout(timeout_s) as scope:
+            with ExitStack() as stack:
+                if source is not None:
+                    stack.enter_context(source.watch(scope))
+                body = out.with_edits(edits)
+                response = await d.send(out.method, out.path, headers, body)
+                answer = await open_answer(response)
+    except TimeoutError as error:
+        peer_gone = source is not None and source.is_down
+        kind = FailureKind.PEER_GONE if peer_gone else FailureKind.TIMEOUT
+        raise UpstreamFailure(kind, f"no first event in {timeout_s:g} s") from error
+    finally:
+        if answer is None and response is not None:
+            response.close()
+    return answer

@@ -1,0 +1,199 @@
+"""Every Prometheus object of the proxy. Names are fixed; labels are closed sets, never an id.
+
+Counters and histograms are fed once per request, from its record. Gauges are read from the router
+when somebody scrapes, so they cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from proxy.core.gate import ANY_MODEL
+from proxy.core.record import RequestRecord
+from proxy.core.router import Router
+from proxy.core.types import Load, RejectReason
+from proxy.scrape import EngineStats
+
+PREFIX = "cache_proxy"
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240)
+PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 1)
+TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+ERROR_TOKENS = (-32768, -8192, -2048, -512, -128, 0, 128, 512, 2048, 8192, 32768)
+ERROR_SECONDS = (-30, -10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30)
+LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+NO_CLASS = "none"
+"""route_class of a request that was never placed, or that has no prompt to classify."""
+_CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.DECODE_BLOCKS)
+
+
+_TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
+    ("ongoing_tokens", "Prefill, inbound and decode tokens", lambda x: x.ongoing_tokens),
+    ("ongoing_prefill_tokens", "New tokens before a first token", lambda x: x.prefill_tokens),
+    ("ongoing_inbound_tokens", "KV on its way here", lambda x: x.inbound_tokens),
+    ("ongoing_decode_tokens", "Context of running streams", lambda x: x.decode_tokens),
+    ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
+)
+_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
+    ("kv_cache_usage_ratio", "As the engine reports", lambda s: s.kv_used_ratio),
+    ("prefix_cache_hit_ratio", "Local hits per token looked up", lambda s: s.hit_ratio),
+    (
+        "external_prefix_cache_hit_ratio",
+        "Tokens from a peer per prompt token",
+        lambda s: s.external_hit_ratio,
+    ),
+)
+
+
+class Metrics:
+    """The registry and what is counted in it."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        count, hist = self._counter, self._histogram
+        self.requests = count("requests", "Requests", "endpoint", "route_class", "outcome")
+        self.issued = count("issued", "Requests that reached admission")
+        self.rejected = count("rejected", "Requests answered busy", "reason")
+        self.hit_tokens = count("hit_tokens", "Prompt tokens believed cached where they ran")
+        self.new_tokens = count("new_tokens", "Prompt tokens believed new where they ran")
+        self.decisions = count("offload_decisions", "Placements", "decision", "reason")
+        self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
+        self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
+        self.disconnects = count("client_disconnects", "Clients that left early", "phase")
+        self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
+        self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
+        self.ttft = hist("ttft_seconds", "Receipt to first token", SECONDS, "route_class")
+        self.tpot = hist("tpot_seconds", "Per token after the first", PER_TOKEN_S, "route_class")
+        self.e2e = hist("e2e_seconds", "Receipt to last byte", SECONDS, "route_class")
+        self.isl = hist("isl_tokens", "Prompt tokens", TOKENS)
+        self.osl = hist("osl_tokens", "Output tokens", TOKENS)
+        self.prefill_leg = hist("prefill_leg_seconds", "Prefill leg of an offload", SECONDS)
+        self.kv_transfer = hist(
+            "kv_transfer_seconds",
+            "Decode leg sent to its first token, after an offload's prefill",
+            SECONDS,
+            "prefill",
+            "decode",
+        )
+        self.ttft_error = hist(
+            "predicted_ttft_error_seconds", "Realised TTFT minus predicted", ERROR_SECONDS
+        )
+        self.hit_error = hist(
+            "prefix_hit_prediction_error_tokens",
+            "Engine's cached_tokens minus predicted hit tokens, colocated requests",
+            ERROR_TOKENS,
+        )
+        self.retry_after = hist(
+            "retry_after_seconds", "Retry-After of busy answers", (1, 2, 5, 10, 20, 30, 60)
+        )
+        self.loop_lag = hist("loop_lag_seconds", "Event loop's lateness", LAG_S)
+        build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
+        build.info({"version": version("cache-proxy")})
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(f"{PREFIX}_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+    def observe(self, record: RequestRecord, endpoint: str) -> None:
+        """Count one finished request."""
+        route_class = record.route_class or NO_CLASS
+        self.requests.labels(endpoint, route_class, record.outcome or NO_CLASS).inc()
+        observations = (
+            (self.ttft.labels(route_class), record.ttft_s()),
+            (self.tpot.labels(route_class), record.tpot_s()),
+            (self.e2e.labels(route_class), record.e2e_s() if record.outcome == "ok" else None),
+            (self.isl, record.prompt_tokens or record.isl_tokens),
+            (self.osl, record.osl_tokens),
+        )
+        for histogram, value in observations:
+            if value is not None:
+                histogram.observe(value)
+        self.hit_tokens.inc(record.hit_tokens or 0)
+        self.new_tokens.inc(record.new_tokens or 0)
+        self._observe_predictions(record)
+
+    def _observe_predictions(self, record: RequestRecord) -> None:
+        ttft_s = record.ttft_s()
+        if ttft_s is not None and record.predicted_ttft_s is not None:
+            self.ttft_error.observe(ttft_s - record.predicted_ttft_s)
+        colocated = record.prefill_instance is None and record.fallback is None
+        if colocated and record.cached_tokens is not None and record.hit_tokens is not None:
+            self.hit_error.observe(record.cached_tokens - record.hit_tokens)
+
+
+class FleetCollector(Collector):
+    """Gauges read from the router and the last engine reports at scrape time."""
+
+    def __init__(self, router: Router, stats: dict[str, EngineStats]) -> None:
+        self._router = router
+        self._stats = stats
+        self.now_s = 0.0
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other."""
+        names = [member.instance.name for member in self._router.fleet.members()]
+        loads = {name: self._router.ledger.load(name) for name in names}
+        yield from self._tokens(loads)
+        yield self._in_flight(loads)
+        yield self._health(names)
+        yield self._busy(names)
+        yield from self._engine(names)
+        yield _single("accounting_drift", "Must be 0", self._router.ledger.drift())
+        yield _single("live_leases", "Requests that hold a lease", self._router.ledger.live)
+        yield _single("sessions", "Sessions with a home", len(self._router.sessions))
+        yield _single("prefix_blocks", "Blocks in the index", self._router.prefixes.total_blocks)
+
+    def _tokens(self, loads: dict[str, Load]) -> Iterator[Metric]:
+        for name, text, read in _TOKEN_GAUGES:
+            family = _gauge(name, text, "upstream")
+            for upstream, load in loads.items():
+                family.add_metric([upstream], read(load))
+            yield family
+
+    def _in_flight(self, loads: dict[str, Load]) -> Metric:
+        family = _gauge("in_flight", "Requests", "upstream", "phase")
+        for upstream, load in loads.items():
+            family.add_metric([upstream, "prefill"], load.prefill_requests)
+            family.add_metric([upstream, "inbound"], load.inbound_requests)
+            family.add_metric([upstream, "decode"], load.decode_requests)
+            family.add_metric([upstream, "pinned"], load.pinned_requests)
+        return family
+
+    def _health(self, names: list[str]) -> Metric:
+        family = _gauge("instance_healthy", "1 when it may be chosen", "upstream")
+        for name in names:
+            family.add_metric([name], self._router.fleet.is_up(name))
+        return family
+
+    def _busy(self, names: list[str]) -> Metric:
+        family = _gauge("instance_busy", "1 when past this threshold", "upstream", "check")
+        for name in names:
+            busy = self._router.busy(name, ANY_MODEL, self.now_s)
+            for check in (*_CHECKS, RejectReason.UPSTREAM_BUSY):
+                family.add_metric([name, check], busy is not None and busy.check is check)
+        return family
+
+    def _engine(self, names: list[str]) -> Iterator[Metric]:
+        for name, text, read in _ENGINE_GAUGES:
+            family = _gauge(name, text, "upstream")
+            for upstream in names:
+                value = read(self._stats[upstream]) if upstream in self._stats else None
+                if value is not None:
+                    family.add_metric([upstream], value)
+            yield family
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+
+
+def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value)

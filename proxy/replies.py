@@ -1,0 +1,48 @@
+"""The answers that the proxy gives itself: busy, an error, or an instance's own refusal."""
+
+from __future__ import annotations
+
+import orjson
+from aiohttp import web
+from multidict import CIMultiDict
+
+from proxy.core.types import FailureKind, Reject, RejectReason
+from proxy.errors import ProxyError, UpstreamFailure, UpstreamLostError, UpstreamTimeoutError
+
+BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
+NO_INSTANCE_MESSAGE = "Service temporarily unavailable: no instance is up"
+Headers = CIMultiDict[str]
+
+
+def busy(reject: Reject, overload_status: int, headers: Headers) -> web.Response:
+    """The busy answer: the founding contract's three keys, and an OpenAI error beside them."""
+    no_instance = reject.reason is RejectReason.NO_INSTANCE
+    status = 503 if no_instance else overload_status
+    message = NO_INSTANCE_MESSAGE if no_instance else BUSY_MESSAGE
+    plain = {"message": message, "type": "service_unavailable", "code": status}
+    headers["Retry-After"] = str(reject.retry_after_s)
+    return _json(status, {**plain, "error": {**plain, "param": None}}, headers)
+
+
+def error(failed: ProxyError, headers: Headers) -> web.Response:
+    """An OpenAI error object under the error's status."""
+    return _json(failed.status, failed.body(), headers)
+
+
+def refusal(failure: UpstreamFailure, headers: Headers) -> web.Response:
+    """Nobody could answer: the last instance's own words; raises ProxyError if it had none."""
+    if failure.status is None and failure.kind is FailureKind.TIMEOUT:
+        raise UpstreamTimeoutError(f"upstream: {failure.detail} (--ttft-timeout)")
+    if failure.status is None:
+        raise UpstreamLostError(f"upstream: no instance could answer ({failure.detail})")
+    for key in ("Content-Type", "Retry-After"):
+        if key in failure.headers:
+            headers[key] = failure.headers[key]
+    if failure.kind is FailureKind.BUSY:
+        headers.setdefault("Retry-After", "1")
+    return web.Response(status=failure.status, body=failure.body, headers=headers)
+
+
+def _json(status: int, body: object, headers: Headers) -> web.Response:
+    headers["Content-Type"] = "application/json"
+    return web.Response(status=status, body=orjson.dumps(body), headers=headers)

@@ -1,0 +1,73 @@
+"""The request log: one JSON object per line, written by a thread, never waited for by a request.
+
+A full queue or a disk that refuses drops lines and counts them; serving goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import orjson
+
+from proxy.core.record import RequestRecord
+
+QUEUE_LINES = 10_000
+_log = logging.getLogger(__name__)
+
+
+class RequestLog:
+    """Appends records to a file; without a path every call is a no-op."""
+
+    def __init__(self, path: Path | None, on_drop: Callable[[], None]) -> None:
+        self._queue: queue.Queue[RequestRecord | None] = queue.Queue(QUEUE_LINES)
+        self._on_drop = on_drop
+        self._failing = False
+        self._thread: threading.Thread | None = None
+        if path is not None:
+            file = path.open("ab", buffering=0)
+            self._thread = threading.Thread(target=self._run, args=(file,), name="request-log")
+            self._thread.start()
+
+    def write(self, record: RequestRecord) -> None:
+        """Queue one record; the caller must not change it afterwards."""
+        if self._thread is None:
+            return
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._on_drop()
+
+    def close(self) -> None:
+        """Write what is queued and end the thread."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, file: BinaryIO) -> None:
+        with file:
+            while (record := self._queue.get()) is not None:
+                batch = [record]
+                while not self._queue.empty() and len(batch) < 256:
+                    item = self._queue.get_nowait()
+                    if item is None:
+                        self._append(file, batch)
+                        return
+                    batch.append(item)
+                self._append(file, batch)
+
+    def _append(self, file: BinaryIO, batch: list[RequestRecord]) -> None:
+        try:
+            file.write(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in batch))
+            self._failing = False
+        except OSError as error:
+            for _ in batch:
+                self._on_drop()
+            if not self._failing:
+                _log.error("request log: %s; dropping lines until it can be written", error)
+            self._failing = True

@@ -1,0 +1,93 @@
+"""An engine's `/metrics` -> EngineStats: the few series that decisions and dashboards use.
+
+Only lines of those series are parsed: a whole vLLM exposition takes tens of milliseconds, which
+every stream would feel. Old names of a series stand beside the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+_CONFIG = ("vllm:cache_config_info",)
+_SOURCES = ("vllm:prompt_tokens_by_source_total",)
+_RUNNING = ("vllm:num_requests_running",)
+_WAITING = ("vllm:num_requests_waiting",)
+_QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+_WANTED = tuple(
+    name.encode()
+    for names in (_USAGE, _CONFIG, _SOURCES, _RUNNING, _WAITING, _QUERIES, _HITS)
+    for name in names
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One report, summed (usage: the highest) over data-parallel ranks. None: not reported."""
+
+    kv_used_ratio: float | None = None
+    kv_total_tokens: int | None = None
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    hit_ratio: float | None = None
+    external_tokens: float | None = None
+    external_hit_ratio: float | None = None
+
+
+def parse(exposition: bytes) -> EngineStats:
+    """Read an engine's metrics; lines that are no metric are ignored."""
+    samples = list(_samples(exposition))
+    used = [s.value for s in samples if s.name in _USAGE]
+    total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG]
+    sources = {s.labels.get("source"): 0.0 for s in samples if s.name in _SOURCES}
+    for sample in samples:
+        if sample.name in _SOURCES:
+            sources[sample.labels.get("source")] += sample.value
+    external = sources.get("external_kv_transfer")
+    known = [tokens for tokens in total if tokens]
+    return EngineStats(
+        kv_used_ratio=max(used, default=None),
+        kv_total_tokens=sum(known) if known else None,
+        requests_running=_whole(_sum(samples, _RUNNING)),
+        requests_waiting=_whole(_sum(samples, _WAITING)),
+        hit_ratio=_ratio(_sum(samples, _HITS), _sum(samples, _QUERIES)),
+        external_tokens=external,
+        external_hit_ratio=_ratio(external, sum(sources.values())),
+    )
+
+
+def _samples(exposition: bytes) -> Iterable[Sample]:
+    lines = [line for line in exposition.splitlines() if line.startswith(_WANTED)]
+    text = b"\n".join(lines).decode("utf-8", "replace") + "\n"
+    try:
+        return [s for family in text_string_to_metric_families(text) for s in family.samples]
+    except ValueError:
+        return []
+
+
+def _sum(samples: list[Sample], names: tuple[str, ...]) -> float | None:
+    values = [s.value for s in samples if s.name in names]
+    return sum(values) if values else None
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _kv_tokens(labels: dict[str, str]) -> int | None:
+    """Capacity in tokens: as stated, else blocks times block size."""
+    try:
+        if (stated := labels.get("kv_cache_size_tokens", "")) not in ("", "None"):
+            return int(float(stated))
+        return int(float(labels["num_gpu_blocks"]) * float(labels["block_size"]))
+    except (KeyError, ValueError):
+        return None

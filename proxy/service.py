@@ -1,0 +1,148 @@
+"""What the handlers share: the router, the connections, the counters, and the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from prometheus_client import generate_latest
+
+from proxy.clock import Clock
+from proxy.config import InstanceSpec, Settings
+from proxy.core.connectors import CONNECTORS, Connector
+from proxy.core.gate import EngineKv, Thresholds
+from proxy.core.router import Router, RouterConfig
+from proxy.core.tokens import TokenEstimator
+from proxy.core.types import FailureKind, Instance
+from proxy.errors import UpstreamFailure
+from proxy.metrics import FleetCollector, Metrics
+from proxy.reqlog import RequestLog
+from proxy.scrape import EngineStats
+from proxy.upstream import Upstream
+
+_log = logging.getLogger(__name__)
+
+
+def router_config(settings: Settings) -> RouterConfig:
+    """The core's part of the options."""
+    return RouterConfig(
+        prefill_throughput=settings.prefill_throughput,
+        warm_threshold=settings.warm_threshold,
+        heavy_threshold=settings.heavy_threshold,
+        placement=settings.placement,
+        offload_policy=settings.offload_policy,
+        offload_non_cached_tokens=settings.offload_non_cached_tokens,
+        kv_connector=settings.kv_connector,
+        kv_transfer_time_s=settings.kv_transfer_time,
+        session_ttl_s=settings.session_ttl,
+        max_sessions=settings.max_sessions,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        thresholds=Thresholds(
+            settings.active_decode_blocks_threshold,
+            settings.active_prefill_tokens_threshold,
+            settings.active_prefill_tokens_threshold_frac,
+        ),
+    )
+
+
+@dataclass(slots=True)
+class Service:
+    """One proxy. Made inside a running loop, closed with `close`."""
+
+    settings: Settings
+    clock: Clock
+    router: Router
+    metrics: Metrics
+    request_log: RequestLog
+    estimator: TokenEstimator = field(default_factory=TokenEstimator)
+    upstreams: dict[str, Upstream] = field(default_factory=dict)
+    stats: dict[str, EngineStats] = field(default_factory=dict)
+    is_draining: bool = False
+    in_flight: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+    collector: FleetCollector = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+        self.collector = FleetCollector(self.router, self.stats)
+        self.metrics.registry.register(self.collector)
+        for spec in self.settings.instances:
+            self.add(spec)
+
+    @classmethod
+    def start(cls, settings: Settings) -> Service:
+        """Build everything from the options; OSError when the request log cannot be opened."""
+        metrics = Metrics()
+        log = RequestLog(settings.request_log, metrics.log_dropped.inc)
+        return cls(settings, Clock(), Router(router_config(settings)), metrics, log)
+
+    @property
+    def connector(self) -> Connector:
+        """The KV connector in use."""
+        return CONNECTORS[self.settings.kv_connector]
+
+    def add(self, spec: InstanceSpec) -> None:
+        """Bring an instance in."""
+        instance = Instance(spec.name, spec.url, spec.bootstrap_url)
+        self.router.add(instance)
+        self.upstreams[spec.name] = Upstream(instance, self.settings.connect_timeout)
+
+    async def remove(self, name: str) -> None:
+        """Take an instance out and close its connections."""
+        self.router.remove(name)
+        self.stats.pop(name, None)
+        if (upstream := self.upstreams.pop(name, None)) is not None:
+            upstream.went_down()
+            await upstream.close()
+
+    def upstream(self, name: str) -> Upstream:
+        """An instance's connections; raises UpstreamFailure when it was removed meanwhile."""
+        found = self.upstreams.get(name)
+        if found is None:
+            raise UpstreamFailure(FailureKind.CONNECT, "the instance was removed")
+        return found
+
+    def enter(self) -> None:
+        """A request begins."""
+        self.in_flight += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        """A request is over."""
+        self.in_flight -= 1
+        if not self.in_flight:
+            self.idle.set()
+
+    def failed(self, name: str, failure: UpstreamFailure) -> None:
+        """A probe or a connection failed: tell the router, and who waits on the instance."""
+        if self.router.probe_failed(name, is_dead=failure.is_dead):
+            _log.warning("instance %s is down: %s", name, failure)
+            if (upstream := self.upstreams.get(name)) is not None:
+                upstream.went_down()
+
+    def probed(self, name: str) -> None:
+        """A probe was answered."""
+        if self.router.probe_succeeded(name):
+            _log.info("instance %s is up", name)
+            if (upstream := self.upstreams.get(name)) is not None:
+                upstream.came_up()
+
+    def observe_stats(self, name: str, stats: EngineStats) -> None:
+        """Take in an engine's report."""
+        if name in self.upstreams:
+            self.stats[name] = stats
+            kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio)
+            self.router.gate.observe_engine(name, kv, self.clock.now_s())
+
+    def exposition(self) -> bytes:
+        """The text of `/metrics`."""
+        self.collector.now_s = self.clock.now_s()
+        return generate_latest(self.metrics.registry)
+
+    async def close(self) -> None:
+        """Close connections and the log."""
+        for upstream in self.upstreams.values():
+            await upstream.close()
+        self.request_log.close()

@@ -1,0 +1,139 @@
+"""GET, POST and DELETE /busy_threshold: the gate's limits at run time, in force at once.
+
+The rows are NVIDIA Dynamo's, so existing scripts work: null or omitted leaves a value, a POST
+without any value reads. Added: `unset`, `dry_run`, the model `*` for all, and DELETE.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import orjson
+from aiohttp import web
+
+from proxy.admin import json_response
+from proxy.core.gate import ANY_MODEL, THRESHOLD_FIELDS, Thresholds
+from proxy.service import Service
+
+DECODE, TOKENS, FRAC = THRESHOLD_FIELDS
+_MAX_BODY = 65536
+
+
+class RefusedError(Exception):
+    """An answer of status and `{"error": message}`; nothing was changed."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class BusyThreshold:
+    """Handlers over one service's gate."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Every model with limits, `*` for all others."""
+        del request
+        configured = self._service.router.gate.configured()
+        return json_response({"thresholds": [_row(m, t) for m, t in configured.items()]})
+
+    async def post(self, request: web.Request) -> web.Response:
+        """Read, or overwrite the given fields only."""
+        try:
+            return json_response(self._update(await _body(request)))
+        except RefusedError as refused:
+            return json_response({"error": str(refused)}, refused.status)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Remove a model's limits, or one with &field=."""
+        model, field = request.query.get("model", ANY_MODEL), request.query.get("field")
+        gate = self._service.router.gate
+        if field is None:
+            gate.unset(model)
+        elif field in THRESHOLD_FIELDS:
+            gate.set(model, gate.thresholds(model).merged({field: None}))
+        else:
+            message = f"field must be one of {', '.join(THRESHOLD_FIELDS)}; got {field[:64]}"
+            return json_response({"error": message}, 400)
+        return json_response(_row(model, gate.thresholds(model)))
+
+    def _update(self, body: Mapping[str, object]) -> dict[str, object]:
+        gate, model = self._service.router.gate, _model(body)
+        given = {f: body[f] for f in THRESHOLD_FIELDS if body.get(f) is not None}
+        changes: dict[str, float | int | None] = dict.fromkeys(_unset(body), None)
+        changes |= {field: _checked(field, value) for field, value in given.items()}
+        if not changes:
+            return _row(model, gate.thresholds(model))
+        if model != ANY_MODEL and model not in self._known_models():
+            raise RefusedError(
+                404,
+                f"Model '{model}' not found. Thresholds can only be set for discovered models.",
+            )
+        wanted = gate.thresholds(model).merged(changes)
+        if body.get("dry_run") is True:
+            return {**_row(model, wanted), "dry_run": True, "busy": self._busy(model, wanted)}
+        gate.set(model, wanted)
+        return _row(model, wanted)
+
+    def _known_models(self) -> set[str]:
+        configured = self._service.settings.model
+        return self._service.router.fleet.models() | ({configured} if configured else set())
+
+    def _busy(self, model: str, wanted: Thresholds) -> list[str]:
+        """Which instances these limits would take out now."""
+        router, now_s = self._service.router, self._service.clock.now_s()
+        names = [member.instance.name for member in router.fleet.members()]
+        gate = router.gate
+        return [n for n in names if gate.busy(n, model, router.ledger.load(n), now_s, wanted)]
+
+
+def _row(model: str, thresholds: Thresholds) -> dict[str, object]:
+    return {"model": model, **asdict(thresholds)}
+
+
+async def _body(request: web.Request) -> Mapping[str, object]:
+    if request.content_type != "application/json":
+        raise RefusedError(415, "Content-Type must be application/json")
+    if (request.content_length or 0) > _MAX_BODY:
+        raise RefusedError(413, f"body over {_MAX_BODY} bytes")
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise RefusedError(400, f"body is not valid JSON: {error}") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RefusedError(413, f"body over {_MAX_BODY} bytes") from error
+    if not isinstance(body, dict):
+        raise RefusedError(422, "body must be an object")
+    return body
+
+
+def _model(body: Mapping[str, object]) -> str:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise RefusedError(422, "model must be a non-empty string")
+    return model
+
+
+def _unset(body: Mapping[str, object]) -> list[str]:
+    names = body.get("unset") or []
+    if not isinstance(names, list) or not all(name in THRESHOLD_FIELDS for name in names):
+        raise RefusedError(422, f"unset must be a list of {', '.join(THRESHOLD_FIELDS)}")
+    return names
+
+
+def _checked(field: str, value: object) -> float | int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RefusedError(422, f"{field} must be a number, got {type(value).__name__}")
+    if field == TOKENS:
+        if not isinstance(value, int) or value < 0:
+            raise RefusedError(422, f"{field} must be a whole number >= 0, got {value}")
+        return value
+    high = 1.0 if field == DECODE else math.inf
+    if not 0.0 <= value <= high or not math.isfinite(value):
+        allowed = "between 0 and 1" if field == DECODE else "finite and >= 0"
+        raise RefusedError(400, f"{field} must be {allowed}, got {value}")
+    return float(value)
