@@ -1,0 +1,101 @@
+"""How long a step and a transfer take: the only place with hardware numbers.
+
+Step time `a0 + a1*prefill_tokens + a2*num_decode + a3*kv_tokens + a4*prefill_tokens*context`, the
+linear model that fits vLLM's iteration times. `context` of a chunk is the mean number of tokens
+its own tokens attend to: tokens computed before plus half of the chunk; `kv_tokens` is the KV read
+by the decoding sequences.
+
+The preset stands for an 8B dense model (32 layers, width 4096, 8 KV heads of 128, bf16) on one
+H100 SXM (989 TFLOPS dense bf16, 3.35 TB/s):
+
+- a0 = 8 ms: reading 16 GB of weights takes 4.8 ms at peak; 60 % of peak gives a step of 8 ms.
+- a1 = 42 us: set so that a 16k prompt is prefilled at 20,000 tokens/s over all terms (16 GFLOP
+  per token at 38 % of peak).
+- a2 = 50 us: launch, sampling and output handling per sequence; an assumption.
+- a3 = 39 ns: 131,072 bytes of KV per token at 3.35 TB/s.
+- a4 = 0.8 ns: 4 * 4096 * 32 = 524,288 FLOP per token pair at 65 % of peak.
+
+Transfer time `x0 + tokens*bytes_per_token/bandwidth`: 2 (K, V) * 32 * 8 * 128 * 2 bytes = 131,072
+bytes per token; 20 GB/s is a 200 Gbit/s link at 80 %; x0 = 30 ms covers the handshake and the
+polling of both schedulers. Concurrent transfers do not slow one another.
+"""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of one engine step; see the module docstring for formula, units and sources."""
+
+    a0: float = 8e-3
+    a1: float = 42e-6
+    a2: float = 50e-6
+    a3: float = 3.9e-8
+    a4: float = 8e-10
+
+    def step_s(self, prefill_tokens: int, pairs: float, decodes: int, kv_tokens: int) -> float:
+        """Duration in seconds; `pairs` is the sum of tokens * context over the chunks."""
+        return (
+            self.a0
+            + self.a1 * prefill_tokens
+            + self.a2 * decodes
+            + self.a3 * kv_tokens
+            + self.a4 * pairs
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCost:
+    """Seconds to move KV between two engines: fixed part, bytes per token, bytes per second."""
+
+    x0: float = 0.03
+    bytes_per_token: int = 131_072
+    bandwidth: float = 20e9
+
+    def transfer_s(self, tokens: int) -> float:
+        """Duration in seconds; an empty pull only tells the sender to let go."""
+        return self.x0 + tokens * self.bytes_per_token / self.bandwidth if tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRun:
+    """Consecutive pure decode steps of the same sequences, in closed form.
+
+    Every step adds one token of KV per sequence, so step durations form an arithmetic series:
+    `end_s(k) = start_s + k*first_s + growth_s*k*(k-1)/2`. A single mixed step is a run of one.
+    """
+
+    start_s: float
+    first_s: float
+    growth_s: float
+    steps: int
+
+    def end_s(self, steps: int) -> float:
+        """Engine time at which `steps` steps of the run are over."""
+        return self.start_s + steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
+
+    def only(self, steps: int) -> "DecodeRun":
+        """Return the same run, cut to its first steps."""
+        return DecodeRun(self.start_s, self.first_s, self.growth_s, steps)
+
+    def after(self, done: int) -> "DecodeRun":
+        """Return what is left of the run once `done` steps are over."""
+        first_s = self.first_s + done * self.growth_s
+        return DecodeRun(self.end_s(done), first_s, self.growth_s, self.steps - done)
+
+    def steps_by(self, now_s: float) -> int:
+        """Whole steps that are over at `now_s`."""
+        elapsed_s = now_s - self.start_s
+        if elapsed_s <= 0:
+            return 0
+        half = self.growth_s / 2
+        linear = self.first_s - half
+        root = math.sqrt(linear * linear + 4 * half * elapsed_s) + linear
+        steps = min(self.steps, int(2 * elapsed_s / root))
+        # The root is rounded; end_s is the one truth that the driver's wake-up times come from.
+        while steps < self.steps and self.end_s(steps + 1) <= now_s:
+            steps += 1
+        while steps > 0 and self.end_s(steps) > now_s:
+            steps -= 1
+        return steps
