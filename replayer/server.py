@@ -1,0 +1,251 @@
+"""One simulated engine behind vLLM's HTTP face: routes, streaming, errors, cancellation.
+
+Streams get their 200 and headers at once and their first bytes with the first token, as with vLLM:
+whatever goes wrong later is an event inside the 200. A client that leaves ends its requests. The
+HTTP surface holds no state of its own; what is under way lives in the engine model.
+"""
+
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+
+import orjson
+from aiohttp import web
+
+from replayer.sim_answer import DONE, Answer
+from replayer.sim_driver import Driver, Live
+from replayer.sim_metrics import EngineMetrics
+from replayer.sim_openai import (
+    ApiError,
+    Ask,
+    Limits,
+    check_model,
+    parse_ask,
+    parse_body,
+    prompt_of,
+    transfer_of,
+)
+from replayer.sim_options import SimOptions
+from replayer.sim_tokens import detokenize
+from replayer.sim_types import Job, RemoteKv
+
+log = logging.getLogger(__name__)
+
+VERSION = "0.33.0"
+_MAX_BODY_BYTES = 256 * 2**20
+_BUSY = "The engine is currently busy and cannot accept new requests. Please try again later."
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Release = Callable[[RemoteKv], None]
+
+
+class Api:
+    """The handlers of one engine; `release` tells a sender to let go of KV nobody will fetch."""
+
+    def __init__(
+        self,
+        options: SimOptions,
+        driver: Driver,
+        metrics: EngineMetrics,
+        engine_id: str,
+        release: Release,
+    ) -> None:
+        self._options = options
+        self._driver = driver
+        self._metrics = metrics
+        self._engine_id = engine_id
+        self._release = release
+        self._limits = Limits(
+            model=options.model,
+            block_size=options.block_size,
+            max_model_len=options.max_model_len,
+            natural_length=options.natural_length,
+            eos_with_limit=options.eos_with_limit,
+        )
+
+    def app(self) -> web.Application:
+        """Return the aiohttp application."""
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_answer_errors])
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/chat/completions", self.chat_completions)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/ping", self.health)
+        app.router.add_get("/version", self.version)
+        app.router.add_get("/metrics", self.metrics)
+        return app
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions."""
+        return await self._generate(request, chat=False)
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        return await self._generate(request, chat=True)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """POST /tokenize, for a prompt or messages."""
+        body = parse_body(await request.read())
+        check_model(body, self._limits.model)
+        ids = list(prompt_of(body))
+        return _json(
+            {
+                "count": len(ids),
+                "max_model_len": self._limits.max_model_len,
+                "tokens": ids,
+                "token_strs": None,
+            }
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """POST /detokenize; only generated words can be turned back."""
+        body = parse_body(await request.read())
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(t, int) and t >= 0 for t in tokens):
+            raise ApiError(400, "tokens: Input should be a list of token ids", "tokens")
+        return _json({"prompt": detokenize(tokens)})
+
+    async def models(self, _request: web.Request) -> web.Response:
+        """GET /v1/models."""
+        card = {
+            "id": self._limits.model,
+            "object": "model",
+            "created": int(self._driver.unix_s(0.0)),
+            "owned_by": "vllm",
+            "root": self._limits.model,
+            "parent": None,
+            "max_model_len": self._limits.max_model_len,
+        }
+        return _json({"object": "list", "data": [card]})
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """GET /health: an empty 200 that says nothing about load."""
+        return web.Response()
+
+    async def version(self, _request: web.Request) -> web.Response:
+        """GET /version: the vLLM release whose behaviour is modelled."""
+        return _json({"version": VERSION})
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """GET /metrics."""
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=self._metrics.render(), headers=headers)
+
+    async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        body = parse_body(await request.read())
+        try:
+            ask = parse_ask(body, self._limits, chat=chat)
+            self._check_transfer(ask)
+            self._check_queue()
+        except ApiError:
+            # vLLM >= 0.22 tells the sender that a rejected decode leg will never fetch.
+            remote = transfer_of(body)
+            if remote is not None and remote.engine_id != self._engine_id:
+                self._release(remote)
+            raise
+        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        answer = Answer(ask, request_id, int(self._driver.unix_s(self._driver.now_s())))
+        lives = [self._driver.submit(job, streams=ask.stream) for job in _jobs(ask, request_id)]
+        try:
+            if ask.stream:
+                return await self._stream(request, request_id, answer, lives, ask)
+            return await self._whole(request_id, answer, lives)
+        finally:
+            for live in lives:
+                self._driver.abort(live)
+
+    def _check_transfer(self, ask: Ask) -> None:
+        if ask.fetch_keys_missing:
+            log.warning("kv_transfer_params lacks a key of the three: prefilling locally")
+        if ask.fetch is not None and ask.fetch.engine_id == self._engine_id:
+            message = "kv_transfer_params: remote_engine_id is this engine itself"
+            raise ApiError(400, message, "kv_transfer_params")
+
+    def _check_queue(self) -> None:
+        limit = self._options.max_num_queued_reqs
+        engine = self._driver.engine
+        if limit is not None and len(engine.waiting) + len(engine.fetching) >= limit:
+            self._metrics.rejected += 1
+            raise ApiError(503, _BUSY)
+
+    async def _whole(self, request_id: str, answer: Answer, lives: list[Live]) -> web.Response:
+        for live in lives:
+            while live.request.finish_reason is None:
+                await live.changed()
+        requests = [live.request for live in lives]
+        if any(request.finish_reason == "error" for request in requests):
+            raise ApiError(500, "Internal server error")
+        return web.Response(
+            body=answer.whole(requests),
+            content_type="application/json",
+            headers={"X-Request-Id": request_id},
+        )
+
+    async def _stream(
+        self, request: web.Request, request_id: str, answer: Answer, lives: list[Live], ask: Ask
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "X-Request-Id": request_id,
+            }
+        )
+        await response.prepare(request)
+        sent = [0] * len(lives)
+        opening = answer.opening()
+        pending = list(range(len(lives)))
+        while pending:
+            await lives[pending[0]].changed()
+            parts = [opening]
+            opening = b""
+            for index in list(pending):
+                live = lives[index]
+                finished = live.request.finish_reason
+                if finished == "error":
+                    error = ApiError(500, "Internal server error").body()
+                    await response.write(b"data: " + error + b"\n\n" + DONE)
+                    return response
+                if live.request.output_tokens > sent[index] or finished is not None:
+                    parts.append(answer.delta(index, sent[index], live.request))
+                    sent[index] = live.request.output_tokens
+                if finished is not None:
+                    pending.remove(index)
+            if not pending:
+                parts.append(answer.closing([live.request for live in lives]))
+            await response.write(b"".join(parts))
+        return response
+
+
+def _jobs(ask: Ask, request_id: str) -> list[Job]:
+    return [
+        Job(
+            request_id=request_id,
+            prompt_tokens=choice.prompt.tokens,
+            block_hashes=choice.prompt.block_hashes,
+            output_tokens=choice.output_tokens,
+            finish_reason="stop" if choice.stops else "length",
+            output_hashes=choice.output.hashes,
+            send_as=ask.send_as,
+            fetch=ask.fetch,
+        )
+        for choice in ask.choices
+    ]
+
+
+def _json(body: object) -> web.Response:
+    return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give errors vLLM's shape; unknown routes answer like FastAPI."""
+    try:
+        return await handler(request)
+    except ApiError as error:
+        return web.Response(status=error.status, body=error.body(), content_type="application/json")
+    except web.HTTPNotFound:
+        return web.json_response({"detail": "Not Found"}, status=404)
+    except web.HTTPMethodNotAllowed:
+        return web.json_response({"detail": "Method Not Allowed"}, status=405)
