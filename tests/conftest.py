@@ -1,0 +1,27 @@
+"""Fixtures for all tests: hypothesis profiles, and aioresponses on the aiohttp in use."""
+
+from typing import Any
+from unittest.mock import Mock
+
+import aiohttp
+import aioresponses.core
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci")
+
+
+class _Response(aiohttp.ClientResponse):
+    """aioresponses 0.7.9 does not know `stream_writer`, which aiohttp >= 3.14 requires."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("stream_writer", Mock(output_size=0))
+        super().__init__(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def _aioresponses_shim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aioresponses.core, "ClientResponse", _Response)

@@ -1,0 +1,367 @@
+"""admit and what follows: stickiness, placement, classes, offload, gate, retry, accounting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.gate import EngineKv, Thresholds
+from proxy.core.policy import SCORERS
+from proxy.core.router import Router, RouterConfig
+from proxy.core.types import (
+    Candidate,
+    Fallback,
+    Instance,
+    Load,
+    Reason,
+    Reject,
+    RejectReason,
+    RequestFacts,
+    Route,
+    RouteClass,
+)
+
+
+def facts(
+    session: str | None = None, tokens: int = 1000, blocks: Sequence[int] = ()
+) -> RequestFacts:
+    return RequestFacts("m", session, tokens, list(blocks), tokens / max(1, len(blocks)))
+
+
+def router(n: int = 4, **options: Any) -> Router:
+    made = Router(RouterConfig(prefill_throughput=20_000, **options))
+    for i in range(n):
+        made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+    return made
+
+
+def admitted(r: Router, f: RequestFacts, now_s: float = 0.0) -> Route:
+    route = r.admit(f, now_s)
+    assert isinstance(route, Route)
+    return route
+
+
+def rejected(r: Router, f: RequestFacts, now_s: float = 0.0) -> Reject:
+    reject = r.admit(f, now_s)
+    assert isinstance(reject, Reject)
+    return reject
+
+
+def decoding(r: Router, name: str, tokens: int) -> Route:
+    """Make `name` decode a stream of this many tokens."""
+    f = facts(f"decoding-{name}-{tokens}", tokens)
+    r.sessions.assign(f.session_id, name, 0.0)
+    route = admitted(r, f)
+    assert route.decode.name == name
+    r.first_token(route, f)
+    return route
+
+
+class TestPlacement:
+    def test_a_session_stays(self) -> None:
+        r = router()
+        homes = {admitted(r, facts("s"), t).decode.name for t in range(5)}
+        assert len(homes) == 1
+
+    def test_turns_are_counted(self) -> None:
+        r = router()
+        assert [admitted(r, facts("s")).turn for _ in range(3)] == [0, 1, 2]
+
+    def test_new_sessions_spread(self) -> None:
+        r = router()
+        assert len({admitted(r, facts(f"s{i}")).decode.name for i in range(4)}) == 4
+
+    def test_idle_instances_share_sessions_that_ended_their_turn(self) -> None:
+        r = router()
+        for i in range(8):
+            r.finish(admitted(r, facts(f"s{i}")), 0.0)
+        assert [r.sessions.count(f"i{i}") for i in range(4)] == [2, 2, 2, 2]
+
+    def test_without_a_session_the_prefix_decides(self) -> None:
+        r = router()
+        f = facts(None, 40_000, range(40))
+        first = admitted(r, f)
+        r.first_token(first, f)
+        r.finish(first, 0.0)
+        again = admitted(r, facts(None, 41_000, range(41)))
+        assert again.decode.name == first.decode.name
+        assert again.hit_tokens == 40_000
+
+    def test_a_shared_head_does_not_draw_everybody_to_one_instance(self) -> None:
+        """A hit is worth its tokens: behind a longer backlog it loses."""
+        r = router()
+        f = facts(None, 4000, range(4))
+        r.first_token(admitted(r, f), f)
+        tails = [[*range(4), *range(100 * i, 100 * i + 4)] for i in range(1, 9)]
+        chosen = [admitted(r, facts(f"s{t}", 8000, t)).decode.name for t in tails]
+        assert len(set(chosen)) == 4
+
+    def test_round_robin_rotates(self) -> None:
+        r = router(placement="round-robin")
+        names = [admitted(r, facts("same")).decode.name for _ in range(8)]
+        assert names == ["i0", "i1", "i2", "i3"] * 2
+
+    @pytest.mark.parametrize("name", SCORERS)
+    def test_contract_of_every_scorer(self, name: str) -> None:
+        """A number for any candidate, the same for the same, and it may be compared."""
+        busy = Candidate(Instance("a", "u"), Load(5, 1, 0, 0, 7, 1), 10, 90, 1, 3)
+        idle = Candidate(Instance("b", "u"), Load(), 0, 10, 0, 0)
+        score = SCORERS[name]
+        assert score(busy) == score(busy) > score(idle)
+
+
+class TestClasses:
+    @pytest.mark.parametrize(
+        ("tokens", "expected"),
+        [
+            (1499, RouteClass.WARM),
+            (1500, RouteClass.MEDIUM),
+            (8191, RouteClass.MEDIUM),
+            (8192, RouteClass.HEAVY_COLO),
+        ],
+    )
+    def test_by_new_tokens(self, tokens: int, expected: RouteClass) -> None:
+        assert admitted(router(), facts("s", tokens)).route_class is expected
+
+    def test_a_long_prompt_that_is_cached_is_warm(self) -> None:
+        r = router()
+        f = facts("s", 50_000, range(50))
+        first = admitted(r, f)
+        r.first_token(first, f)
+        r.finish(first, 0.0)
+        turn = admitted(r, facts("s", 51_000, range(51)))
+        assert (turn.route_class, turn.hit_tokens, turn.new_tokens) == (
+            RouteClass.WARM,
+            50_000,
+            1000,
+        )
+
+
+class TestOffload:
+    def test_the_whole_way(self) -> None:
+        r = router(2)
+        decoding(r, "i0", 30_000)
+        f = facts("s", 20_000, range(20))
+        r.sessions.assign("s", "i0", 0.0)
+        route = admitted(r, f)
+        assert (route.decode.name, route.prefill and route.prefill.name) == ("i0", "i1")
+        assert (route.route_class, route.reason) == (RouteClass.HEAVY_P2P, Reason.P_IDLE_D_BUSY)
+        assert r.ledger.load("i1").prefill_tokens == 20_000
+        assert r.ledger.load("i0").inbound_tokens == 20_000
+        r.prefill_done(route, f)
+        assert r.ledger.load("i1").prefill_tokens == 0
+        assert r.ledger.load("i1").pinned_tokens == 20_000
+        r.first_token(route, f)
+        assert r.ledger.load("i1").is_idle
+        assert r.ledger.load("i0").decode_tokens == 50_000
+        route.lease.grow(16)
+        assert r.ledger.load("i0").decode_tokens == 50_016
+        # Both hold the prefix now, and the session stays where it decodes.
+        assert r.prefixes.hits(f.block_hashes) == {"i0": 20, "i1": 20}
+        r.finish(route, 1.0)
+        assert admitted(r, facts("s", 20_500, range(20))).decode.name == "i0"
+
+    def test_two_heavies_at_once_do_not_see_the_same_idle_peer(self) -> None:
+        """Read and charge in one step: the second sees the first's reservation."""
+        r = router(3)
+        decoding(r, "i0", 90_000)
+        for session in ("s", "t"):
+            r.sessions.assign(session, "i0", 0.0)
+        first, second = (admitted(r, facts(s, 20_000)) for s in ("s", "t"))
+        assert first.prefill
+        assert second.prefill
+        assert first.prefill.name != second.prefill.name
+
+    def test_a_peer_without_bootstrap_takes_none(self) -> None:
+        r = Router(RouterConfig(prefill_throughput=20_000, offload_policy="always"))
+        for name in ("a", "b"):
+            r.add(Instance(name, f"http://{name}"))
+        assert admitted(r, facts("s", 20_000)).reason is Reason.NO_PEER
+
+    def test_not_without_a_connector(self) -> None:
+        r = router(offload_policy="always", kv_connector="none")
+        assert admitted(r, facts("s", 20_000)).reason is Reason.NO_CONNECTOR
+
+    def test_not_what_two_legs_would_answer_differently(self) -> None:
+        r = router(offload_policy="always")
+        f = RequestFacts("m", "s", 20_000, [], 1.0, offloadable=False)
+        assert admitted(r, f).reason is Reason.NOT_OFFLOADABLE
+
+    def test_transfers_per_peer_are_bounded(self) -> None:
+        r = router(2, offload_policy="always", placement="affinity")
+        r.sessions.assign("home", "i0", 0.0)
+        for _ in range(16):
+            f = facts("home", 9000)
+            route = admitted(r, f)
+            assert route.prefill is not None
+            r.prefill_done(route, f)
+        assert admitted(r, facts("home", 9000)).reason is Reason.NO_PEER
+
+    @pytest.mark.parametrize(
+        ("why", "reason"),
+        [
+            (Fallback.P_REFUSED, Reason.PREFILL_FAILED),
+            (Fallback.P_TIMEOUT, Reason.PREFILL_FAILED),
+            (Fallback.TRANSFER_TIMEOUT, Reason.TRANSFER_FAILED),
+            (Fallback.P_GONE, Reason.TRANSFER_FAILED),
+        ],
+    )
+    def test_fallback_is_colocation(self, why: Fallback, reason: Reason) -> None:
+        r = router(2, offload_policy="always")
+        f = facts("s", 20_000)
+        route = admitted(r, f)
+        d = route.decode.name
+        r.fall_back(route, why)
+        assert (route.decode.name, route.prefill, route.reason) == (d, None, reason)
+        assert route.route_class is RouteClass.HEAVY_COLO
+        assert r.ledger.load(d).prefill_tokens == 20_000
+        assert sum(r.ledger.load(n).ongoing_tokens for n in ("i0", "i1")) == 20_000
+
+
+class TestGate:
+    def test_a_busy_instance_is_not_chosen(self) -> None:
+        r = router(2, thresholds=Thresholds(active_prefill_tokens_threshold=5000))
+        first = admitted(r, facts("s", 6000))
+        second = admitted(r, facts("s", 1000))
+        assert second.decode.name != first.decode.name
+
+    def test_all_busy_rejects_with_the_predicted_drain_time(self) -> None:
+        r = router(2, thresholds=Thresholds(active_prefill_tokens_threshold=5000))
+        admitted(r, facts("s", 105_000))
+        admitted(r, facts("t", 65_000))
+        reject = rejected(r, facts("u", 100))
+        assert reject.reason is RejectReason.PREFILL_TOKENS
+        assert reject.retry_after_s == 3  # (65,000 - 5,000) / 20,000 tokens per second
+
+    def test_the_engines_own_kv_usage_counts(self) -> None:
+        r = router(1, thresholds=Thresholds(active_decode_blocks_threshold=0.85))
+        r.gate.observe_engine("i0", EngineKv(100_000, 0.9), 0.0)
+        assert rejected(r, facts("s")).reason is RejectReason.DECODE_BLOCKS
+        r.gate.observe_engine("i0", EngineKv(100_000, 0.85), 1.0)
+        admitted(r, facts("s"), 1.0)
+
+    def test_nobody_up_is_not_busy(self) -> None:
+        r = router(1)
+        for _ in range(2):
+            r.probe_failed("i0", is_dead=True)
+        assert rejected(r, facts("s")).reason is RejectReason.NO_INSTANCE
+
+    def test_a_model_goes_where_it_is_served(self) -> None:
+        r = router(2)
+        r.fleet.observe_models("i0", ["other"])
+        r.fleet.observe_models("i1", ["m"])
+        assert {admitted(r, facts(f"s{i}")).decode.name for i in range(4)} == {"i1"}
+
+
+class TestRetry:
+    def test_goes_where_it_has_not_been(self) -> None:
+        r = router(3)
+        f = facts("s")
+        route = admitted(r, f)
+        seen = {route.decode.name}
+        for _ in range(2):
+            again = r.retry(route, f, 0.0)
+            assert isinstance(again, Route)
+            assert again.decode.name not in seen
+            seen.add(again.decode.name)
+        assert isinstance(r.retry(route, f, 0.0), Reject)
+        assert sum(r.ledger.load(f"i{i}").prefill_requests for i in range(3)) == 1
+
+    def test_the_session_follows(self) -> None:
+        r = router(2)
+        route = admitted(r, facts("s"))
+        r.retry(route, facts("s"), 0.0)
+        assert r.sessions.home("s", 0.0) == route.decode.name
+
+    def test_a_dead_instance_loses_its_sessions_and_prefixes(self) -> None:
+        r = router(2)
+        f = facts("s", 9000, range(9))
+        route = admitted(r, f)
+        r.first_token(route, f)
+        name = route.decode.name
+        for _ in range(2):
+            r.probe_failed(name, is_dead=True)
+        assert r.sessions.home("s", 0.0) is None
+        assert r.prefixes.blocks(name) == 0
+        for _ in range(2):
+            r.probe_succeeded(name)
+        member = r.fleet.get(name)
+        assert member is not None
+        assert member.incarnation == 1
+
+    def test_a_slow_one_keeps_them(self) -> None:
+        r = router(2)
+        f = facts("s", 9000, range(9))
+        route = admitted(r, f)
+        r.first_token(route, f)
+        for _ in range(2):
+            r.probe_failed(route.decode.name, is_dead=False)
+        assert r.sessions.home("s", 0.0) == route.decode.name
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["admit", "prefill", "token", "grow", "back", "retry", "end", "kill", "up", "out", "in"]
+        ),
+        st.integers(0, 7),
+        st.integers(1, 60_000),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150)
+@given(policy=st.sampled_from(["seed-heuristic", "always"]), plan=steps)
+def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) -> None:
+    """Through the router's own calls, in any order and with any instance coming and going."""
+    r = router(3, offload_policy=policy)
+    live: list[tuple[Route, RequestFacts]] = []
+    for step, pick, tokens in plan:
+        name = f"i{pick % 3}"
+        if step == "admit":
+            f = facts(f"s{pick}", tokens, range(pick))
+            got = r.admit(f, 0.0)
+            if isinstance(got, Route):
+                live.append((got, f))
+        elif step in ("kill", "up", "out", "in"):
+            _shake(r, step, name)
+        elif live:
+            _advance(r, step, *live[pick % len(live)])
+        assert r.ledger.drift() == 0
+    for route, _ in live:
+        r.finish(route, 1.0)
+        r.finish(route, 1.0)
+    assert r.ledger.live == 0
+    for member in r.fleet.members():
+        assert r.ledger.load(member.instance.name) == Load()
+
+
+def _shake(r: Router, step: str, name: str) -> None:
+    if step == "kill":
+        r.probe_failed(name, is_dead=True)
+    elif step == "up":
+        r.probe_succeeded(name)
+    elif step == "out":
+        r.remove(name)
+    elif r.fleet.get(name) is None:
+        r.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+
+
+def _advance(r: Router, step: str, route: Route, f: RequestFacts) -> None:
+    if step == "prefill":
+        r.prefill_done(route, f)
+    elif step == "token":
+        r.first_token(route, f)
+    elif step == "grow":
+        route.lease.grow(3)
+    elif step == "back" and route.prefill is not None:
+        r.fall_back(route, Fallback.P_TIMEOUT)
+    elif step == "retry":
+        r.retry(route, f, 0.0)
+    elif step == "end":
+        r.finish(route, 0.5)

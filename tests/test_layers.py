@@ -1,0 +1,110 @@
+"""Who may import whom, by walking every module's imports."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROJECT = ("proxy", "replayer", "analysis")
+MODULES = sorted(
+    path for package in PROJECT for path in (ROOT / package).rglob("*.py") if path.name[0] != "_"
+)
+IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threading", "time"}
+CORE_THIRD_PARTY = {"xxhash"}
+OURS = "proxy.core"
+LEAF = {OURS, "proxy.errors", "proxy.config", "proxy.config_options", "proxy.config_sources"}
+LEAF |= {"proxy.config_values", "proxy.clock"}
+SHELL = LEAF | {"proxy.upstream", "proxy.relay", "proxy.scrape", "proxy.metrics", "proxy.reqlog"}
+REQUEST = SHELL | {"proxy.service", "proxy.legs", "proxy.intake", "proxy.replies", "proxy.journal"}
+ALLOWED: dict[str, set[str]] = {
+    "proxy.errors": {OURS},
+    "proxy.clock": set(),
+    "proxy.config_values": set(),
+    "proxy.config_sources": {"proxy.config_values"},
+    "proxy.config_options": {OURS, "proxy.config_sources", "proxy.config_values"},
+    "proxy.config": LEAF,
+    "proxy.upstream": LEAF,
+    "proxy.scrape": LEAF,
+    "proxy.reqlog": LEAF,
+    "proxy.metrics": LEAF | {"proxy.scrape"},
+    "proxy.relay": LEAF | {"proxy.upstream"},
+    "proxy.service": SHELL,
+    "proxy.legs": SHELL,
+    "proxy.intake": SHELL | {"proxy.legs"},
+    "proxy.replies": SHELL,
+    "proxy.journal": LEAF,
+    "proxy.handler": REQUEST,
+    "proxy.background": SHELL | {"proxy.service"},
+    "proxy.admin": SHELL | {"proxy.service"},
+    "proxy.thresholds": SHELL | {"proxy.service", "proxy.admin"},
+    "proxy.app": REQUEST | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"},
+    "proxy.cli": LEAF | {"proxy.app"},
+}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            known = {name for name in submodules if (ROOT / name.replace(".", "/")).exists()}
+            known |= {n for n in submodules if (ROOT / f"{n.replace('.', '/')}.py").exists()}
+            found |= known or {node.module}
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    return {name for name in imports(path) if name.split(".")[0] in PROJECT}
+
+
+def within(name: str, allowed: set[str]) -> bool:
+    return any(name == a or name.startswith(f"{a}.") for a in allowed)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_direction_of_imports(path: Path) -> None:
+    name = name_of(path)
+    if name.startswith(OURS):
+        allowed = {OURS}
+    elif name.startswith("proxy."):
+        allowed = ALLOWED[name]
+    elif name == "replayer.cli" or name == "replayer.replay_output":
+        allowed = {OURS, "replayer", "analysis"}
+    elif name.startswith("replayer."):
+        allowed = {OURS, "replayer"}
+    else:
+        allowed = {"proxy.core.record", "proxy.core.types", "replayer.virtual", "analysis"}
+    wrong = {n for n in ours(path) if not within(n, allowed)}
+    assert not wrong, f"{name} must not import {sorted(wrong)}"
+
+
+CORE = [path for path in MODULES if name_of(path).startswith(OURS)]
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_the_core_is_pure(path: Path) -> None:
+    tops = {name.split(".")[0] for name in imports(path)} - {"proxy"}
+    assert not tops & IMPURE
+    assert tops - CORE_THIRD_PARTY <= sys.stdlib_module_names
+
+
+def test_nothing_in_the_core_imports_the_router() -> None:
+    users = {name_of(p) for p in CORE if "proxy.core.router" in imports(p)}
+    assert not users
+
+
+@pytest.mark.parametrize("heavy", ["pandas", "plotly"])
+def test_the_proxy_stays_light(heavy: str) -> None:
+    for path in MODULES:
+        if name_of(path).startswith(("proxy.", "replayer.")):
+            assert heavy not in {name.split(".")[0] for name in imports(path)}, name_of(path)
