@@ -39,16 +39,26 @@ class Vocabulary:
     separator: bytes
 
 
+@lru_cache(maxsize=1)
 def word_vocabulary() -> Vocabulary:
     """Load the list of short English words, each one token in the common vocabularies."""
     listed = orjson.loads((files("replayer") / "data" / "words1024.json").read_bytes())
     return Vocabulary(tuple(word.encode() for word in listed), b" ")
 
 
+@lru_cache(maxsize=1)
 def id_vocabulary() -> Vocabulary:
     """Return a vocabulary of token ids in decimal, for prompts sent as ids."""
     ids = range(FIRST_TOKEN_ID, FIRST_TOKEN_ID + (1 << BASE_BITS))
     return Vocabulary(tuple(b"%d" % token for token in ids), b",")
+
+
+@lru_cache(maxsize=2)
+def _pool(vocabulary: Vocabulary, seed: int, size: int) -> tuple[bytes, tuple[int, ...]]:
+    """Draw `size` words; returns their text and where each of them starts in it."""
+    words = random.Random(seed).choices(vocabulary.words, k=size)
+    gap = len(vocabulary.separator)
+    return vocabulary.separator.join(words), (0, *accumulate(len(word) + gap for word in words))
 
 
 class BlockText:
@@ -56,15 +66,11 @@ class BlockText:
 
     def __init__(self, vocabulary: Vocabulary, seed: int, block_tokens: int) -> None:
         """Make the pool; `block_tokens` is the largest block that will be asked for."""
-        source = random.Random(seed)
-        pool = source.choices(vocabulary.words, k=POOL_WORDS + block_tokens)
-        gap = len(vocabulary.separator)
         self._words = vocabulary.words
         self._separator = vocabulary.separator
-        self._pool = vocabulary.separator.join(pool)
-        self._starts = (0, *accumulate(len(word) + gap for word in pool))
-        self._gap = gap
-        self._salt = source.getrandbits(62)
+        self._pool, self._starts = _pool(vocabulary, seed, POOL_WORDS + block_tokens)
+        self._gap = len(vocabulary.separator)
+        self._salt = random.Random(seed).getrandbits(62)
         self.block = lru_cache(maxsize=CACHED_WORDS // block_tokens)(self._block)
 
     def _block(self, block_id: int, words: int) -> bytes:
@@ -123,7 +129,8 @@ def message_cuts(requests: Sequence[TraceRequest]) -> dict[str, Cuts]:
 def _next_cuts(previous: TraceRequest, inherited: Cuts, request: TraceRequest) -> Cuts:
     length = request.input_tokens or 0
     block = request.block_tokens
-    shared = shared_blocks(previous.runs, request.runs) * block
+    whole = min(previous.full_blocks, request.full_blocks)
+    shared = min(shared_blocks(previous.runs, request.runs), whole) * block
     pairs = list(zip(inherited[::2], inherited[1::2], strict=True))
     ended = previous.full_blocks * block
     if ended > (inherited[-1] if inherited else 0):
