@@ -47,6 +47,7 @@ class RequestLog:
     """Appends records to one file; engines of a process share it."""
 
     def __init__(self, path: Path) -> None:
+        _append(path, b"")  # A path that cannot be written ends the start, not the run.
         self._path = path
         self._lines: list[bytes] = []
         self._stop = asyncio.Event()

@@ -155,7 +155,8 @@ class Scheduler:
         hits = pool.match(request.hashes, (request.known_tokens - 1) // self._block)
         found = request.hashes[:hits]
         need = -(-request.known_tokens // self._block) - hits
-        if need > pool.room_beside(found):
+        # The exact room costs a pass over the hits, so it is only asked for when it may decide.
+        if need > pool.free_blocks - hits and need > pool.room_beside(found):
             request.refused_at_release = pool.releases
             return False
         pool.hold(request.holding, found)

@@ -1,0 +1,83 @@
+"""The command: ready lines, request log, one line for every bad start."""
+
+import asyncio
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import aiohttp
+import orjson
+import pytest
+
+from replayer.sim_cli import main
+from replayer.sim_options import SimOptions
+
+
+async def test_it_serves_until_sigterm_and_writes_the_log(tmp_path: Path):
+    log = tmp_path / "requests.jsonl"
+    ports = ("--port", "0", "--bootstrap-port", "0", "--instances", "2")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "replayer.sim_cli", *ports, "--speed", "20"),
+        *("--request-log", str(log)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    lines = [(await process.stdout.readline()).decode().split() for _ in range(2)]
+    assert [line[:2] for line in lines] == [["engine", "0"], ["engine", "1"]]
+    assert [line[-1] for line in lines] == ["sim-8b", "sim-8b"]
+    async with aiohttp.ClientSession() as http:
+        body = {"prompt": "a b c", "max_tokens": 4}
+        headers = {"X-Request-Id": "r1"}
+        async with http.post(lines[1][2] + "/v1/completions", json=body, headers=headers) as answer:
+            assert answer.status == 200
+        async with http.get(lines[0][4] + "/query") as answer:
+            assert set(await answer.json()) == {"0"}
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    (record,) = [orjson.loads(line) for line in log.read_bytes().splitlines()]
+    assert record["request_id"] == "r1"
+    assert (record["prompt_tokens"], record["output_tokens"]) == (3, 4)
+    assert record["t_arrived"] <= record["t_first_token"] <= record["t_done"]
+
+
+def test_a_taken_port_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["--port", port, "--bootstrap-port", "0"]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert port in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--speed", "0"], "--speed"),
+        (["--block-size", "0"], "--block-size"),
+        (["--num-gpu-blocks", "10"], "--max-model-len"),
+        (["--instances", "0"], "--instances"),
+        (["--port", "70000"], "--port"),
+        (["--port", "9000", "--bootstrap-port", "9001", "--instances", "2"], "--bootstrap-port"),
+        (["--request-log", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_a_bad_value_is_one_line_and_status_2(arguments, named, capsys):
+    assert main(["--port", "0", "--bootstrap-port", "0", *arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("engine-sim: ")
+    assert named in message
+    assert message.count("\n") == 1
+
+
+def test_a_value_of_the_wrong_type_is_one_line_too(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as left:
+        main(["--speed", "fast"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_options_are_checked_in_process_as_well():
+    with pytest.raises(ValueError, match="--kv-load-failure-policy sometimes"):
+        SimOptions(kv_load_failure_policy="sometimes")
+    assert SimOptions(a1=1e-4).engine().step.a1 == 1e-4
