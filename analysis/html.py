@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from analysis.metrics import METRICS
-from analysis.report import COLUMNS, FAILURES_AS_INF, facts, milliseconds
+from analysis.report import COLUMNS, FAILURES_AS_INF, TITLE_AS_INF, facts, milliseconds
 
 ALL = "all"
 COLOURS = {
@@ -115,7 +115,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def _table(summary: Mapping[str, Any]) -> str:
     names = {tag: metric.title for tag, metric in METRICS.items()}
-    names[FAILURES_AS_INF] = "TTFT, failures = inf"
+    names[FAILURES_AS_INF] = TITLE_AS_INF
     head = "".join(f"<th>{column}</th>" for column in ("ms", "n", *COLUMNS))
     lines = []
     for tag, title in names.items():

@@ -12,6 +12,7 @@ from analysis.metrics import METRICS, PERCENTS
 
 COLUMNS = ("mean", *(f"p{percent}" for percent in PERCENTS))
 FAILURES_AS_INF = "ttft_s_failures_as_inf"
+TITLE_AS_INF = "TTFT, failed = inf"
 
 
 def print_report(summary: Mapping[str, Any], console: Console) -> None:
@@ -28,11 +29,11 @@ def print_report(summary: Mapping[str, Any], console: Console) -> None:
 def latency_table(summary: Mapping[str, Any]) -> Table:
     """Make the table of latencies, in milliseconds."""
     shown = Table(title="Latency of requests that ended ok, ms", title_justify="left")
-    shown.add_column("")
+    shown.add_column("", no_wrap=True)
     for column in ("n", *COLUMNS):
         shown.add_column(column, justify="right")
     titles = {tag: metric.title for tag, metric in METRICS.items()}
-    titles[FAILURES_AS_INF] = "TTFT, failures = inf"
+    titles[FAILURES_AS_INF] = TITLE_AS_INF
     for tag in ("ttft_s", FAILURES_AS_INF, "tpot_s", "itl_s", "e2e_s", "schedule_lag_s"):
         spread = summary.get(tag) or {}
         cells = (milliseconds(spread.get(column)) for column in COLUMNS)

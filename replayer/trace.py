@@ -59,6 +59,11 @@ class TraceRequest:
         """Return how many whole blocks the prompt has; only those are ever shared."""
         return (self.input_tokens or 0) // self.block_tokens
 
+    @property
+    def names_blocks(self) -> bool:
+        """Return whether the file itself gave ids to whole blocks of the prompt."""
+        return bool(self.full_blocks and self.runs) and self.runs[0][0] < PRIVATE_ID
+
 
 @dataclass(frozen=True, slots=True)
 class Loader:
@@ -201,7 +206,7 @@ class _Checks:
             self.awaited.setdefault(other, request.line)
         if request.session_id is not None:
             self.last[request.session_id] = request
-        if previous is not None and previous.full_blocks and request.runs:
+        if previous is not None and previous.names_blocks and request.names_blocks:
             self.later_turns += 1
             self.unshared += shared_blocks(previous.runs, request.runs) == 0
         return request

@@ -1,6 +1,7 @@
 """A tiny engine for tests: streams numbered words, or misbehaves as the request's model says."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ class Engine:
     rejections: dict[str, int] = field(default_factory=dict)
     url: str = ""
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    news: threading.Event = field(default_factory=threading.Event)
 
     async def models(self, _request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "tiny"}]})
@@ -34,6 +36,7 @@ class Engine:
         body = orjson.loads(await request.read())
         self.seen.append((dict(request.headers), body))
         self.arrived.set()
+        self.news.set()
         name = request.headers["X-Request-ID"].rsplit(".", 1)[0]
         behaviour = self.plan.get(name, "ok")
         if behaviour == "busy" or self.rejections.get(name, 0) > 0:
