@@ -187,7 +187,7 @@ async def relay(
     if idle.has_fired:
         raise StreamCutError(f"silent for {idle_timeout_s:g} s (--idle-timeout)", timed_out=True)
     if answer.is_stream and not scanner.is_done:
-        raise StreamCutError("the stream ended without [DONE]")
+        raise StreamCutError("the stream ended without its end marker")
 
 
 async def _next(response: aiohttp.ClientResponse, idle: Idle) -> bytes:

@@ -24,7 +24,8 @@ class RequestLog:
     """Appends records to a file; without a path every call is a no-op."""
 
     def __init__(self, path: Path | None, on_drop: Callable[[], None]) -> None:
-        self._queue: queue.Queue[RequestRecord | None] = queue.Queue(QUEUE_LINES)
+        # SimpleQueue: its put takes no lock that the writing thread could hold.
+        self._queue: queue.SimpleQueue[RequestRecord | None] = queue.SimpleQueue()
         self._on_drop = on_drop
         self._failing = False
         self._thread: threading.Thread | None = None
@@ -37,13 +38,13 @@ class RequestLog:
         """Queue one record; the caller must not change it afterwards."""
         if self._thread is None:
             return
-        try:
-            self._queue.put_nowait(record)
-        except queue.Full:
+        if self._queue.qsize() < QUEUE_LINES:
+            self._queue.put(record)
+        else:
             self._on_drop()
 
     def close(self) -> None:
-        """Write what is queued and end the thread."""
+        """Write what is queued and end the thread; waits for the disk."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()

@@ -145,4 +145,4 @@ class Service:
         """Close connections and the log."""
         for upstream in self.upstreams.values():
             await upstream.close()
-        self.request_log.close()
+        await asyncio.to_thread(self.request_log.close)

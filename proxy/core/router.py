@@ -131,7 +131,7 @@ class Router:
         if isinstance(free, Reject):
             return free
         d = self._place(free, home=None)
-        self.sessions.move(facts.session_id, d.instance.name)
+        self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         self._charge_colocated(route)

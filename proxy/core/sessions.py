@@ -49,12 +49,11 @@ class Sessions:
             self._drop(next(iter(self._homes)))
         return turn
 
-    def move(self, session_id: str | None, instance: str) -> None:
-        """The same turn goes on elsewhere."""
-        if session_id is not None and (home := self._homes.get(session_id)) is not None:
-            self._per_instance[home.instance] -= 1
-            self._per_instance[instance] += 1
-            home.instance = instance
+    def move(self, session_id: str | None, instance: str, turn: int, now_s: float) -> None:
+        """The same turn goes on elsewhere, also when its old home was forgotten meanwhile."""
+        self.assign(session_id, instance, now_s)
+        if session_id is not None:
+            self._homes[session_id].turn = turn
 
     def end(self, session_id: str) -> bool:
         """Forget one session; tells whether it was known."""

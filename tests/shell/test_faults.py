@@ -1,0 +1,217 @@
+"""Instances that misbehave: before the first byte nobody notices, after it the client is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.shell.harness import (
+    ANSWER,
+    STREAM_HEAD,
+    Proxy,
+    RawEngine,
+    Script,
+    chat,
+    chunk,
+    event,
+    plain,
+    resets,
+    says,
+    stalls,
+    until,
+)
+
+GOOD = says(ANSWER)
+ERROR_EVENT = chunk(b'data: {"error":{"message":"KV load failed","code":500}}\n\n')
+CRASHED = STREAM_HEAD + ERROR_EVENT + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+BUSY = plain(b'{"error":{"message":"The engine is currently busy"}}', "503 Service Unavailable")
+REFUSED = plain(b'{"error":{"message":"boom","code":500}}', "500 Internal Server Error")
+
+
+def dead_address() -> str:
+    """A port on which nobody listens: bound once by us, then given back."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{s.getsockname()[1]}"
+
+
+class Pair:
+    """A bad instance, which is asked first, and a good one."""
+
+    def __init__(self, tmp_path: Path, bad: Script | None, **options: Any) -> None:
+        self.bad = RawEngine(bad) if bad else None
+        self.good = RawEngine(GOOD)
+        self._log = tmp_path / "log"
+        self._options: dict[str, Any] = {"kv_connector": "none", "health_interval": 60} | options
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> Proxy:
+        enter = self._stack.enter_async_context
+        await enter(self.good)
+        first = (await enter(self.bad)).address if self.bad else dead_address()
+        instances = [f"bad={first}", f"good={self.good.address}"]
+        return await enter(Proxy(self._log, instances, **self._options))
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.__aexit__(*exc)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "kind"),
+    [
+        ("nobody listens", None, "connect"),
+        ("reset before the head", resets(), "reset"),
+        ("closed before the head", says(b"", close=True), "reset"),
+        ("head, then reset", resets(STREAM_HEAD), "reset"),
+        ("head, then clean end", says(STREAM_HEAD + b"0\r\n\r\n"), "reset"),
+        ("only a comment, then reset", resets(STREAM_HEAD + chunk(b": hi\n\n")), "reset"),
+        ("half an event, then reset", resets(STREAM_HEAD + chunk(b'data: {"ch')), "reset"),
+        ("error event first", says(CRASHED), "server_error"),
+        ("status 500", says(REFUSED), "server_error"),
+        ("engine is busy", says(BUSY), "busy"),
+        ("not HTTP", says(b"SSH-2.0-OpenSSH\r\n\r\n", close=True), "malformed"),
+    ],
+)
+async def test_before_the_first_byte_another_instance_answers(
+    tmp_path: Path, name: str, bad: Script | None, kind: str
+) -> None:
+    async with Pair(tmp_path, bad) as proxy:
+        answer = await proxy.post(chat("x"), headers={"X-Session-ID": "s"})
+        assert (answer.status, answer.text) == (200, "fine"), name
+        assert answer.headers["X-Cache-Proxy-Instance"] == "good"
+        (record,) = await proxy.records(1)
+        assert (record["outcome"], record["retries"]) == ("ok", 1)
+        assert record["decode_instance"] == "good"
+        assert proxy.metric("upstream_retries_total", reason=kind) == 1
+        assert proxy.router.sessions.home("s", 0.0) == "good"
+        await proxy.at_rest()
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "outcome"),
+    [
+        ("reset", resets(STREAM_HEAD + chunk(event("half"))), "upstream_truncated"),
+        (
+            "no [DONE]",
+            says(STREAM_HEAD + chunk(event("half")) + b"0\r\n\r\n"),
+            "upstream_truncated",
+        ),
+        ("silence", stalls(STREAM_HEAD + chunk(event("half"))), "upstream_timeout"),
+    ],
+)
+async def test_after_the_first_byte_the_client_is_told(
+    tmp_path: Path, name: str, bad: Script, outcome: str
+) -> None:
+    """An error event, and no clean end that would make half an answer look whole."""
+    async with Pair(tmp_path, bad, idle_timeout=0.2) as proxy:
+        async with proxy.http.post("/v1/chat/completions", json=chat("x")) as response:
+            got = await read_until_cut(response)
+        assert got.startswith(event("half")), name
+        assert b'data: {"error":' in got
+        assert b"[DONE]" not in got
+        (record,) = await proxy.records(1)
+        assert (record["outcome"], record["retries"]) == (outcome, 0)
+        await proxy.at_rest()
+        assert proxy.connections() == 0
+
+
+async def read_until_cut(response: aiohttp.ClientResponse) -> bytes:
+    got = b""
+    try:
+        while piece := await response.content.readany():
+            got += piece
+    except aiohttp.ClientPayloadError:
+        return got
+    raise AssertionError(f"a clean end after {got!r}")
+
+
+async def test_the_first_token_timeout_is_not_repeated(tmp_path: Path) -> None:
+    async with Pair(tmp_path, stalls(STREAM_HEAD), ttft_timeout=0.2) as proxy:
+        answer = await proxy.post(chat("x"))
+        assert (answer.status, answer.json["error"]["type"]) == (504, "upstream_timeout")
+        (record,) = await proxy.records(1)
+        assert (record["outcome"], record["retries"]) == ("upstream_timeout", 0)
+        await proxy.at_rest()
+
+
+async def test_the_total_timeout_cuts_a_running_stream(tmp_path: Path) -> None:
+    bad = stalls(STREAM_HEAD + chunk(event("half")))
+    async with Pair(tmp_path, bad, total_timeout=0.3) as proxy:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await proxy.post(chat("x"))
+        (record,) = await proxy.records(1)
+        assert record["outcome"] == "upstream_timeout"
+        await proxy.at_rest()
+
+
+async def test_when_nobody_can_the_last_refusal_is_passed_on(tmp_path: Path) -> None:
+    async with RawEngine(says(REFUSED)) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            answer = await proxy.post(chat("x"))
+            assert (answer.status, answer.json["error"]["message"]) == (500, "boom")
+            (record,) = await proxy.records(1)
+            assert record["outcome"] == "upstream_error"
+            await proxy.at_rest()
+
+
+async def test_busy_everywhere_is_503_with_retry_after(tmp_path: Path) -> None:
+    async with RawEngine(says(BUSY)) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            first = await proxy.post(chat("x"))
+            assert (first.status, first.headers["Retry-After"]) == (503, "1")
+            second = await proxy.post(chat("x"))
+            assert len(engine.posts) == 1, "an engine that said busy is left alone for a second"
+            assert second.json["type"] == "service_unavailable"
+            assert proxy.metric("rejected_total", reason="upstream_busy") == 1
+
+
+async def test_nobody_there_is_502_and_then_503(tmp_path: Path) -> None:
+    async with Proxy(tmp_path / "log", [dead_address()], health_interval=60) as proxy:
+        assert (await proxy.post(chat("x"))).status in (502, 503)
+        await proxy.post(chat("x"))
+        down = await proxy.post(chat("x"))
+        assert (down.status, down.json["message"][-17:]) == (503, "no instance is up")
+        assert int(down.headers["Retry-After"]) >= 1
+        async with proxy.http.get("/ready") as ready:
+            assert ready.status == 503
+        await proxy.at_rest()
+
+
+async def test_a_stale_connection_is_replayed_on_a_fresh_one(tmp_path: Path) -> None:
+    """The instance closes idle connections when it likes; no request may pay for that."""
+
+    async def answers_then_hangs_up(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await GOOD(reader, writer)
+        raise ConnectionError
+
+    async with RawEngine(answers_then_hangs_up) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            answers = [await proxy.post(chat("x")) for _ in range(50)]
+            assert [a.text for a in answers] == ["fine"] * 50
+            records = await proxy.records(50)
+            assert {r["outcome"] for r in records} == {"ok"}
+            assert proxy.metric("instance_healthy", upstream=engine.address[7:]) == 1
+
+
+async def test_an_instance_goes_down_and_comes_back(tmp_path: Path) -> None:
+    engine = RawEngine(GOOD)
+    async with engine:
+        port = engine.port
+        async with Proxy(tmp_path / "log", [f"e={engine.address}"], kv_connector="none") as proxy:
+            await proxy.up()
+            await engine.__aexit__()
+            await until(lambda: not proxy.router.fleet.is_up("e"), "down")
+            again = RawEngine(GOOD)
+            again.port = port
+            async with again:
+                await until(lambda: proxy.router.fleet.is_up("e"), "up")
+                assert (await proxy.post(chat("x"))).text == "fine"
+                assert proxy.router.fleet.get("e").incarnation == 1
