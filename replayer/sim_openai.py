@@ -23,6 +23,7 @@ from replayer.sim_tokens import (
 from replayer.sim_types import RemoteKv
 
 _COMPLETIONS_MAX_TOKENS = 16
+_MOST_CHOICES = 128
 _ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 503: "Service Unavailable"}
 
 
@@ -111,9 +112,12 @@ def parse_ask(body: dict[str, Any], limits: Limits, *, chat: bool) -> Ask:
     prompts = [_chat_ids(body)] if chat else _completion_ids(body)
     salt = body.get("cache_salt") or ""
     choices: list[Choice] = []
+    copies = _integer(body, "n", 1, least=1)
+    if copies * len(prompts) > _MOST_CHOICES:
+        raise ApiError(400, f"n times prompts must be at most {_MOST_CHOICES}.", "n")
     for ids in prompts:
         choice = _choice(body, make_prompt(ids, limits.block_size, str(salt)), limits, chat=chat)
-        choices.extend([choice] * _integer(body, "n", 1, least=1))
+        choices.extend([choice] * copies)
     return Ask(
         chat=chat,
         model=limits.model,

@@ -130,6 +130,27 @@ def test_out_of_blocks_preempts_the_latest_and_everybody_still_finishes():
     engine.pool.check()
 
 
+def test_a_preempted_request_comes_back_before_those_who_wait():
+    engine = Engine(replace(SMALL, num_blocks=16, max_model_len=64))
+    requests = [engine.submit(_job(n, 20, 30, chain=c), 0.0) for c, n in enumerate("ab")]
+    # Too big to run beside either, so it matters who is first in the queue.
+    requests.append(engine.submit(_job("c", 56, 1, chain=9), 0.0))
+    events = _finish(engine)
+    assert requests[1].preemptions > 0
+    assert [e.request for e in events if isinstance(e, Finished)] == requests
+
+
+def test_nobody_overtakes_a_head_that_does_not_fit():
+    engine = Engine(replace(SMALL, num_blocks=32, max_model_len=128))
+    engine.submit(_job("a", 60, 20, chain=1), 0.0)
+    big = engine.submit(_job("b", 100, 1, chain=2), 0.0)
+    small = engine.submit(_job("c", 4, 1, chain=3), 0.0)
+    _finish(engine)
+    assert big.scheduled_s is not None
+    assert small.scheduled_s is not None
+    assert 0.0 < big.scheduled_s <= small.scheduled_s
+
+
 def test_an_aborted_prefill_leaves_its_finished_chunks_cached():
     engine = Engine(SMALL)
     request = engine.submit(_job("a", 96, 5), 0.0)

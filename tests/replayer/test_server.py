@@ -179,6 +179,7 @@ async def test_request_ids_are_echoed(http, engine):
         (CHAT, {"messages": MESSAGES, "max_tokens": 1, "min_tokens": 5}, 400, "min_tokens"),
         (CHAT, {"messages": MESSAGES, "stream": "yes"}, 400, "stream"),
         (CHAT, {"messages": MESSAGES, "kv_transfer_params": 7}, 400, None),
+        (CHAT, {"messages": MESSAGES, "n": 1_000}, 400, "n"),
         (TEXT, {"prompt": ""}, 400, "prompt"),
         (TEXT, {"prompt": {}}, 400, None),
         (TEXT, {"prompt": [-1]}, 400, "prompt"),
