@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from replayer.client import Outcome
@@ -64,14 +64,13 @@ class ProgressLine(Progress):
             TextColumn("{task.fields[line]}"),
         )
         super().__init__(*columns, console=console, refresh_per_second=2, transient=True)
-        self._row = self.add_task("replay", total=total, line="")
+        self.add_task("replay", total=total, line="")
 
-    def refresh(self) -> None:
-        """Take the tally's numbers and draw."""
-        row = next(iter(self.tasks), None)
-        if row is not None:
-            self.update(row.id, completed=self._tally.ended_count, line=self._tally.line())
-        super().refresh()
+    def get_renderable(self) -> RenderableType:
+        """Take the tally's numbers and lay out the line; called at every drawing."""
+        for task in self.tasks:
+            self.update(task.id, completed=self._tally.ended_count, line=self._tally.line())
+        return super().get_renderable()
 
 
 @contextmanager

@@ -1,0 +1,47 @@
+"""The live line shows the tally as it stands when it is drawn."""
+
+import io
+
+from rich.console import Console
+
+from replayer.client import Exchange, Outcome
+from replayer.replay_progress import ProgressLine, Tally, shown
+from replayer.replay_run import Result
+from replayer.trace import TraceRequest
+
+REQUEST = TraceRequest("r", None, 0, 0.0, 1, 1, ((0, 1),), 1, 1)
+
+
+def ended(tally, outcome):
+    exchange = Exchange(sent_s=1.0, end_s=3.0, outcome=outcome)
+    exchange.stream.first_token_s = 1.25
+    tally.ended(Result(REQUEST, "r.run", 1.0, exchange))
+
+
+def test_a_tally_counts_what_is_under_way_and_what_failed():
+    tally = Tally()
+    for _request in range(3):
+        tally.sent()
+    ended(tally, Outcome.OK)
+    ended(tally, Outcome.TIMEOUT)
+    tally.ended(Result(REQUEST, None, None, None))
+    assert (tally.sent_count, tally.ended_count) == (3, 3)
+    assert tally.line() == "in flight 1  not ok 2  TTFT p50 0.250 s (last 64)"
+
+
+def test_each_drawing_takes_the_numbers_of_its_moment():
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    tally = Tally()
+    line = ProgressLine(console, tally, total=5)
+    tally.sent()
+    ended(tally, Outcome.OK)
+    with console.capture() as captured:
+        console.print(line.get_renderable())
+    assert "1/5" in captured.get()
+
+
+def test_nothing_is_drawn_where_nothing_is_wanted():
+    file = io.StringIO()
+    with shown(Console(file=file), Tally(), 5, live=False):
+        pass
+    assert file.getvalue() == ""
