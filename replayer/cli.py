@@ -5,10 +5,12 @@ measures must not load a table library first.
 """
 
 import gc
+import signal
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -59,13 +61,25 @@ def _replay(options: Options, plan: Plan, console: Console) -> int:
     live = options.progress and console.is_terminal
     with shown(console, tally, len(plan.requests), live=live):
         finished = run_blocking(run, uvloop.new_event_loop)
-    rows = rows_of(run.results, options)
-    facts = run_facts(run, plan, started_unix_s, finished=finished)
-    write_rows_and_report(options, facts, rows)
+    # Ctrl-C has done its work by now: a second one must not cost the results.
+    with undisturbed():
+        rows = rows_of(run.results, options)
+        facts = run_facts(run, plan, started_unix_s, finished=finished)
+        write_rows_and_report(options, facts, rows)
     if not finished:
         return EXIT_INTERRUPTED
     not_ok = sum(row["outcome"] != "ok" for row in rows)
     return EXIT_FAILURES if not tally.sent_count or not_ok > options.max_failures else 0
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore Ctrl-C while the block runs."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def write_rows_and_report(

@@ -209,8 +209,10 @@ def test_an_absent_target_is_one_line_and_status_1(trace, tmp_path, capsys):
     assert capsys.readouterr().err.startswith("replay: --target http://127.0.0.1:1: ")
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_writes_what_it_has(trace, tmp_path, sign):
+@pytest.mark.parametrize(
+    "signs", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGINT, signal.SIGINT]]
+)
+def test_an_interrupted_run_writes_what_it_has(trace, tmp_path, signs):
     out = tmp_path / "out"
     with in_thread(serving(Engine(plan={"s:1": "hang"}))) as engine:
         command = [sys.executable, "-m", "replayer.cli", str(trace), "--target", engine.url]
@@ -219,7 +221,8 @@ def test_an_interrupted_run_writes_what_it_has(trace, tmp_path, sign):
             stdout=subprocess.DEVNULL,
         ) as process:
             wait_for(engine, "s:1")
-            process.send_signal(sign)
+            for sign in signs:
+                process.send_signal(sign)
             assert process.wait() == 130
     summary = orjson.loads((out / "summary.json").read_bytes())
     assert summary["requests"]["by_outcome"] == {"ok": 1, "interrupted": 1}
