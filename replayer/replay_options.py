@@ -63,6 +63,15 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}\n")
 
 
+class Formatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to an option's help where there is one worth reading."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if not action.default or isinstance(action.default, bool):
+            return action.help
+        return super()._get_help_string(action)
+
+
 def positive(text: str) -> float:
     """Read a number > 0."""
     value = _number(text)
@@ -153,7 +162,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Replay a trace against a proxy or one engine and report TTFT, TPOT and E2E. "
         "Exit status: 0 all requests ok (see --max-failures), 1 failures or nothing sent, "
         "2 bad input, 130 interrupted (what was measured is written).",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Formatter,
     )
     parser.add_argument("trace", type=Path, help="trace file, one request per line, plain or gzip")
     _add_target(parser)
@@ -220,7 +229,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
         help="limits in seconds that a good request keeps, such as ttft:2,tpot:0.05")  # fmt: skip
     add("--max-failures", type=count, default=0,
         help="highest number of requests not ok (rejected, failed, skipped) that still gives exit "
-        "status 0")  # fmt: skip
+        "status 0 (default: 0)")  # fmt: skip
     add("--save-text", action="store_true",
         help="keep the answers' text in requests.jsonl, not only its hash")  # fmt: skip
     add("--no-progress", dest="progress", action="store_false", help="no live display")
