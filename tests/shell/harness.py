@@ -36,7 +36,7 @@ def words(count: int, seed: str = "w") -> str:
 
 
 def chat(text: str, *, stream: bool = True, max_tokens: int = 8, **more: Any) -> dict[str, Any]:
-    body = {"model": "sim-8b", "messages": [{"role": "user", "content": text}]}
+    body: dict[str, Any] = {"model": "sim-8b", "messages": [{"role": "user", "content": text}]}
     body |= {"max_tokens": max_tokens, "stream": stream, "ignore_eos": True}
     if stream:
         body["stream_options"] = {"include_usage": True}

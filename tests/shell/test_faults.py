@@ -118,7 +118,7 @@ async def test_after_the_first_byte_the_client_is_told(
         (record,) = await proxy.records(1)
         assert (record["outcome"], record["retries"]) == (outcome, 0)
         await proxy.at_rest()
-        assert proxy.connections() == 0
+        await until(lambda: proxy.connections() == 0, "no upstream connection in use")
 
 
 async def read_until_cut(response: aiohttp.ClientResponse) -> bytes:

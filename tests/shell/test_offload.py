@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,13 +221,17 @@ async def test_p_dies_between_the_legs(tmp_path: Path) -> None:
 
 async def test_a_restarted_p_is_asked_under_its_new_id(tmp_path: Path) -> None:
     async with proxied(tmp_path, **ALWAYS) as (proxy, fleet):
+
+        def down(name: str) -> bool:
+            return not proxy.router.fleet.is_up(name)
+
         await ask(proxy, words(600, "a"), "s1")
         for engine in fleet.engines:
             name = engine.url.removeprefix("http://")
             await engine.kill()
-            await until(lambda n=name: not proxy.router.fleet.is_up(n), "down")
+            await until(partial(down, name), "down")
             await engine.restart()
-            await until(lambda n=name: proxy.router.fleet.is_up(n), "up")
+            await until(partial(proxy.router.fleet.is_up, name), "up")
         for i in range(4):
             await ask(proxy, words(600, f"b{i}"), f"t{i}")
         records = await proxy.records(5)

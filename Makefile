@@ -1,0 +1,45 @@
+# Thin targets; each makes what it needs. PYTHON picks the interpreter (>= 3.11).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo demo-kill demo-compare test lint clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11: give another with make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(INSTALL) -e '.[dev]'
+	@touch $@
+
+## Four simulated engines, the proxy, a real agentic trace, the report; everything stopped again.
+demo: $(VENV)/.installed
+	$(BIN)/python -m replayer.demo
+
+## The same with one engine killed in the middle: nothing is lost that had not begun to stream.
+demo-kill: $(VENV)/.installed
+	$(BIN)/python -m replayer.demo --kill-engine-after 80 --out .cache/demo-kill
+
+## The same with and without offloads: the output is equal, request by request.
+demo-compare: $(VENV)/.installed
+	$(BIN)/python -m replayer.demo --out .cache/demo
+	$(BIN)/python -m replayer.demo --offload-policy never --out .cache/demo-never
+	$(BIN)/analyze compare .cache/demo .cache/demo-never --require-identical
+
+## Every test that needs no vLLM.
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q
+
+## Format, rules, types.
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,231 @@
+"""`make demo`: simulated engines, the proxy, a real agentic trace, the report, and what it proves.
+
+Every part is the command that a user would type, in a process of its own; all of them are stopped
+by pid at the end. The checks compare what three parties wrote down independently: the proxy's
+request log, the engines' request logs and metrics, and the client's records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from replayer.demo_checks import Evidence, checks
+
+SAMPLE = "agentic_sample.trace.jsonl.gz"
+PREFILL_TPS = 20_000
+TRANSFER_S = 0.5
+READY_S = 30.0
+STOP_S = 15.0
+_log = logging.getLogger("demo")
+
+
+@dataclass
+class Process:
+    """One command: its pid, and everything it prints, in a file."""
+
+    name: str
+    child: subprocess.Popen[bytes]
+    output: Path
+    expected_to_live: bool = True
+
+    def said(self, pattern: str) -> re.Match[str]:
+        """Wait for a line of its output; RuntimeError when it ends or says nothing of the kind."""
+        deadline_s = time.monotonic() + READY_S
+        while time.monotonic() < deadline_s:
+            if found := re.search(pattern, self.output.read_text(errors="replace")):
+                return found
+            if self.child.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise RuntimeError(f"{self.name} did not start; its output is in {self.output}")
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL for one that does not listen."""
+        self.child.terminate()
+        try:
+            self.child.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+
+
+@dataclass
+class Demo:
+    """What runs, and where it writes."""
+
+    out: Path
+    options: argparse.Namespace
+    stack: ExitStack = field(default_factory=ExitStack)
+    engines: list[Process] = field(default_factory=list)
+    engine_urls: list[str] = field(default_factory=list)
+
+    def start(self, name: str, *command: str) -> Process:
+        """Run one of the project's commands until the demo ends."""
+        output = self.out / f"{name}.out"
+        with output.open("wb") as sink:
+            child = subprocess.Popen(
+                [sys.executable, "-m", *command], stdout=sink, stderr=subprocess.STDOUT
+            )
+        process = Process(name, child, output)
+        self.stack.callback(process.stop)
+        return process
+
+    def start_engines(self) -> list[str]:
+        """Engines on ports of the kernel's choice; gives them as `--instances` wants them."""
+        for i in range(self.options.engines):
+            name, log = f"engine{i}", str(self.out / f"engine{i}.jsonl")
+            ports = ("--port", "0", "--bootstrap-port", "0")
+            speed = ("--speed", str(self.options.speed), "--request-log", log)
+            self.engines.append(self.start(name, "replayer.sim_cli", *ports, *speed))
+        instances = []
+        for i, engine in enumerate(self.engines):
+            ready = engine.said(r"engine 0 (http://\S+) bootstrap (http://\S+)")
+            self.engine_urls.append(ready[1])
+            instances.append(f"engine{i}={ready[1]};bootstrap={ready[2]}")
+        return instances
+
+    def start_proxy(self, instances: list[str]) -> str:
+        """The proxy in front of them; its rates are those of engines that run `speed` times."""
+        speed = self.options.speed
+        # Engines that share two cores with everything else may be late with a probe's answer.
+        patience = ("--health-timeout", "5")
+        rates = [*("--prefill-throughput", str(PREFILL_TPS * speed))]
+        rates += ["--kv-transfer-time", str(TRANSFER_S / speed)]
+        log = ("--request-log", str(self.out / "proxy.jsonl"))
+        proxy = self.start(
+            "proxy",
+            *("proxy.cli", "--host", "127.0.0.1", "--port", "0"),
+            *("--instances", ",".join(instances), *rates, *log, *patience),
+            *("--offload-policy", self.options.offload_policy),
+        )
+        return proxy.said(r"listening on (http://\S+)")[1]
+
+    def replay(self, target: str) -> int:
+        """The client, in the foreground: its progress and its report are what one sees."""
+        command = [sys.executable, "-m", "replayer.cli", self.options.trace]
+        command += ["--target", target, "--out", str(self.out), "--speedup", self.speedup]
+        command += ["--proxy-log", str(self.out / "proxy.jsonl"), *self.options.replay]
+        with self.killing():
+            return subprocess.run(command, check=False).returncode
+
+    @property
+    def speedup(self) -> str:
+        """The trace's time runs as fast as the engines'."""
+        return str(self.options.speed)
+
+    @contextmanager
+    def killing(self) -> Iterator[None]:
+        """SIGKILL to one engine, by pid, once it is in the middle of its work."""
+        after = self.options.kill_engine_after
+        victim = self.engines[-1]
+        ended = threading.Event()
+
+        def kill() -> None:
+            log = self.out / "proxy.jsonl"
+            while not ended.wait(0.05):
+                if log.exists() and log.read_bytes().count(b"\n") >= after:
+                    victim.expected_to_live = False
+                    victim.child.kill()
+                    return
+
+        killer = threading.Thread(target=kill)
+        if after is not None:
+            killer.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if after is not None:
+                killer.join()
+
+    def evidence(self, target: str) -> Evidence:
+        """Everybody's books, while the engines are still there to be asked."""
+        alive = [
+            (i, url) for i, url in enumerate(self.engine_urls) if self.engines[i].expected_to_live
+        ]
+        return Evidence(
+            proxy_log=self.out / "proxy.jsonl",
+            client_log=self.out / "requests.jsonl",
+            proxy_metrics=_get(f"{target}/metrics"),
+            engine_metrics={f"engine{i}": _get(f"{url}/metrics") for i, url in alive},
+            engine_logs={f"engine{i}": self.out / f"engine{i}.jsonl" for i, _ in alive},
+            killed=self.options.kill_engine_after is not None,
+            offloads_expected=self.options.offload_policy != "never",
+            wait=_patiently,
+        )
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+def _patiently(condition: Callable[[], bool]) -> None:
+    """Give the engines' log writers a moment."""
+    deadline_s = time.monotonic() + 10.0
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+
+
+def main() -> int:
+    """Run the demo; 0 only when every check holds."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    options = _options()
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for old in (*out.glob("*.jsonl"), *out.glob("*.out")):
+        old.unlink()
+    demo = Demo(out, options)
+    try:
+        with demo.stack:
+            instances = demo.start_engines()
+            target = demo.start_proxy(instances)
+            _log.info("%d engines behind %s, logs in %s", len(instances), target, out)
+            code = demo.replay(target)
+            failed = _report(demo.evidence(target))
+    except RuntimeError as error:
+        _log.error("demo: %s", error)
+        return 1
+    return 1 if failed or (code and options.kill_engine_after is None) else 0
+
+
+def _report(evidence: Evidence) -> int:
+    results = list(checks(evidence))
+    for ok, text in results:
+        _log.info("%s %s", "ok    " if ok else "FAILED", text)
+    return sum(not ok for ok, _ in results)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__.splitlines()[0])
+    trace = str(files("replayer") / "data" / SAMPLE)
+    parser.add_argument("--trace", default=trace, help="trace to replay")
+    parser.add_argument("--out", default=".cache/demo", help="folder for logs and the report")
+    parser.add_argument("--engines", type=int, default=4, help="simulated engines")
+    parser.add_argument("--speed", type=float, default=6.0, help="times faster than real engines")
+    parser.add_argument("--offload-policy", default="seed-heuristic", help="of the proxy")
+    parser.add_argument(
+        "--kill-engine-after",
+        type=int,
+        metavar="N",
+        help="SIGKILL to the last engine once N requests are done",
+    )
+    parser.add_argument("replay", nargs="*", help="more options for replay, behind --")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
