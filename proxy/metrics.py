@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    Info,
+    disable_created_metrics,
+)
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -53,6 +59,8 @@ class Metrics:
     """The registry and what is counted in it."""
 
     def __init__(self) -> None:
+        # A `_created` series beside every counter would double the exposition for nobody.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         count, hist = self._counter, self._histogram
         self.requests = count("requests", "Requests", "endpoint", "route_class", "outcome")
