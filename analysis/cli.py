@@ -56,3 +56,7 @@ def _compare(options: argparse.Namespace, console: Console) -> int:
     print_comparison(result, a, b, console)
     equal = result.comparable == len(a.requests) == len(b.requests) and not result.different
     return 1 if options.require_identical and not equal else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
