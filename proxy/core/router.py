@@ -9,15 +9,12 @@ step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
-from proxy.core.classify import Size, classify
-from proxy.core.connectors import CONNECTORS
+from proxy.core.classify import Size
+from proxy.core.decide import Choice, Decide, RouterConfig, Scene, by_rules
 from proxy.core.fleet import Fleet, Member
-from proxy.core.gate import Busy, Gate, Thresholds, retry_after_s
+from proxy.core.gate import Busy, Gate, retry_after_s
 from proxy.core.ledger import Ledger, Phase
-from proxy.core.offload import Decision, Question, colocate, should_offload
-from proxy.core.policy import SCORERS, STICKY
 from proxy.core.prefix import PrefixIndex
 from proxy.core.sessions import Sessions
 from proxy.core.types import (
@@ -32,34 +29,21 @@ from proxy.core.types import (
     RouteClass,
 )
 
+__all__ = ["Router", "RouterConfig"]
+
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig:
-    """The router's part of the options; names and units as on the command line."""
-
-    prefill_throughput: float
-    warm_threshold: int = 1500
-    heavy_threshold: int = 8192
-    placement: str = "affinity"
-    offload_policy: str = "seed-heuristic"
-    offload_non_cached_tokens: int = 512
-    kv_connector: str = "mooncake"
-    kv_transfer_time_s: float = 0.5
-    session_ttl_s: float = 3600.0
-    max_sessions: int = 100_000
-    prefix_cache_bytes: int = 256 << 20
-    max_num_batched_tokens: int = 8192
-    thresholds: Thresholds = field(default_factory=Thresholds)
-
-
 class Router:
-    """All state of the decisions. Single-threaded; no method waits."""
+    """All state of the decisions. Single-threaded; no method waits.
 
-    def __init__(self, config: RouterConfig) -> None:
+    `decide` makes the choice among the free instances; the default follows the options.
+    """
+
+    def __init__(self, config: RouterConfig, decide: Decide = by_rules) -> None:
         self.config = config
+        self._decide = decide
         self.ledger = Ledger()
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
@@ -118,11 +102,9 @@ class Router:
         free = self._free(facts, now_s, exclude=())
         if isinstance(free, Reject):
             return free
-        home = self.sessions.home(facts.session_id, now_s)
-        d = self._place(free, home)
-        p, decision, size = self._offload(facts, d, free)
-        turn = self.sessions.assign(facts.session_id, d.instance.name, now_s)
-        return self._route(facts, d, p, decision, (turn, size, free))
+        choice = self._decide(self._scene(facts, free, now_s))
+        turn = self.sessions.assign(facts.session_id, choice.decode.instance.name, now_s)
+        return self._route(facts, choice, turn, free)
 
     def retry(self, route: Route, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Place the request again after its D failed, on an instance not tried yet, colocated."""
@@ -130,7 +112,7 @@ class Router:
         free = self._free(facts, now_s, exclude=route.tried)
         if isinstance(free, Reject):
             return free
-        d = self._place(free, home=None)
+        d = self._decide(self._scene(facts, free, now_s)).decode
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
@@ -208,72 +190,28 @@ class Router:
             )
         return candidates
 
-    def _place(self, free: list[Candidate], home: str | None) -> Candidate:
-        if self.config.placement in STICKY:
-            for candidate in free:
-                if candidate.instance.name == home:
-                    return candidate
-        score = SCORERS[self.config.placement]
-        best = min(free, key=lambda c: (score(c), c.load.ongoing_tokens, c.sessions, c.last_placed))
-        self.fleet.placed(best.instance.name)
-        return best
-
-    def _offload(
-        self, facts: RequestFacts, d: Candidate, free: list[Candidate]
-    ) -> tuple[Candidate | None, Decision, Size]:
-        config = self.config
-        size = classify(d.new_tokens, config.warm_threshold, config.heavy_threshold)
-        if size is not Size.HEAVY:
-            return None, colocate(Reason.BELOW_THRESHOLD), size
-        connector = CONNECTORS[config.kv_connector]
-        if not connector.can_offload:
-            return None, colocate(Reason.NO_CONNECTOR), size
-        if not facts.offloadable:
-            return None, colocate(Reason.NOT_OFFLOADABLE), size
-        peers = [
-            c
-            for c in free
-            if c is not d
-            and c.instance.bootstrap_url is not None
-            and c.load.pinned_requests < connector.max_parallel
-        ]
-        p = min(peers, key=lambda c: (c.load.ongoing_tokens, c.new_tokens), default=None)
-        question = Question(
-            decode=d,
-            prefill=p,
-            mean_ongoing_tokens=self._mean_ongoing(),
-            prompt_tokens=facts.prompt_tokens,
-            heavy_threshold=config.heavy_threshold,
-            prefill_throughput=config.prefill_throughput,
-            kv_transfer_time_s=config.kv_transfer_time_s,
-            non_cached_tokens=config.offload_non_cached_tokens,
-        )
-        decision = should_offload(config.offload_policy, question)
-        return (p if decision.offload else None), decision, size
+    def _scene(self, facts: RequestFacts, free: list[Candidate], now_s: float) -> Scene:
+        home = self.sessions.home(facts.session_id, now_s)
+        return Scene(self.config, facts, home, free, self._mean_ongoing(), now_s)
 
     def _mean_ongoing(self) -> float:
-        """Over all instances that are up, busy ones included: the founding rule's mean."""
         loads = [self.ledger.load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
         return sum(loads) / len(loads) if loads else 0.0
 
     def _route(
-        self,
-        facts: RequestFacts,
-        d: Candidate,
-        p: Candidate | None,
-        decision: Decision,
-        context: tuple[int, Size, list[Candidate]],
+        self, facts: RequestFacts, choice: Choice, turn: int, free: list[Candidate]
     ) -> Route:
-        turn, size, free = context
-        computing = d if p is None else p
-        wait_s = (computing.load.prefill_tokens + computing.new_tokens) / (
-            self.config.prefill_throughput
-        )
+        d, p = choice.decode, choice.prefill
+        if choice.placed:
+            self.fleet.placed(d.instance.name)
+        computing = p or d
+        wait_tokens = computing.load.prefill_tokens + computing.new_tokens
+        transfer_s = self.config.kv_transfer_time_s if p else 0.0
         route = Route(
             decode=d.instance,
             prefill=p.instance if p else None,
-            route_class=_route_class(size, offloaded=p is not None),
-            reason=decision.reason,
+            route_class=_route_class(choice.size, offloaded=p is not None),
+            reason=choice.reason,
             policy=self.config.offload_policy,
             prompt_tokens=facts.prompt_tokens,
             hit_tokens=d.hit_tokens,
@@ -281,19 +219,16 @@ class Router:
             new_tokens_prefill=p.new_tokens if p else None,
             lease=self.ledger.open(()),
             turn=turn,
-            predicted_ttft_s=wait_s + (self.config.kv_transfer_time_s if p else 0.0),
-            candidates=tuple(free) if size is Size.HEAVY else (),
+            predicted_ttft_s=wait_tokens / self.config.prefill_throughput + transfer_s,
+            candidates=tuple(free) if choice.size is Size.HEAVY else (),
         )
         if p is None:
             self._charge_colocated(route)
         else:
             charge = self.ledger.charge
-            route.lease.replace(
-                (
-                    *charge(p.instance.name, Phase.PREFILL, p.new_tokens),
-                    *charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens),
-                )
-            )
+            prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
+            inbound = charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens)
+            route.lease.replace((*prefill, *inbound))
         return route
 
     def _charge_colocated(self, route: Route) -> None:

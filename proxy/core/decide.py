@@ -1,0 +1,127 @@
+"""One request's decision: from what is known (Scene) to where it goes and why (Choice).
+
+A `Decide` is a pure function; the router holds one. `by_rules` is the one that the options
+`--placement` and `--offload-policy` describe: home or placement gives D, the class follows from D's
+new tokens, and a HEAVY request may get a P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from proxy.core.classify import Size, classify
+from proxy.core.connectors import CONNECTORS
+from proxy.core.gate import Thresholds
+from proxy.core.offload import Decision, Question, colocate, should_offload
+from proxy.core.policy import SCORERS, STICKY
+from proxy.core.types import Candidate, Reason, RequestFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """The core's part of the options; names and units as on the command line."""
+
+    prefill_throughput: float
+    warm_threshold: int = 1500
+    heavy_threshold: int = 8192
+    placement: str = "affinity"
+    offload_policy: str = "seed-heuristic"
+    offload_non_cached_tokens: int = 512
+    kv_connector: str = "mooncake"
+    kv_transfer_time_s: float = 0.5
+    session_ttl_s: float = 3600.0
+    max_sessions: int = 100_000
+    prefix_cache_bytes: int = 256 << 20
+    max_num_batched_tokens: int = 8192
+    thresholds: Thresholds = field(default_factory=Thresholds)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Everything a decision may look at. `free`: instances that may be chosen, at least one.
+
+    `home` is the name of the session's instance, which need not be among the free ones;
+    `mean_ongoing_tokens` is over all instances that are up, busy ones included.
+    """
+
+    config: RouterConfig
+    facts: RequestFacts
+    home: str | None
+    free: Sequence[Candidate]
+    mean_ongoing_tokens: float
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """D, the class of the request on it, and P or None; each with its reason."""
+
+    decode: Candidate
+    prefill: Candidate | None
+    size: Size
+    reason: Reason
+    placed: bool
+    """Whether D was chosen by placement, not by the session's home."""
+
+
+Decide = Callable[[Scene], Choice]
+
+
+def by_rules(scene: Scene) -> Choice:
+    """What `--placement` and `--offload-policy` say."""
+    d, placed = place(scene)
+    size, p, decision = _offload(scene, d)
+    return Choice(d, p if decision.offload else None, size, decision.reason, placed)
+
+
+def place(scene: Scene) -> tuple[Candidate, bool]:
+    """The session's home while it is free, else the best score."""
+    config = scene.config
+    if config.placement in STICKY:
+        for candidate in scene.free:
+            if candidate.instance.name == scene.home:
+                return candidate, False
+    score = SCORERS[config.placement]
+
+    def rank(c: Candidate) -> tuple[float, int, int, int]:
+        return score(c), c.load.ongoing_tokens, c.sessions, c.last_placed
+
+    return min(scene.free, key=rank), True
+
+
+def size_on(scene: Scene, d: Candidate) -> Size:
+    """The request's class where D would compute it."""
+    return classify(d.new_tokens, scene.config.warm_threshold, scene.config.heavy_threshold)
+
+
+def peers(scene: Scene, d: Candidate) -> list[Candidate]:
+    """Who could prefill for D: reachable by the connector, with transfers to spare."""
+    limit = CONNECTORS[scene.config.kv_connector].max_parallel
+    return [
+        c
+        for c in scene.free
+        if c is not d and c.instance.bootstrap_url is not None and c.load.pinned_requests < limit
+    ]
+
+
+def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decision]:
+    config, size = scene.config, size_on(scene, d)
+    if size is not Size.HEAVY:
+        return size, None, colocate(Reason.BELOW_THRESHOLD)
+    if not CONNECTORS[config.kv_connector].can_offload:
+        return size, None, colocate(Reason.NO_CONNECTOR)
+    if not scene.facts.offloadable:
+        return size, None, colocate(Reason.NOT_OFFLOADABLE)
+    p = min(peers(scene, d), key=lambda c: (c.load.ongoing_tokens, c.new_tokens), default=None)
+    question = Question(
+        decode=d,
+        prefill=p,
+        mean_ongoing_tokens=scene.mean_ongoing_tokens,
+        prompt_tokens=scene.facts.prompt_tokens,
+        heavy_threshold=config.heavy_threshold,
+        prefill_throughput=config.prefill_throughput,
+        kv_transfer_time_s=config.kv_transfer_time_s,
+        non_cached_tokens=config.offload_non_cached_tokens,
+    )
+    return size, p, should_offload(config.offload_policy, question)
