@@ -14,20 +14,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-BYTES_PER_BLOCK = 240
-"""Memory of one block on one instance: an entry of an OrderedDict, an entry and an int of a dict
-(tests/core/test_prefix.py measures it with tracemalloc)."""
+BYTES_PER_BLOCK = 416
+"""Memory of one block on one instance, at its worst (tests/core/test_prefix.py measures it): the
+entry of an OrderedDict, the entry of a dict, hash and mask as ints of their own, and both tables
+just after they grew. 220 to 375 were measured once full, up to 410 at the moment of growing."""
 
 
 class PrefixIndex:
-    """Block hashes -> instances. Instances are known by name; at most 512 at a time."""
+    """Block hashes -> instances, which are known by name."""
 
     def __init__(self, max_bytes: int, max_blocks: int | None = None) -> None:
         self._max_total = max(1, max_bytes // BYTES_PER_BLOCK)
         self._max_blocks = max_blocks
         self._masks: dict[int, int] = {}
         self._bits: dict[str, int] = {}
+        self._names: dict[int, str] = {}
         self._lru: dict[str, OrderedDict[int, None]] = {}
+        self._everyone = 0
         self._total = 0
 
     @property
@@ -41,34 +44,28 @@ class PrefixIndex:
 
     def hits(self, hashes: Sequence[int]) -> dict[str, int]:
         """Leading blocks of the prompt that each known instance holds, in blocks."""
-        hit = dict.fromkeys(self._bits, 0)
-        names = {1 << bit: name for name, bit in self._bits.items()}
-        alive = sum(names)
-        count = 0
-        for block in hashes:
-            still = alive & self._masks.get(block, 0)
-            if still != alive:
-                self._settle(hit, names, alive & ~still, count)
-                alive = still
+        hit = dict.fromkeys(self._bits, len(hashes))
+        holders, alive = self._masks.get, self._everyone
+        for count, block in enumerate(hashes):
+            lost = alive & ~holders(block, 0)
+            if lost:
+                alive ^= lost
+                self._settle(hit, lost, count)
                 if not alive:
-                    return hit
-            count += 1
-        self._settle(hit, names, alive, count)
+                    break
         return hit
 
-    @staticmethod
-    def _settle(hit: dict[str, int], names: dict[int, str], mask: int, count: int) -> None:
-        while mask:
-            low = mask & -mask
-            hit[names[low]] = count
-            mask ^= low
+    def _settle(self, hit: dict[str, int], lost: int, count: int) -> None:
+        while lost:
+            lowest = lost & -lost
+            hit[self._names[lowest]] = count
+            lost ^= lowest
 
     def insert(self, instance: str, hashes: Sequence[int]) -> None:
         """Note that `instance` now holds this prompt's blocks."""
         if instance not in self._bits:
-            self._bits[instance] = self._free_bit()
-            self._lru[instance] = OrderedDict()
-        lru, bit = self._lru[instance], 1 << self._bits[instance]
+            self._enter(instance)
+        lru, bit = self._lru[instance], self._bits[instance]
         for block in reversed(hashes):
             if block in lru:
                 lru.move_to_end(block)
@@ -78,16 +75,22 @@ class PrefixIndex:
                 self._total += 1
         self._shrink(instance)
 
+    def _enter(self, instance: str) -> None:
+        bit = ~self._everyone & (self._everyone + 1)
+        self._bits[instance], self._names[bit] = bit, instance
+        self._lru[instance] = OrderedDict()
+        self._everyone |= bit
+
     def forget(self, instance: str) -> None:
         """Drop everything known of an instance that restarted or left."""
-        while self._lru.get(instance):
-            self._evict(instance)
-        self._lru.pop(instance, None)
-        self._bits.pop(instance, None)
-
-    def _free_bit(self) -> int:
-        taken = set(self._bits.values())
-        return next(bit for bit in range(len(taken) + 1) if bit not in taken)
+        if instance not in self._bits:
+            return
+        blocks, bit = self._lru.pop(instance), self._bits.pop(instance)
+        for block in blocks:
+            self._unmark(block, bit)
+        self._total -= len(blocks)
+        self._everyone ^= bit
+        del self._names[bit]
 
     def _shrink(self, instance: str) -> None:
         while self._max_blocks is not None and len(self._lru[instance]) > self._max_blocks:
@@ -97,9 +100,12 @@ class PrefixIndex:
 
     def _evict(self, instance: str) -> None:
         block, _ = self._lru[instance].popitem(last=False)
-        mask = self._masks[block] & ~(1 << self._bits[instance])
+        self._unmark(block, self._bits[instance])
+        self._total -= 1
+
+    def _unmark(self, block: int, bit: int) -> None:
+        mask = self._masks[block] ^ bit
         if mask:
             self._masks[block] = mask
         else:
             del self._masks[block]
-        self._total -= 1

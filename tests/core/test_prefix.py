@@ -1,0 +1,207 @@
+"""The prefix index against a naive model, its bounds, and the memory it claims per block."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from proxy.core.prefix import BYTES_PER_BLOCK, PrefixIndex
+
+NAMES = ("a", "b", "c", "d")
+names = st.sampled_from(NAMES)
+
+
+def chained(path: Sequence[int]) -> list[int]:
+    """Hashes of a prompt whose blocks are `path`: each stands for the whole way to it."""
+    return [hash(tuple(path[: i + 1])) for i in range(len(path))]
+
+
+prompts = st.lists(st.integers(0, 2), max_size=6).map(chained)
+
+
+class Naive:
+    """A list of blocks per instance, the least recently used first; bounds applied one by one."""
+
+    def __init__(self, max_total: int, max_blocks: int | None) -> None:
+        self.max_total, self.max_blocks = max_total, max_blocks
+        self.held: dict[str, list[int]] = {}
+
+    def insert(self, name: str, prompt: Sequence[int]) -> None:
+        held = self.held.setdefault(name, [])
+        for block in reversed(prompt):
+            if block in held:
+                held.remove(block)
+            held.append(block)
+        if self.max_blocks is not None:
+            del held[: max(0, len(held) - self.max_blocks)]
+        while sum(map(len, self.held.values())) > self.max_total:
+            max(self.held.values(), key=len).pop(0)
+
+    def hit(self, name: str, prompt: Sequence[int]) -> int:
+        lacking = (i for i, block in enumerate(prompt) if block not in self.held[name])
+        return next(lacking, len(prompt))
+
+
+class Index(RuleBasedStateMachine):
+    """Prompts come and instances go in any order; the index says what the model says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start(total=1, blocks=None)
+
+    @initialize(total=st.integers(1, 30), blocks=st.none() | st.integers(1, 12))
+    def start(self, total: int, blocks: int | None) -> None:
+        self.index = PrefixIndex(total * BYTES_PER_BLOCK, blocks)
+        self.naive = Naive(total, blocks)
+
+    @rule(name=names, prompt=prompts)
+    def insert(self, name: str, prompt: list[int]) -> None:
+        self.index.insert(name, prompt)
+        self.naive.insert(name, prompt)
+
+    @rule(name=names)
+    def forget(self, name: str) -> None:
+        self.index.forget(name)
+        self.naive.held.pop(name, None)
+
+    @rule(prompt=prompts)
+    def look(self, prompt: list[int]) -> None:
+        expected = {name: self.naive.hit(name, prompt) for name in self.naive.held}
+        assert self.index.hits(prompt) == expected
+
+    @invariant()
+    def within_its_bounds(self) -> None:
+        sizes = {name: len(held) for name, held in self.naive.held.items()}
+        assert {name: self.index.blocks(name) for name in sizes} == sizes
+        assert self.index.total_blocks == sum(sizes.values()) <= self.naive.max_total
+
+    def teardown(self) -> None:
+        for name in NAMES:
+            self.index.forget(name)
+        assert traces(self.index) == []
+
+
+def traces(index: PrefixIndex) -> list[str]:
+    """The fields in which anything is left."""
+    tables = ("_masks", "_bits", "_names", "_lru", "_everyone", "_total")
+    return [table for table in tables if getattr(index, table)]
+
+
+TestIndex: Any = Index.TestCase
+TestIndex.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+def index(**held: Sequence[int]) -> PrefixIndex:
+    made = PrefixIndex(1 << 20)
+    for name, blocks in held.items():
+        made.insert(name, blocks)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([1, 2, 3], {"all": 3, "two": 2, "root": 1, "tail": 0}),
+        ([1, 2, 3, 4], {"all": 3, "two": 2, "root": 1, "tail": 0}),
+        ([1], {"all": 1, "two": 1, "root": 1, "tail": 0}),
+        ([9, 1, 2, 3], {"all": 0, "two": 0, "root": 0, "tail": 0}),
+        ([], {"all": 0, "two": 0, "root": 0, "tail": 0}),
+    ],
+)
+def test_one_pass_gives_every_instances_leading_run(
+    prompt: list[int], expected: dict[str, int]
+) -> None:
+    assert index(all=[1, 2, 3], two=[1, 2], root=[1], tail=[2, 3]).hits(prompt) == expected
+
+
+def test_without_instances_there_is_no_hit() -> None:
+    assert PrefixIndex(1 << 20).hits([1, 2]) == {}
+
+
+def test_looking_changes_nothing() -> None:
+    """Only use refreshes: a prompt that was placed elsewhere has not warmed this instance."""
+    ix = PrefixIndex(1 << 20, max_blocks=2)
+    ix.insert("a", [1])
+    ix.insert("a", [2])
+    ix.hits([1])
+    ix.insert("a", [3])
+    assert ix.hits([1]) == {"a": 0}
+    assert ix.hits([2]) == {"a": 1}
+
+
+def test_the_tail_of_a_prompt_leaves_before_its_root() -> None:
+    ix = PrefixIndex(1 << 20, max_blocks=5)
+    ix.insert("a", [1, 2, 3, 4, 5])
+    for filler in (100, 101, 102):
+        before = ix.hits([1, 2, 3, 4, 5])["a"]
+        ix.insert("a", [filler])
+        assert ix.hits([1, 2, 3, 4, 5])["a"] == before - 1
+
+
+def test_a_prompt_larger_than_the_instance_keeps_its_head() -> None:
+    ix = PrefixIndex(1 << 20, max_blocks=3)
+    ix.insert("a", range(1, 9))
+    assert ix.hits(range(1, 9)) == {"a": 3}
+
+
+def test_the_largest_instance_gives_way_to_the_byte_cap() -> None:
+    ix = PrefixIndex(6 * BYTES_PER_BLOCK)
+    ix.insert("large", range(5))
+    ix.insert("small", range(10, 13))
+    assert (ix.blocks("large"), ix.blocks("small")) == (3, 3)
+
+
+def test_a_forgotten_instances_place_is_free_for_the_next() -> None:
+    """The number of instances ever seen does not widen the masks."""
+    ix = index(a=[1, 2], b=[1])
+    for i in range(100):
+        ix.insert(f"n{i}", [1, 2, 3])
+        ix.forget(f"n{i}")
+    ix.forget("a")
+    ix.insert("c", [2, 3])
+    assert ix.hits([1, 2]) == {"b": 1, "c": 0}
+    assert ix._everyone == 0b11
+
+
+def test_forgetting_one_never_seen_is_nothing() -> None:
+    ix = index(a=[1])
+    ix.forget("b")
+    assert ix.hits([1]) == {"a": 1}
+
+
+@given(st.lists(st.tuples(names, prompts), max_size=20), st.integers(1, 10))
+def test_what_is_held_is_closed_under_prefixes(
+    inserts: list[tuple[str, list[int]]], cap: int
+) -> None:
+    """An ancestor is never less recent than what stands on it, so no block is held in vain."""
+    ix = PrefixIndex(1 << 20, max_blocks=cap)
+    for name, prompt in inserts:
+        ix.insert(name, prompt)
+    for name, prompt in inserts:
+        held = [block in ix._lru[name] for block in prompt]
+        assert held == sorted(held, reverse=True)
+
+
+@pytest.mark.parametrize("blocks", [3000, 5461, 10922])
+@pytest.mark.parametrize("instances", [1, 40])
+def test_a_full_index_needs_no_more_than_it_claims(blocks: int, instances: int) -> None:
+    """Sizes at which the tables have just grown are the worst."""
+    rnd = random.Random(blocks)
+    tracemalloc.start()
+    try:
+        ix = PrefixIndex(blocks * BYTES_PER_BLOCK)
+        before = tracemalloc.get_traced_memory()[0]
+        for i in range(3 * blocks // 50):
+            ix.insert(f"i{i % instances}", [rnd.getrandbits(64) for _ in range(50)])
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert ix.total_blocks == blocks
+    assert BYTES_PER_BLOCK / 2 < peak / blocks <= BYTES_PER_BLOCK
