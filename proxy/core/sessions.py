@@ -39,6 +39,7 @@ class Sessions:
         """Note that the session is served by `instance`; gives the turn's number, from 0."""
         if session_id is None:
             return 0
+        self._expire(now_s)
         turn = 0
         if (old := self._homes.pop(session_id, None)) is not None:
             self._per_instance[old.instance] -= 1

@@ -1,0 +1,161 @@
+"""The session table: time to live, cap, counts; against a naive model and as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from proxy.core.sessions import Sessions
+
+TTL_S, MAX = 10.0, 4
+INSTANCES = ("a", "b", "c")
+ids = st.sampled_from([f"s{i}" for i in range(7)])
+instances = st.sampled_from(INSTANCES)
+
+
+@dataclass
+class Home:
+    instance: str
+    turn: int
+    used_s: float
+
+
+class Table(RuleBasedStateMachine):
+    """Homes by last use in a plain list; the table must agree after every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions = Sessions(TTL_S, MAX)
+        self.homes: dict[str, Home] = {}
+        self.now_s = 0.0
+
+    def expire(self) -> None:
+        self.homes = {s: h for s, h in self.homes.items() if self.now_s - h.used_s <= TTL_S}
+
+    def use(self, session: str, instance: str, turn: int) -> None:
+        self.homes.pop(session, None)
+        self.homes[session] = Home(instance, turn, self.now_s)
+        while len(self.homes) > MAX:
+            del self.homes[min(self.homes, key=lambda s: self.homes[s].used_s)]
+
+    @rule(by_s=st.sampled_from([0.5, 4.0, 9.5, 10.0, 10.5]))
+    def time_passes(self, by_s: float) -> None:
+        self.now_s += by_s
+
+    @rule(session=ids, instance=instances)
+    def assign(self, session: str, instance: str) -> None:
+        self.expire()
+        old = self.homes.get(session)
+        turn = 0 if old is None else old.turn + 1
+        assert self.sessions.assign(session, instance, self.now_s) == turn
+        self.use(session, instance, turn)
+
+    @rule(session=ids, instance=instances, turn=st.integers(0, 3))
+    def move(self, session: str, instance: str, turn: int) -> None:
+        self.sessions.move(session, instance, turn, self.now_s)
+        self.expire()
+        self.use(session, instance, turn)
+
+    @rule(session=ids)
+    def look(self, session: str) -> None:
+        self.expire()
+        home = self.homes.get(session)
+        assert self.sessions.home(session, self.now_s) == (home and home.instance)
+
+    @rule(session=ids)
+    def end(self, session: str) -> None:
+        self.sessions.home(None, self.now_s)
+        self.expire()
+        assert self.sessions.end(session) == (self.homes.pop(session, None) is not None)
+
+    @rule(instance=instances)
+    def forget(self, instance: str) -> None:
+        self.sessions.forget(instance)
+        self.homes = {s: h for s, h in self.homes.items() if h.instance != instance}
+
+    @invariant()
+    def counts_are_the_truth(self) -> None:
+        self.sessions.home(None, self.now_s)
+        self.expire()
+        assert len(self.sessions) == len(self.homes) <= MAX
+        for name in INSTANCES:
+            here = [home for home in self.homes.values() if home.instance == name]
+            assert self.sessions.count(name) == len(here)
+
+
+TestTable: Any = Table.TestCase
+TestTable.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "home"), [(0.0, "a"), (9.9, "a"), (10.0, "a"), (10.1, None), (1e9, None)]
+)
+def test_a_session_lives_for_its_ttl(asked_s: float, home: str | None) -> None:
+    sessions = Sessions(10.0, 100)
+    sessions.assign("s", "a", 0.0)
+    assert sessions.home("s", asked_s) == home
+
+
+def test_time_to_live_counts_from_the_last_use() -> None:
+    """Used again, a session moves behind those that were not, and outlives them."""
+    sessions = Sessions(10.0, 100)
+    sessions.assign("old", "a", 0.0)
+    sessions.assign("young", "b", 5.0)
+    sessions.assign("old", "a", 9.0)
+    assert sessions.home("young", 16.0) is None
+    assert sessions.home("old", 16.0) == "a"
+    assert len(sessions) == 1
+
+
+def test_a_look_is_no_use() -> None:
+    sessions = Sessions(10.0, 100)
+    sessions.assign("s", "a", 0.0)
+    assert sessions.home("s", 9.0) == "a"
+    assert sessions.home("s", 11.0) is None
+
+
+def test_a_session_that_comes_back_too_late_starts_anew() -> None:
+    sessions = Sessions(10.0, 100)
+    assert [sessions.assign("s", "a", t) for t in (0.0, 1.0, 20.0)] == [0, 1, 0]
+
+
+def test_beyond_the_cap_the_longest_idle_goes() -> None:
+    sessions = Sessions(10.0, 2)
+    for session, now_s in (("s", 0.0), ("t", 1.0), ("s", 2.0), ("u", 3.0)):
+        sessions.assign(session, "a", now_s)
+    assert [sessions.home(s, 3.0) for s in ("s", "t", "u")] == ["a", None, "a"]
+
+
+def test_a_request_without_a_session_leaves_none() -> None:
+    sessions = Sessions(10.0, 2)
+    assert sessions.assign(None, "a", 0.0) == 0
+    sessions.move(None, "a", 0, 0.0)
+    assert sessions.home(None, 0.0) is None
+    assert (len(sessions), sessions.count("a")) == (0, 0)
+
+
+def test_a_move_keeps_the_turn() -> None:
+    sessions = Sessions(10.0, 2)
+    turn = [sessions.assign("s", "a", 0.0) for _ in range(3)][-1]
+    sessions.move("s", "b", turn, 0.0)
+    assert sessions.home("s", 0.0) == "b"
+    assert sessions.assign("s", "b", 0.0) == turn + 1
+
+
+def test_a_move_outlasts_its_old_home() -> None:
+    sessions = Sessions(10.0, 2)
+    sessions.assign("s", "a", 0.0)
+    sessions.forget("a")
+    sessions.move("s", "b", 0, 0.0)
+    assert (sessions.home("s", 0.0), sessions.count("a"), sessions.count("b")) == ("b", 0, 1)
+
+
+def test_asking_for_a_count_leaves_nothing_behind() -> None:
+    sessions = Sessions(10.0, 2)
+    assert sessions.count("never seen") == 0
+    assert not sessions._per_instance
