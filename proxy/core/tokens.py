@@ -8,13 +8,15 @@ engine's own `usage.prompt_tokens`.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
+from proxy.core.connectors import KV_PARAMS
 from proxy.core.types import RequestFacts
 
 BLOCK_BYTES = 1024
@@ -40,9 +42,11 @@ PROMPT_KEYS = (
     "documents",
 )
 OFFLOAD_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
 _MODELS_MAX = 64
-_ID_BYTES = array("Q").itemsize
+_IDS = "I"
+"""Array type of token ids: 4 bytes each, as a token of text has by the prior."""
 
 
 def session_identity(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
@@ -59,14 +63,23 @@ def session_identity(headers: Mapping[str, str], body: Mapping[str, Any]) -> str
         body.get("prompt_cache_key"),
         body.get("previous_response_id"),
     )
-    found = next((str(value) for value in named if value not in (None, "")), None)
-    if found is not None and len(found) > _SESSION_ID_MAX:
-        return xxh3_64_hexdigest(found.encode("utf-8", "surrogatepass"))
-    return found
+    return next((bounded(name) for value in named if (name := _name(value))), None)
+
+
+def _name(value: Any) -> str:
+    """A string, or a whole number as its digits; anything else names nothing."""
+    return str(value) if type(value) in (str, int) else ""
+
+
+def bounded(session_id: str) -> str:
+    """The name under which a session is kept: its own, or a digest where that is too long."""
+    if len(session_id) <= _SESSION_ID_MAX:
+        return session_id
+    return xxh3_128_hexdigest(session_id.encode("utf-8", "surrogatepass"))
 
 
 def prompt_bytes(body: Mapping[str, Any]) -> bytes:
-    """All prompt texts as UTF-8, in rendering order; token ids as 8 bytes each."""
+    """All prompt texts as UTF-8, in rendering order; token ids as 4 bytes each."""
     return b"\x1f".join(text for key in PROMPT_KEYS if key in body for text in _texts(body[key]))
 
 
@@ -78,21 +91,43 @@ def _texts(value: Any) -> Iterator[bytes]:
         if isinstance(item, str):
             yield _text(item)
         elif isinstance(item, dict):
-            for key, inner in reversed(item.items()):
-                stack += (inner, key)
+            stack.extend(_inner(item))
         elif isinstance(item, list):
-            if item and all(type(entry) is int and 0 <= entry < 2**63 for entry in item):
-                yield array("Q", item).tobytes()
+            if ids := _token_ids(item):
+                yield ids
             else:
                 stack.extend(reversed(item))
         elif item is not None:
             yield str(item).encode()
 
 
+def _inner(item: dict[str, Any]) -> Iterator[Any]:
+    """Keys and values, last first. A text part is its text, as if it were not in parts."""
+    if item.get("type") == "text" and isinstance(item.get("text"), str):
+        yield item["text"]
+        return
+    for key, value in reversed(item.items()):
+        yield value
+        yield key
+
+
+def _token_ids(item: list[Any]) -> bytes:
+    """The ids of a tokenised prompt; nothing for any other list."""
+    try:
+        return array(_IDS, item).tobytes()
+    except (TypeError, OverflowError):
+        return b""
+
+
+def _count_ids(prompt: Any) -> int:
+    """How many token ids the prompt has, 0 where it is no such list; the engine checks each."""
+    return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is int else 0
+
+
 def _text(item: str) -> bytes:
     """UTF-8; an inlined image or sound stands for itself by its digest, not by its megabytes."""
     raw = item.encode("utf-8", "surrogatepass")
-    return xxh3_64_hexdigest(raw).encode() if item.startswith("data:") else raw
+    return xxh3_128_hexdigest(raw).encode() if _INLINED.match(item) else raw
 
 
 def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
@@ -111,15 +146,15 @@ def is_offloadable(endpoint: str, body: Mapping[str, Any]) -> bool:
     if endpoint not in OFFLOAD_ENDPOINTS:
         return False
     prompt = body.get("prompt")
-    several_prompts = isinstance(prompt, list) and not all(type(p) is int for p in prompt)
+    several_prompts = isinstance(prompt, list) and not _count_ids(prompt)
     one_answer = all(body.get(key) in (None, 1) for key in ("n", "best_of"))
     limits = (body.get("max_tokens"), body.get("max_completion_tokens"))
-    forbidden = ("use_beam_search", "echo", "prompt_logprobs", "prompt_embeds")
     return (
         one_answer
         and not several_prompts
         and not any(limit in (0, 1) for limit in limits)
-        and not any(body.get(key) not in (None, False) for key in forbidden)
+        and not any(body.get(key) for key in ("use_beam_search", "echo"))
+        and all(body.get(key) is None for key in ("prompt_logprobs", "prompt_embeds", KV_PARAMS))
     )
 
 
@@ -146,11 +181,12 @@ class TokenEstimator:
     def facts(
         self, endpoint: str, headers: Mapping[str, str], body: Mapping[str, Any]
     ) -> tuple[RequestFacts, int]:
-        """The facts of a request, and its prompt's size in bytes (for `learn`)."""
-        model = str(body.get("model") or "")
+        """The facts of a request, and how many bytes of text its prompt has (for `learn`)."""
+        model = _name(body.get("model"))
         prompt = prompt_bytes(body)
-        tokens = max(1, round(len(prompt) / self.bytes_per_token(model)))
-        root = f"{model}\0{body.get('cache_salt') or ''}".encode("utf-8", "surrogatepass")
+        ids = _count_ids(body.get("prompt"))
+        tokens = ids or max(1, round(len(prompt) / self.bytes_per_token(model)))
+        root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
         facts = RequestFacts(
             model=model,
             session_id=session_identity(headers, body),
@@ -159,4 +195,4 @@ class TokenEstimator:
             block_tokens=tokens * BLOCK_BYTES / max(1, len(prompt)),
             offloadable=is_offloadable(endpoint, body),
         )
-        return facts, len(prompt)
+        return facts, 0 if ids else len(prompt)

@@ -1,0 +1,350 @@
+"""From a body to facts: who asks, which blocks, how many tokens, may it be offloaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.tokens import (
+    BLOCK_BYTES,
+    BYTES_PER_TOKEN_PRIOR,
+    OFFLOAD_ENDPOINTS,
+    SESSION_HEADERS,
+    TokenEstimator,
+    block_hashes,
+    bounded,
+    is_offloadable,
+    prompt_bytes,
+    session_identity,
+)
+from proxy.core.types import RequestFacts
+
+CHAT = "/v1/chat/completions"
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def nested(levels: int, *, within: str) -> Any:
+    value: Any = "deep"
+    for _ in range(levels):
+        value = [value] if within == "list" else {"k": value}
+    return value
+
+
+def facts(body: dict[str, Any], endpoint: str = CHAT) -> RequestFacts:
+    return TokenEstimator().facts(endpoint, {}, body)[0]
+
+
+class TestSession:
+    SOURCES = (
+        *(("header", name) for name in SESSION_HEADERS),
+        ("body", "session_id"),
+        ("metadata", "session_id"),
+        ("body", "prompt_cache_key"),
+        ("body", "previous_response_id"),
+    )
+
+    def test_the_order_is_the_contracts(self) -> None:
+        assert SESSION_HEADERS == (
+            "X-Session-ID",
+            "X-Session-Affinity",
+            "X-Correlation-ID",
+            "x-claude-code-session-id",
+            "session-id",
+            "thread-id",
+            "X-Dynamo-Session-ID",
+        )
+
+    @pytest.mark.parametrize("first", range(len(SOURCES)))
+    def test_the_first_present_names_the_session(self, first: int) -> None:
+        given: dict[str, dict[str, Any]] = {"header": {}, "body": {}, "metadata": {}}
+        for i, (where, name) in enumerate(self.SOURCES):
+            given[where][name] = f"id-{i}" if i >= first else ""
+        body = {**given["body"], "metadata": given["metadata"]}
+        assert session_identity(given["header"], body) == f"id-{first}"
+
+    @pytest.mark.parametrize(
+        ("value", "name"),
+        [
+            ("s", "s"),
+            ("é\0\n", "é\0\n"),
+            (7, "7"),
+            (0, "0"),
+            (10**30, str(10**30)),
+            ("", None),
+            (None, None),
+            (True, None),
+            (1.5, None),
+            ([], None),
+            (["s"], None),
+            ({"id": "s"}, None),
+            (nested(1000, within="list"), None),
+        ],
+        ids=lambda value: repr(value)[:20] if not isinstance(value, list) else "list",
+    )
+    def test_strings_and_whole_numbers_are_names(self, value: Any, name: str | None) -> None:
+        assert session_identity({}, {"session_id": value}) == name
+        assert session_identity({}, {"metadata": {"session_id": value}}) == name
+
+    @pytest.mark.parametrize("metadata", [None, "s", 1, [{"session_id": "s"}]])
+    def test_metadata_of_another_form_names_nobody(self, metadata: Any) -> None:
+        assert session_identity({}, {"metadata": metadata}) is None
+
+    def test_a_value_that_is_no_name_leaves_the_word_to_the_next(self) -> None:
+        assert session_identity({}, {"session_id": {}, "prompt_cache_key": "k"}) == "k"
+
+    @given(st.text(min_size=129) | st.just("\ud800" * 200))
+    def test_long_names_are_kept_short_and_apart(self, name: str) -> None:
+        kept = bounded(name)
+        assert len(kept) == 32
+        assert kept == session_identity({"X-Session-ID": name}, {})
+        assert kept != bounded(name + "x")
+
+    @given(st.text(max_size=128))
+    def test_others_stay_as_they_are(self, name: str) -> None:
+        assert bounded(name) == name
+
+
+class TestPrompt:
+    def test_tools_come_before_messages_wherever_they_stand(self) -> None:
+        tools, messages = [{"name": "f"}], [{"role": "user", "content": "hi"}]
+        one = prompt_bytes({"messages": messages, "tools": tools})
+        assert one == prompt_bytes({"tools": tools, "messages": messages})
+        assert one.index(b"name") < one.index(b"role")
+
+    @pytest.mark.parametrize(
+        ("body", "expected"),
+        [
+            ({}, b""),
+            ({"prompt": None}, b""),
+            ({"prompt": ""}, b""),
+            ({"prompt": "a\0b"}, b"a\0b"),
+            ({"prompt": "\ud800"}, b"\xed\xa0\x80"),
+            ({"prompt": ["a", "b"]}, b"a\x1fb"),
+            ({"prompt": [1, 2**32 - 1]}, b"\1\0\0\0\xff\xff\xff\xff"),
+            ({"prompt": [[1], [2]]}, b"\1\0\0\0\x1f\2\0\0\0"),
+            ({"prompt": [-1, 2**32, 10**30]}, b"-1\x1f4294967296\x1f1" + b"0" * 30),
+            ({"prompt": [1.0, True]}, b"1.0\x1fTrue"),
+            ({"prompt": []}, b""),
+            ({"messages": [{"role": "user", "content": "x"}]}, b"role\x1fuser\x1fcontent\x1fx"),
+            ({"model": "m", "temperature": 1, "user": "u"}, b""),
+            ({"system": "s", "messages": "m", "prompt": "p", "input": "i"}, b"s\x1fm\x1fp\x1fi"),
+        ],
+        ids=repr,
+    )
+    def test_what_counts_as_prompt(self, body: dict[str, Any], expected: bytes) -> None:
+        assert prompt_bytes(body) == expected
+
+    def test_a_text_part_is_its_text(self) -> None:
+        """Clients turn a string into parts, and move cache marks, without a change of prompt."""
+        forms = ["hi", [{"type": "text", "text": "hi"}]]
+        forms.append([{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}])
+        assert len({prompt_bytes({"messages": [{"content": form}]}) for form in forms}) == 1
+
+    def test_parts_do_not_run_into_each_other(self) -> None:
+        parts = [{"type": "text", "text": text} for text in ("a", "b")]
+        assert prompt_bytes({"input": parts}) != prompt_bytes({"input": "ab"})
+
+    def test_an_inlined_image_is_its_digest(self) -> None:
+        def message(uri: str) -> bytes:
+            return prompt_bytes({"messages": [{"image_url": {"url": uri}}]})
+
+        one, other = (message(f"data:image/png;base64,{c * 100_000}") for c in "ab")
+        assert len(one) == len(other) < 100
+        assert one != other
+
+    @pytest.mark.parametrize("text", ["data: [DONE]", "data:text/plain,hello", "database"])
+    def test_text_that_only_begins_like_one_is_text(self, text: str) -> None:
+        assert prompt_bytes({"prompt": text}) == text.encode()
+
+    @pytest.mark.parametrize("within", ["list", "dict"])
+    def test_depth_is_no_danger(self, within: str) -> None:
+        deep = nested(1000, within=within)
+        assert prompt_bytes({"messages": deep}).endswith(b"deep")
+        assert facts({"messages": deep, "model": deep, "cache_salt": deep}).model == ""
+
+    @given(st.dictionaries(st.sampled_from(["tools", "messages", "prompt", "n"]), json_values))
+    def test_any_json_gives_facts(self, body: dict[str, Any]) -> None:
+        found = facts(body)
+        assert found.prompt_tokens >= 1
+        assert len(found.block_hashes) == len(prompt_bytes(body)) // BLOCK_BYTES
+
+
+def leading(one: list[int], other: list[int]) -> int:
+    equal = [a == b for a, b in zip(one, other, strict=False)]
+    return equal.index(False) if False in equal else len(equal)
+
+
+class TestBlocks:
+    @pytest.mark.parametrize(
+        ("size", "blocks"),
+        [(0, 0), (1, 0), (BLOCK_BYTES - 1, 0), (BLOCK_BYTES, 1), (5 * BLOCK_BYTES + 1, 5)],
+    )
+    def test_only_whole_blocks_have_a_hash(self, size: int, blocks: int) -> None:
+        assert len(block_hashes(b"x" * size)) == blocks
+
+    def test_equal_blocks_at_different_places_differ(self) -> None:
+        assert len(set(block_hashes(b"x" * BLOCK_BYTES * 50))) == 50
+
+    @given(st.integers(0, 6 * BLOCK_BYTES), st.integers(1, 6), st.integers(1, 6))
+    def test_equal_prefixes_are_equal_hashes_and_nothing_else(
+        self, common: int, one: int, other: int
+    ) -> None:
+        """Two prompts that part at a byte share the blocks before it, and none behind it."""
+        head = b"h" * common
+        a = block_hashes(head + b"a" * one * BLOCK_BYTES)
+        b = block_hashes(head + b"b" * other * BLOCK_BYTES)
+        assert leading(a, b) == common // BLOCK_BYTES
+        assert not set(a[common // BLOCK_BYTES :]) & set(b)
+
+    @given(st.binary(min_size=BLOCK_BYTES, max_size=4 * BLOCK_BYTES), st.data())
+    def test_a_changed_byte_changes_its_block_and_all_behind(
+        self, prompt: bytes, data: st.DataObject
+    ) -> None:
+        at = data.draw(st.integers(0, len(prompt) - 1))
+        changed = prompt[:at] + bytes([prompt[at] ^ 1]) + prompt[at + 1 :]
+        assert leading(block_hashes(prompt), block_hashes(changed)) == min(
+            at // BLOCK_BYTES, len(prompt) // BLOCK_BYTES
+        )
+
+    def test_a_longer_prompt_continues_a_shorter_ones_chain(self) -> None:
+        turn = {"role": "user", "content": "x" * 3000}
+        first = facts({"model": "m", "messages": [turn]}).block_hashes
+        second = facts({"model": "m", "messages": [turn, turn]}).block_hashes
+        assert list(second[: len(first)]) == list(first)
+        assert len(second) > len(first)
+
+    @pytest.mark.parametrize(
+        ("same", "body"),
+        [
+            (True, {"model": "m", "temperature": 0.5}),
+            (True, {"model": "m", "cache_salt": ""}),
+            (False, {"model": "other"}),
+            (False, {}),
+            (False, {"model": "m", "cache_salt": "tenant"}),
+        ],
+    )
+    def test_models_and_salts_share_no_block(self, same: bool, body: dict[str, Any]) -> None:
+        prompt = {"prompt": "x" * 5000}
+        base = facts({"model": "m", **prompt}).block_hashes
+        assert bool(set(base) & set(facts({**body, **prompt}).block_hashes)) is same
+
+
+class TestOffloadable:
+    @pytest.mark.parametrize(
+        ("expected", "extra"),
+        [
+            (True, {}),
+            (True, {"n": 1, "best_of": 1, "echo": False, "use_beam_search": False}),
+            (True, {"n": None, "max_tokens": None, "prompt_logprobs": None}),
+            (True, {"max_tokens": 2}),
+            (True, {"logprobs": 5, "stream": True, "tools": [{}], "response_format": {}}),
+            (True, {"prompt": "text"}),
+            (True, {"prompt": [1, 2, 3]}),
+            (False, {"n": 2}),
+            (False, {"best_of": 2}),
+            (False, {"use_beam_search": True}),
+            (False, {"prompt": ["one", "two"]}),
+            (False, {"prompt": [[1, 2], [3]]}),
+            (False, {"prompt": []}),
+            (False, {"echo": True}),
+            (False, {"prompt_logprobs": 1}),
+            (False, {"prompt_logprobs": 0}),
+            (False, {"prompt_embeds": "AAAA"}),
+            (False, {"kv_transfer_params": {}}),
+            (False, {"max_tokens": 1}),
+            (False, {"max_tokens": 0}),
+            (False, {"max_completion_tokens": 1}),
+        ],
+        ids=repr,
+    )
+    @pytest.mark.parametrize("endpoint", sorted(OFFLOAD_ENDPOINTS))
+    def test_bodies(self, endpoint: str, expected: bool, extra: dict[str, Any]) -> None:
+        assert is_offloadable(endpoint, {"model": "m", **extra}) is expected
+
+    @pytest.mark.parametrize(
+        ("endpoint", "expected"),
+        [
+            ("/v1/chat/completions", True),
+            ("/v1/completions", True),
+            ("/v1/chat/completions/batch", False),
+            ("/v1/responses", False),
+            ("/v1/messages", False),
+            ("/v1/embeddings", False),
+            ("/v1/score", False),
+            ("/v1/rerank", False),
+            ("/v1/audio/transcriptions", False),
+            ("/tokenize", False),
+        ],
+    )
+    def test_endpoints(self, endpoint: str, expected: bool) -> None:
+        assert is_offloadable(endpoint, {"prompt": "p"}) is expected
+
+    @given(st.dictionaries(st.sampled_from(["n", "prompt", "echo", "max_tokens"]), json_values))
+    def test_any_body_has_an_answer(self, body: dict[str, Any]) -> None:
+        assert is_offloadable(CHAT, body) in (True, False)
+
+
+class TestEstimator:
+    def test_before_the_first_answer_the_prior_holds(self) -> None:
+        prompt = "x" * 40_000
+        assert facts({"prompt": prompt}).prompt_tokens == 40_000 / BYTES_PER_TOKEN_PRIOR
+
+    def test_the_first_answer_replaces_the_prior_and_later_ones_move_it(self) -> None:
+        estimator = TokenEstimator()
+        estimator.learn("m", 30_000, 10_000)
+        assert estimator.bytes_per_token("m") == 3.0
+        estimator.learn("m", 40_000, 10_000)
+        assert estimator.bytes_per_token("m") == pytest.approx(3.1)
+        assert estimator.bytes_per_token("other") == BYTES_PER_TOKEN_PRIOR
+
+    @pytest.mark.parametrize(("size", "tokens"), [(100_000, 63), (1023, 500), (0, 0), (0, 10**6)])
+    def test_short_prompts_teach_nothing(self, size: int, tokens: int) -> None:
+        estimator = TokenEstimator()
+        estimator.learn("m", size, tokens)
+        assert estimator.bytes_per_token("m") == BYTES_PER_TOKEN_PRIOR
+
+    @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), max_size=20))
+    def test_whatever_is_reported_the_ratio_stays_sane(self, seen: list[tuple[int, int]]) -> None:
+        estimator = TokenEstimator()
+        for size, tokens in seen:
+            estimator.learn("m", size, tokens)
+        assert 0.25 <= estimator.bytes_per_token("m") <= 64.0
+
+    def test_models_are_bounded_and_the_one_in_use_stays(self) -> None:
+        estimator = TokenEstimator()
+        for i in range(1000):
+            estimator.learn("used", 30_000, 10_000)
+            estimator.learn(f"m{i}", 30_000, 10_000)
+        assert len(estimator._ratio) == 64
+        assert estimator.bytes_per_token("used") == pytest.approx(3.0)
+
+    def test_token_ids_are_counted_not_estimated(self) -> None:
+        estimator = TokenEstimator()
+        estimator.learn("m", 20_000, 10_000)
+        body = {"model": "m", "prompt": list(range(1000))}
+        found, text_bytes = estimator.facts("/v1/completions", {}, body)
+        assert (found.prompt_tokens, text_bytes) == (1000, 0)
+        assert found.block_tokens == BLOCK_BYTES / 4
+
+    @given(st.text(max_size=200), st.integers(1, 40))
+    def test_hit_tokens_never_cover_the_whole_prompt(self, text: str, times: int) -> None:
+        found = facts({"prompt": text * times})
+        hits = [found.hit_tokens(n) for n in range(len(found.block_hashes) + 2)]
+        assert hits == sorted(hits)
+        assert hits[0] == 0
+        assert hits[-1] < found.prompt_tokens
+
+    def test_facts_say_what_was_found(self) -> None:
+        body = orjson.loads(b'{"model":"m","session_id":"s","n":2,"prompt":"' + b"x" * 4096 + b'"}')
+        found, size = TokenEstimator().facts("/v1/completions", {}, body)
+        assert (found.model, found.session_id, found.offloadable) == ("m", "s", False)
+        assert (found.prompt_tokens, len(found.block_hashes), size) == (1024, 4, 4096)
+        assert found.block_tokens == 256.0
