@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],:]', re.DOTALL)
-_ESCAPE = re.compile(rb"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^][{}"]*+\]|[][{},]', re.DOTALL)
+"""Strings, arrays without strings or nesting (token ids: thousands of them), single marks."""
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
+_SHORT = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
 _OPEN, _CLOSE = frozenset(b"{["), frozenset(b"}]")
 
 
@@ -18,11 +20,8 @@ def members(body: bytes) -> Iterator[tuple[str, int, int]]:
     """Top-level members as (key, start of the key, end of the value)."""
     depth, key, start = 0, b"", -1
     for token in _TOKEN.finditer(body):
-        kind = body[token.start()]
-        if kind in _OPEN:
-            depth += 1
-        elif kind in _CLOSE:
-            depth -= 1
+        kind, last = body[token.start()], body[token.end() - 1]
+        depth += (kind in _OPEN) - (last in _CLOSE)
         if start < 0 and depth == 1 and kind == ord('"'):
             key, start = token.group(), token.start()
         elif start >= 0 and (depth == 0 or (depth == 1 and kind == ord(","))):
@@ -33,11 +32,14 @@ def members(body: bytes) -> Iterator[tuple[str, int, int]]:
 def _unescape(key: bytes) -> str:
     """A key as the engine will read it: `\\u006bv` is `kv`."""
 
-    def plain(match: re.Match[bytes]) -> bytes:
-        code = match.group(1)
-        return chr(int(code[1:], 16)).encode("utf-8", "surrogatepass") if len(code) == 5 else code
+    def plain(match: re.Match[str]) -> str:
+        code, short = match.groups()
+        return chr(int(code, 16)) if code else _SHORT.get(short, short)
 
-    return _ESCAPE.sub(plain, key).decode("utf-8", "surrogatepass")
+    name = key.decode()
+    if "\\" not in name:
+        return name
+    return _ESCAPE.sub(plain, name).encode("utf-16", "surrogatepass").decode("utf-16")
 
 
 def splice(body: bytes, put: Mapping[str, bytes], drop: Collection[str] = ()) -> bytes:
