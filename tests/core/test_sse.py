@@ -1,0 +1,276 @@
+"""What the scanner says of an answer, and that it says so however the bytes were cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.core.sse import TAIL_BYTES, Scanner, first_event, is_error_event
+
+DONE = b"data: [DONE]\n\n"
+USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
+
+
+def event(**body: Any) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def delta(**fields: Any) -> bytes:
+    return event(id="c", choices=[{"index": 0, "delta": fields}])
+
+
+ROLE = delta(role="assistant", content="")
+TEXT = delta(content="word")
+USAGE_CHUNK = event(choices=[], usage=USAGE)
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def scanned(stream: bytes, cuts: list[int] | None = None) -> Scanner:
+    scanner, start = Scanner(), 0
+    for cut in [*sorted(cuts or ()), len(stream)]:
+        scanner.feed(stream[start:cut])
+        start = cut
+    return scanner
+
+
+def said(scanner: Scanner) -> tuple[object, ...]:
+    return scanner.events, scanner.size, scanner.has_content, scanner.is_done, scanner.usage()
+
+
+pieces = st.sampled_from(
+    [
+        ROLE,
+        TEXT,
+        USAGE_CHUNK,
+        KEEP_ALIVE,
+        DONE,
+        delta(content="\n\ndata: [DONE]\n\n"),
+        delta(content='{"usage":{"prompt_tokens":1}}'),
+        delta(content="long " * 2000),
+        event(choices=[], usage={"prompt_tokens": 1, "a": {"b": {"c": 1}}}),
+        b"event: message_stop\ndata: {}\n\n",
+        b"\n",
+        b"\n\n\n",
+        b"data: {\n",
+    ]
+)
+
+
+class TestAnyCut:
+    @settings(max_examples=150)
+    @given(st.lists(pieces, max_size=12).map(b"".join), st.data())
+    def test_the_same_bytes_say_the_same(self, stream: bytes, data: st.DataObject) -> None:
+        cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=20))
+        assert said(scanned(stream, cuts)) == said(scanned(stream))
+
+    @settings(max_examples=20)
+    @given(st.lists(pieces, max_size=5).map(b"".join))
+    def test_byte_by_byte(self, stream: bytes) -> None:
+        assert said(scanned(stream, list(range(len(stream))))) == said(scanned(stream))
+
+    @settings(max_examples=20)
+    @given(st.lists(pieces, max_size=5).map(b"".join))
+    def test_asking_in_between_changes_nothing(self, stream: bytes) -> None:
+        asked = Scanner()
+        for start in range(0, len(stream), 100):
+            asked.feed(stream[start : start + 100])
+            said(asked)
+        assert said(asked) == said(scanned(stream))
+
+    def test_one_empty_piece_is_nothing(self) -> None:
+        scanner = Scanner()
+        scanner.feed(b"")
+        assert said(scanner) == (0, 0, False, False, None)
+
+
+class TestContent:
+    @pytest.mark.parametrize(
+        ("expected", "stream"),
+        [
+            (False, ROLE),
+            (False, KEEP_ALIVE),
+            (False, DONE),
+            (False, USAGE_CHUNK),
+            (False, delta(content=None, tool_calls=[], reasoning="", refusal=None)),
+            (False, event(choices=[{"text": ""}])),
+            (False, event(type="content_block_start", content_block={"type": "text", "text": ""})),
+            (True, TEXT),
+            (True, ROLE + TEXT),
+            (True, delta(content="\n")),
+            (True, delta(content='"')),
+            (True, delta(reasoning_content="hm")),
+            (True, delta(reasoning="hm")),
+            (True, delta(refusal="no")),
+            (True, delta(tool_calls=[{"index": 0, "function": {"name": "f"}}])),
+            (True, event(choices=[{"text": "word"}])),
+            (True, event(type="content_block_delta", delta={"type": "text_delta", "text": "w"})),
+            (True, event(type="content_block_delta", delta={"thinking": "hm"})),
+            (True, event(type="content_block_delta", delta={"partial_json": '{"a"'})),
+            (True, event(type="response.output_text.delta", delta="w")),
+            (True, b'data: {"choices": [{"delta": {"content" : "spaced"}}]}\n\n'),
+        ],
+        ids=repr,
+    )
+    def test_what_is_content(self, expected: bool, stream: bytes) -> None:
+        assert scanned(stream).has_content is expected
+
+    def test_it_is_seen_with_the_piece_that_completes_it(self) -> None:
+        at = TEXT.index(b"word")
+        scanner = Scanner()
+        for byte in range(at):
+            scanner.feed(TEXT[byte : byte + 1])
+        assert not scanner.has_content
+        scanner.feed(TEXT[at : at + 1])
+        assert scanner.has_content
+
+    def test_a_long_first_chunk_does_not_hide_it(self) -> None:
+        ids = event(prompt_token_ids=list(range(50_000)), choices=[])
+        stream = ids + TEXT
+        assert scanned(stream, list(range(0, len(stream), 1000))).has_content
+
+
+class TestEvents:
+    @pytest.mark.parametrize(
+        ("events", "stream"),
+        [
+            (0, b""),
+            (0, TEXT[:-1]),
+            (1, TEXT),
+            (4, ROLE + TEXT + USAGE_CHUNK + DONE),
+            (1, b"event: message_stop\ndata: {}\n\n"),
+            (1, delta(content="\n\n\n\n")),
+            (2, b"\n\n\n\n"),
+            (1, b"\n\n\n"),
+        ],
+    )
+    def test_are_counted_by_their_ends(self, events: int, stream: bytes) -> None:
+        assert scanned(stream).events == events
+
+
+class TestEnd:
+    @pytest.mark.parametrize(
+        ("expected", "stream"),
+        [
+            (False, TEXT),
+            (False, delta(content="data: [DONE]")),
+            (False, delta(content="\ndata: [DONE]\n\n")),
+            (False, delta(content="\nevent: message_stop")),
+            (False, b"data: [DON"),
+            (True, DONE),
+            (True, TEXT + DONE),
+            (True, TEXT + b"data:[DONE]\n\n"),
+            (True, TEXT + DONE[:-2]),
+            (True, b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),
+            (True, b"event: response.completed\ndata: {}\n\n"),
+            (True, b"event: response.incomplete\ndata: {}\n\n"),
+            (True, b"event: response.failed\ndata: {}\n\n"),
+            (False, b"event: response.created\ndata: {}\n\n"),
+            (True, b"event: response.completed\ndata: " + b"x" * 100_000 + b"\n\n"),
+        ],
+        ids=lambda value: repr(value)[:60],
+    )
+    def test_markers_count_where_a_line_begins(self, expected: bool, stream: bytes) -> None:
+        assert scanned(stream).is_done is expected
+
+    @pytest.mark.parametrize("cut", range(len(DONE)))
+    def test_split_at_every_place(self, cut: int) -> None:
+        assert scanned(TEXT + DONE, [len(TEXT) + cut]).is_done
+
+    def test_a_marker_in_text_is_none_wherever_the_window_begins(self) -> None:
+        """Also when the bytes in view happen to begin with it."""
+        for fill in range(4 * TAIL_BYTES - 80, 4 * TAIL_BYTES + 80):
+            text = b'data: {"content":"' + b"x" * fill
+            scanner = Scanner()
+            scanner.feed(text)
+            scanner.feed(b"data: [DONE]" + b"y" * (TAIL_BYTES - 12))
+            scanner.feed(b"z")
+            assert not scanner.is_done
+
+
+class TestUsage:
+    @pytest.mark.parametrize(
+        ("usage", "stream"),
+        [
+            (None, TEXT + DONE),
+            (None, event(choices=[], usage=None)),
+            (None, delta(content='{"usage":{"prompt_tokens":1}}')),
+            (None, delta(content='\\"usage\\":{"prompt_tokens":1}')),
+            (None, USAGE_CHUNK[:-8]),
+            (USAGE, TEXT + USAGE_CHUNK + DONE),
+            (USAGE, USAGE_CHUNK + delta(content='"usage":{}') + DONE),
+            (USAGE, event(usage={"prompt_tokens": 1}) + USAGE_CHUNK + DONE),
+            (USAGE, USAGE_CHUNK + event(usage=None) + DONE),
+            (USAGE, orjson.dumps({"choices": [{"message": {"content": "x" * 10_000}}]})[:-1]
+             + b',"usage":' + orjson.dumps(USAGE) + b"}"),
+            (USAGE, orjson.dumps({"usage": USAGE}, option=orjson.OPT_INDENT_2)),
+            ({"a": {"b": {"c": 1}}}, event(usage={"a": {"b": {"c": 1}}})),
+        ],
+        ids=lambda value: repr(value)[:60],
+    )  # fmt: skip
+    def test_the_last_one_wins(self, usage: dict[str, Any] | None, stream: bytes) -> None:
+        found = scanned(stream).usage()
+        assert (orjson.loads(found) if found else None) == usage
+
+    @pytest.mark.parametrize("before", [0, 10_000, 1_000_000])
+    @pytest.mark.parametrize("after", [0, 1000, 100_000])
+    def test_long_events_around_it_do_not_hide_it(self, before: int, after: int) -> None:
+        stream = delta(content="x" * before) + USAGE_CHUNK + delta(content="x" * after) + DONE
+        found = scanned(stream, list(range(0, len(stream), 5000))).usage()
+        assert found is not None
+        assert orjson.loads(found) == USAGE
+
+    def test_limit_an_object_longer_than_the_tail_may_be_missed_but_never_cut(self) -> None:
+        usage = {"prompt_tokens": 1, "detail": "x" * 5 * TAIL_BYTES}
+        found = scanned(event(usage=usage), list(range(0, 5 * TAIL_BYTES, 100))).usage()
+        assert found is None or orjson.loads(found) == usage
+
+
+ERROR = b'data: {"error":{"message":"gone","code":500}}\n\n'
+
+
+class TestFirstEvent:
+    @pytest.mark.parametrize(
+        ("head", "expected"),
+        [
+            (b"", None),
+            (TEXT[:-1], None),
+            (KEEP_ALIVE, None),
+            (KEEP_ALIVE + TEXT[:-1], None),
+            (b"\n\n\n\n", None),
+            (TEXT, TEXT[:-2]),
+            (TEXT + ERROR, TEXT[:-2]),
+            (KEEP_ALIVE * 3 + TEXT, TEXT[:-2]),
+            (b": comment\n" + TEXT, TEXT[:-2]),
+            (b"\n\n" + TEXT, TEXT[:-2]),
+            (b"event: a\ndata: {}\n\n", b"event: a\ndata: {}"),
+        ],
+        ids=repr,
+    )
+    def test_comments_are_passed_over(self, head: bytes, expected: bytes | None) -> None:
+        assert first_event(head) == expected
+
+    @pytest.mark.parametrize(
+        ("expected", "head"),
+        [
+            (True, ERROR),
+            (True, KEEP_ALIVE + ERROR),
+            (True, b": comment\n" + ERROR),
+            (True, b'data:{ "error" : "text"}\n\n'),
+            (True, b'event: error\ndata: {"type":"error","error":{}}\n\n'),
+            (True, b"event: message\n" + ERROR),
+            (False, ROLE),
+            (False, delta(content='{"error":1}')),
+            (False, event(id="c", error=None)),
+            (False, b"event: error_free\ndata: {}\n\n"),
+            (False, DONE),
+        ],
+        ids=repr,
+    )
+    def test_an_error_is_told_from_a_chunk(self, expected: bool, head: bytes) -> None:
+        found = first_event(head)
+        assert found is not None
+        assert is_error_event(found) is expected
