@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from proxy.core.types import Load, RejectReason
@@ -60,22 +60,29 @@ class ReleaseRate:
     """KV tokens per second that ending streams give back, over the last minute, whole fleet."""
 
     WINDOW_S = 60.0
+    WINDOW_STREAMS = 1024
 
     def __init__(self) -> None:
-        self._ended: deque[tuple[float, int]] = deque(maxlen=1024)
+        self._ended: deque[tuple[float, int]] = deque()
+        self._tokens = 0
 
     def add(self, tokens: int, now_s: float) -> None:
         """A stream that held this many tokens has ended."""
         self._ended.append((now_s, tokens))
+        self._tokens += tokens
+        if len(self._ended) > self.WINDOW_STREAMS:
+            self._leave()
 
     def tokens_per_s(self, now_s: float) -> float | None:
         """The rate; None while nothing has ended within the window."""
         while self._ended and now_s - self._ended[0][0] > self.WINDOW_S:
-            self._ended.popleft()
-        if not self._ended:
+            self._leave()
+        if not self._tokens:
             return None
-        span_s = max(1.0, now_s - self._ended[0][0])
-        return sum(tokens for _, tokens in self._ended) / span_s or None
+        return self._tokens / max(1.0, now_s - self._ended[0][0])
+
+    def _leave(self) -> None:
+        self._tokens -= self._ended.popleft()[1]
 
 
 class Gate:
@@ -133,41 +140,50 @@ class Gate:
         now_s: float,
         limits: Thresholds | None = None,
     ) -> Busy | None:
-        """Whether the instance is past a threshold (of the model's, or `limits`); None is free."""
+        """Whether the instance is past a threshold (of the model's, or `limits`); None is free.
+
+        Named is the first check that is over; free again it is when the last one has cleared.
+        """
+        limits = limits or self.thresholds(model)
+        over = [
+            *self._cooling(instance, now_s),
+            *self._prefill_over(limits, load),
+            *self._decode_over(instance, limits, load, now_s),
+        ]
+        return Busy(over[0].check, max(busy.free_in_s for busy in over)) if over else None
+
+    def _cooling(self, instance: str, now_s: float) -> Iterator[Busy]:
         cooldown_s = self._cooldown_until_s.get(instance, now_s) - now_s
         if cooldown_s > 0:
-            return Busy(RejectReason.UPSTREAM_BUSY, cooldown_s)
-        limits = limits or self.thresholds(model)
-        return self._prefill_busy(limits, load) or self._decode_busy(instance, limits, load, now_s)
+            yield Busy(RejectReason.UPSTREAM_BUSY, cooldown_s)
 
-    def _prefill_busy(self, limits: Thresholds, load: Load) -> Busy | None:
+    def _prefill_over(self, limits: Thresholds, load: Load) -> Iterator[Busy]:
         frac = limits.active_prefill_tokens_threshold_frac
         checks = (
             (RejectReason.PREFILL_TOKENS, limits.active_prefill_tokens_threshold),
-            (RejectReason.PREFILL_FRAC, None if frac is None else int(frac * self._batched)),
+            (RejectReason.PREFILL_FRAC, None if frac is None else frac * self._batched),
         )
         for check, limit in checks:
             if limit is not None and load.prefill_tokens > limit:
-                return Busy(check, (load.prefill_tokens - limit) / self._prefill_tps)
-        return None
+                yield Busy(check, (load.prefill_tokens - limit) / self._prefill_tps)
 
-    def _decode_busy(
+    def _decode_over(
         self, instance: str, limits: Thresholds, load: Load, now_s: float
-    ) -> Busy | None:
+    ) -> Iterator[Busy]:
         limit = limits.active_decode_blocks_threshold
         kv, seen_s = self._engine.get(instance, (EngineKv(), now_s))
         if limit is None or not kv.total_tokens:
-            return None
+            return
         reported = (kv.used_ratio or 0.0) if now_s - seen_s <= STALE_S else 0.0
         own = (load.decode_tokens + load.inbound_tokens) / kv.total_tokens
         excess_tokens = (max(own, reported) - limit) * kv.total_tokens
-        if excess_tokens <= 0:
-            return None
-        rate = self._released.tokens_per_s(now_s)
-        return Busy(RejectReason.DECODE_BLOCKS, excess_tokens / rate if rate else UNKNOWN_DRAIN_S)
+        if excess_tokens > 0:
+            rate = self._released.tokens_per_s(now_s)
+            wait_s = excess_tokens / rate if rate else UNKNOWN_DRAIN_S
+            yield Busy(RejectReason.DECODE_BLOCKS, wait_s)
 
 
 def retry_after_s(waits_s: list[float]) -> int:
     """Whole seconds until the first instance is predicted to be free, within 1..60."""
     soonest = min(waits_s, default=UNKNOWN_DRAIN_S)
-    return max(RETRY_AFTER_MIN_S, min(RETRY_AFTER_MAX_S, math.ceil(soonest)))
+    return math.ceil(max(RETRY_AFTER_MIN_S, min(RETRY_AFTER_MAX_S, soonest)))
