@@ -56,10 +56,14 @@ class Fleet:
     def serving(self, model: str, exclude: Collection[str] = ()) -> list[Member]:
         """Those that may be chosen for a model; for a model nobody serves, all that may be chosen.
 
-        The engine's own 404 is the right answer to an unknown model, and only it can tell.
+        The engine's own 404 is the right answer to an unknown model, and only it can tell. While
+        those that serve a model are away, the others would deny that there is such a model.
         """
         fit = [m for m in self.up() if not m.is_draining and m.instance.name not in exclude]
-        return [m for m in fit if m.models is None or model in m.models] or fit
+        is_known = any(model in (m.models or ()) for m in self._members.values())
+        return [m for m in fit if m.models is None or model in m.models] or (
+            [] if is_known else fit
+        )
 
     def observe_models(self, name: str, models: Iterable[str]) -> None:
         """Take in the models that an instance serves."""
