@@ -1,0 +1,55 @@
+"""The record of a request: the log's keys, and the times made of its fields."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+
+import pytest
+
+from proxy.core.record import RequestRecord
+
+LOG_KEYS = """
+    request_id session_id turn model stream route_class offload_decision_reason policy
+    prefill_instance decode_instance isl_tokens hit_tokens new_tokens new_tokens_prefill
+    cached_tokens osl_tokens t_proxy_recv t_decided t_prefill_sent t_prefill_done t_decode_sent
+    t_first_token t_done predicted_ttft_s predicted_transfer_s candidates outcome status error
+    retries fallback
+"""
+
+
+def test_the_keys_that_users_read_are_there() -> None:
+    assert set(LOG_KEYS.split()) <= {field.name for field in fields(RequestRecord)}
+
+
+def test_what_did_not_happen_is_unknown() -> None:
+    record = asdict(RequestRecord(request_id="r"))
+    known = {key: value for key, value in record.items() if value is not None}
+    assert known == {"request_id": "r", "endpoint": "", "t_proxy_recv": 0.0, "retries": 0}
+
+
+@pytest.mark.parametrize(
+    ("first_token", "done", "osl", "ttft_s", "e2e_s", "tpot_s"),
+    [
+        (102.0, 106.0, 5, 2.0, 6.0, 1.0),
+        (102.0, 106.0, 2, 2.0, 6.0, 4.0),
+        (102.0, 106.0, 1, 2.0, 6.0, None),
+        (102.0, 106.0, 0, 2.0, 6.0, None),
+        (102.0, 106.0, None, 2.0, 6.0, None),
+        (102.0, None, 5, 2.0, None, None),
+        (None, 106.0, 5, None, 6.0, None),
+        (None, None, None, None, None, None),
+        (100.0, 100.0, 5, 0.0, 0.0, 0.0),
+    ],
+)
+def test_times(
+    first_token: float | None,
+    done: float | None,
+    osl: int | None,
+    ttft_s: float | None,
+    e2e_s: float | None,
+    tpot_s: float | None,
+) -> None:
+    record = RequestRecord(
+        request_id="r", t_proxy_recv=100.0, t_first_token=first_token, t_done=done, osl_tokens=osl
+    )
+    assert (record.ttft_s(), record.e2e_s(), record.tpot_s()) == (ttft_s, e2e_s, tpot_s)
