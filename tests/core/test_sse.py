@@ -223,6 +223,14 @@ class TestUsage:
         assert found is not None
         assert orjson.loads(found) == USAGE
 
+    @pytest.mark.parametrize("cut", range(0, len(USAGE_CHUNK + DONE), 7))
+    def test_none_is_lost_where_old_bytes_are_dropped(self, cut: int) -> None:
+        """Whatever has arrived of it at that moment."""
+        before = delta(content="x" * 5 * TAIL_BYTES)
+        scanner = scanned(before + USAGE_CHUNK + DONE, [len(before) + cut])
+        assert scanner.usage() is not None
+        assert scanner.is_done
+
     def test_limit_an_object_longer_than_the_tail_may_be_missed_but_never_cut(self) -> None:
         usage = {"prompt_tokens": 1, "detail": "x" * 5 * TAIL_BYTES}
         found = scanned(event(usage=usage), list(range(0, 5 * TAIL_BYTES, 100))).usage()
