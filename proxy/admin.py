@@ -10,6 +10,7 @@ from aiohttp import web
 
 from proxy.config import InstanceSpec
 from proxy.core.gate import ANY_MODEL
+from proxy.core.tokens import bounded
 from proxy.errors import UpstreamFailure
 from proxy.service import Service
 from proxy.upstream import model_cards
@@ -131,7 +132,7 @@ class Admin:
 
     async def end_session(self, request: web.Request) -> web.Response:
         """Forget where a session lives."""
-        known = self._service.router.sessions.end(request.match_info["id"])
+        known = self._service.router.sessions.end(bounded(request.match_info["id"]))
         return json_response({"ended": known}) if known else error_response(404, "no such session")
 
     async def models(self, request: web.Request) -> web.Response:

@@ -184,7 +184,7 @@ class Exchange:
         p = self.service.upstreams.get(route.prefill.name) if route.prefill else None
         if p is not None:
             p.forget_engine_id()
-        self.service.router.fall_back(route, why)
+        self.service.router.fall_back(route, why, self.service.clock.now_s())
         self.service.metrics.fallbacks.labels(why).inc()
         self.record.fallback = why
 

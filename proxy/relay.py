@@ -70,9 +70,9 @@ async def open_answer(response: aiohttp.ClientResponse) -> Answer:
         return Answer(response, b"", is_stream=False)
     head = await _read_first_event(response)
     event = first_event(head)
-    if event is None:
+    if event is None and len(head) < CARRY_BYTES:
         raise UpstreamFailure(FailureKind.RESET, "the stream ended before its first event")
-    if is_error_event(event):
+    if event is not None and is_error_event(event):
         raise _in_band_error(event)
     return Answer(response, head, is_stream=True)
 

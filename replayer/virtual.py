@@ -16,11 +16,39 @@ from proxy.core.gate import EngineKv
 from proxy.core.router import Router
 from proxy.core.types import Fallback, Instance, Reject, RequestFacts, Route
 from replayer.engine import Engine
+from replayer.replay_row import TraceError
 from replayer.sim_link import deliver
-from replayer.sim_types import Event, Finished, FirstToken, Job, RemoteKv, SimRequest
+from replayer.sim_types import (
+    EngineOptions,
+    Event,
+    Finished,
+    FirstToken,
+    Job,
+    RemoteKv,
+    SimRequest,
+)
 from replayer.virtual_hooks import Hooks
-from replayer.virtual_plan import Planned
+from replayer.virtual_load import Source, Turn, as_source, load_source
+from replayer.virtual_plan import LoadRules, Planned, Slo, plan
 from replayer.virtual_row import VirtualOptions, VirtualRow, VirtualRun
+
+__all__ = [
+    "EngineOptions",
+    "LoadRules",
+    "Planned",
+    "Slo",
+    "Source",
+    "TraceError",
+    "Turn",
+    "VirtualFleet",
+    "VirtualOptions",
+    "VirtualRow",
+    "VirtualRun",
+    "as_source",
+    "load_source",
+    "plan",
+    "simulate",
+]
 
 
 class _Kind(IntEnum):
@@ -273,12 +301,14 @@ class VirtualFleet:
             return
         self._abort(live, now_s)
         live.row.fallback = why.value
-        self.router.fall_back(route, why)
+        self.router.fall_back(route, why, now_s)
         self._submit(live, route.decode, now_s, fetch=None)
 
     def _give_up(self, live: _Live, now_s: float) -> None:
         if live.row.ttft_s is None and live.row.outcome == "ok" and live.row.end_s is None:
             self._abort(live, now_s)
+            if live.route is not None:
+                self._hooks.failed(live.route, live.facts, now_s)
             self._end(live, "timeout", now_s)
 
     def _abort(self, live: _Live, now_s: float) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from proxy.core.classify import Size, classify
 from proxy.core.connectors import CONNECTORS
 from proxy.core.gate import Thresholds
+from proxy.core.latency import Latency
 from proxy.core.offload import Decision, Question, colocate, should_offload
 from proxy.core.policy import SCORERS, STICKY
 from proxy.core.types import Candidate, Reason, RequestFacts
@@ -51,6 +52,7 @@ class Scene:
     free: Sequence[Candidate]
     mean_ongoing_tokens: float
     now_s: float
+    latency: Latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Choice:
     reason: Reason
     placed: bool
     """Whether D was chosen by placement, not by the session's home."""
+    predicted_ttft_s: float | None = None
 
 
 Decide = Callable[[Scene], Choice]
@@ -95,8 +98,8 @@ def size_on(scene: Scene, d: Candidate) -> Size:
     return classify(d.new_tokens, scene.config.warm_threshold, scene.config.heavy_threshold)
 
 
-def peers(scene: Scene, d: Candidate) -> list[Candidate]:
-    """Who could prefill for D: reachable by the connector, with transfers to spare."""
+def peers(scene: Scene, d: Candidate | None = None) -> list[Candidate]:
+    """Who could prefill (for D): reachable by the connector, with transfers to spare."""
     limit = CONNECTORS[scene.config.kv_connector].max_parallel
     return [
         c

@@ -57,7 +57,7 @@ class Busy:
 
 
 class ReleaseRate:
-    """KV tokens per second that ending streams give back, over the last minute, whole fleet."""
+    """KV tokens per second that ending streams give back on one instance, over the last minute."""
 
     WINDOW_S = 60.0
     WINDOW_STREAMS = 1024
@@ -96,7 +96,7 @@ class Gate:
         self._prefill_tps = prefill_throughput
         self._engine: dict[str, tuple[EngineKv, float]] = {}
         self._cooldown_until_s: dict[str, float] = {}
-        self._released = ReleaseRate()
+        self._released: dict[str, ReleaseRate] = {}
 
     def thresholds(self, model: str) -> Thresholds:
         """The limits in force for a model: its own, else those for all models."""
@@ -119,18 +119,24 @@ class Gate:
         """Take in the engine's own report."""
         self._engine[instance] = kv, now_s
 
+    def kv_tokens(self, instance: str) -> int | None:
+        """The size of an instance's KV cache, where its engine reported one."""
+        known = self._engine.get(instance)
+        return known[0].total_tokens if known else None
+
     def mark_busy(self, instance: str, until_s: float) -> None:
         """The engine itself answered that it is at capacity."""
-        self._cooldown_until_s[instance] = until_s
+        self._cooldown_until_s[instance] = max(until_s, self._cooldown_until_s.get(instance, 0.0))
 
-    def released(self, tokens: int, now_s: float) -> None:
+    def released(self, instance: str, tokens: int, now_s: float) -> None:
         """A stream ended and gave its KV back."""
-        self._released.add(tokens, now_s)
+        self._released.setdefault(instance, ReleaseRate()).add(tokens, now_s)
 
     def forget(self, instance: str) -> None:
         """An instance restarted or left."""
         self._engine.pop(instance, None)
         self._cooldown_until_s.pop(instance, None)
+        self._released.pop(instance, None)
 
     def busy(
         self,
@@ -178,7 +184,8 @@ class Gate:
         own = (load.decode_tokens + load.inbound_tokens) / kv.total_tokens
         excess_tokens = (max(own, reported) - limit) * kv.total_tokens
         if excess_tokens > 0:
-            rate = self._released.tokens_per_s(now_s)
+            released = self._released.get(instance)
+            rate = released.tokens_per_s(now_s) if released else None
             wait_s = excess_tokens / rate if rate else UNKNOWN_DRAIN_S
             yield Busy(RejectReason.DECODE_BLOCKS, wait_s)
 

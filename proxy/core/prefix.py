@@ -26,6 +26,7 @@ class PrefixIndex:
     def __init__(self, max_bytes: int, max_blocks: int | None = None) -> None:
         self._max_total = max(1, max_bytes // BYTES_PER_BLOCK)
         self._max_blocks = max_blocks
+        self._limits: dict[str, int] = {}
         self._masks: dict[int, int] = {}
         self._bits: dict[str, int] = {}
         self._names: dict[int, str] = {}
@@ -41,6 +42,16 @@ class PrefixIndex:
     def blocks(self, instance: str) -> int:
         """Blocks believed to be on one instance."""
         return len(self._lru.get(instance, ()))
+
+    def limit(self, instance: str, max_blocks: int) -> None:
+        """An instance turned out to hold at most this many blocks."""
+        self._limits[instance] = max(1, max_blocks)
+        if instance in self._lru:
+            self._shrink(instance)
+
+    def capacity(self, instance: str) -> int | None:
+        """The limit in blocks, where one is known."""
+        return self._limits.get(instance, self._max_blocks)
 
     def hits(self, hashes: Sequence[int]) -> dict[str, int]:
         """Leading blocks of the prompt that each known instance holds, in blocks."""
@@ -83,6 +94,7 @@ class PrefixIndex:
 
     def forget(self, instance: str) -> None:
         """Drop everything known of an instance that restarted or left."""
+        self._limits.pop(instance, None)
         if instance not in self._bits:
             return
         blocks, bit = self._lru.pop(instance), self._bits.pop(instance)
@@ -93,7 +105,8 @@ class PrefixIndex:
         del self._names[bit]
 
     def _shrink(self, instance: str) -> None:
-        while self._max_blocks is not None and len(self._lru[instance]) > self._max_blocks:
+        limit = self._limits.get(instance, self._max_blocks)
+        while limit is not None and len(self._lru[instance]) > limit:
             self._evict(instance)
         while self._total > self._max_total:
             self._evict(max(self._lru, key=lambda name: len(self._lru[name])))

@@ -32,6 +32,8 @@ class Reason(StrEnum):
     D_IDLE = "d_idle"
     BELOW_THRESHOLD = "below_threshold"
     P_BUSIER_THAN_D = "p_busier_than_d"
+    KV_PULL = "kv_pull"
+    KEEPS_HOME = "keeps_home"
     MARGIN = "margin"
     NO_PEER = "no_peer"
     NO_CONNECTOR = "no_connector"
@@ -151,7 +153,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One instance as a decision saw it; `last_placed` numbers placements, 0 for never."""
+    """One instance as a decision saw it; `last_placed` numbers placements, 0 for never.
+
+    `kv_full` is the share of its KV cache that holds something, running or reusable, 0..1.
+    """
 
     instance: Instance
     load: Load
@@ -159,6 +164,7 @@ class Candidate:
     new_tokens: int
     sessions: int = 0
     last_placed: int = 0
+    kv_full: float = 0.0
 
 
 @dataclass(slots=True)
@@ -183,6 +189,8 @@ class Route:
     predicted_ttft_s: float
     candidates: tuple[Candidate, ...] = ()
     fallback: Fallback | None = None
+    work_s: float = 0.0
+    ran_alone: bool = False
     tried: set[str] = field(default_factory=set)
 
 

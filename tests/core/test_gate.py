@@ -217,7 +217,7 @@ class TestWait:
         g.observe_engine("i", EngineKv(10_000), 0.0)
         assert self.wait_s(g, Load(decode_tokens=6000)) == UNKNOWN_DRAIN_S
         for now_s in (1.0, 3.0, 5.0):
-            g.released(1000, now_s)
+            g.released("i", 1000, now_s)
         assert self.wait_s(g, Load(decode_tokens=6000), 11.0) == pytest.approx(1000 / 300)
 
     def test_several_checks_wait_for_the_last(self) -> None:
@@ -236,7 +236,7 @@ class TestWait:
     ) -> None:
         g = gate(0.5, 10_000, 2.0)
         g.observe_engine("i", EngineKv(50_000), 0.0)
-        g.released(released, 0.0)
+        g.released("i", released, 0.0)
         less = self.wait_s(g, Load(prefill_tokens=prefill, decode_tokens=decode))
         load = Load(prefill_tokens=prefill + more_prefill, decode_tokens=decode + more_decode)
         assert less <= self.wait_s(g, load)

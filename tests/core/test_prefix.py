@@ -205,3 +205,17 @@ def test_a_full_index_needs_no_more_than_it_claims(blocks: int, instances: int) 
         tracemalloc.stop()
     assert ix.total_blocks == blocks
     assert BYTES_PER_BLOCK / 2 < peak / blocks <= BYTES_PER_BLOCK
+
+
+def test_a_limit_of_one_instance() -> None:
+    """What an engine can hold bounds what is believed of it, at once and from then on."""
+    index = PrefixIndex(1 << 20)
+    index.insert("a", range(10))
+    index.insert("b", range(10))
+    index.limit("a", 4)
+    assert (index.blocks("a"), index.blocks("b")) == (4, 10)
+    assert index.hits(range(10)) == {"a": 4, "b": 10}
+    index.insert("a", range(100, 120))
+    assert (index.blocks("a"), index.capacity("a"), index.capacity("b")) == (4, 4, None)
+    index.forget("a")
+    assert index.capacity("a") is None

@@ -215,7 +215,7 @@ class TestOffload:
         f = facts("s", 20_000)
         route = admitted(r, f)
         d = route.decode.name
-        r.fall_back(route, why)
+        r.fall_back(route, why, 0.0)
         assert (route.decode.name, route.prefill, route.reason) == (d, None, reason)
         assert route.route_class is RouteClass.HEAVY_COLO
         assert r.ledger.load(d).prefill_tokens == 20_000
@@ -360,7 +360,7 @@ def _advance(r: Router, step: str, route: Route, f: RequestFacts) -> None:
     elif step == "grow":
         route.lease.grow(3)
     elif step == "back" and route.prefill is not None:
-        r.fall_back(route, Fallback.P_TIMEOUT)
+        r.fall_back(route, Fallback.P_TIMEOUT, 0.0)
     elif step == "retry":
         r.retry(route, f, 0.0)
     elif step == "end":

@@ -1,0 +1,207 @@
+"""How long things take, learned online: prefill, decode step and KV transfer, and who is occupied.
+
+Three lines, each of two non-negative coefficients, with the flags' values as prior observations:
+
+    prefill_s  = a1 * new + a4 * new * (context + new / 2)      per instance
+    step_s     = a0 + a3 * kv_tokens                            per instance
+    transfer_s = x0 + tokens * s_per_token                      per pair, until then the fleet's
+
+A prefill beside running streams also pays one decode step per chunk of the step's token budget.
+Occupation is the moment at which an instance will have computed what is reserved on it: it decays
+with the clock and is set right by every prefill that is seen to end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+
+WINDOW = 128
+"""Observations that a line remembers: older ones fade by 1 - 1/WINDOW each."""
+CLIP = 4.0
+"""An observation counts as at most this many times, and at least this part of, what was expected:
+one stall does not move a model."""
+PRIOR_WEIGHT = 4.0
+"""The prior counts as this many observations."""
+TYPICAL_PREFILL_TOKENS = 8192.0
+TYPICAL_TRANSFER_TOKENS = 30_000.0
+"""The founding transfer time of 0.5 s was seen with prompts of about this length."""
+TRANSFER_FIXED_SHARE = 0.1
+STEP_PRIOR_S = 0.010
+"""An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
+TYPICAL_KV_TOKENS = 100_000.0
+PAIRS_MAX = 4096
+
+
+class Line:
+    """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading."""
+
+    __slots__ = ("_ratios", "_s", "p", "q")
+
+    def __init__(self, p: float, q: float, prior: tuple[tuple[float, float], ...]) -> None:
+        self.p, self.q = p, q
+        self._ratios: deque[float] = deque(maxlen=WINDOW)
+        self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
+        for f, g in prior:
+            self._add(f, g, self.at(f, g), PRIOR_WEIGHT)
+
+    def at(self, f: float, g: float) -> float:
+        """The prediction."""
+        return self.p * f + self.q * g
+
+    def observe(self, f: float, g: float, y: float) -> None:
+        """Take in one observation; constant time and memory."""
+        expected = self.at(f, g)
+        if y <= 0.0 or expected <= 0.0:
+            return
+        self._ratios.append(y / expected)
+        self._s = _faded(self._s, 1.0 - 1.0 / WINDOW)
+        self._add(f, g, min(max(y, expected / CLIP), expected * CLIP), 1.0)
+        self._solve()
+
+    def ratio_quantile(self, share: float) -> float:
+        """Quantile of realised over predicted, of the last WINDOW; 1 while nothing was seen."""
+        if not self._ratios:
+            return 1.0
+        ordered = sorted(self._ratios)
+        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+    def _add(self, f: float, g: float, y: float, weight: float) -> None:
+        f, g = f / y, g / y
+        ff, fg, gg, f1, g1 = self._s
+        self._s = (
+            ff + weight * f * f,
+            fg + weight * f * g,
+            gg + weight * g * g,
+            f1 + weight * f,
+            g1 + weight * g,
+        )
+
+    def _solve(self) -> None:
+        ff, fg, gg, f1, g1 = self._s
+        det = ff * gg - fg * fg
+        if det > 1e-9 * ff * gg:
+            p, q = (f1 * gg - g1 * fg) / det, (g1 * ff - f1 * fg) / det
+            if p >= 0.0 and q >= 0.0:
+                self.p, self.q = p, q
+                return
+        # One of the two explains everything: keep the better one alone.
+        by_f, by_g = (f1 / ff if ff else 0.0), (g1 / gg if gg else 0.0)
+        self.p, self.q = (by_f, 0.0) if f1 * by_f >= g1 * by_g else (0.0, by_g)
+
+
+def _faded(
+    sums: tuple[float, float, float, float, float], by: float
+) -> tuple[float, float, float, float, float]:
+    """The sums, faded."""
+    a, b, c, d, e = sums
+    return a * by, b * by, c * by, d * by, e * by
+
+
+class _Instance:
+    """One instance's lines, and what is reserved on it."""
+
+    __slots__ = ("busy_until_s", "pending", "prefill", "step")
+
+    def __init__(self, prefill_throughput: float) -> None:
+        a1, x = 1.0 / prefill_throughput, TYPICAL_PREFILL_TOKENS
+        self.prefill = Line(a1, 0.0, ((x, x * x / 2), (x, x * 2 * x)))
+        self.step = Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
+        self.busy_until_s = 0.0
+        self.pending: dict[int, float] = {}
+
+
+class Latency:
+    """The model of time of a fleet. Instances by name; times in seconds."""
+
+    def __init__(
+        self, prefill_throughput: float, transfer_time_s: float, max_batched_tokens: int
+    ) -> None:
+        self._prefill_throughput = prefill_throughput
+        self._budget = max_batched_tokens
+        self._instances: dict[str, _Instance] = {}
+        fixed = TRANSFER_FIXED_SHARE * transfer_time_s
+        slope = (transfer_time_s - fixed) / TYPICAL_TRANSFER_TOKENS
+        self._prior = (fixed, slope)
+        self._any_pair = self._transfer_line(fixed, slope)
+        self._pairs: OrderedDict[tuple[str, str], Line] = OrderedDict()
+
+    @staticmethod
+    def _transfer_line(fixed: float, slope: float) -> Line:
+        return Line(fixed, slope, ((1.0, TYPICAL_TRANSFER_TOKENS), (1.0, 1000.0)))
+
+    def _of(self, name: str) -> _Instance:
+        found = self._instances.get(name)
+        if found is None:
+            found = self._instances[name] = _Instance(self._prefill_throughput)
+        return found
+
+    def forget(self, name: str) -> None:
+        """An instance left: its rates and reservations go, and every pair with it."""
+        self._instances.pop(name, None)
+        for pair in [pair for pair in self._pairs if name in pair]:
+            del self._pairs[pair]
+
+    def prefill_tps(self, name: str) -> float:
+        """Learned prefill throughput at a prompt of typical length without context."""
+        x = TYPICAL_PREFILL_TOKENS
+        return x / self._of(name).prefill.at(x, x * x / 2)
+
+    def prefill_s(self, name: str, new: int, context: int, streams: int, kv_tokens: int) -> float:
+        """Computing `new` tokens behind `context` cached ones, beside running streams."""
+        instance = self._of(name)
+        alone = instance.prefill.at(new, new * (context + new / 2))
+        if not streams:
+            return alone
+        return alone + math.ceil(new / self._budget) * instance.step.at(1.0, kv_tokens)
+
+    def step_s(self, name: str, kv_tokens: int) -> float:
+        """One decode step over this much KV."""
+        return self._of(name).step.at(1.0, kv_tokens)
+
+    def transfer_s(self, p: str, d: str, tokens: int) -> float:
+        """Moving the KV of `tokens` from P to D, D's first step included."""
+        line = self._pairs.get((p, d), self._any_pair)
+        return line.at(1.0, tokens)
+
+    def late_factor(self, name: str) -> float:
+        """p95 of realised over predicted prefill."""
+        return self._of(name).prefill.ratio_quantile(0.95)
+
+    def wait_s(self, name: str, now_s: float) -> float:
+        """Until an instance has computed what is reserved on it."""
+        found = self._instances.get(name)
+        return max(0.0, found.busy_until_s - now_s) if found else 0.0
+
+    def begin(self, name: str, key: int, work_s: float, now_s: float) -> None:
+        """Reserve a prefill; `key` is its owner's."""
+        instance = self._of(name)
+        instance.pending[key] = work_s
+        instance.busy_until_s = max(now_s, instance.busy_until_s) + work_s
+
+    def end(self, name: str, key: int, now_s: float) -> bool:
+        """A prefill ended, or was given up; true when nothing was reserved before or beside it."""
+        instance = self._instances.get(name)
+        if instance is None or instance.pending.pop(key, None) is None:
+            return False
+        # First come, first served: those behind it have not begun.
+        rest_s = sum(instance.pending.values())
+        instance.busy_until_s = min(instance.busy_until_s, now_s + rest_s) if rest_s else now_s
+        return not instance.pending
+
+    def observe_prefill(self, name: str, new: int, context: int, seconds: float) -> None:
+        """A prefill that ran without a queue took this long."""
+        self._of(name).prefill.observe(new, new * (context + new / 2), seconds)
+
+    def observe_step(self, name: str, kv_tokens: int, seconds: float) -> None:
+        """A stream's mean time per token beside this much KV."""
+        self._of(name).step.observe(1.0, kv_tokens, seconds)
+
+    def observe_transfer(self, p: str, d: str, tokens: int, seconds: float) -> None:
+        """From the decode leg sent to its first token."""
+        self._any_pair.observe(1.0, tokens, seconds)
+        line = self._pairs.pop((p, d), None) or self._transfer_line(*self._prior)
+        line.observe(1.0, tokens, seconds)
+        self._pairs[p, d] = line
+        if len(self._pairs) > PAIRS_MAX:
+            self._pairs.popitem(last=False)
