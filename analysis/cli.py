@@ -1,4 +1,4 @@
-"""The command `analyze`: reports and comparisons from the folders that `replay` writes."""
+"""The command `analyze`: reports and comparisons of what `replay` wrote; the league."""
 
 import argparse
 import sys
@@ -8,8 +8,11 @@ from pathlib import Path
 from rich.console import Console
 
 from analysis.compare import compare, print_comparison
+from analysis.league import LeagueError
+from analysis.league_cli import add_league, run_command
 from analysis.load import RunError, load_run, read_rows, read_summary
 from analysis.report import print_report, write_html
+from replayer.virtual import TraceError
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -26,6 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="exit status 1 unless both runs are ok on the same requests with the same output",
     )
+    add_league(commands)
     return parser
 
 
@@ -36,8 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "report":
             return _report(options.run, console)
+        if options.command == "league":
+            return run_command(options, console)
         return _compare(options, console)
-    except RunError as error:
+    except (RunError, LeagueError, TraceError) as error:
         print(f"analyze: {error}", file=sys.stderr)
         return 2
 

@@ -116,8 +116,8 @@ class Settings(BaseModel):
         Option(OFFLOAD, "How the engines move KV between each other; none: never offload."),
     ] = "mooncake"
     offload_policy: Annotated[
-        Literal["seed-heuristic", "seed-cost", "threshold", "never", "always"],
-        Option(OFFLOAD, "Which HEAVY requests another instance prefills."),
+        Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"],
+        Option(OFFLOAD, "Who computes what: cost prices every place; others rule on HEAVY only."),
     ] = "seed-heuristic"
     offload_non_cached_tokens: Annotated[
         Tokens,

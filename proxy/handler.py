@@ -140,7 +140,7 @@ class Exchange:
         self.record.t_prefill_done = service.clock.unix(end_s)
         service.metrics.prefill_leg.observe(end_s - start_s)
         service.router.answered(name)
-        service.router.prefill_done(route, self.facts)
+        service.router.prefill_done(route, self.facts, end_s)
         return result
 
     async def _decode(self, route: Route, edits: Edits | None) -> Answer:
@@ -192,7 +192,7 @@ class Exchange:
         response = self.response = client_response(answer, self._extra_headers())
         self.record.status = answer.response.status
         if not answer.is_stream:
-            self.service.router.first_token(route, self.facts)
+            self.service.router.first_token(route, self.facts, self.service.clock.now_s())
         try:
             await response.prepare(self.request)
             idle_s = self.service.settings.idle_timeout
@@ -211,7 +211,7 @@ class Exchange:
             now_s = self.service.clock.now_s()
             if self.record.stream:
                 self.record.t_first_token = self.service.clock.unix(now_s)
-                self.service.router.first_token(route, self.facts)
+                self.service.router.first_token(route, self.facts, now_s)
                 self._observe_transfer(route)
         elif self.scanner.events - self._charged_events >= GROW_EVENTS:
             route.lease.grow(self.scanner.events - self._charged_events)
@@ -269,20 +269,30 @@ class Exchange:
     def _finish(self) -> None:
         """Close the lease, complete the record, count it, log it. Never waits."""
         service, record, route = self.service, self.record, self.route
-        if route is not None:
-            service.router.finish(route, service.clock.now_s())
-            record.route_class, record.offload_decision_reason = route.route_class, route.reason
-        record.t_done = service.clock.unix_now()
-        if record.outcome is None:
-            record.outcome = journal.outcome_of(record.status or 200)
-        elif record.outcome is Outcome.CLIENT_GONE:
-            service.metrics.disconnects.labels(journal.phase(record)).inc()
-        journal.note_usage(record, self.scanner.usage())
+        try:
+            self._complete()
+        finally:
+            if route is not None:
+                whole = record.stream and record.outcome is Outcome.OK
+                output_tokens = record.osl_tokens if whole else None
+                service.router.finish(route, service.clock.now_s(), output_tokens)
+            service.leave()
         self._learn()
         path = self.request.path
         service.metrics.observe(record, path if path in ENDPOINTS else "other")
         service.request_log.write(record)
-        service.leave()
+
+    def _complete(self) -> None:
+        """The record's last fields."""
+        record, route = self.record, self.route
+        record.t_done = self.service.clock.unix_now()
+        if route is not None:
+            record.route_class, record.offload_decision_reason = route.route_class, route.reason
+        if record.outcome is None:
+            record.outcome = journal.outcome_of(record.status or 200)
+        elif record.outcome is Outcome.CLIENT_GONE:
+            self.service.metrics.disconnects.labels(journal.phase(record)).inc()
+        journal.note_usage(record, self.scanner.usage())
 
     def _learn(self) -> None:
         """Bytes per token, and whether an offload's KV really arrived on D."""

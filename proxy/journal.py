@@ -43,10 +43,11 @@ def note_usage(record: RequestRecord, usage: bytes | None) -> None:
         counts = orjson.loads(usage or b"{}")
     except orjson.JSONDecodeError:
         return
-    details = counts.get("prompt_tokens_details")
+    found = counts.get("prompt_tokens_details")
+    details = found if isinstance(found, dict) else {}
     record.prompt_tokens = _count(counts.get("prompt_tokens"))
     record.osl_tokens = _count(counts.get("completion_tokens"))
-    record.cached_tokens = _count(details.get("cached_tokens") if details else None)
+    record.cached_tokens = _count(details.get("cached_tokens"))
 
 
 def _count(value: Any) -> int | None:

@@ -139,6 +139,8 @@ class VirtualFleet:
         self._at(0.0, _Kind.SCRAPE, 0)
         while self._left:
             now_s = min(self._heap[0][0], *self._due_s)
+            if now_s > self.options.until_s:
+                break
             while self._heap and self._heap[0][0] <= now_s:
                 _at_s, _order, kind, what, number = heapq.heappop(self._heap)
                 self._handle(kind, what, number, now_s)
@@ -269,7 +271,7 @@ class VirtualFleet:
             return
         if live.prefilling and route.prefill is not None:
             live.row.computed_tokens += leg.prompt_computed_tokens
-            self.router.prefill_done(route, live.facts)
+            self.router.prefill_done(route, live.facts, now_s)
             self._hooks.prefill_done(route, live.facts, leg, now_s)
             fetch = RemoteKv(route.prefill.name, self._transfer_id(live))
             self._submit(live, route.decode, now_s, fetch=fetch)
@@ -286,7 +288,7 @@ class VirtualFleet:
         row.cached_tokens, row.external_tokens = leg.local_hit_tokens, leg.external_tokens
         row.moved_tokens += leg.external_tokens
         row.computed_tokens += leg.prompt_computed_tokens
-        self.router.first_token(route, live.facts)
+        self.router.first_token(route, live.facts, now_s)
         self._hooks.first_token(route, live.facts, now_s - live.admitted_s, leg, now_s)
 
     def _finish(self, live: _Live, leg: SimRequest, now_s: float) -> None:
@@ -325,7 +327,7 @@ class VirtualFleet:
         if route is not None:
             row.route_class, row.reason = route.route_class.value, route.reason.value
             row.decode = route.decode.name
-            self.router.finish(route, now_s)
+            self.router.finish(route, now_s, row.output_tokens if outcome == "ok" else None)
         self._left -= 1
         self._run.makespan_s = now_s
         for index in self._waits.ended(live.index, now_s):

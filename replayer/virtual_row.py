@@ -1,5 +1,6 @@
 """What a virtual run tells of each request, and of the whole. Times in virtual seconds."""
 
+import math
 from dataclasses import dataclass, field
 
 from replayer.sim_types import EngineOptions
@@ -12,7 +13,8 @@ class VirtualOptions:
     `timeout_s`: the client gives up when no first token has come; `prefill_timeout_s` and
     `transfer_timeout_s` are the proxy's own. `estimate_factor` is the proxy's count of prompt
     tokens over the engine's. A Reject is retried after its Retry-After unless `retry_rejects` is
-    off; then it is a failure.
+    off; then it is a failure. `until_s` cuts the run: what has not ended by then has no `end_s`,
+    what has not begun has no row.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -23,6 +25,7 @@ class VirtualOptions:
     scrape_interval_s: float = 2.0
     estimate_factor: float = 1.0
     retry_rejects: bool = True
+    until_s: float = math.inf
     model: str = "sim"
 
 

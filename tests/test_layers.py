@@ -85,7 +85,7 @@ def test_direction_of_imports(path: Path) -> None:
         allowed = {OURS, "replayer", "analysis"}
     elif name.startswith("replayer."):
         allowed = {OURS, "replayer"}
-    elif name.startswith(("analysis.league", "analysis.rivals", "analysis.regret")):
+    elif name.startswith(("analysis.cli", "analysis.league", "analysis.rivals", "analysis.regret")):
         allowed = {OURS, "analysis"} | VIRTUAL
     else:
         allowed = {"proxy.core.record", "proxy.core.types", "analysis"}

@@ -16,6 +16,7 @@ from proxy.core.decide import Choice, Decide, RouterConfig, Scene, by_rules
 from proxy.core.fleet import Fleet, Member
 from proxy.core.gate import Busy, Gate, retry_after_s
 from proxy.core.latency import Latency
+from proxy.core.learn import Course
 from proxy.core.ledger import Ledger, Phase
 from proxy.core.prefix import PrefixIndex
 from proxy.core.sessions import Sessions
@@ -33,6 +34,8 @@ from proxy.core.types import (
 
 __all__ = ["Router", "RouterConfig"]
 
+DECIDERS: dict[str, Decide] = {"cost": by_cost}
+"""Policies that choose D and P together; any other is a rule of POLICIES behind a placement."""
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
 
@@ -45,11 +48,12 @@ class Router:
 
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
-        self._decide = decide or (by_cost if config.offload_policy == "cost" else by_rules)
+        self._decide = decide or DECIDERS.get(config.offload_policy, by_rules)
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
         self.ledger = Ledger()
+        self._course = Course(self.latency)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.gate = Gate(
@@ -125,18 +129,20 @@ class Router:
         self._charge_colocated(route, now_s)
         return route
 
-    def prefill_done(self, route: Route, facts: RequestFacts) -> None:
+    def prefill_done(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         """P has answered: its work is over, its copy stays pinned until D has pulled."""
         if route.prefill is None:
             return
+        self._course.prefill_done(route, facts, now_s)
         p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
         self._remember(p, facts)
         charge = self.ledger.charge
         route.lease.replace((*charge(p, Phase.PINNED, tokens), *charge(d, Phase.INBOUND, tokens)))
 
-    def first_token(self, route: Route, facts: RequestFacts) -> None:
+    def first_token(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         """D has answered: the prompt's KV is there, and the stream decodes."""
         name = route.decode.name
+        self._course.first_token(route, facts, now_s)
         self._remember(name, facts)
         route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
 
@@ -153,89 +159,24 @@ class Router:
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
-        self._release(route, now_s)
+        self._course.release(route, now_s)
         route.prefill = None
         self._charge_colocated(route, now_s)
 
-    def finish(self, route: Route, now_s: float) -> None:
-        """The request is over, however it ended: take back what is charged."""
+    def finish(self, route: Route, now_s: float, output_tokens: int | None = None) -> None:
+        """The request is over, however it ended: take back what is charged.
+
+        `output_tokens`: of a whole answer, as the engine counted them.
+        """
+        name = route.decode.name
+        if route.lease.is_open and self.fleet.is_up(name):
+            kv_tokens = self.ledger.load(name).decode_tokens
+            self._course.finished(route, kv_tokens, output_tokens, now_s)
         for charge in route.lease.charges:
             if charge.phase is Phase.DECODE:
                 self.gate.released(route.decode.name, charge.tokens, now_s)
-        self._release(route, now_s)
+        self._course.release(route, now_s)
         route.lease.close()
-
-    def on_prefill_done(
-        self,
-        route: Route,
-        facts: RequestFacts,
-        prefill_s: float,
-        cached_tokens: int | None,
-        now_s: float,
-    ) -> None:
-        """Learn from a prefill leg: `prefill_s` from its sending to P's answer."""
-        if route.prefill is not None:
-            self._learn_prefill(route, facts, prefill_s, cached_tokens, now_s)
-
-    def on_first_token(
-        self,
-        route: Route,
-        facts: RequestFacts,
-        ttft_s: float,
-        cached_tokens: int | None,
-        now_s: float,
-    ) -> None:
-        """Learn from a first token, `ttft_s` after the decision."""
-        if route.prefill is None and route.fallback is None:
-            self._learn_prefill(route, facts, ttft_s, cached_tokens, now_s)
-        self._release(route, now_s)
-
-    def on_transfer(self, route: Route, seconds: float) -> None:
-        """Learn from a hand-over: from the decode leg's sending to its first token."""
-        if route.prefill is not None:
-            names = route.prefill.name, route.decode.name
-            self.latency.observe_transfer(*names, route.new_tokens, seconds)
-
-    def on_finish(
-        self, route: Route, facts: RequestFacts, output_tokens: int, decode_s: float, now_s: float
-    ) -> None:
-        """Learn from a whole answer: `decode_s` for the tokens after the first."""
-        del facts, now_s
-        if output_tokens > 1 and self.fleet.is_up(route.decode.name):
-            kv_tokens = self.ledger.load(route.decode.name).decode_tokens
-            self.latency.observe_step(route.decode.name, kv_tokens, decode_s / (output_tokens - 1))
-
-    def _learn_prefill(
-        self,
-        route: Route,
-        facts: RequestFacts,
-        seconds: float,
-        cached_tokens: int | None,
-        now_s: float,
-    ) -> None:
-        """Only a prefill that met no queue says how long computing takes."""
-        computing = route.prefill or route.decode
-        alone = self.latency.end(computing.name, id(route.lease), now_s) and route.ran_alone
-        planned = route.new_tokens if route.prefill is None else route.new_tokens_prefill
-        new = planned if cached_tokens is None else facts.prompt_tokens - cached_tokens
-        if alone and new and new > 0:
-            context = facts.prompt_tokens - new
-            self.latency.observe_prefill(computing.name, new, context, seconds)
-
-    def _release(self, route: Route, now_s: float) -> None:
-        for instance in (route.prefill, route.decode):
-            if instance is not None:
-                self.latency.end(instance.name, id(route.lease), now_s)
-
-    def _reserve(self, route: Route, computing: Instance, hit_tokens: int, now_s: float) -> None:
-        """Occupy the computing instance for as long as this prefill is predicted to take."""
-        name, new = computing.name, max(1, route.prompt_tokens - hit_tokens)
-        load = self.ledger.load(name)
-        route.work_s = self.latency.prefill_s(
-            name, new, hit_tokens, load.decode_requests, load.decode_tokens
-        )
-        route.ran_alone = self.latency.wait_s(name, now_s) <= 0.0
-        self.latency.begin(name, id(route.lease), route.work_s, now_s)
 
     def _free(
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
@@ -315,7 +256,7 @@ class Router:
         if p is None:
             self._charge_colocated(route, now_s)
         else:
-            self._reserve(route, p.instance, p.hit_tokens, now_s)
+            self._course.reserve(route, p.instance, p.hit_tokens, p.load, now_s)
             charge = self.ledger.charge
             prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
             inbound = charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens)
@@ -340,7 +281,8 @@ class Router:
     def _charge_colocated(self, route: Route, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
         if self.fleet.get(name) is not None:
-            self._reserve(route, route.decode, route.hit_tokens, now_s)
+            load = self.ledger.load(name)
+            self._course.reserve(route, route.decode, route.hit_tokens, load, now_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
 
 

@@ -189,8 +189,11 @@ class Route:
     predicted_ttft_s: float
     candidates: tuple[Candidate, ...] = ()
     fallback: Fallback | None = None
-    work_s: float = 0.0
+    reserved_s: float = 0.0
+    computes_tokens: int = 0
     ran_alone: bool = False
+    handed_s: float | None = None
+    first_token_s: float | None = None
     tried: set[str] = field(default_factory=set)
 
 

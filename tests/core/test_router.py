@@ -57,7 +57,7 @@ def decoding(r: Router, name: str, tokens: int) -> Route:
     r.sessions.assign(f.session_id, name, 0.0)
     route = admitted(r, f)
     assert route.decode.name == name
-    r.first_token(route, f)
+    r.first_token(route, f, 0.0)
     return route
 
 
@@ -85,7 +85,7 @@ class TestPlacement:
         r = router()
         f = facts(None, 40_000, range(40))
         first = admitted(r, f)
-        r.first_token(first, f)
+        r.first_token(first, f, 0.0)
         r.finish(first, 0.0)
         again = admitted(r, facts(None, 41_000, range(41)))
         assert again.decode.name == first.decode.name
@@ -95,7 +95,7 @@ class TestPlacement:
         """A hit is worth its tokens: behind a longer backlog it loses."""
         r = router()
         f = facts(None, 4000, range(4))
-        r.first_token(admitted(r, f), f)
+        r.first_token(admitted(r, f), f, 0.0)
         tails = [[*range(4), *range(100 * i, 100 * i + 4)] for i in range(1, 9)]
         chosen = [admitted(r, facts(f"s{t}", 8000, t)).decode.name for t in tails]
         assert len(set(chosen)) == 4
@@ -131,7 +131,7 @@ class TestClasses:
         r = router()
         f = facts("s", 50_000, range(50))
         first = admitted(r, f)
-        r.first_token(first, f)
+        r.first_token(first, f, 0.0)
         r.finish(first, 0.0)
         turn = admitted(r, facts("s", 51_000, range(51)))
         assert (turn.route_class, turn.hit_tokens, turn.new_tokens) == (
@@ -152,10 +152,10 @@ class TestOffload:
         assert (route.route_class, route.reason) == (RouteClass.HEAVY_P2P, Reason.P_IDLE_D_BUSY)
         assert r.ledger.load("i1").prefill_tokens == 20_000
         assert r.ledger.load("i0").inbound_tokens == 20_000
-        r.prefill_done(route, f)
+        r.prefill_done(route, f, 0.0)
         assert r.ledger.load("i1").prefill_tokens == 0
         assert r.ledger.load("i1").pinned_tokens == 20_000
-        r.first_token(route, f)
+        r.first_token(route, f, 0.0)
         assert r.ledger.load("i1").is_idle
         assert r.ledger.load("i0").decode_tokens == 50_000
         route.lease.grow(16)
@@ -198,7 +198,7 @@ class TestOffload:
             f = facts("home", 9000)
             route = admitted(r, f)
             assert route.prefill is not None
-            r.prefill_done(route, f)
+            r.prefill_done(route, f, 0.0)
         assert admitted(r, facts("home", 9000)).reason is Reason.NO_PEER
 
     @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ class TestRetry:
         r = router(2)
         f = facts("s", 9000, range(9))
         route = admitted(r, f)
-        r.first_token(route, f)
+        r.first_token(route, f, 0.0)
         name = route.decode.name
         for _ in range(2):
             r.probe_failed(name, is_dead=True)
@@ -297,7 +297,7 @@ class TestRetry:
         r = router(2)
         f = facts("s", 9000, range(9))
         route = admitted(r, f)
-        r.first_token(route, f)
+        r.first_token(route, f, 0.0)
         for _ in range(2):
             r.probe_failed(route.decode.name, is_dead=False)
         assert r.sessions.home("s", 0.0) == route.decode.name
@@ -354,9 +354,9 @@ def _shake(r: Router, step: str, name: str) -> None:
 
 def _advance(r: Router, step: str, route: Route, f: RequestFacts) -> None:
     if step == "prefill":
-        r.prefill_done(route, f)
+        r.prefill_done(route, f, 0.0)
     elif step == "token":
-        r.first_token(route, f)
+        r.first_token(route, f, 0.0)
     elif step == "grow":
         route.lease.grow(3)
     elif step == "back" and route.prefill is not None:

@@ -22,6 +22,7 @@ from proxy.config_sources import flag_of
 from proxy.core.connectors import CONNECTORS
 from proxy.core.offload import POLICIES
 from proxy.core.policy import SCORERS
+from proxy.core.router import DECIDERS
 
 NEEDED = ["--instances", "a:1"]
 
@@ -107,7 +108,7 @@ def test_sizes(text, number):
 def test_words_allowed_are_those_of_the_registries():
     for name, registry in (
         ("placement", SCORERS),
-        ("offload_policy", POLICIES),
+        ("offload_policy", DECIDERS | POLICIES),
         ("kv_connector", CONNECTORS),
     ):
         assert get_args(Settings.model_fields[name].annotation) == tuple(registry)
