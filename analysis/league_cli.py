@@ -1,0 +1,96 @@
+"""`analyze league`: its options and its run."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.progress import Progress
+
+from analysis.league import League, LeagueOptions, print_league, run_league
+from analysis.league_figures import write_figures
+from analysis.league_perturb import PERTURBATIONS
+from analysis.league_scale import REGIMES
+from analysis.rivals import RIVALS
+
+TABLE_WIDTH = 180
+
+
+def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the subcommand."""
+    parser = commands.add_parser(
+        "league",
+        help="every published routing rule on one trace, in virtual time",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("trace", type=Path, help="trace file, as for replay")
+    add("--instances", type=int, default=8, help="engines")
+    add("--load", type=_numbers, default=(0.5, 0.8, 1.0), help="parts of the saturation rate")
+    add("--policies", type=_policies, default="all", help=f"all, or of {', '.join(RIVALS)}")
+    add("--seeds", type=int, default=3, help="runs per policy and load")
+    add("--regime", type=_names, default=tuple(REGIMES), help="the working set fits or exceeds")
+    add("--perturb", type=_names, default=("none",), help=f"of {', '.join(PERTURBATIONS)}, or all")
+    add("--horizon", type=float, default=900.0, help="virtual seconds of load")
+    add("--think-cap", type=float, default=60.0, help="longest pause between two turns, seconds")
+    add("--timeout", type=float, default=60.0, help="a later first token is a failure, seconds")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="worker processes")
+    add("--json", type=Path, help="file for all rows")
+    add("--figures", type=Path, help="folder for a figure per load")
+
+
+def run_command(options: argparse.Namespace, console: Console) -> int:
+    """Run the league as asked, print and write it."""
+    perturb = tuple(PERTURBATIONS) if options.perturb == ("all",) else options.perturb
+    wanted = LeagueOptions(
+        trace=options.trace,
+        instances=options.instances,
+        loads=options.load,
+        policies=options.policies,
+        seeds=options.seeds,
+        regimes=options.regime,
+        perturbations=perturb,
+        horizon_s=options.horizon,
+        think_cap_s=options.think_cap,
+        timeout_s=options.timeout,
+        jobs=options.jobs,
+    )
+    with Progress(console=Console(file=sys.stderr), transient=True) as bar:
+        line = bar.add_task("league", total=None)
+        league = run_league(wanted, lambda n, of: bar.update(line, completed=n, total=of))
+    # A line of the table is never cut or wrapped, whatever the terminal.
+    print_league(league, Console(width=max(console.width, TABLE_WIDTH)))
+    _write(league, wanted, options, console)
+    return 0
+
+
+def _write(
+    league: League, wanted: LeagueOptions, options: argparse.Namespace, console: Console
+) -> None:
+    written = []
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        document = orjson.dumps(league.document(wanted), option=orjson.OPT_INDENT_2)
+        options.json.write_bytes(document + b"\n")
+        written.append(str(options.json))
+    if options.figures is not None:
+        written += write_figures(options.figures, league, wanted.trace.name)
+    for one in written:
+        console.print(f"written: {one}", soft_wrap=True, markup=False)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    return tuple(RIVALS) if text == "all" else _names(text)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    values = tuple(float(part) for part in _names(text))
+    if not values or min(values) <= 0.0:
+        raise argparse.ArgumentTypeError("must be numbers > 0")
+    return values
