@@ -205,7 +205,7 @@ COLUMNS = (
     Column("TPOT p50/p90 ms", ("tpot_s.p50", "tpot_s.p90"), 1e3, 0),
     Column("E2E p50/p90 s", ("e2e_s.p50", "e2e_s.p90"), 1.0, 1),
     Column("makespan", ("makespan_s",), 1.0, 0),
-    Column("failed", ("failures",), 1.0, 0),
+    Column("failed", ("failures",), 1.0, 1),
     Column("hit %", ("hit_ratio",), 100.0, 1),
     Column("offloads", ("offloads",), 1.0, 0),
     Column("moved GB", ("moved_bytes",), 1e-9, 0),

@@ -105,7 +105,8 @@ def run_policy(
         estimate_factor=fleet.estimate_factor,
         until_s=until_s,
     )
-    return simulate(planned, Router(config, decide=decide), options, [decide])
+    observers = [] if decide is None else [decide]
+    return simulate(planned, Router(config, decide=decide), options, observers)
 
 
 def figures(

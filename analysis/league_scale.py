@@ -31,7 +31,7 @@ SCALE_SEED = 7919
 PRECISION = 1.04
 SPAN, SPAN_OF_EXCEEDS = 32.0, 8.0
 """Rates searched: from what prefill alone would allow, or `fits`, down to this part of it."""
-ROUNDS = 3
+ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,20 @@ def fits(bench: Bench) -> Scale:
 
 
 def exceeds(bench: Bench) -> Scale:
-    """The working set exceeds the fleet's KV by 30 % at load 0.8, and by more above it."""
+    """The working set exceeds the fleet's KV by 30 % at load 0.8, and by more above it.
+
+    Less KV lowers the saturation rate and with it the working set, so KV is lowered in rounds.
+    """
     scale = fits(bench)
-    rate, kv_tokens, wanted = scale.rate, scale.kv_tokens, scale.working_set_tokens
+    rate, kv_tokens = scale.rate, scale.kv_tokens
     for _ in range(ROUNDS):
         some = bench.working_set(EXCEEDS_LOAD * rate, kv_tokens)
-        kv_tokens = bench.at_least(some / EXCEEDS_FACTOR / bench.instances)
+        lower = bench.at_least(some / EXCEEDS_FACTOR / bench.instances)
+        if lower >= kv_tokens:
+            break
+        kv_tokens = lower
         rate = bench.saturation(kv_tokens, scale.rate, SPAN_OF_EXCEEDS)
-        wanted = bench.working_set(rate, kv_tokens)
-    return Scale("exceeds", kv_tokens, rate, wanted)
+    return Scale("exceeds", kv_tokens, rate, bench.working_set(rate, kv_tokens))
 
 
 REGIMES: dict[str, Callable[[Bench], Scale]] = {"fits": fits, "exceeds": exceeds}

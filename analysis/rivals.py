@@ -34,27 +34,29 @@ from analysis.rivals_split import (
     dynamo_isl_or_load,
     llm_d_decider,
 )
-from proxy.core.decide import Decide, by_rules
+from proxy.core.decide import Decide
 
 
 @dataclass(frozen=True, slots=True)
 class Rival:
     """Where a rule comes from, how to make it for one run, and what it sets in RouterConfig.
 
-    `make` gets the KV tokens that one engine holds: some rules look at KV use.
+    `make` gets the KV tokens that one engine holds: some rules look at KV use. It gives None where
+    the router decides by its own options.
     """
 
     source: str
-    make: Callable[[int], Decide]
+    make: Callable[[int], Decide | None]
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _ours(policy: str, source: str) -> Rival:
-    return Rival(source, lambda _kv: by_rules, {"offload_policy": policy})
+    return Rival(source, lambda _kv: None, {"offload_policy": policy})
 
 
 RIVALS: dict[str, Rival] = {
-    "default": Rival("this project: RouterConfig's defaults", lambda _kv: by_rules),
+    "default": Rival("this project: RouterConfig's defaults", lambda _kv: None),
+    "cost": _ours("cost", "this project: proxy/core/cost.py"),
     "session-sticky": Rival(
         "the baseline: vllm-project/router sticky_least_loaded, everything computed at home",
         lambda _kv: Placed(sticky),
