@@ -50,6 +50,9 @@ __all__ = [
     "simulate",
 ]
 
+GROW_TOKENS = 64
+"""Output is charged in steps of at least this many tokens, at scrapes: the shell charges each."""
+
 
 class _Kind(IntEnum):
     ARRIVAL = 0
@@ -342,8 +345,9 @@ class VirtualFleet:
             self.router.gate.observe_engine(name, EngineKv(tokens, pool.usage_ratio), now_s)
             self._run.used_ratio.append(pool.usage_ratio)
         for leg, live in self._legs.items():
-            if live.row.ttft_s is not None and live.route is not None:
-                live.route.lease.grow(leg.output_tokens - live.charged_tokens)
+            grown = leg.output_tokens - live.charged_tokens
+            if grown >= GROW_TOKENS and live.row.ttft_s is not None and live.route is not None:
+                live.route.lease.grow(grown)
                 live.charged_tokens = leg.output_tokens
         self._at(now_s + self.options.scrape_interval_s, _Kind.SCRAPE, 0)
 

@@ -13,6 +13,7 @@ trace on, and ties of a coarse clock are spread evenly over its tick.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 from replayer.virtual_load import Blocks, Source, Turn
 
@@ -79,11 +80,12 @@ def plan(source: Source, rules: LoadRules) -> list[Planned]:
     return _within_horizon(made, rules)
 
 
-def _starts_s(rules: LoadRules, draw: random.Random) -> Iterator[float]:
+def _starts_s(rules: LoadRules, draw: random.Random) -> list[float]:
+    """A renewal process given its count, so that seeds differ in when, not in how much."""
     shape = 1.0 / rules.burst
-    at_s = 0.0
-    while (at_s := at_s + draw.gammavariate(shape, 1.0 / (shape * rules.rate))) < rules.horizon_s:
-        yield at_s
+    starts = round(rules.rate * rules.horizon_s)
+    ends = list(accumulate(draw.gammavariate(shape, 1.0) for _ in range(starts + 1)))
+    return [rules.horizon_s * end / ends[-1] for end in ends[:-1]]
 
 
 def _rounds(source: Source, draw: random.Random) -> Iterator[tuple[Turn, ...]]:
@@ -95,7 +97,7 @@ def _rounds(source: Source, draw: random.Random) -> Iterator[tuple[Turn, ...]]:
 
 def _copies(source: Source, rules: LoadRules, draw: random.Random) -> list[Planned]:
     planned: list[Planned] = []
-    starts_s = list(_starts_s(rules, draw))
+    starts_s = _starts_s(rules, draw)
     for number, (start_s, unit) in enumerate(zip(starts_s, _rounds(source, draw), strict=False)):
         first = len(planned)
         for turn in unit:
