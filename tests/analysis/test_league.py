@@ -1,0 +1,107 @@
+"""The league's figures, means, scale and command."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from analysis.cli import main
+from analysis.league import LeagueError, LeagueOptions, mean_and_interval, run_league, summarise
+from analysis.league_perturb import PERTURBATIONS
+from analysis.league_run import Fleet, engines, figures, run_policy, spread, working_set_tokens
+from analysis.league_scale import KEEP_UP_RATIO, Bench
+from replayer.virtual import LoadRules, VirtualRow, load_source, plan
+
+TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
+RULES = LoadRules(rate=0.2, horizon_s=120.0, think_cap_s=5.0)
+
+
+def _row(index: int, **values: Any) -> VirtualRow:
+    defaults: dict[str, Any] = {"ttft_s": 1.0, "end_s": 2.0}
+    return VirtualRow(index, "s", 0.0, 1000, 101, 1000, **{**defaults, **values})
+
+
+def test_percentiles_are_nearest_rank_and_failures_infinite() -> None:
+    assert spread([1.0, 2.0, 3.0, math.inf], (50, 90)) == {"p50": 2.0, "p90": None, "mean": None}
+    assert spread([], (50,)) == {"p50": None, "mean": None}
+
+
+def test_the_mean_over_seeds_has_an_interval() -> None:
+    mean, low, high = mean_and_interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert 1.0 <= low < mean < high <= 3.0
+    assert mean_and_interval([1.0, math.inf]) == (math.inf, 1.0, math.inf)
+
+
+def test_a_context_counts_from_its_request_to_the_next() -> None:
+    rows = [
+        VirtualRow(0, "a", 50.0, 100, 1, 1, end_s=60.0),
+        VirtualRow(1, "a", 75.0, 200, 1, 1, end_s=100.0),
+        VirtualRow(2, "b", 0.0, 1000, 1, 1, end_s=40.0),
+    ]
+    assert working_set_tokens(rows, 100.0) == pytest.approx((25 * 100 + 25 * 200) / 50)
+
+
+def test_figures_of_a_run() -> None:
+    source = load_source(TRACE)
+    planned = plan(source, RULES)
+    fleet = Fleet(engines(2, 400_000, source.block_tokens))
+    run = run_policy("session-sticky", planned, fleet, source.block_tokens)
+    row = figures(run, planned, RULES, fleet.kv_tokens)
+    assert row["requests_run"] == len(planned) > row["requests"] > 0
+    assert row["failures"] == row["offloads"] == row["moved_bytes"] == row["drift"] == 0
+    assert 0.0 < row["hit_ratio"] < 1.0
+    assert row["ttft_s"]["p50"] <= row["ttft_s"]["p90"] <= row["ttft_s"]["p99"]
+    assert 0.0 <= row["goodput_ratio"] <= 1.0
+
+
+def test_saturation_is_where_the_baseline_stops_keeping_up() -> None:
+    bench = Bench(load_source(TRACE), 1, RULES, 60.0)
+    rate = bench.saturation(1e9, bench.prefill_bound(), 32.0)
+    assert bench.run(rate, 1e9)[1] >= KEEP_UP_RATIO
+    assert bench.run(1.5 * rate, 1e9)[1] < KEEP_UP_RATIO
+
+
+@pytest.mark.parametrize("name", PERTURBATIONS)
+def test_every_perturbation_runs(name: str) -> None:
+    source = load_source(TRACE)
+    rules, fleet = PERTURBATIONS[name](RULES, Fleet(engines(2, 400_000, source.block_tokens)))
+    planned = plan(source, rules)
+    run = run_policy("always", planned, fleet, source.block_tokens)
+    assert len(run.rows) == len(planned)
+    assert run.drift == 0
+
+
+def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(LeagueError, match="nobody"):
+        run_league(LeagueOptions(TRACE, policies=("nobody",)), lambda _n, _of: None)
+    assert main(["league", str(TRACE), "--policies", "nobody"]) == 2
+    assert "--policies" in capsys.readouterr().err
+
+
+def test_the_command_prints_a_table_and_writes_rows_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "league.json"
+    options = "--instances 2 --load 0.5,1 --seeds 2 --regime fits --horizon 60 --jobs 1"
+    policies = "default,session-sticky"
+    arguments = ["league", str(TRACE), *options.split(), "--policies", policies]
+    assert main([*arguments, "--json", str(out), "--figures", str(tmp_path / "figures")]) == 0
+    document = orjson.loads(out.read_bytes())
+    rows = document["rows"]
+    assert [(r["load"], r["seed"], r["policy"]) for r in rows] == [
+        (load, seed, policy)
+        for load in (0.5, 1.0)
+        for seed in (0, 1)
+        for policy in policies.split(",")
+    ]
+    needed = {"requests", "failures", "goodput_ratio", "ttft_s", "tpot_s", "e2e_s", "hit_ratio"}
+    assert needed | {"offloads", "moved_bytes", "regime"} <= rows[0].keys()
+    printed = capsys.readouterr().out
+    assert "fits, load 0.5" in printed
+    assert "session-sticky" in printed
+    assert (tmp_path / "figures" / "league-load-0.5.html").exists()
+    best = [one["goodput_ratio"][0] for one in summarise(rows) if one["load"] == 1.0]
+    assert best == sorted(best, reverse=True)

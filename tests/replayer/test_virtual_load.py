@@ -1,0 +1,146 @@
+"""A trace as units of turns, and units as load: sessions, shared blocks, copies, ties, horizon."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from replayer.trace import TraceRequest
+from replayer.virtual_load import Source, as_source, chains
+from replayer.virtual_plan import LoadRules, Planned, Slo, plan
+
+
+def _request(name: str, ids: range | list[int], **values: Any) -> TraceRequest:
+    runs = tuple((i, 1) for i in ids)
+    tokens = 10 * len(runs)
+    defaults: dict[str, Any] = {
+        "request_id": name,
+        "session_id": name.partition(":")[0],
+        "turn": 0,
+        "arrival_s": 0.0,
+        "input_tokens": tokens,
+        "output_tokens": 5,
+        "runs": runs,
+        "block_tokens": 10,
+        "line": 1,
+    }
+    return TraceRequest(**{**defaults, **values})
+
+
+TWO_SESSIONS = [
+    _request("a:0", [1, 2, 11, 12]),
+    _request("a:1", [1, 2, 11, 12, 13], wait_for=("a:0",), delay_s=7.0, arrival_s=9.0),
+    _request("b:0", [1, 2, 21]),
+    _request("b:1", [1, 2, 21, 22, 23], wait_for=("b:0",), arrival_s=5.0),
+]
+
+
+def test_units_know_what_is_shared_and_what_is_new() -> None:
+    source = as_source(TWO_SESSIONS)
+    a, b = source.units
+    assert [turn.shared for turn in (*a, *b)] == [2, 2, 2, 2]
+    # Common blocks are cached already, before the first session that has them.
+    assert [turn.new_tokens for turn in (*a, *b)] == [20, 10, 10, 20]
+    assert a[1].wait_for == (0,)
+    assert a[1].delay_s == 7.0
+    assert source.replicable
+    assert source.longest_tokens == 55
+
+
+def test_a_gap_without_a_delay_is_think_time_after_a_nominal_service() -> None:
+    b = as_source(TWO_SESSIONS).units[1]
+    assert b[1].delay_s == pytest.approx(5.0 - 0.1 - 5 * 0.01)
+
+
+def test_coarse_blocks_take_the_name_of_their_last_part() -> None:
+    a, b = as_source(TWO_SESSIONS, block_tokens=20).units
+    assert [len(turn.blocks) for turn in (*a, *b)] == [2, 2, 1, 2]
+    assert a[0].blocks == a[1].blocks
+    assert a[0].blocks[0] == b[0].blocks[0]
+    assert a[0].blocks[1] != b[1].blocks[1]
+
+
+def test_rows_without_sessions_continue_the_row_they_extend() -> None:
+    rows = [(1, 2, 3), (1, 9), (1, 2, 3, 4), (1, 2, 3), (1, 9, 5, 6), (1,)]
+    assert chains(rows) == [0, 1, 0, 3, 1, 5]
+
+
+def _mooncake(count: int, tick_s: float) -> Source:
+    rows = [
+        _request(f"line:{n}", [0, 100 + n], session_id=None, arrival_s=tick_s * (n // 5))
+        for n in range(count)
+    ]
+    return as_source(rows)
+
+
+def test_a_coarse_clock_is_seen_and_spread() -> None:
+    source = _mooncake(50, 3.0)
+    assert not source.replicable
+    assert source.tick_s == pytest.approx(3.0)
+    planned = plan(source, LoadRules(rate=len(source.units) / 27.0, horizon_s=100.0))
+    starts = [one.earliest_s for one in planned]
+    assert len(set(starts)) == len(starts) == 50
+    assert all(abs(s - 3.0 * (n // 5)) <= 3.0 for n, s in enumerate(starts))
+
+
+def test_twice_the_rate_is_half_the_time() -> None:
+    source = _mooncake(50, 3.0)
+    slow = plan(source, LoadRules(rate=1.0, horizon_s=1e4))
+    fast = plan(source, LoadRules(rate=2.0, horizon_s=1e4))
+    assert [one.earliest_s for one in slow] == pytest.approx([2 * o.earliest_s for o in fast])
+
+
+RULES = LoadRules(rate=0.5, horizon_s=200.0, think_cap_s=4.0)
+
+
+def _copies(rules: LoadRules = RULES) -> list[Planned]:
+    return plan(as_source(TWO_SESSIONS), rules)
+
+
+def test_copies_share_the_common_blocks_only() -> None:
+    planned = _copies()
+    hashes = [set(one.hashes()) for one in planned if one.turn.wait_for == ()]
+    common = set.intersection(*hashes)
+    assert len(common) == 2
+    private = [block for part in hashes for block in part - common]
+    assert len(private) == len(set(private))
+
+
+def test_equal_seeds_give_equal_loads_and_others_as_many_sessions() -> None:
+    assert _copies() == _copies()
+    other = _copies(replace(RULES, seed=1))
+    assert other != _copies()
+    sessions = {one.session_id.partition("#")[2] for one in other}
+    assert len(sessions) <= 100
+
+
+def test_dependent_turns_come_after_what_they_wait_for() -> None:
+    planned = _copies()
+    assert any(one.wait_for for one in planned)
+    for index, one in enumerate(planned):
+        assert all(other < index for other in one.wait_for)
+        assert all(planned[other].session_id == one.session_id for other in one.wait_for)
+        assert one.delay_s <= 4.0
+
+
+def test_the_load_ends_with_what_is_due_at_the_horizon() -> None:
+    planned = _copies()
+    slo = Slo()
+    for one in planned:
+        least = slo.ttft_limit_s(one.turn.new_tokens) + slo.tpot_s * one.turn.output_tokens
+        assert one.earliest_s + least <= one.due_s + 1e-9
+        assert one.due_s <= 200.0
+
+
+def test_bursts_have_the_variance_asked_for() -> None:
+    def spread(burst: float) -> float:
+        planned = _copies(LoadRules(rate=20.0, horizon_s=200.0, burst=burst))
+        starts = [one.earliest_s for one in planned if not one.wait_for]
+        gaps = [b - a for a, b in pairwise(starts)]
+        mean = math.fsum(gaps) / len(gaps)
+        return math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
+
+    assert spread(1.0) == pytest.approx(1.0, rel=0.15)
+    assert spread(10.0) == pytest.approx(10.0, rel=0.25)
