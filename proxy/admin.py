@@ -55,7 +55,10 @@ class Admin:
         """200 while one instance serves; the state of each."""
         del request
         fleet = self._service.router.fleet
-        instances = {m.instance.name: m.health.is_up for m in fleet.members()}
+        instances = {
+            m.instance.name: {"is_up": m.health.is_up, "last_error": m.health.last_error}
+            for m in fleet.members()
+        }
         serving = self._serving()
         return json_response(
             {"status": "ok" if serving else "no instance is up", "instances": instances},
@@ -63,7 +66,8 @@ class Admin:
         )
 
     def _serving(self) -> bool:
-        return any(not m.is_draining for m in self._service.router.fleet.up())
+        up = self._service.router.fleet.up()
+        return any(m.health.was_seen and not m.is_draining for m in up)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
@@ -89,6 +93,7 @@ class Admin:
             "url": member.instance.url,
             "bootstrap_url": member.instance.bootstrap_url,
             "is_up": member.health.is_up,
+            "last_error": member.health.last_error,
             "is_draining": member.is_draining,
             "incarnation": member.incarnation,
             "models": sorted(member.models or ()),
@@ -100,7 +105,7 @@ class Admin:
         }
 
     async def add_instance(self, request: web.Request) -> web.Response:
-        """POST {"instance": "[name=]host:port[;bootstrap=PORT]"}."""
+        """POST {"instance": "[name=]host:port[;bootstrap=PORT]"}; takes a draining one back."""
         body = await _object(request)
         text = body.get("instance")
         if not isinstance(text, str):
@@ -109,17 +114,18 @@ class Admin:
             spec = InstanceSpec.parse(text)
         except ValueError as error:
             return error_response(400, f"instance: {error}")
-        if any(spec.name == i.name or spec.url == i.url for i in self._known()):
+        member = self._service.router.fleet.get(spec.name)
+        if member is not None and member.is_draining and member.instance.url == spec.url:
+            member.is_draining = False
+            return json_response(self._describe(spec.name))
+        known = [m.instance for m in self._service.router.fleet.members()]
+        if any(spec.name == i.name or spec.url == i.url for i in known):
             return error_response(409, f"instance: {spec.name} is there already")
         self._service.add(spec)
         return json_response(self._describe(spec.name), 201)
 
-    def _known(self) -> list[InstanceSpec]:
-        members = self._service.router.fleet.members()
-        return [InstanceSpec(m.instance.name, m.instance.url) for m in members]
-
     async def remove_instance(self, request: web.Request) -> web.Response:
-        """DELETE: take out at once, or with ?drain=true choose it for nothing new."""
+        """DELETE: take out at once, or with ?drain=true once its last request is over."""
         name = request.match_info["name"]
         member = self._service.router.fleet.get(name)
         if member is None:

@@ -19,6 +19,10 @@ BACKLOG = 4096
 KEEPALIVE_S = 75.0
 ACCEPT_WHILE_DRAINING_S = 5.0
 """How long a draining proxy still takes what a load balancer sends before it notices."""
+LINGER_S = 2.0
+"""How long the rest of a refused body is read, so that the client gets to see the refusal."""
+CUT_S = 1.0
+"""For the last words of requests that are cut."""
 CANCEL_AFTER_S = 0.1
 """The drain has had its time: what still runs is cancelled, not waited for (0: for ever)."""
 _log = logging.getLogger(__name__)
@@ -51,6 +55,7 @@ class Server:
             keepalive_timeout=KEEPALIVE_S,
             auto_decompress=False,
             shutdown_timeout=CANCEL_AFTER_S,
+            lingering_time=LINGER_S,
         )
         await self._runner.setup()
         self._site = web.TCPSite(self._runner, settings.host, settings.port, backlog=BACKLOG)
@@ -84,22 +89,28 @@ class Server:
         service.is_draining = True
         _log.info("draining: %d requests in flight", service.in_flight)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
-        if not await self._idle_within(accept_s):
-            await self._site.stop()
-            if not await self._idle_within(limit_s - accept_s):
-                _log.warning("drain: %d requests cut after %g s", service.in_flight, limit_s)
+        if await self._idle_within(accept_s):
+            return
+        await self._site.stop()
+        if self._stop.is_set() or not await self._idle_within(limit_s - accept_s):
+            why = "second signal" if self._stop.is_set() else f"after {limit_s:g} s"
+            _log.warning("drain: %d requests cut (%s)", service.in_flight, why)
+            self._stop.clear()
+            service.cut()
+            await self._idle_within(CUT_S)
 
     async def _idle_within(self, seconds: float) -> bool:
-        """Wait for the last request, a second signal or the time; true when nothing is left."""
+        """Wait for the last request; false when the time is over or a signal comes first."""
+        idle = self.service.idle
         try:
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
-                waits = [group.create_task(e.wait()) for e in (self.service.idle, self._stop)]
+                waits = [group.create_task(e.wait()) for e in (idle, self._stop)]
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 for wait in waits:
                     wait.cancel()
         except TimeoutError:
             return False
-        return True
+        return idle.is_set()
 
     async def close(self) -> None:
         """Stop listening, cancel what is left, close connections and the log."""

@@ -44,6 +44,9 @@ async def _every(interval_s: float, service: Service, job: Job) -> None:
 async def probe(service: Service, upstream: Upstream, rounds: int) -> None:
     """GET /health; then learn what the decision needs and does not know yet."""
     name = upstream.instance.name
+    if service.has_drained(name):
+        await service.remove(name)
+        return
     try:
         await upstream.get("/health", service.settings.health_timeout)
     except UpstreamFailure as failure:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import orjson
 import uvloop
+from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.app import Server
 from proxy.config import ConfigError, Loaded, Settings, load, print_config
@@ -39,7 +40,8 @@ async def _serve(loaded: Loaded) -> None:
     server = Server(loaded.settings)
     await server.start()
     logger = logging.getLogger("proxy")
-    logger.info("listening on %s for %d instances", server.url, len(loaded.settings.instances))
+    count = len(loaded.settings.instances)
+    logger.info("listening on %s (instances: %d)", server.url, count)
     _warn(logger, loaded.settings)
     await server.run()
 
@@ -61,6 +63,12 @@ def _what_failed(settings: Settings, error: OSError) -> str:
     return f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
 
 
+def _not_a_clients_bytes(record: logging.LogRecord) -> bool:
+    """Malformed requests are a client's matter: no traceback of a parser, thousands of times."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
 class _JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
@@ -79,6 +87,7 @@ def _set_up_logging(settings: Settings) -> None:
     handler.setFormatter(_JsonFormatter() if settings.log_format == "json" else text)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(_not_a_clients_bytes)
 
 
 if __name__ == "__main__":

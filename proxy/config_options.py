@@ -53,6 +53,9 @@ class Settings(BaseModel):
         Field(ge=1024),
         Option(LISTENING, "A larger request body is refused with 413.", "bytes"),
     ] = ByteSize(32 * MIB)
+    body_timeout: Annotated[
+        Seconds, Option(LISTENING, "A client's body, from its head to its end.", "s")
+    ] = 30.0
     drain_seconds: Annotated[
         NonNegative,
         Option(LISTENING, "After SIGTERM, running requests have this long to finish.", "s"),

@@ -33,6 +33,24 @@ class BadRequestError(ProxyError):
     outcome = Outcome.BAD_REQUEST
 
 
+class NotForClientsError(BadRequestError):
+    """The path is an operator's."""
+
+    status = 404
+
+
+class MethodNotAllowedError(BadRequestError):
+    """The path is known, but not with this method."""
+
+    status = 405
+
+
+class BodyTimeoutError(BadRequestError):
+    """The body did not come within `--body-timeout`."""
+
+    status = 408
+
+
 class BodyTooLargeError(BadRequestError):
     """The body is over `--max-body-bytes`."""
 
@@ -50,6 +68,14 @@ class UpstreamLostError(ProxyError):
 
     status = 502
     type = "upstream_error"
+
+
+class StoppingError(ProxyError):
+    """The proxy is stopping, and the drain's time is over."""
+
+    status = 503
+    type = "service_unavailable"
+    outcome = Outcome.PROXY_STOPPED
 
 
 class UpstreamTimeoutError(ProxyError):

@@ -19,7 +19,7 @@ from proxy.core.record import RequestRecord
 from proxy.core.retry import Next, after_failure, fallback_reason
 from proxy.core.sse import Scanner
 from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
-from proxy.errors import ProxyError, UpstreamFailure, UpstreamTimeoutError
+from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.legs import Outgoing, decode_leg, fallback_of, prefill_leg, with_request_id
 from proxy.relay import GROW_EVENTS, Answer, RelayResponse, StreamCutError, client_response, relay
 from proxy.service import Service
@@ -63,24 +63,27 @@ class Exchange:
 
     async def run(self) -> web.StreamResponse:
         """Serve the request; only a client that left makes this raise."""
-        self.service.enter()
         total_s = self.service.settings.total_timeout
+        scope = asyncio.timeout(total_s)
         try:
-            async with asyncio.timeout(total_s):
+            async with scope:
+                self.service.enter(scope)
                 return await self._serve()
         except ProxyError as error:
             return self._refuse(error)
         except TimeoutError:
-            return self._timed_out(f"not finished in {total_s:g} s (--total-timeout)")
+            return await self._end_early(total_s)
         except (asyncio.CancelledError, ConnectionResetError):
             self._end(Outcome.CLIENT_GONE, 499, "the client left")
             raise
         finally:
+            self.service.leave(scope)
             self._finish()
 
     async def _serve(self) -> web.StreamResponse:
-        limit = self.service.settings.max_body_bytes
-        self.out = await intake.read(self.request, self.request_id, limit)
+        settings = self.service.settings
+        limits = intake.Limits(settings.max_body_bytes, settings.body_timeout)
+        self.out = await intake.read(self.request, self.request_id, limits)
         admitted = self._admit()
         if isinstance(admitted, Reject):
             return self._reject(admitted)
@@ -228,7 +231,7 @@ class Exchange:
         self._end(outcome, self.record.status, detail)
         assert self.response is not None
         if is_stream:
-            error = {"message": f"upstream: {detail}", "type": str(outcome), "param": None}
+            error = {"message": detail, "type": str(outcome), "param": None}
             event = orjson.dumps({"error": {**error, "code": 502}})
             await self.response.write(b"\n\ndata: " + event + b"\n\n")
         self.response.cut(self.request)
@@ -245,11 +248,15 @@ class Exchange:
         self._end(error.outcome, error.status, error.message)
         return replies.error(error, self._extra_headers())
 
-    def _timed_out(self, detail: str) -> web.StreamResponse:
+    async def _end_early(self, total_s: float) -> web.StreamResponse:
+        """The time is up: the request's own, or the proxy's."""
+        error: ProxyError = UpstreamTimeoutError(f"not finished in {total_s:g} s (--total-timeout)")
+        if self.service.is_cutting:
+            error = StoppingError("the proxy is stopping (--drain-seconds)")
         if self.response is None or not self.response.prepared:
-            return self._refuse(UpstreamTimeoutError(detail))
-        self._end(Outcome.UPSTREAM_TIMEOUT, self.record.status, detail)
-        self.response.cut(self.request)
+            return self._refuse(error)
+        is_stream = self.response.content_type == "text/event-stream"
+        await self._cut(error.outcome, error.message, is_stream=is_stream)
         return self.response
 
     def _extra_headers(self) -> CIMultiDict[str]:
@@ -276,7 +283,6 @@ class Exchange:
                 whole = record.stream and record.outcome is Outcome.OK
                 output_tokens = record.osl_tokens if whole else None
                 service.router.finish(route, service.clock.now_s(), output_tokens)
-            service.leave()
         self._learn()
         path = self.request.path
         service.metrics.observe(record, path if path in ENDPOINTS else "other")

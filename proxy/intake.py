@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -13,11 +15,29 @@ from aiohttp import web
 from proxy.core.connectors import KV_PARAMS
 from proxy.core.splice import splice
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
-from proxy.errors import BadRequestError, BodyTooLargeError, UnsupportedEncodingError
+from proxy.errors import (
+    BadRequestError,
+    BodyTimeoutError,
+    BodyTooLargeError,
+    MethodNotAllowedError,
+    NotForClientsError,
+    UnsupportedEncodingError,
+)
 from proxy.legs import Outgoing
 from proxy.upstream import forwarded
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
+
+
+_OPERATORS_ONLY = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of a client's body: size, and seconds until it is complete."""
+
+    bytes: int
+    seconds: float
 
 
 def request_id(headers: Mapping[str, str]) -> str:
@@ -26,12 +46,13 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-async def read(request: web.Request, name: str, max_bytes: int) -> Outgoing:
+async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
     """Body and headers as instances will get them; raises BadRequestError.
 
     `kv_transfer_params` of a client is taken out: it could steer an engine's KV connector.
     """
-    raw = await _body(request, max_bytes)
+    _check_path(request)
+    raw = await _body(request, limits)
     parsed = _parse(request, raw)
     if KV_PARAMS in parsed:
         raw = splice(raw, {}, {KV_PARAMS})
@@ -39,29 +60,45 @@ async def read(request: web.Request, name: str, max_bytes: int) -> Outgoing:
     return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
 
 
-async def _body(request: web.Request, max_bytes: int) -> bytes:
+def _check_path(request: web.Request) -> None:
+    """Only what stays below /v1 once an engine has resolved it, and changes no engine."""
+    segments = request.path.split("/")
+    if {".", ".."} & set(segments) or "\\" in request.path:
+        raise BadRequestError("path: must not have . or .. in it")
+    if request.path.rstrip("/") in _OPERATORS_ONLY:
+        raise NotForClientsError("path: changes one engine only; ask that engine itself")
+    if request.path in OFFLOAD_ENDPOINTS and request.method != "POST":
+        raise MethodNotAllowedError(f"method: {request.method} is not for this path, POST is")
+
+
+async def _body(request: web.Request, limits: Limits) -> bytes:
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedEncodingError("Content-Encoding: only identity is accepted")
-    too_large = BodyTooLargeError(f"body: over {max_bytes} bytes (--max-body-bytes)")
-    if (request.content_length or 0) > max_bytes:
+    too_large = BodyTooLargeError(f"body: over {limits.bytes} bytes (--max-body-bytes)")
+    if (request.content_length or 0) > limits.bytes:
         raise too_large
     try:
-        return await request.read()
+        async with asyncio.timeout(limits.seconds):
+            return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise too_large from error
+    except TimeoutError as error:
+        late = f"body: not complete in {limits.seconds:g} s (--body-timeout)"
+        raise BodyTimeoutError(late) from error
 
 
 def _parse(request: web.Request, raw: bytes) -> Mapping[str, Any]:
-    """The body's object. Where its form is not ours to know, anything else is routed unread."""
+    """The body's object. Only a form upload goes unread: engines take it for nothing else.
+
+    What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
+    """
     is_ours = request.path in OFFLOAD_ENDPOINTS
-    if not is_ours and "json" not in request.content_type:
+    if not is_ours and (not raw or request.content_type.startswith("multipart/")):
         return {}
     try:
         parsed = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        if is_ours:
-            raise BadRequestError(f"body: not valid JSON ({error})") from error
-        return {}
+        raise BadRequestError(f"body: not valid JSON ({error})") from error
     if isinstance(parsed, dict):
         return parsed
     if is_ours:

@@ -60,10 +60,11 @@ async def prefill_leg(
     `timeout_s` is `--prefill-timeout`: queue and computation on P.
     """
     try:
-        async with asyncio.timeout(timeout_s):
-            return await _prefill(out, p, connector, request_id)
+        async with asyncio.timeout(timeout_s) as scope:
+            with p.watch(scope):
+                return await _prefill(out, p, connector, request_id)
     except TimeoutError:
-        return Fallback.P_TIMEOUT
+        return Fallback.P_GONE if p.is_down else Fallback.P_TIMEOUT
 
 
 async def _prefill(
@@ -83,7 +84,7 @@ async def _prefill(
         try:
             answer = await response.read()
         except aiohttp.ClientError as error:
-            raise UpstreamFailure(FailureKind.RESET, type(error).__name__) from error
+            raise UpstreamFailure(FailureKind.RESET, "the connection broke") from error
     if response.status != 200:
         return Fallback.P_ERROR
     return _after_prefill(connector, transfer, answer)
@@ -112,23 +113,28 @@ async def decode_leg(
 ) -> Answer:
     """Ask D, wait for the first event; raises UpstreamFailure.
 
-    `source` is the P that D fetches from: when it goes down, the wait ends at once, since a
-    Mooncake D would wait for minutes. `timeout_s`: `--ttft-timeout`, or `--transfer-timeout`.
+    `source` is the P that D fetches from. When it or D goes down, the wait ends at once: a frozen
+    process answers nobody, and a Mooncake D would wait for a dead P for minutes. `timeout_s`:
+    `--ttft-timeout`, or `--transfer-timeout`.
     """
     response: aiohttp.ClientResponse | None = None
     answer: Answer | None = None
     try:
         async with asyncio.timeout(timeout_s) as scope:
             with ExitStack() as stack:
-                if source is not None:
-                    stack.enter_context(source.watch(scope))
+                for upstream in (d, source):
+                    if upstream is not None:
+                        stack.enter_context(upstream.watch(scope))
                 body = out.with_edits(edits)
                 response = await d.send(out.method, out.path, headers, body)
                 answer = await open_answer(response)
     except TimeoutError as error:
-        peer_gone = source is not None and source.is_down
-        kind = FailureKind.PEER_GONE if peer_gone else FailureKind.TIMEOUT
-        raise UpstreamFailure(kind, f"no first event in {timeout_s:g} s") from error
+        if d.is_down:
+            raise UpstreamFailure(FailureKind.WENT_DOWN, "it answers no probe") from error
+        if source is not None and source.is_down:
+            raise UpstreamFailure(FailureKind.PEER_GONE, "the peer answers no probe") from error
+        late = f"no first event in {timeout_s:g} s"
+        raise UpstreamFailure(FailureKind.TIMEOUT, late) from error
     finally:
         if answer is None and response is not None:
             response.close()

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from proxy.core.gate import ANY_MODEL
 from proxy.core.record import RequestRecord
 from proxy.core.router import Router
-from proxy.core.types import Load, RejectReason
+from proxy.core.types import FailureKind, Fallback, Load, RejectReason
 from proxy.scrape import EngineStats
 
 PREFIX = "cache_proxy"
@@ -99,8 +99,20 @@ class Metrics:
             "retry_after_seconds", "Retry-After of busy answers", (1, 2, 5, 10, 20, 30, 60)
         )
         self.loop_lag = hist("loop_lag_seconds", "Event loop's lateness", LAG_S)
+        self._name_known_labels()
         build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
         build.info({"version": version("cache-proxy")})
+
+    def _name_known_labels(self) -> None:
+        """Closed label sets start at 0: an alert on a rate must not begin with "no data"."""
+        for counter, values in (
+            (self.rejected, RejectReason),
+            (self.fallbacks, Fallback),
+            (self.retries, FailureKind),
+            (self.disconnects, ("upload", "prefill", "first_token", "decode")),
+        ):
+            for value in values:
+                counter.labels(value)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)

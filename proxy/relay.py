@@ -101,7 +101,7 @@ async def _read_first_event(response: aiohttp.ClientResponse) -> bytes:
                 break
             head += piece
     except (aiohttp.ClientError, ConnectionError) as error:
-        raise UpstreamFailure(FailureKind.RESET, type(error).__name__) from error
+        raise UpstreamFailure(FailureKind.RESET, "the connection broke") from error
     return head
 
 
@@ -185,9 +185,11 @@ async def relay(
     finally:
         idle.stop()
     if idle.has_fired:
-        raise StreamCutError(f"silent for {idle_timeout_s:g} s (--idle-timeout)", timed_out=True)
+        raise StreamCutError(
+            f"upstream: silent for {idle_timeout_s:g} s (--idle-timeout)", timed_out=True
+        )
     if answer.is_stream and not scanner.is_done:
-        raise StreamCutError("the stream ended without its end marker")
+        raise StreamCutError("upstream: the stream ended without its end marker")
 
 
 async def _next(response: aiohttp.ClientResponse, idle: Idle) -> bytes:
@@ -196,4 +198,4 @@ async def _next(response: aiohttp.ClientResponse, idle: Idle) -> bytes:
     except (aiohttp.ClientError, ConnectionError) as error:
         if idle.has_fired:
             return b""
-        raise StreamCutError(f"the connection broke ({type(error).__name__})") from error
+        raise StreamCutError("upstream: the connection broke") from error

@@ -60,7 +60,8 @@ class Service:
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     stats: dict[str, EngineStats] = field(default_factory=dict)
     is_draining: bool = False
-    in_flight: int = 0
+    is_cutting: bool = False
+    scopes: set[asyncio.Timeout] = field(default_factory=set)
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     collector: FleetCollector = field(init=False)
 
@@ -97,6 +98,11 @@ class Service:
             upstream.went_down()
             await upstream.close()
 
+    def has_drained(self, name: str) -> bool:
+        """Whether an instance that is on its way out has nothing left to do."""
+        member = self.router.fleet.get(name)
+        return member is not None and member.is_draining and self.router.ledger.load(name).is_idle
+
     def upstream(self, name: str) -> Upstream:
         """An instance's connections; raises UpstreamFailure when it was removed meanwhile."""
         found = self.upstreams.get(name)
@@ -104,20 +110,32 @@ class Service:
             raise UpstreamFailure(FailureKind.CONNECT, "the instance was removed")
         return found
 
-    def enter(self) -> None:
-        """A request begins."""
-        self.in_flight += 1
+    @property
+    def in_flight(self) -> int:
+        """Requests that have begun and are not over."""
+        return len(self.scopes)
+
+    def enter(self, scope: asyncio.Timeout) -> None:
+        """A request begins; `scope` is its total timeout."""
+        self.scopes.add(scope)
         self.idle.clear()
 
-    def leave(self) -> None:
+    def leave(self, scope: asyncio.Timeout) -> None:
         """A request is over."""
-        self.in_flight -= 1
-        if not self.in_flight:
+        self.scopes.discard(scope)
+        if not self.scopes:
             self.idle.set()
+
+    def cut(self) -> None:
+        """End every request now: each says so to its client."""
+        self.is_cutting = True
+        now_s = asyncio.get_running_loop().time()
+        for scope in list(self.scopes):
+            scope.reschedule(now_s)
 
     def failed(self, name: str, failure: UpstreamFailure) -> None:
         """A probe or a connection failed: tell the router, and who waits on the instance."""
-        if self.router.probe_failed(name, is_dead=failure.is_dead):
+        if self.router.probe_failed(name, str(failure), is_dead=failure.is_dead):
             _log.warning("instance %s is down: %s", name, failure)
             if (upstream := self.upstreams.get(name)) is not None:
                 upstream.went_down()

@@ -19,6 +19,8 @@ from proxy.service import Service
 
 DECODE, TOKENS, FRAC = THRESHOLD_FIELDS
 _MAX_BODY = 65536
+_KNOWN = ("model", *THRESHOLD_FIELDS, "unset", "dry_run")
+_KEYS = frozenset(_KNOWN)
 
 
 class RefusedError(Exception):
@@ -50,8 +52,11 @@ class BusyThreshold:
 
     async def delete(self, request: web.Request) -> web.Response:
         """Remove a model's limits, or one with &field=."""
-        model, field = request.query.get("model", ANY_MODEL), request.query.get("field")
+        model, field = request.query.get("model", ""), request.query.get("field")
         gate = self._service.router.gate
+        if not model:
+            # Never a default here: a body, as POST takes it, would be ignored and all limits go.
+            return json_response({"error": "say which: ?model=NAME, or ?model=* for all"}, 400)
         if field is None:
             gate.unset(model)
         elif field in THRESHOLD_FIELDS:
@@ -112,6 +117,9 @@ async def _body(request: web.Request) -> Mapping[str, object]:
 
 
 def _model(body: Mapping[str, object]) -> str:
+    unknown = set(body) - _KEYS
+    if unknown:
+        raise RefusedError(422, f"unknown field {min(unknown)[:64]}; known: {', '.join(_KNOWN)}")
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise RefusedError(422, "model must be a non-empty string")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import aiohttp
 import orjson
 from multidict import CIMultiDict
+from yarl import URL
 
 from proxy.core.types import FailureKind, Instance
 from proxy.errors import UpstreamFailure
@@ -47,6 +48,13 @@ def forwarded(headers: Mapping[str, str], request_id: str) -> CIMultiDict[str]:
     kept["X-Request-Id"] = request_id
     kept["Accept-Encoding"] = "identity"
     return kept
+
+
+_WORDS: dict[type[BaseException], str] = {
+    aiohttp.ConnectionTimeoutError: "no connection in time (--connect-timeout)",
+    aiohttp.ServerDisconnectedError: "the connection was closed",
+    aiohttp.ClientResponseError: "the answer is not HTTP",
+}
 
 
 class Upstream:
@@ -100,7 +108,7 @@ class Upstream:
         try:
             return await session.request(
                 method,
-                self.instance.url + path,
+                URL(self.instance.url + path, encoded=True),
                 headers=headers,
                 data=body,
                 allow_redirects=False,
@@ -188,5 +196,8 @@ def model_cards(body: bytes) -> list[dict[str, object]]:
 
 
 def _plain(error: BaseException) -> str:
-    """One line without the address's credentials or a multi-line parser excerpt."""
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
+    """What a client may read: neither addresses nor a library's names."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror.split(" [")[0][:100]
+    return _WORDS.get(type(error), "the connection failed")

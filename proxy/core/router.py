@@ -72,14 +72,14 @@ class Router:
         self.ledger.remove(name)
         self._forget(name)
 
-    def probe_failed(self, name: str, *, is_dead: bool) -> bool:
+    def probe_failed(self, name: str, error: str, *, is_dead: bool) -> bool:
         """A probe or a connection failed; true when this took the instance down.
 
         Where nobody listens any more (`is_dead`), the KV is lost: prefixes and homes are forgotten.
         One that is merely slow keeps them for its return.
         """
         member = self.fleet.get(name)
-        went_down = member is not None and member.health.failed()
+        went_down = member is not None and member.health.failed(error)
         if went_down and is_dead:
             self._forget(name)
         return went_down

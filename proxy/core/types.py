@@ -68,6 +68,7 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"
     MALFORMED = "malformed"
     PEER_GONE = "peer_gone"
+    WENT_DOWN = "went_down"
 
 
 class RejectReason(StrEnum):
@@ -90,6 +91,7 @@ class Outcome(StrEnum):
     UPSTREAM_TIMEOUT = "upstream_timeout"
     UPSTREAM_TRUNCATED = "upstream_truncated"
     BAD_REQUEST = "bad_request"
+    PROXY_STOPPED = "proxy_stopped"
 
 
 @dataclass(frozen=True, slots=True)

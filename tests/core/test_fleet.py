@@ -28,7 +28,7 @@ def member(f: Fleet, name: str) -> Member:
 
 def take_down(f: Fleet, name: str) -> None:
     for _ in range(FALL):
-        member(f, name).health.failed()
+        member(f, name).health.failed("x")
 
 
 def serving(f: Fleet, model: str, *exclude: str) -> str:

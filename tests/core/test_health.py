@@ -13,11 +13,11 @@ FAILED, PROBED, ANSWERED = "f", "p", "a"
 
 def after(events: str) -> tuple[Health, list[int]]:
     """The state after these events, and which of them changed it."""
-    health, changes = Health(), []
+    health, changes = Health(was_seen=True), []
     for i, event in enumerate(events):
         if event == ANSWERED:
             health.answered()
-        elif health.failed() if event == FAILED else health.probed():
+        elif health.failed("x") if event == FAILED else health.probed():
             changes.append(i)
     return health, changes
 
@@ -46,6 +46,16 @@ def after(events: str) -> tuple[Health, list[int]]:
 def test_histories(events: str, is_up: bool, changes: list[int]) -> None:
     health, changed = after(events)
     assert (health.is_up, changed) == (is_up, changes)
+
+
+def test_one_never_seen_falls_at_the_first_failure_and_rises_at_the_first_answer() -> None:
+    health = Health()
+    assert (health.is_up, health.was_seen) == (True, False)
+    assert health.failed("refused")
+    assert (health.is_up, health.last_error) == (False, "refused")
+    assert health.probed()
+    assert (health.is_up, health.was_seen) == (True, True)
+    assert not health.failed("late")
 
 
 @given(st.text(FAILED + PROBED + ANSWERED, max_size=30))

@@ -16,6 +16,7 @@ TABLE = {
     FailureKind.TIMEOUT: (GIVE_UP, SAME, Fallback.TRANSFER_TIMEOUT),
     FailureKind.MALFORMED: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.PEER_GONE: (OTHER, SAME, Fallback.P_GONE),
+    FailureKind.WENT_DOWN: (OTHER, OTHER, Fallback.D_FAILED),
 }
 
 

@@ -247,7 +247,7 @@ class TestGate:
     def test_nobody_up_is_not_busy(self) -> None:
         r = router(1)
         for _ in range(2):
-            r.probe_failed("i0", is_dead=True)
+            r.probe_failed("i0", "x", is_dead=True)
         assert rejected(r, facts("s")).reason is RejectReason.NO_INSTANCE
 
     def test_a_model_goes_where_it_is_served(self) -> None:
@@ -284,7 +284,7 @@ class TestRetry:
         r.first_token(route, f, 0.0)
         name = route.decode.name
         for _ in range(2):
-            r.probe_failed(name, is_dead=True)
+            r.probe_failed(name, "x", is_dead=True)
         assert r.sessions.home("s", 0.0) is None
         assert r.prefixes.blocks(name) == 0
         for _ in range(2):
@@ -299,7 +299,7 @@ class TestRetry:
         route = admitted(r, f)
         r.first_token(route, f, 0.0)
         for _ in range(2):
-            r.probe_failed(route.decode.name, is_dead=False)
+            r.probe_failed(route.decode.name, "x", is_dead=False)
         assert r.sessions.home("s", 0.0) == route.decode.name
 
 
@@ -343,7 +343,7 @@ def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) ->
 
 def _shake(r: Router, step: str, name: str) -> None:
     if step == "kill":
-        r.probe_failed(name, is_dead=True)
+        r.probe_failed(name, "x", is_dead=True)
     elif step == "up":
         r.probe_succeeded(name)
     elif step == "out":

@@ -168,7 +168,8 @@ class RawEngine:
     def __init__(self, *scripts: Script) -> None:
         self._scripts = scripts
         self.posts: list[bytes] = []
-        self.closed = 0
+        self.is_frozen = False
+        """Like a stopped process: takes connections and bytes, answers nothing, no probe."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server
         self.port = 0
@@ -191,6 +192,9 @@ class RawEngine:
         self._writers.add(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
+                if self.is_frozen:
+                    await reader.read()
+                    return
                 if head.startswith(b"GET"):
                     writer.write(plain(b'{"data":[{"id":"sim-8b"}]}'))
                     continue
@@ -205,7 +209,6 @@ class RawEngine:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self.closed += 1
             self._writers.discard(writer)
             writer.close()
 

@@ -31,11 +31,14 @@ async def test_probes(tmp_path: Path) -> None:
         assert (await call(proxy, "GET", "/live"))[0] == 200
         assert (await call(proxy, "GET", "/ready"))[0] == 200
         status, health = await call(proxy, "GET", "/health")
-        assert (status, set(health["instances"].values())) == (200, {True})
+        assert (status, [i["is_up"] for i in health["instances"].values()]) == (200, [True, True])
         await fleet.engines[0].kill()
         await until(lambda: len(proxy.router.fleet.up()) == 1, "one down")
         status, health = await call(proxy, "GET", "/health")
-        assert (status, set(health["instances"].values())) == (200, {True, False})
+        first, second = health["instances"].values()
+        assert (status, first["is_up"], second["is_up"]) == (200, False, True)
+        assert "connect" in first["last_error"]
+        assert second["last_error"] is None
         await fleet.engines[1].kill()
         await until(lambda: not proxy.router.fleet.up(), "both down")
         assert (await call(proxy, "GET", "/health"))[0] == 503
@@ -78,7 +81,7 @@ async def test_instances_come_and_go(tmp_path: Path) -> None:
             assert (await proxy.post(chat("x"), headers={"X-Session-ID": f"s{i}"})).headers[
                 "X-Cache-Proxy-Instance"
             ] == listed[0]["name"]
-        assert await call(proxy, "DELETE", f"/instances/{name}") == (200, {"removed": name})
+        await until(lambda: proxy.router.fleet.get(name) is None, "drained, so removed")
         assert (await call(proxy, "DELETE", f"/instances/{name}"))[0] == 404
         assert (await call(proxy, "POST", "/instances", {"instance": f"new={second}"}))[0] == 201
         assert (await call(proxy, "POST", "/instances", {"instance": f"new={second}"}))[0] == 409
@@ -138,7 +141,10 @@ class TestBusyThreshold:
             one = f"{path}?model=sim-8b&field={FRAC}"
             assert await call(proxy, "DELETE", one) == (200, row("sim-8b", None, 10_000))
             assert await call(proxy, "DELETE", f"{path}?model=sim-8b") == (200, row("sim-8b"))
-            assert (await call(proxy, "DELETE", f"{path}?field=x"))[0] == 400
+            for bad in ("?field=x", "?model=*&field=x", ""):
+                assert (await call(proxy, "DELETE", path + bad))[0] == 400
+            body = {"model": "sim-8b"}
+            assert (await call(proxy, "DELETE", path, body))[0] == 400, "a body names nothing"
 
     @pytest.mark.parametrize(
         ("body", "status", "words_"),
@@ -152,6 +158,7 @@ class TestBusyThreshold:
             ({"model": "sim-8b", TOKENS: "9"}, 422, TOKENS),
             ({"model": "sim-8b", DECODE: True}, 422, DECODE),
             ({"model": "sim-8b", "unset": ["x"]}, 422, "unset"),
+            ({"model": "*", "active_prefill_token_threshold": 5}, 422, "unknown field active_pre"),
             ({TOKENS: 1}, 422, "model"),
             ({"model": 7, TOKENS: 1}, 422, "model"),
             ([], 422, "object"),
@@ -203,7 +210,7 @@ class TestBusyThreshold:
                     assert busy.json["message"].startswith("Service temporarily unavailable: All w")
                     assert (busy.json["type"], busy.json["code"]) == ("service_unavailable", 503)
                     assert busy.json["error"]["code"] == 503
-                    assert (await call(proxy, "DELETE", "/busy_threshold"))[0] == 200
+                    assert (await call(proxy, "DELETE", "/busy_threshold?model=*"))[0] == 200
                     assert (await proxy.post(chat("y", max_tokens=1))).status == 200
                     waiting.cancel()
             await proxy.at_rest()

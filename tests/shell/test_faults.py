@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from proxy.core.health import Health
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,
@@ -82,6 +83,9 @@ async def test_before_the_first_byte_another_instance_answers(
     tmp_path: Path, name: str, bad: Script | None, kind: str
 ) -> None:
     async with Pair(tmp_path, bad) as proxy:
+        if bad is None:
+            await until(lambda: not proxy.router.fleet.is_up("bad"), "the first probe")
+            proxy.router.fleet.get("bad").health = Health(was_seen=True)
         answer = await proxy.post(chat("x"), headers={"X-Session-ID": "s"})
         assert (answer.status, answer.text) == (200, "fine"), name
         assert answer.headers["X-Cache-Proxy-Instance"] == "good"
@@ -143,8 +147,8 @@ async def test_the_first_token_timeout_is_not_repeated(tmp_path: Path) -> None:
 async def test_the_total_timeout_cuts_a_running_stream(tmp_path: Path) -> None:
     bad = stalls(STREAM_HEAD + chunk(event("half")))
     async with Pair(tmp_path, bad, total_timeout=0.3) as proxy:
-        with pytest.raises(aiohttp.ClientPayloadError):
-            await proxy.post(chat("x"))
+        async with proxy.http.post("/v1/chat/completions", json=chat("x")) as response:
+            assert b"--total-timeout" in await read_until_cut(response)
         (record,) = await proxy.records(1)
         assert record["outcome"] == "upstream_timeout"
         await proxy.at_rest()
@@ -215,3 +219,55 @@ async def test_an_instance_goes_down_and_comes_back(tmp_path: Path) -> None:
                 await until(lambda: proxy.router.fleet.is_up("e"), "up")
                 assert (await proxy.post(chat("x"))).text == "fine"
                 assert proxy.router.fleet.get("e").incarnation == 1
+
+
+async def test_a_frozen_instance_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Before the first byte: the probes notice, and who waits runs elsewhere."""
+    bad = RawEngine(stalls())
+    options = {"kv_connector": "none", "health_timeout": 0.1, "ttft_timeout": 60}
+    async with bad, RawEngine(GOOD) as good:
+        instances = [f"bad={bad.address}", f"good={good.address}"]
+        async with Proxy(tmp_path / "log", instances, **options) as proxy:
+            await proxy.up()
+            async with asyncio.TaskGroup() as group:
+                asked = group.create_task(proxy.post(chat("x")))
+                await until(lambda: bad.posts, "the request is there")
+                bad.is_frozen = True
+                answer = await asked
+            assert (answer.text, answer.headers["X-Cache-Proxy-Instance"]) == ("fine", "good")
+            assert proxy.metric("upstream_retries_total", reason="went_down") == 1
+            await proxy.at_rest()
+
+
+@pytest.mark.parametrize("is_first_byte_out", [True, False])
+async def test_the_proxys_own_cut_is_not_the_clients(
+    tmp_path: Path, is_first_byte_out: bool
+) -> None:
+    script = stalls(STREAM_HEAD + (chunk(event("half")) if is_first_byte_out else b""))
+    async with RawEngine(script) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            async with asyncio.TaskGroup() as group:
+                asked = group.create_task(cut_or_refused(proxy))
+                await until(lambda: engine.posts)
+                if is_first_byte_out:
+                    await until(lambda: _decoding(proxy))
+                proxy.server.service.cut()
+                got = await asked
+            assert b"the proxy is stopping" in got
+            (record,) = await proxy.records(1)
+            assert record["outcome"] == "proxy_stopped"
+            assert proxy.metric("client_disconnects_total", phase="decode") == 0
+            await proxy.at_rest()
+
+
+def _decoding(proxy: Proxy) -> bool:
+    names = [m.instance.name for m in proxy.router.fleet.members()]
+    return any(proxy.router.ledger.load(name).decode_requests for name in names)
+
+
+async def cut_or_refused(proxy: Proxy) -> bytes:
+    async with proxy.http.post("/v1/chat/completions", json=chat("x")) as response:
+        if response.status != 200:
+            assert response.status == 503
+            return await response.read()
+        return await read_until_cut(response)
