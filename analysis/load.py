@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pandas as pd
 
-from analysis.metrics import METRICS
+from analysis.metrics import METRICS, in_target_time
 
 NEEDED_COLUMNS = ("request_id", "outcome", "sent_s", "end_s", "output_digest", "route_class")
 
@@ -18,7 +18,10 @@ class RunError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """`requests` has one row per request, with a column for each per-request metric."""
+    """`requests` has one row per request, with a column for each per-request metric.
+
+    Its times are the target's own, see `analysis.metrics`.
+    """
 
     name: str
     summary: dict[str, Any]
@@ -56,11 +59,13 @@ def read_summary(path: Path) -> dict[str, Any]:
 def load_run(folder: Path) -> LoadedRun:
     """Read a run from the folder that `replay --out` wrote; raises RunError."""
     summary = read_summary(folder / "summary.json")
-    return LoadedRun(str(folder), summary, table(read_rows(folder / "requests.jsonl")))
+    rows = read_rows(folder / "requests.jsonl")
+    return LoadedRun(str(folder), summary, table(rows, summary.get("time_scale", 1.0)))
 
 
-def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Make the table of requests; a metric without a sample is NaN."""
+def table(measured: list[dict[str, Any]], time_scale: float = 1.0) -> pd.DataFrame:
+    """Make the table of requests from rows as measured; a metric without a sample is NaN."""
+    rows = in_target_time(measured, time_scale)
     frame = pd.DataFrame(rows)
     for column in NEEDED_COLUMNS:
         if column not in frame:

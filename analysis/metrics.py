@@ -3,6 +3,9 @@
 A row is one line of `requests.jsonl`; times in it are seconds from the start of the run. Free of
 pandas, because the process that measures must not pay for its import.
 
+A target may be a simulation that runs faster than what it stands for. `in_target_time` is the one
+place where measured times become the target's own; everything behind it sees scaled rows.
+
 Percentiles are exact and by nearest rank: the p-th percentile is the smallest value that at least
 p percent of the values do not exceed (numpy's `inverted_cdf`). It is always a measured value, so a
 failed request can stand in the data as +inf without spoiling the ranks below it.
@@ -15,6 +18,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 PERCENTS = (50, 90, 95, 99)
+TIME_SUFFIX = "_s"  # every field of a row with this ending is a time, or an array of times
 INFINITE = "inf"  # how +inf is written in JSON, which has no number for it; null means unknown
 
 
@@ -27,6 +31,25 @@ class Metric:
     unit: str
     formula: str
     samples: Callable[[Row], Sequence[float]]
+
+
+def in_target_time(rows: Sequence[Row], time_scale: float) -> Sequence[Row]:
+    """Return rows with their times in seconds of a target that runs `time_scale` times faster.
+
+    Each such row says so in `time_scale`, so that a time of the client's own can be told from it.
+    """
+    return rows if time_scale == 1 else [_scaled(row, time_scale) for row in rows]
+
+
+def _scaled(row: Row, time_scale: float) -> Row:
+    times = {
+        name: value * time_scale
+        if isinstance(value, int | float)
+        else [one * time_scale for one in value]
+        for name, value in row.items()
+        if name.endswith(TIME_SUFFIX) and value is not None
+    }
+    return {**row, **times, "time_scale": time_scale}
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -62,6 +85,13 @@ def _between(start: str, end: str) -> Callable[[Row], Sequence[float]]:
         return () if started is None or ended is None else (ended - started,)
 
     return samples
+
+
+def _lag(row: Row) -> Sequence[float]:
+    intended, sent = row.get("intended_s"), row.get("sent_s")
+    if intended is None or sent is None:
+        return ()
+    return ((sent - intended) / row.get("time_scale", 1.0),)
 
 
 def _tpot(row: Row) -> Sequence[float]:
@@ -101,7 +131,7 @@ METRICS: dict[str, Metric] = {
     "itl_s": Metric("itl_s", "ITL", "s", "pauses between events with content, pooled", _gaps),
     "e2e_s": Metric("e2e_s", "E2E", "s", "end - sent", _between("sent_s", "end_s")),
     "schedule_lag_s": Metric(
-        "schedule_lag_s", "schedule lag", "s", "sent - intended", _between("intended_s", "sent_s")
+        "schedule_lag_s", "schedule lag", "s", "sent - intended, in the client's own time", _lag
     ),
 }
 

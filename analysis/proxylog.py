@@ -5,7 +5,7 @@ Proxy times are unix seconds; they are carried as differences, so the two clocks
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -27,11 +27,16 @@ WAIT_STEPS = 40
 WAIT_STEP_S = 0.05
 
 
+class Join(NamedTuple):
+    """How many sent rows the log does not have, and why it has none at all (None: it was read)."""
+
+    missing: int
+    problem: str | None = None
+
+
 def read_log(path: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
     """Read the records of the wanted request ids; a half-written last line is passed over."""
     found: dict[str, dict[str, Any]] = {}
-    if not path.exists():
-        return found
     with path.open("rb") as file:
         for line in file:
             try:
@@ -45,23 +50,30 @@ def read_log(path: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
 
 def join_proxy_log(
     rows: Iterable[dict[str, Any]], path: Path, sleep: Callable[[float], None]
-) -> int:
-    """Add what the proxy recorded to each row; returns how many sent rows it did not record.
+) -> Join:
+    """Add what the proxy recorded to each row.
 
     The proxy writes its log behind the answers, so missing records are waited for, two seconds.
     """
     sent = {row["sent_as"]: row for row in rows if row.get("sent_as")}
-    records = read_log(path, set(sent))
+    records, problem = _try_log(path, set(sent))
     for _step in range(WAIT_STEPS):
         if len(records) == len(sent):
             break
         sleep(WAIT_STEP_S)
-        records = read_log(path, set(sent))
+        records, problem = _try_log(path, set(sent))
     for sent_as, record in records.items():
         sent[sent_as] |= {name: record[name] for name in CARRIED if record.get(name) is not None}
         sent[sent_as]["proxy_ttft_s"] = _difference(record, "t_proxy_recv", "t_first_token")
         sent[sent_as]["prefill_leg_s"] = _difference(record, "t_prefill_sent", "t_prefill_done")
-    return len(sent) - len(records)
+    return Join(len(sent) - len(records), problem)
+
+
+def _try_log(path: Path, wanted: set[str]) -> tuple[dict[str, dict[str, Any]], str | None]:
+    try:
+        return read_log(path, wanted), None
+    except OSError as error:
+        return {}, f"the proxy's log {path} cannot be read: {error.strerror}"
 
 
 def _difference(record: dict[str, Any], start: str, end: str) -> float | None:

@@ -4,10 +4,12 @@ Times are seconds from the run's origin, read from one monotonic clock that is h
 """
 
 import io
+import os
 from asyncio import sleep, timeout
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 import aiohttp
 import orjson
@@ -21,6 +23,7 @@ CONNECT_TIMEOUT_S = 10.0
 READ_BUFFER_BYTES = 1 << 20  # the default 64 KiB makes long answers stop and go
 LARGE_BODY_BYTES = 1 << 20  # above this aiohttp wants a body it can send in pieces
 ERROR_CHARS = 300
+MESSAGE_KEYS = ("message", "error", "detail")
 MAX_RETRY_AFTER_S = 60.0
 
 
@@ -132,13 +135,16 @@ class Client:
         try:
             async with timeout(self._options.timeout_s or None):
                 await self._send(call, exchange)
+        except aiohttp.ConnectionTimeoutError:
+            exchange.outcome = Outcome.TIMEOUT
+            exchange.error = f"no connection within {CONNECT_TIMEOUT_S:g} s"
         except TimeoutError:
             exchange.outcome = Outcome.TIMEOUT
             exchange.error = f"no end after {self._options.timeout_s:g} s"
         except (aiohttp.ClientError, OSError) as error:
             begun = exchange.first_byte_s is not None
             exchange.outcome = Outcome.DISCONNECT_MID if begun else Outcome.DISCONNECT_BEFORE_FIRST
-            exchange.error = f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+            exchange.error = explain(error)
 
     async def _send(self, call: Call, exchange: Exchange) -> None:
         body = call.body if len(call.body) < LARGE_BODY_BYTES else io.BytesIO(call.body)
@@ -159,6 +165,16 @@ class Client:
         exchange.outcome, exchange.error = _judge(stream)
 
 
+def explain(error: aiohttp.ClientError | OSError) -> str:
+    """Say in a line for the user what went wrong on the way to a server."""
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+    cause = error.os_error
+    known = cause.errno is not None and cause.errno > 0
+    reason = os.strerror(cause.errno) if known else cause.strerror or str(cause)
+    return f"cannot connect to {error.host}:{error.port}: {reason}"[:ERROR_CHARS]
+
+
 def _judge(stream: StreamScanner) -> tuple[Outcome, str | None]:
     if stream.error is not None:
         return Outcome.STREAM_ERROR, stream.error[:ERROR_CHARS]
@@ -169,20 +185,36 @@ def _judge(stream: StreamScanner) -> tuple[Outcome, str | None]:
 
 
 def _note_refusal(exchange: Exchange, body: bytes) -> None:
-    exchange.error = body[:ERROR_CHARS].decode(errors="replace")
-    exchange.outcome = Outcome.REJECTED if _is_busy(exchange.status, body) else Outcome.HTTP_ERROR
+    answer = _object(body)
+    said = _error_message(answer) or body[:ERROR_CHARS].decode(errors="replace")
+    exchange.error = said[:ERROR_CHARS] or "no text with it"
+    exchange.outcome = Outcome.REJECTED if _is_busy(exchange.status, answer) else Outcome.HTTP_ERROR
     try:
         exchange.retry_after_s = max(0.0, float(exchange.headers.get("Retry-After", "")))
     except ValueError:
         exchange.retry_after_s = None
 
 
-def _is_busy(status: int | None, body: bytes) -> bool:
-    """Return whether an answer is the proxy's own 'all workers are busy'."""
-    if status != 503:
-        return False
+def _object(body: bytes) -> dict[str, Any]:
+    """Read a JSON object; anything else is an empty one."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return False
-    return isinstance(answer, dict) and answer.get("type") == "service_unavailable"
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _error_message(answer: Mapping[str, Any]) -> str | None:
+    """Find the text of an error in the forms that servers use."""
+    error = answer.get("error")
+    places = (error, answer) if isinstance(error, dict) else (answer,)
+    for place in places:
+        for name in MESSAGE_KEYS:
+            if isinstance(place.get(name), str):
+                return str(place[name])
+    return None
+
+
+def _is_busy(status: int | None, answer: Mapping[str, Any]) -> bool:
+    """Return whether an answer is the proxy's own 'all workers are busy'."""
+    return status == 503 and answer.get("type") == "service_unavailable"

@@ -16,7 +16,7 @@ import aiohttp
 import orjson
 import xxhash
 
-from replayer.client import Call, Client, ClientOptions, Exchange, Outcome, open_session
+from replayer.client import Call, Client, ClientOptions, Exchange, Outcome, explain, open_session
 from replayer.pace import Due, Pace, PaceRules
 from replayer.prompts import BodyForm, PromptWriter
 from replayer.replay_options import Options
@@ -79,7 +79,7 @@ class Run:
     async def execute(self) -> None:
         """Send everything; raises TargetError before the first request only."""
         async with open_session() as session:
-            self.model = self.options.model or await first_model(session, self.options)
+            self.model = await model_of(session, self.options)
             form = BodyForm(
                 model=self.model,
                 endpoint=self.options.endpoint,
@@ -173,25 +173,34 @@ def authorization(options: Options) -> dict[str, str]:
     return {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
 
 
-async def first_model(session: aiohttp.ClientSession, options: Options) -> str:
-    """Ask the target for its first model; raises TargetError."""
-    url = f"{options.target}/v1/models"
-    status: int | None = None
+async def model_of(session: aiohttp.ClientSession, options: Options) -> str:
+    """Return the model to ask for: the one given, or the target's first; raises TargetError.
+
+    The target is asked in both cases: one that cannot be reached must end a run before it begins.
+    """
     try:
-        async with (
-            asyncio.timeout(MODELS_TIMEOUT_S),
-            session.get(url, headers=authorization(options)) as response,
-        ):
-            status = response.status
-            listed = orjson.loads(await response.read())["data"]
-        return str(listed[0]["id"])
+        async with asyncio.timeout(MODELS_TIMEOUT_S):
+            status, answer = await _models(session, options)
+    except TimeoutError:
+        status, answer = None, b""
     except (aiohttp.ClientError, OSError) as error:
-        reason = str(error) or "no answer in time"
-        raise TargetError(f"--target {options.target}: {reason}") from None
+        raise TargetError(f"--target {options.target}: {explain(error)}") from None
+    return options.model or _first_model(options, status, answer)
+
+
+async def _models(session: aiohttp.ClientSession, options: Options) -> tuple[int, bytes]:
+    url, headers = f"{options.target}/v1/models", authorization(options)
+    async with session.get(url, headers=headers) as response:
+        return response.status, await response.read()
+
+
+def _first_model(options: Options, status: int | None, answer: bytes) -> str:
+    try:
+        return str(orjson.loads(answer)["data"][0]["id"])
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
         raise TargetError(
-            f"--target {options.target}: GET /v1/models names no model (status {status}); "
-            "give --model"
+            f"--target {options.target}: GET /v1/models names no model "
+            f"({'no answer in time' if status is None else f'status {status}'}); give --model"
         ) from None
 
 
