@@ -15,7 +15,7 @@ from analysis.league_perturb import PERTURBATIONS
 from analysis.league_scale import REGIMES
 from analysis.rivals import RIVALS
 
-TABLE_WIDTH = 180
+TABLE_WIDTH = 200
 
 
 def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

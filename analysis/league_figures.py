@@ -1,12 +1,11 @@
 """A figure per load: every policy's goodput against its TTFT p90, one panel per regime.
 
-HTML needs nothing beyond plotly. PNG needs plotly's renderer (kaleido, which needs a browser);
-where that is absent, no PNG is written and the list of what was written says so.
+HTML needs nothing beyond plotly. PNG needs plotly's renderer, kaleido, and a Chrome or Chromium;
+where either is absent, no PNG is written and the list of what was written says so.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +14,28 @@ from plotly.subplots import make_subplots
 
 from analysis.league import League, summarise
 
-NO_PNG = "no PNG: plotly's renderer kaleido is not installed"
-
 
 def write_figures(folder: Path, league: League, title: str) -> list[str]:
     """Write the figures; returns what was written, and what was not."""
     folder.mkdir(parents=True, exist_ok=True)
     summary = [one for one in summarise(league.rows) if one["perturb"] == "none"]
-    has_png = importlib.util.find_spec("kaleido") is not None
     written = []
     for load in sorted({one["load"] for one in summary}):
         figure = draw([one for one in summary if one["load"] == load], f"{title}, load {load:g}")
         path = folder / f"league-load-{load:g}.html"
         figure.write_html(path, include_plotlyjs=True)
-        written.append(str(path))
-        if has_png:
-            figure.write_image(path.with_suffix(".png"), width=1400, height=900)
-            written.append(str(path.with_suffix(".png")))
-    return written if has_png else [*written, NO_PNG]
+        written += [str(path), _png(figure, path.with_suffix(".png"))]
+    return written
+
+
+def _png(figure: Any, path: Path) -> str:
+    try:
+        figure.write_image(path, width=1400, height=900)
+    except (ValueError, RuntimeError) as error:
+        # Without kaleido plotly raises the one, without a browser kaleido the other.
+        first = next((line for line in str(error).splitlines() if line), type(error).__name__)
+        return f"(no {path.name}: {first})"
+    return str(path)
 
 
 def draw(summary: list[dict[str, Any]], title: str) -> Any:

@@ -337,9 +337,11 @@ class VirtualFleet:
             self._at(self._waits.ready_s[index], _Kind.ARRIVAL, index)
 
     def _scrape(self, now_s: float) -> None:
-        """What the shell's scraper and its streams tell the router: KV in use, tokens so far."""
-        for number, (name, engine) in enumerate(self._by_name.items()):
-            self._advance(number, now_s)
+        """What the shell's scraper and its streams tell the router: KV in use, tokens so far.
+
+        As of each engine's last event: to look in would cut its closed-form runs of decode steps.
+        """
+        for name, engine in self._by_name.items():
             pool = engine.pool
             tokens = pool.total * engine.options.block_size
             self.router.gate.observe_engine(name, EngineKv(tokens, pool.usage_ratio), now_s)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import plotly.graph_objects as go
 import pytest
 
 from analysis.cli import main
@@ -74,6 +75,14 @@ def test_every_perturbation_runs(name: str) -> None:
     assert run.drift == 0
 
 
+@pytest.fixture
+def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_image(*_values: Any, **_options: Any) -> None:
+        raise RuntimeError("\nno browser was found\nand more")
+
+    monkeypatch.setattr(go.Figure, "write_image", write_image)
+
+
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(LeagueError, match="nobody"):
         run_league(LeagueOptions(TRACE, policies=("nobody",)), lambda _n, _of: None)
@@ -81,6 +90,7 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--policies" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_browser")
 def test_the_command_prints_a_table_and_writes_rows_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,5 +113,6 @@ def test_the_command_prints_a_table_and_writes_rows_and_figures(
     assert "fits, load 0.5" in printed
     assert "session-sticky" in printed
     assert (tmp_path / "figures" / "league-load-0.5.html").exists()
+    assert "(no league-load-0.5.png: no browser was found)" in printed
     best = [one["goodput_ratio"][0] for one in summarise(rows) if one["load"] == 1.0]
     assert best == sorted(best, reverse=True)
