@@ -48,6 +48,8 @@ class LeagueOptions:
     think_cap_s: float = 60.0
     timeout_s: float = 60.0
     jobs: int = 1
+    given: Scale | None = None
+    """A scale from an earlier run, in place of the search for those of `regimes`."""
 
     def check(self) -> None:
         """Refuse names that do not exist."""
@@ -123,7 +125,11 @@ def run_league(options: LeagueOptions, progress: Callable[[int, int], None]) -> 
     # Processes are made anew instead of forked: nothing of this one is shared but the arguments.
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.jobs, _begin, (options.trace,)) as pool:
-        scales = pool.map(_scale, [(regime, options) for regime in options.regimes], 1)
+        scales = (
+            [options.given]
+            if options.given is not None
+            else pool.map(_scale, [(regime, options) for regime in options.regimes], 1)
+        )
         tasks = [task for scale in scales for task in _tasks(options, scale)]
         rows = []
         for row in pool.imap(_row, tasks, 1):

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from analysis.league import League, LeagueOptions, print_league, run_league
 from analysis.league_figures import write_figures
 from analysis.league_perturb import PERTURBATIONS
-from analysis.league_scale import REGIMES
+from analysis.league_scale import REGIMES, Scale
 from analysis.rivals import RIVALS
 
 TABLE_WIDTH = 200
@@ -32,6 +32,11 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--policies", type=_policies, default="all", help=f"all, or of {', '.join(RIVALS)}")
     add("--seeds", type=int, default=3, help="runs per policy and load")
     add("--regime", type=_names, default=tuple(REGIMES), help="the working set fits or exceeds")
+    add(
+        "--scale",
+        type=_scale,
+        help="RATE:KV instead of --regime: load 1.0 and KV tokens per engine",
+    )
     add("--perturb", type=_names, default=("none",), help=f"of {', '.join(PERTURBATIONS)}, or all")
     add("--horizon", type=float, default=900.0, help="virtual seconds of load")
     add("--think-cap", type=float, default=60.0, help="longest pause between two turns, seconds")
@@ -56,6 +61,7 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
         think_cap_s=options.think_cap,
         timeout_s=options.timeout,
         jobs=options.jobs,
+        given=options.scale,
     )
     with Progress(console=Console(file=sys.stderr), transient=True) as bar:
         line = bar.add_task("league", total=None)
@@ -87,6 +93,11 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _policies(text: str) -> tuple[str, ...]:
     return tuple(RIVALS) if text == "all" else _names(text)
+
+
+def _scale(text: str) -> Scale:
+    rate, _, kv_tokens = text.partition(":")
+    return Scale("given", float(kv_tokens), float(rate), 0.0)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from analysis.rivals import RIVALS
+from analysis.rivals import RIVALS, Rival
 from proxy.core.decide import RouterConfig
 from proxy.core.router import Router
 from replayer.virtual import (
@@ -97,7 +97,17 @@ def run_policy(
     until_s: float = math.inf,
 ) -> VirtualRun:
     """Run the load under one of RIVALS, to its end or until some time."""
-    rival = RIVALS[policy]
+    return run_rival(RIVALS[policy], planned, fleet, block_tokens, until_s)
+
+
+def run_rival(
+    rival: Rival,
+    planned: Sequence[Planned],
+    fleet: Fleet,
+    block_tokens: int,
+    until_s: float = math.inf,
+) -> VirtualRun:
+    """The same for a rule that has no name yet."""
     first = fleet.engines[0]
     decide = rival.make(first.num_blocks * first.block_size)
     config = RouterConfig(

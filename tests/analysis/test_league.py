@@ -90,6 +90,13 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--policies" in capsys.readouterr().err
 
 
+def test_a_scale_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--instances 2 --load 1 --seeds 1 --scale 0.1:300000 --horizon 60 --jobs 1"
+    assert main(["league", str(TRACE), *options.split(), "--policies", "cost"]) == 0
+    printed = capsys.readouterr().out
+    assert "given: load 1.0 is 0.1 session starts/s" in printed
+
+
 @pytest.mark.usefixtures("no_browser")
 def test_the_command_prints_a_table_and_writes_rows_and_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
