@@ -8,13 +8,11 @@ take no time. Nothing here reads a clock or draws a number: equal loads give equ
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
 from itertools import count
 
 from proxy.core.gate import EngineKv
 from proxy.core.router import Router
-from proxy.core.types import Fallback, Instance, Reject, RequestFacts, Route
+from proxy.core.types import Fallback, Instance, Reject
 from replayer.engine import Engine
 from replayer.replay_row import TraceError
 from replayer.sim_link import deliver
@@ -28,6 +26,7 @@ from replayer.sim_types import (
     SimRequest,
 )
 from replayer.virtual_hooks import Hooks
+from replayer.virtual_live import Kind, Live, Waits, facts_of, job_of, new_row
 from replayer.virtual_load import Source, Turn, as_source, load_source
 from replayer.virtual_plan import LoadRules, Planned, Slo, plan
 from replayer.virtual_row import VirtualOptions, VirtualRow, VirtualRun
@@ -54,56 +53,6 @@ GROW_TOKENS = 64
 """Output is charged in steps of at least this many tokens, at scrapes: the shell charges each."""
 
 
-class _Kind(IntEnum):
-    ARRIVAL = 0
-    GIVE_UP = 1
-    LEG_LATE = 2
-    SCRAPE = 3
-
-
-@dataclass(slots=True, eq=False)
-class _Live:
-    """A request between arrival and end; `leg` is what an engine now works on for it."""
-
-    index: int
-    row: VirtualRow
-    facts: RequestFacts
-    route: Route | None = None
-    admitted_s: float = 0.0
-    leg: SimRequest | None = None
-    engine: int = 0
-    prefilling: bool = False
-    legs: int = 0
-    charged_tokens: int = 0
-
-
-@dataclass(slots=True)
-class _Waits:
-    """Which requests of the load wait for how many others."""
-
-    planned: Sequence[Planned]
-    open: list[int] = field(default_factory=list)
-    ready_s: list[float] = field(default_factory=list)
-    followers: dict[int, list[int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for index, one in enumerate(self.planned):
-            self.open.append(len(one.wait_for))
-            self.ready_s.append(one.earliest_s)
-            for other in one.wait_for:
-                self.followers.setdefault(other, []).append(index)
-
-    def ended(self, index: int, now_s: float) -> list[int]:
-        """Note an end; gives the requests that may now start, at their `ready_s`."""
-        free = []
-        for other in self.followers.pop(index, ()):
-            self.open[other] -= 1
-            self.ready_s[other] = max(self.ready_s[other], now_s + self.planned[other].delay_s)
-            if not self.open[other]:
-                free.append(other)
-        return free
-
-
 class VirtualFleet:
     """One run. `router` gets the instances `e0`, `e1`, ...; observers hear what happens."""
 
@@ -124,10 +73,10 @@ class VirtualFleet:
         self._place = {engine: number for number, engine in enumerate(self.engines)}
         self._due_s = [math.inf] * len(self.engines)
         self._dirty: set[int] = set()
-        self._heap: list[tuple[float, int, _Kind, _Live | int, int]] = []
+        self._heap: list[tuple[float, int, Kind, Live | int, int]] = []
         self._order = count()
-        self._legs: dict[SimRequest, _Live] = {}
-        self._waits = _Waits(planned)
+        self._legs: dict[SimRequest, Live] = {}
+        self._waits = Waits(planned)
         self._rows: list[VirtualRow | None] = [None] * len(planned)
         self._left = len(planned)
         self._run = VirtualRun([])
@@ -138,8 +87,8 @@ class VirtualFleet:
         """Run the whole load to its end."""
         for index, waiting in enumerate(self._waits.open):
             if not waiting:
-                self._at(self._waits.ready_s[index], _Kind.ARRIVAL, index)
-        self._at(0.0, _Kind.SCRAPE, 0)
+                self._at(self._waits.ready_s[index], Kind.ARRIVAL, index)
+        self._at(0.0, Kind.SCRAPE, 0)
         while self._left:
             now_s = min(self._heap[0][0], *self._due_s)
             if now_s > self.options.until_s:
@@ -152,17 +101,17 @@ class VirtualFleet:
                 self._advance(self._dirty.pop(), now_s)
         return self._result()
 
-    def _at(self, at_s: float, kind: _Kind, what: "_Live | int", number: int = 0) -> None:
+    def _at(self, at_s: float, kind: Kind, what: Live | int, number: int = 0) -> None:
         heapq.heappush(self._heap, (at_s, next(self._order), kind, what, number))
 
-    def _handle(self, kind: _Kind, what: "_Live | int", number: int, now_s: float) -> None:
-        if kind is _Kind.SCRAPE:
+    def _handle(self, kind: Kind, what: Live | int, number: int, now_s: float) -> None:
+        if kind is Kind.SCRAPE:
             self._scrape(now_s)
         elif isinstance(what, int):
             self._arrive(what, now_s)
-        elif kind is _Kind.ARRIVAL:
+        elif kind is Kind.ARRIVAL:
             self._admit(what, now_s)
-        elif kind is _Kind.GIVE_UP:
+        elif kind is Kind.GIVE_UP:
             self._give_up(what, now_s)
         elif what.legs == number and what.leg is not None and what.row.ttft_s is None:
             late = Fallback.P_TIMEOUT if what.prefilling else Fallback.TRANSFER_TIMEOUT
@@ -189,37 +138,21 @@ class VirtualFleet:
                 self._dirty.add(self._place[other])
 
     def _arrive(self, index: int, now_s: float) -> None:
-        planned, factor = self._planned[index], self.options.estimate_factor
-        turn = planned.turn
-        row = VirtualRow(
-            index,
-            planned.session_id,
-            now_s,
-            turn.prompt_tokens,
-            turn.output_tokens,
-            turn.new_tokens,
-        )
-        self._rows[index] = row
-        facts = RequestFacts(
-            model=self.options.model,
-            session_id=planned.session_id,
-            prompt_tokens=max(1, round(turn.prompt_tokens * factor)),
-            block_hashes=planned.hashes(),
-            block_tokens=self.options.block_tokens * factor,
-            offloadable=turn.output_tokens > 1,
-        )
-        live = _Live(index, row, facts)
-        self._at(now_s + self.options.timeout_s, _Kind.GIVE_UP, live)
+        planned = self._planned[index]
+        row = self._rows[index] = new_row(index, planned, now_s)
+        facts = facts_of(planned, self.options)
+        live = Live(index, row, facts)
+        self._at(now_s + self.options.timeout_s, Kind.GIVE_UP, live)
         self._admit(live, now_s)
 
-    def _admit(self, live: _Live, now_s: float) -> None:
+    def _admit(self, live: Live, now_s: float) -> None:
         if live.row.outcome != "ok":
             return
         answer = self.router.admit(live.facts, now_s)
         if isinstance(answer, Reject):
             live.row.rejects += 1
             if self.options.retry_rejects:
-                self._at(now_s + answer.retry_after_s, _Kind.ARRIVAL, live)
+                self._at(now_s + answer.retry_after_s, Kind.ARRIVAL, live)
             else:
                 self._end(live, "rejected", now_s)
             return
@@ -231,44 +164,28 @@ class VirtualFleet:
         else:
             self._submit_prefill(live, answer.prefill, now_s)
 
-    def _submit_prefill(self, live: _Live, p: Instance, now_s: float) -> None:
+    def _submit_prefill(self, live: Live, p: Instance, now_s: float) -> None:
         live.prefilling = True
-        job = self._job(live, 1, send_as=self._transfer_id(live), fetch=None)
+        job = job_of(live, 1, send_as=live.transfer_id)
         self._start(live, p, job, now_s)
         live.row.prefill = p.name
-        self._at(now_s + self.options.prefill_timeout_s, _Kind.LEG_LATE, live, live.legs)
+        self._at(now_s + self.options.prefill_timeout_s, Kind.LEG_LATE, live, live.legs)
 
-    def _submit(self, live: _Live, d: Instance, now_s: float, fetch: RemoteKv | None) -> None:
+    def _submit(self, live: Live, d: Instance, now_s: float, fetch: RemoteKv | None) -> None:
         live.prefilling = False
-        job = self._job(live, live.row.output_tokens, send_as=None, fetch=fetch)
+        job = job_of(live, live.row.output_tokens, fetch=fetch)
         self._start(live, d, job, now_s)
         if fetch is not None:
-            self._at(now_s + self.options.transfer_timeout_s, _Kind.LEG_LATE, live, live.legs)
+            self._at(now_s + self.options.transfer_timeout_s, Kind.LEG_LATE, live, live.legs)
 
-    def _job(
-        self, live: _Live, output_tokens: int, send_as: str | None, fetch: RemoteKv | None
-    ) -> Job:
-        return Job(
-            request_id=f"{live.index}.{live.legs}",
-            prompt_tokens=live.row.prompt_tokens,
-            block_hashes=live.facts.block_hashes,
-            output_tokens=output_tokens,
-            send_as=send_as,
-            fetch=fetch,
-        )
-
-    @staticmethod
-    def _transfer_id(live: _Live) -> str:
-        return f"xfer-{live.index}"
-
-    def _start(self, live: _Live, instance: Instance, job: Job, now_s: float) -> None:
+    def _start(self, live: Live, instance: Instance, job: Job, now_s: float) -> None:
         live.legs += 1
         live.engine = self._place[self._by_name[instance.name]]
         live.leg = self.engines[live.engine].submit(job, now_s)
         self._legs[live.leg] = live
         self._dirty.add(live.engine)
 
-    def _leg_ended(self, live: _Live, leg: SimRequest, now_s: float) -> None:
+    def _leg_ended(self, live: Live, leg: SimRequest, now_s: float) -> None:
         route = live.route
         if route is None or leg is not live.leg:
             return
@@ -276,14 +193,14 @@ class VirtualFleet:
             live.row.computed_tokens += leg.prompt_computed_tokens
             self.router.prefill_done(route, live.facts, now_s)
             self._hooks.prefill_done(route, live.facts, leg, now_s)
-            fetch = RemoteKv(route.prefill.name, self._transfer_id(live))
+            fetch = RemoteKv(route.prefill.name, live.transfer_id)
             self._submit(live, route.decode, now_s, fetch=fetch)
         elif leg.finish_reason == "error":
             self._fall_back(live, Fallback.D_FAILED, now_s)
         else:
             self._finish(live, leg, now_s)
 
-    def _first_token(self, live: _Live, leg: SimRequest, now_s: float) -> None:
+    def _first_token(self, live: Live, leg: SimRequest, now_s: float) -> None:
         row, route = live.row, live.route
         if route is None:
             return
@@ -294,13 +211,13 @@ class VirtualFleet:
         self.router.first_token(route, live.facts, now_s)
         self._hooks.first_token(route, live.facts, now_s - live.admitted_s, leg, now_s)
 
-    def _finish(self, live: _Live, leg: SimRequest, now_s: float) -> None:
+    def _finish(self, live: Live, leg: SimRequest, now_s: float) -> None:
         live.row.end_s = now_s
         if live.route is not None:
             self._hooks.finish(live.route, live.facts, leg, now_s)
         self._end(live, "ok", now_s)
 
-    def _fall_back(self, live: _Live, why: Fallback, now_s: float) -> None:
+    def _fall_back(self, live: Live, why: Fallback, now_s: float) -> None:
         route = live.route
         if route is None:
             return
@@ -309,21 +226,21 @@ class VirtualFleet:
         self.router.fall_back(route, why, now_s)
         self._submit(live, route.decode, now_s, fetch=None)
 
-    def _give_up(self, live: _Live, now_s: float) -> None:
+    def _give_up(self, live: Live, now_s: float) -> None:
         if live.row.ttft_s is None and live.row.outcome == "ok" and live.row.end_s is None:
             self._abort(live, now_s)
             if live.route is not None:
                 self._hooks.failed(live.route, live.facts, now_s)
             self._end(live, "timeout", now_s)
 
-    def _abort(self, live: _Live, now_s: float) -> None:
+    def _abort(self, live: Live, now_s: float) -> None:
         leg, live.leg = live.leg, None
         if leg is not None:
             self._legs.pop(leg, None)
             self.engines[live.engine].abort(leg, now_s)
             self._dirty.add(live.engine)
 
-    def _end(self, live: _Live, outcome: str, now_s: float) -> None:
+    def _end(self, live: Live, outcome: str, now_s: float) -> None:
         row, route = live.row, live.route
         row.outcome = outcome
         live.leg = None
@@ -334,7 +251,7 @@ class VirtualFleet:
         self._left -= 1
         self._run.makespan_s = now_s
         for index in self._waits.ended(live.index, now_s):
-            self._at(self._waits.ready_s[index], _Kind.ARRIVAL, index)
+            self._at(self._waits.ready_s[index], Kind.ARRIVAL, index)
 
     def _scrape(self, now_s: float) -> None:
         """What the shell's scraper and its streams tell the router: KV in use, tokens so far.
@@ -351,7 +268,7 @@ class VirtualFleet:
             if grown >= GROW_TOKENS and live.row.ttft_s is not None and live.route is not None:
                 live.route.lease.grow(grown)
                 live.charged_tokens = leg.output_tokens
-        self._at(now_s + self.options.scrape_interval_s, _Kind.SCRAPE, 0)
+        self._at(now_s + self.options.scrape_interval_s, Kind.SCRAPE, 0)
 
     def _result(self) -> VirtualRun:
         run = self._run
