@@ -11,8 +11,17 @@ import pytest
 from analysis.cli import main
 from analysis.league import LeagueError, LeagueOptions, mean_and_interval, run_league, summarise
 from analysis.league_perturb import PERTURBATIONS
-from analysis.league_run import Fleet, engines, figures, run_policy, spread, working_set_tokens
-from analysis.league_scale import KEEP_UP_RATIO, Bench
+from analysis.league_run import (
+    Fleet,
+    Task,
+    engines,
+    figures,
+    run_policy,
+    run_task,
+    spread,
+    working_set_tokens,
+)
+from analysis.league_scale import KEEP_UP_RATIO, Bench, Scale
 from replayer.virtual import LoadRules, VirtualRow, load_source, plan
 
 TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
@@ -95,6 +104,23 @@ def test_a_scale_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["league", str(TRACE), *options.split(), "--policies", "cost"]) == 0
     printed = capsys.readouterr().out
     assert "given: load 1.0 is 0.1 session starts/s" in printed
+
+
+def test_a_worker_computes_what_this_process_computes() -> None:
+    rules = LoadRules(rate=0.1, horizon_s=60.0, think_cap_s=60.0)
+    source = load_source(TRACE)
+    fleet = Fleet(engines(2, 300_000, source.block_tokens))
+    here = run_task(source, Task("always", 1.0, "given", "none", rules, fleet))
+    options = LeagueOptions(
+        TRACE,
+        instances=2,
+        loads=(1.0,),
+        policies=("always",),
+        seeds=1,
+        horizon_s=60.0,
+        given=Scale("given", 300_000, 0.1, 0.0),
+    )
+    assert run_league(options, lambda _n, _of: None).rows == [here]
 
 
 @pytest.mark.usefixtures("no_browser")
