@@ -7,7 +7,8 @@ by request, and a fleet that keeps the SLO is through at the horizon.
 Replicable sources: units are drawn in shuffled rounds, start as a renewal process, and every copy
 gets blocks of its own beside the common ones; think times are the trace's, up to a cap. Others
 keep their order, their gaps and their blocks; their clock runs faster, from a random point of the
-trace on, and ties of a coarse clock are spread evenly over its tick.
+trace on, and ties of a coarse clock are spread evenly over its tick; asked for bursts, they keep
+their order alone.
 """
 
 import random
@@ -114,6 +115,7 @@ def _sped_up(source: Source, rules: LoadRules, draw: random.Random) -> list[Plan
     last_s = max(source.starts_s)
     speed = rules.rate * last_s / len(source.units)
     skipped_s = max(0.0, last_s - rules.horizon_s * speed) * draw.random()
+    bursts = _starts_s(rules, draw) if rules.burst != 1.0 else []
     planned: list[Planned] = []
     for start_s, unit in zip(source.starts_s, source.units, strict=True):
         first = len(planned)
@@ -122,6 +124,8 @@ def _sped_up(source: Source, rules: LoadRules, draw: random.Random) -> list[Plan
             earliest_s = recorded_s / speed
             if not 0.0 <= earliest_s < rules.horizon_s:
                 continue
+            if bursts:
+                earliest_s = bursts[int(earliest_s / rules.horizon_s * len(bursts))]
             waits = (len(planned) - 1,) if len(planned) > first else ()
             planned.append(Planned(turn, turn.session, earliest_s, 0.0, waits))
     return planned

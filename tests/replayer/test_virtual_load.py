@@ -92,6 +92,14 @@ def test_twice_the_rate_is_half_the_time() -> None:
     assert [one.earliest_s for one in slow] == pytest.approx([2 * o.earliest_s for o in fast])
 
 
+def test_bursts_gather_the_rows_of_a_trace_without_sessions() -> None:
+    source = _mooncake(500, 3.0)
+    rules = LoadRules(rate=1.0, horizon_s=300.0)
+    calm, bursty = plan(source, rules), plan(source, replace(rules, burst=10.0))
+    assert {len(calm), len(bursty)} <= set(range(280, 320))
+    assert len({one.earliest_s for one in bursty}) < len({one.earliest_s for one in calm})
+
+
 RULES = LoadRules(rate=0.5, horizon_s=200.0, think_cap_s=4.0)
 
 
