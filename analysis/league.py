@@ -217,6 +217,11 @@ COLUMNS = (
     Column("moved GB", ("moved_bytes",), 1e-9, 0),
     Column("set/KV", ("working_set_ratio",)),
 )
+EXPLAINED = (
+    "goodput: share of requests with TTFT <= 2 s + 0.1 ms per token that is new to an infinite "
+    "cache of its session, and TPOT <= 50 ms; a failed request is infinitely late; "
+    "means over seeds, [95 % bootstrap interval]; set/KV: working set over the fleet's KV"
+)
 FIGURES = tuple(dict.fromkeys(name for column in COLUMNS for name in column.figures))
 
 
@@ -228,6 +233,7 @@ def print_league(league: League, console: Console) -> None:
             f"({BASELINE} keeps up), KV {scale.kv_tokens:,.0f} tokens per engine",
             soft_wrap=True,
         )
+    console.print(EXPLAINED, soft_wrap=True, markup=False)
     summary = summarise(league.rows)
     keys = list(dict.fromkeys((o["regime"], o["perturb"], o["load"]) for o in summary))
     for regime, perturb, load in keys:
