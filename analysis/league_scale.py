@@ -28,10 +28,10 @@ ROOM_FACTOR = 1.25
 """An engine holds at least the longest request and a quarter more."""
 PREFILL_TPS = 20_000.0
 SCALE_SEED = 7919
-PRECISION = 1.04
+PRECISION = 1.05
 SPAN, SPAN_OF_EXCEEDS = 32.0, 8.0
 """Rates searched: from what prefill alone would allow, or `fits`, down to this part of it."""
-RAISE = 1.5
+RAISE = 2.0
 """A horizon shorter than a session leaves room above even that."""
 ROUNDS = 6
 
@@ -77,14 +77,17 @@ class Bench:
 
     def saturation(self, kv_tokens: float, high: float, span: float) -> float:
         """The highest rate at which the baseline keeps up: from high / span on, or above high."""
-        low = high / span
-        while self.run(high, kv_tokens)[1] >= KEEP_UP_RATIO:
+        low, failed = high / span, False
+        while True:
+            for _ in range(math.ceil(math.log2(math.log(high / low) / math.log(PRECISION)))):
+                rate = (low * high) ** 0.5
+                if self.run(rate, kv_tokens)[1] >= KEEP_UP_RATIO:
+                    low = rate
+                else:
+                    high, failed = rate, True
+            if failed:
+                return low
             low, high = high, RAISE * high
-        for _ in range(math.ceil(math.log2(math.log(high / low) / math.log(PRECISION)))):
-            rate = (low * high) ** 0.5
-            _run, kept = self.run(rate, kv_tokens)
-            low, high = (rate, high) if kept >= KEEP_UP_RATIO else (low, rate)
-        return low
 
     def working_set(self, rate: float, kv_tokens: float) -> float:
         """Tokens that the sessions under way would like to have cached."""
