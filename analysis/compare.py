@@ -2,7 +2,8 @@
 
 Requests are paired by the trace's request id, and only pairs that are ok in both runs enter the
 differences: comparing two runs' percentiles alone hides that a run may have lost its slow requests.
-The interval is a percentile bootstrap over pairs: seeded, so the same files give the same answer.
+Times are each target's own. The interval is a percentile bootstrap over pairs: seeded, so the same
+files give the same answer.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from analysis.load import LoadedRun
 from analysis.metrics import METRICS, percentile
-from analysis.report import milliseconds
+from analysis.report import milliseconds, print_table, time_scale
 
 RESAMPLES = 2000
 INTERVAL_PERCENT = 95
@@ -102,18 +103,29 @@ def _interval(differences: np.ndarray) -> tuple[float, float]:
     return percentile(means, tail), percentile(means, 100 - tail)
 
 
+def described(run: LoadedRun) -> str:
+    """Say which run it is: its folder, and what its summary tells of the policy and the clock."""
+    policies = ", ".join(run.summary.get("offload_policies") or ())
+    scale = time_scale(run.summary)
+    told = [f"offload policy {policies}"] if policies else []
+    told += [f"measured x {scale:g}"] if scale != 1 else []
+    return f"{run.name} ({'; '.join(told)})" if told else run.name
+
+
 def print_comparison(result: Comparison, a: LoadedRun, b: LoadedRun, console: Console) -> None:
     """Print the table of differences and the count of equal outputs."""
-    shown = Table(title=f"A {a.name}   B {b.name}, ms", title_justify="left")
-    shown.add_column("")
+    title = f"A = {described(a)}\nB = {described(b)}\nms; mean B-A, negative: B is faster"
+    shown = Table()
+    shown.add_column("", no_wrap=True)
     for column in ("pairs", "A p50", "B p50", "A p90", "B p90", "mean B-A", "95 % interval"):
         shown.add_column(column, justify="right")
     for one in result.differences:
         values = (one.a_p50_s, one.b_p50_s, one.a_p90_s, one.b_p90_s, one.mean_s)
         interval = f"{milliseconds(one.low_s)} .. {milliseconds(one.high_s)}"
-        title = METRICS[one.tag].title
-        shown.add_row(title, str(one.pairs), *(milliseconds(v) for v in values), interval)
-    console.print(shown)
+        shown.add_row(
+            METRICS[one.tag].title, str(one.pairs), *(milliseconds(v) for v in values), interval
+        )
+    print_table(console, title, shown)
     console.print(
         f"requests: {result.common} in both, {result.only_a} only in A, {result.only_b} only in B; "
         f"{result.comparable} ok in both",

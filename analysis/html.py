@@ -1,126 +1,92 @@
 """The report page: one file with its own script, so it opens without a network."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from analysis.metrics import METRICS
-from analysis.report import COLUMNS, FAILURES_AS_INF, TITLE_AS_INF, facts, milliseconds
-
-ALL = "all"
-COLOURS = {
-    "all": "#555555",
-    "WARM": "#2a9d8f",
-    "MEDIUM": "#e9a23b",
-    "HEAVY_P2P": "#7b4fd0",
-    "HEAVY_COLO": "#d1495b",
-}
-OTHER_COLOUR = "#3a7ca5"
-LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
-STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;"
-    "color:#222}table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right;"
-    "border-bottom:1px solid #ddd}td:first-child{text-align:left}.degraded{color:#a33}"
+from analysis.plots import figures
+from analysis.report import (
+    COLUMNS,
+    FAILURES_AS_INF,
+    class_cells,
+    class_columns,
+    findings,
+    latency_cells,
+    setting,
+    time_scale,
+    unit,
 )
+
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em;color:#222}
+h1{font-size:1.5em;margin:0 0 .6em}h2{font-size:1.1em;margin:1.6em 0 .4em}
+dl{display:flex;flex-wrap:wrap;gap:.5em;margin:0}
+dl div{background:#f3f5f7;border-radius:6px;padding:.3em .8em}
+dt{font-size:.75em;color:#667}dd{margin:0;font-weight:600}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+td,th{padding:.25em .9em;text-align:right;border-bottom:1px solid #e2e5e8}
+th{font-weight:600;color:#556;font-size:.85em}td:first-child,th:first-child{text-align:left;padding-left:0}
+ul{padding-left:1.1em;margin:.4em 0}pre{margin:0;font:inherit;white-space:pre-wrap}
+.note{color:#667;font-size:.9em;max-width:52em}
+.degraded{background:#fdf1f0;border-left:4px solid #c0392b;padding:.4em .9em;margin:.5em 0}
+"""
+HITS = (
+    "Prefix cache hit, of all prompt tokens. Ideal: what one local cache without end would find of "
+    "this run's own text. Predicted: what the proxy expected when it chose. Engines: what they "
+    "counted, their own caches' hits and the KV that peers sent. A peer has just computed that KV, "
+    "no cache had it: only the engines' own hits compare with the ideal."
+)
+DRAWING = {"displaylogo": False, "displayModeBar": False}
 
 
 def page(summary: Mapping[str, Any], requests: pd.DataFrame) -> str:
-    """Write the page of one run."""
-    ok = requests[requests["outcome"] == "ok"]
-    figures = [*(cdf(ok, tag) for tag in LATENCIES), timeline(requests), in_flight(requests)]
-    parts = [
-        figure.to_html(full_html=False, include_plotlyjs=index == 0)
-        for index, figure in enumerate(figures)
-    ]
-    title = escape(f"replay of {summary.get('trace')}")
+    """Write the page of one run; `requests` in the target's own time, as `analysis.load` gives."""
+    title = escape(f"Replay of {setting(summary)['trace']}")
     return (
         f"<!doctype html><html lang='en'><head><meta charset='utf-8'><title>{title}</title>"
-        f"<style>{STYLE}</style></head><body><h1>{title}</h1>{''.join(_facts(summary))}"
-        f"{_table(summary)}{''.join(parts)}</body></html>\n"
+        f"<style>{STYLE}</style></head><body><h1>{title}</h1>{''.join(_body(summary))}"
+        f"{''.join(_drawings(requests))}</body></html>\n"
     )
 
 
-def by_class(requests: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield all requests, then those of each route class."""
-    yield ALL, requests
-    for name, members in requests.groupby("route_class"):
-        yield str(name), members
-
-
-def cdf(ok: pd.DataFrame, tag: str) -> go.Figure:
-    """Draw the cumulative distribution of one metric, by route class."""
-    metric = METRICS[tag]
-    figure = go.Figure()
-    for name, members in by_class(ok):
-        values = members[tag].dropna().sort_values()
-        if len(values):
-            shares = [(rank + 1) / len(values) for rank in range(len(values))]
-            colour = COLOURS.get(name, OTHER_COLOUR)
-            label = f"{name} ({len(values)})"
-            line = {"shape": "hv", "color": colour}
-            figure.add_scatter(x=values.tolist(), y=shares, name=label, mode="lines", line=line)
-    figure.update_layout(
-        title=f"{metric.title}: {metric.formula}", template="plotly_white", height=380
-    )
-    figure.update_xaxes(title=f"{metric.title}, {metric.unit}", type="log")
-    figure.update_yaxes(title="share of requests that ended ok", range=[0, 1])
-    return figure
-
-
-def timeline(requests: pd.DataFrame) -> go.Figure:
-    """Draw each request's TTFT at the time it was sent; what failed stands at its end."""
-    figure = go.Figure()
-    classes = (
-        requests["route_class"].fillna("no class").where(requests["outcome"] == "ok", "not ok")
-    )
-    for name, members in requests.groupby(classes):
-        waits = members["ttft_s"].fillna(members["e2e_s"])
-        figure.add_scatter(
-            x=members["sent_s"].tolist(),
-            y=waits.tolist(),
-            mode="markers",
-            name=str(name),
-            text=members["request_id"].tolist(),
-            marker={"color": COLOURS.get(str(name), OTHER_COLOUR), "size": 7, "opacity": 0.75},
+def _body(summary: Mapping[str, Any]) -> Iterator[str]:
+    boxes = setting(summary).items()
+    yield "<dl>"
+    yield from (f"<div><dt>{escape(n)}</dt><dd>{escape(v)}</dd></div>" for n, v in boxes)
+    yield "</dl>"
+    if (scale := time_scale(summary)) != 1:
+        yield _note(
+            f"The target ran {scale:g} times faster than what it stands for. Every figure here is "
+            f"in its own time: one second measured is {scale:g} seconds. Only schedule lag is real."
         )
-    figure.update_layout(title="TTFT over the run", template="plotly_white", height=420)
-    figure.update_xaxes(title="sent, s from the start")
-    figure.update_yaxes(title="TTFT, s", type="log")
-    return figure
-
-
-def in_flight(requests: pd.DataFrame) -> go.Figure:
-    """Draw how many requests were open over time."""
-    sent = requests.dropna(subset=["sent_s", "end_s"])
-    steps = pd.concat([pd.Series(1, index=sent["sent_s"]), pd.Series(-1, index=sent["end_s"])])
-    steps = steps.sort_index().cumsum()
-    figure = go.Figure()
-    figure.add_scatter(
-        x=steps.index.tolist(), y=steps.tolist(), mode="lines", line={"shape": "hv"}, name="open"
-    )
-    figure.update_layout(title="Requests in flight", template="plotly_white", height=300)
-    figure.update_xaxes(title="s from the start")
-    return figure
-
-
-def _facts(summary: Mapping[str, Any]) -> Iterator[str]:
-    for line in facts(summary):
-        yield f"<p>{escape(line)}</p>"
     for warning in summary.get("degraded", ()):
         yield f"<p class='degraded'>degraded: {escape(warning)}</p>"
+    yield f"<h2>Latency of ok requests, {escape(unit(summary))}</h2>"
+    tags = (*METRICS, FAILURES_AS_INF)
+    yield _table(("", "n", *COLUMNS), (latency_cells(summary, tag) for tag in tags))
+    if summary.get("by_route_class"):
+        yield f"<h2>By route class, {escape(unit(summary))}</h2>"
+        yield _table(("", *class_columns()), class_cells(summary))
+    yield "<h2>What else it shows</h2><ul>"
+    yield from (f"<li><pre>{escape(line.strip())}</pre></li>" for line in findings(summary))
+    yield f"</ul>{_note(HITS)}"
 
 
-def _table(summary: Mapping[str, Any]) -> str:
-    names = {tag: metric.title for tag, metric in METRICS.items()}
-    names[FAILURES_AS_INF] = TITLE_AS_INF
-    head = "".join(f"<th>{column}</th>" for column in ("ms", "n", *COLUMNS))
-    lines = []
-    for tag, title in names.items():
-        spread = summary.get(tag) or {}
-        cells = [str(spread.get("count", 0)), *(milliseconds(spread.get(c)) for c in COLUMNS)]
-        row = "".join(f"<td>{escape(cell)}</td>" for cell in (title, *cells))
-        lines.append(f"<tr>{row}</tr>")
-    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
+def _drawings(requests: pd.DataFrame) -> Iterator[str]:
+    for index, figure in enumerate(figures(requests)):
+        yield figure.to_html(full_html=False, include_plotlyjs=index == 0, config=DRAWING)
+
+
+def _note(text: str) -> str:
+    return f"<p class='note'>{escape(text)}</p>"
+
+
+def _table(head: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
+    names = "".join(f"<th>{escape(name)}</th>" for name in head)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines
+    )
+    return f"<table><tr>{names}</tr>{rows}</table>"

@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _replay(options, plan, console)
     except TargetError as error:
         print(f"replay: {error}", file=sys.stderr)
-        return EXIT_FAILURES
+        return EXIT_BAD_INPUT
 
 
 def _replay(options: Options, plan: Plan, console: Console) -> int:
-    tally = Tally()
+    tally = Tally(options.time_scale)
     run = Run(options, plan.requests, uuid.uuid4().hex[:8], tally)
     # The trace stays for the whole run: keep the collector from walking it again and again.
     gc.collect()
@@ -91,7 +91,8 @@ def write_rows_and_report(
     from analysis.summary import summarise
 
     if options.proxy_log is not None:
-        facts["proxy_log_missing"] = join_proxy_log(rows, options.proxy_log, time.sleep)
+        joined = join_proxy_log(rows, options.proxy_log, time.sleep)
+        facts["proxy_log_missing"], facts["proxy_log_problem"] = joined
     summary = summarise(facts, rows)
     write_rows(options.out / "requests.jsonl", rows)
     write_summary(options.out / "summary.json", summary)

@@ -135,9 +135,9 @@ class Client:
         try:
             async with timeout(self._options.timeout_s or None):
                 await self._send(call, exchange)
-        except aiohttp.ConnectionTimeoutError:
+        except aiohttp.ConnectionTimeoutError as error:
             exchange.outcome = Outcome.TIMEOUT
-            exchange.error = f"no connection within {CONNECT_TIMEOUT_S:g} s"
+            exchange.error = explain(error)
         except TimeoutError:
             exchange.outcome = Outcome.TIMEOUT
             exchange.error = f"no end after {self._options.timeout_s:g} s"
@@ -167,11 +167,13 @@ class Client:
 
 def explain(error: aiohttp.ClientError | OSError) -> str:
     """Say in a line for the user what went wrong on the way to a server."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"no connection within {CONNECT_TIMEOUT_S:g} s"
     if not isinstance(error, aiohttp.ClientConnectorError):
         return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
     cause = error.os_error
-    known = cause.errno is not None and cause.errno > 0
-    reason = os.strerror(cause.errno) if known else cause.strerror or str(cause)
+    number = cause.errno or 0  # names that do not resolve have negative ones, no errno's
+    reason = os.strerror(number) if number > 0 else cause.strerror or str(cause)
     return f"cannot connect to {error.host}:{error.port}: {reason}"[:ERROR_CHARS]
 
 

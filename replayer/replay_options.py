@@ -4,6 +4,7 @@ Values are checked here once; everything behind this file may trust them.
 """
 
 import argparse
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,7 @@ class Options:
     mode: str
     concurrency: int
     speedup: float
+    time_scale: float
     think_cap_s: float | None
     window_s: tuple[float, float] | None
     sample: Sample | None
@@ -155,13 +157,26 @@ def url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+def readable_log(text: str) -> Path:
+    """Read the path of a log that is there, or that may still be written during the run."""
+    path = Path(text)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder, not a file")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    if path.exists() and not os.access(path, os.R_OK):
+        raise argparse.ArgumentTypeError(f"{text} cannot be read: permission denied")
+    return path
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Declare every option with its unit and default."""
     parser = OneLineParser(
         prog="replay",
         description="Replay a trace against a proxy or one engine and report TTFT, TPOT and E2E. "
         "Exit status: 0 all requests ok (see --max-failures), 1 failures or nothing sent, "
-        "2 bad input, 130 interrupted (what was measured is written).",
+        "2 bad input or a target that cannot be reached, 130 interrupted (what was measured is "
+        "written).",
         formatter_class=Formatter,
     )
     parser.add_argument("trace", type=Path, help="trace file, one request per line, plain or gzip")
@@ -198,6 +213,10 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
         "a fixed number of slots that run whole sessions one after another")  # fmt: skip
     add("--concurrency", type=positive_count, default=4, help="slots of mode sessions")
     add("--speedup", type=positive, default=1.0, help="divides timestamps and delays")
+    add("--time-scale", type=positive, default=1.0, metavar="S",
+        help="the target's time runs S times faster than real time, as engine-sim --speed S does: "
+        "report every latency, duration and rate in the target's own seconds; requests.jsonl "
+        "keeps them as measured")  # fmt: skip
     add("--think-cap", dest="think_cap_s", type=not_negative,
         help="longest delay between turns, in seconds of the trace; in mode open, turns with a "
         "delay then follow it alone and not their timestamp")  # fmt: skip
@@ -224,9 +243,10 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--out", type=Path, default=Path("replay-out"),
         help="folder for summary.json, requests.jsonl and report.html")  # fmt: skip
-    add("--proxy-log", type=Path, help="the proxy's --request-log, joined by request id")
+    add("--proxy-log", type=readable_log, help="the proxy's --request-log, joined by request id")
     add("--goodput", dest="slo_s", type=slo, default={}, metavar="SLO",
-        help="limits in seconds that a good request keeps, such as ttft:2,tpot:0.05")  # fmt: skip
+        help="limits in the target's seconds that a good request keeps, such as "
+        "ttft:2,tpot:0.05")  # fmt: skip
     add("--max-failures", type=count, default=0,
         help="highest number of requests not ok (rejected, failed, skipped) that still gives exit "
         "status 0 (default: 0)")  # fmt: skip

@@ -1,6 +1,7 @@
 """The results of a run as rows for `requests.jsonl`, and the facts about the run beside them.
 
-Times in a row are seconds from the origin of the run; null means unknown or never happened.
+Times in a row are real seconds from the origin of the run, whatever `--time-scale` says; null means
+unknown or never happened.
 """
 
 from collections.abc import Iterable, Sequence
@@ -84,6 +85,7 @@ def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) ->
         "mode": options.mode,
         "concurrency": options.concurrency if options.mode == "sessions" else None,
         "speedup": options.speedup,
+        "time_scale": options.time_scale,
         "seed": options.seed,
         "run_id": run.run_id,
         "started_unix_s": started_unix_s,

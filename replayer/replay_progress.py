@@ -17,8 +17,9 @@ RECENT = 64
 class Tally:
     """What a run has done so far."""
 
-    def __init__(self) -> None:
-        """Start at nothing."""
+    def __init__(self, time_scale: float = 1.0) -> None:
+        """Start at nothing; the target's time runs `time_scale` times faster."""
+        self._time_scale = time_scale
         self.sent_count = 0
         self.outcomes: Counter[Outcome] = Counter()
         self._recent_ttft_s: deque[float] = deque(maxlen=RECENT)
@@ -40,7 +41,8 @@ class Tally:
         self.outcomes[result.exchange.outcome] += 1
         first_token_s = result.exchange.stream.first_token_s
         if first_token_s is not None:
-            self._recent_ttft_s.append(first_token_s - result.exchange.sent_s)
+            ttft_s = (first_token_s - result.exchange.sent_s) * self._time_scale
+            self._recent_ttft_s.append(ttft_s)
 
     def line(self) -> str:
         """Describe the run in a few words."""

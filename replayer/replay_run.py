@@ -26,7 +26,8 @@ from replayer.trace import TraceRequest
 LEAD_S = 0.02
 UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 HEADER_CHARS = 96
-MODELS_TIMEOUT_S = 10.0
+MODELS_TIMEOUT_S = 15.0  # longer than it may take to connect
+UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
 class TargetError(Exception):
@@ -178,29 +179,31 @@ async def model_of(session: aiohttp.ClientSession, options: Options) -> str:
 
     The target is asked in both cases: one that cannot be reached must end a run before it begins.
     """
+    answer = b""
     try:
         async with asyncio.timeout(MODELS_TIMEOUT_S):
-            status, answer = await _models(session, options)
-    except TimeoutError:
-        status, answer = None, b""
-    except (aiohttp.ClientError, OSError) as error:
+            answer, seen = await _models(session, options)
+    except UNREACHED as error:
         raise TargetError(f"--target {options.target}: {explain(error)}") from None
-    return options.model or _first_model(options, status, answer)
+    except TimeoutError:
+        seen = "no answer in time"
+    except (aiohttp.ClientError, OSError) as error:
+        seen = explain(error)
+    return options.model or _first_model(options.target, answer, seen)
 
 
-async def _models(session: aiohttp.ClientSession, options: Options) -> tuple[int, bytes]:
+async def _models(session: aiohttp.ClientSession, options: Options) -> tuple[bytes, str]:
     url, headers = f"{options.target}/v1/models", authorization(options)
     async with session.get(url, headers=headers) as response:
-        return response.status, await response.read()
+        return await response.read(), f"status {response.status}"
 
 
-def _first_model(options: Options, status: int | None, answer: bytes) -> str:
+def _first_model(target: str, answer: bytes, seen: str) -> str:
     try:
         return str(orjson.loads(answer)["data"][0]["id"])
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
         raise TargetError(
-            f"--target {options.target}: GET /v1/models names no model "
-            f"({'no answer in time' if status is None else f'status {status}'}); give --model"
+            f"--target {target}: GET /v1/models names no model ({seen}); give --model"
         ) from None
 
 

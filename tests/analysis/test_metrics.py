@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.metrics import METRICS, is_good, percentile, samples_of, spread
+from analysis.metrics import METRICS, in_target_time, is_good, percentile, samples_of, spread
 
 values = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 ROW = {
@@ -71,6 +71,20 @@ def test_every_metric_follows_its_formula_and_bears_a_row_without_data(tag):
     assert metric.formula
     assert list(metric.samples(ROW)) == EXPECTED[tag]
     assert list(metric.samples({"outcome": "skipped"})) == []
+
+
+@pytest.mark.parametrize("tag", METRICS)
+def test_every_metric_but_the_clients_own_follows_the_targets_clock(tag):
+    scale = 1.0 if tag == "schedule_lag_s" else 6.0
+    scaled = samples_of(tag, in_target_time([ROW], 6.0))
+    assert scaled == pytest.approx([value * scale for value in EXPECTED[tag]])
+    assert ROW["sent_s"] == 1.5
+
+
+def test_a_clock_that_is_the_clients_changes_no_row():
+    unsent = {"outcome": "skipped", "intended_s": None}
+    assert in_target_time([ROW, unsent], 1.0) == [ROW, unsent]
+    assert in_target_time([unsent], 2.0) == [{**unsent, "time_scale": 2.0}]
 
 
 @pytest.mark.parametrize("tokens", [None, 0, 1])

@@ -24,7 +24,7 @@ def test_records_are_joined_and_times_become_differences(tmp_path):
     }
     append(log, {"request_id": "a.earlier", "route_class": "WARM"}, record, b'{"half')
     rows = [row("a")]
-    assert join_proxy_log(rows, log, lambda _s: None) == 0
+    assert join_proxy_log(rows, log, lambda _s: None) == (0, None)
     assert rows[0]["route_class"] == "HEAVY_P2P"
     assert rows[0]["prefill_leg_s"] == 2.0
     assert rows[0]["proxy_ttft_s"] is None
@@ -34,11 +34,21 @@ def test_a_record_that_comes_late_is_waited_for(tmp_path):
     log = tmp_path / "p.jsonl"
     rows = [row("a"), row("b")]
     late = iter([{"request_id": "a.run", "isl_tokens": 7}, {"request_id": "b.run"}])
-    assert join_proxy_log(rows, log, lambda _s: append(log, next(late))) == 0
+    assert join_proxy_log(rows, log, lambda _s: append(log, next(late))) == (0, None)
     assert rows[0]["isl_tokens"] == 7
 
 
 def test_what_never_comes_is_counted(tmp_path):
     waits: list[float] = []
-    assert join_proxy_log([row("a")], tmp_path / "none", waits.append) == 1
+    log = tmp_path / "p.jsonl"
+    log.touch()
+    assert join_proxy_log([row("a")], log, waits.append) == (1, None)
     assert sum(waits) == pytest.approx(2.0)
+
+
+def test_a_log_that_cannot_be_read_is_named(tmp_path):
+    joined = join_proxy_log([row("a")], tmp_path / "none", lambda _s: None)
+    assert joined.missing == 1
+    assert joined.problem == (
+        f"the proxy's log {tmp_path}/none cannot be read: No such file or directory"
+    )

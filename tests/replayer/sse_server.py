@@ -25,12 +25,15 @@ class Engine:
     plan: dict[str, str] = field(default_factory=dict)
     seen: list[tuple[dict[str, str], dict[str, Any]]] = field(default_factory=list)
     rejections: dict[str, int] = field(default_factory=dict)
+    refusal: bytes = b""
+    models_status: int = 200
     url: str = ""
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     news: threading.Event = field(default_factory=threading.Event)
 
     async def models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "tiny"}]})
+        listed = [{"id": "tiny"}] if self.models_status == 200 else []
+        return web.json_response({"data": listed}, status=self.models_status)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
@@ -44,6 +47,8 @@ class Engine:
             return web.json_response(BUSY, status=503, headers={"Retry-After": "0.01"})
         if behaviour == "http_error":
             return web.json_response({"error": {"message": "broken"}}, status=500)
+        if behaviour == "refuse":
+            return web.Response(body=self.refusal, status=404)
         if behaviour == "unavailable":
             return web.json_response({"error": {"message": "no instance"}}, status=503)
         if behaviour == "hang":

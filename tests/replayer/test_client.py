@@ -2,10 +2,14 @@
 
 import asyncio
 import itertools
+import socket
+from types import SimpleNamespace
+from typing import Any
 
+import aiohttp
 import pytest
 
-from replayer.client import Call, Client, ClientOptions, Outcome, open_session
+from replayer.client import Call, Client, ClientOptions, Outcome, explain, open_session
 from tests.replayer.sse_server import Engine, serving
 
 BODY = b'{"messages":[{"role":"user","content":"a b c"}],"max_tokens":3,"stream":true}'
@@ -65,7 +69,7 @@ async def test_a_call_without_an_end_times_out():
 async def test_nobody_listening_is_a_disconnect():
     seen = await exchange(Engine(url="http://127.0.0.1:1"))
     assert seen.outcome is Outcome.DISCONNECT_BEFORE_FIRST
-    assert seen.error is not None
+    assert seen.error == "cannot connect to 127.0.0.1:1: Connection refused"
 
 
 async def test_a_rejected_call_is_sent_again_and_its_time_goes_on():
@@ -101,6 +105,40 @@ async def test_cancelling_leaves_an_interrupted_exchange():
             task.cancel()
     assert seen.outcome is Outcome.INTERRUPTED
     assert seen.end_s > seen.sent_s
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('::1', 1)"), "Connection refused"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (OSError("Multiple exceptions: ..."), "Multiple exceptions: ..."),
+    ],
+)
+def test_a_failed_connection_is_told_without_internals(cause, said):
+    key: Any = SimpleNamespace(host="h", port=1, ssl=True)
+    assert explain(aiohttp.ClientConnectorError(key, cause)) == f"cannot connect to h:1: {said}"
+    assert explain(aiohttp.ConnectionTimeoutError("x")) == "no connection within 10 s"
+    assert explain(aiohttp.ServerDisconnectedError("gone")) == "ServerDisconnectedError: gone"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error":{"message":"no such model","type":"x"}}', "no such model"),
+        (b'{"object":"error","message":"no such model"}', "no such model"),
+        (b'{"error":"no such model"}', "no such model"),
+        (b'{"detail":"no such model"}', "no such model"),
+        (b'{"detail":[1]}', '{"detail":[1]}'),
+        (b"<html>no</html>", "<html>no</html>"),
+        (b"", "no text with it"),
+    ],
+)
+async def test_a_refusal_keeps_what_the_server_said(body, said):
+    engine = Engine(plan={"r": "refuse"}, refusal=body)
+    async with serving(engine):
+        seen = await exchange(engine)
+    assert (seen.outcome, seen.status, seen.error) == (Outcome.HTTP_ERROR, 404, said)
 
 
 async def test_a_body_beyond_a_mebibyte_is_sent_whole():

@@ -29,6 +29,12 @@ def test_a_tally_counts_what_is_under_way_and_what_failed():
     assert tally.line() == "in flight 1  not ok 2  TTFT p50 0.250 s (last 64)"
 
 
+def test_a_tally_tells_the_targets_own_time():
+    tally = Tally(time_scale=4.0)
+    ended(tally, Outcome.OK)
+    assert "TTFT p50 1.000 s" in tally.line()
+
+
 def test_each_drawing_takes_the_numbers_of_its_moment():
     console = Console(file=io.StringIO(), width=120, force_terminal=True)
     tally = Tally()
