@@ -9,56 +9,24 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
-import subprocess
 import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
 from replayer.demo_checks import Evidence, checks
+from replayer.demo_process import Children, Process, Stopped
 
 SAMPLE = "agentic_sample.trace.jsonl.gz"
 PREFILL_TPS = 20_000
 TRANSFER_S = 0.5
-READY_S = 30.0
-STOP_S = 15.0
+EXIT_SIGNAL = 128  # plus the signal's number
 _log = logging.getLogger("demo")
-
-
-@dataclass
-class Process:
-    """One command: its pid, and everything it prints, in a file."""
-
-    name: str
-    child: subprocess.Popen[bytes]
-    output: Path
-    expected_to_live: bool = True
-
-    def said(self, pattern: str) -> re.Match[str]:
-        """Wait for a line of its output; RuntimeError when it ends or says nothing of the kind."""
-        deadline_s = time.monotonic() + READY_S
-        while time.monotonic() < deadline_s:
-            if found := re.search(pattern, self.output.read_text(errors="replace")):
-                return found
-            if self.child.poll() is not None:
-                break
-            time.sleep(0.05)
-        raise RuntimeError(f"{self.name} did not start; its output is in {self.output}")
-
-    def stop(self) -> None:
-        """SIGTERM, then SIGKILL for one that does not listen."""
-        self.child.terminate()
-        try:
-            self.child.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self.child.kill()
-            self.child.wait()
 
 
 @dataclass
@@ -67,20 +35,13 @@ class Demo:
 
     out: Path
     options: argparse.Namespace
-    stack: ExitStack = field(default_factory=ExitStack)
+    children: Children = field(default_factory=Children)
     engines: list[Process] = field(default_factory=list)
     engine_urls: list[str] = field(default_factory=list)
 
     def start(self, name: str, *command: str) -> Process:
         """Run one of the project's commands until the demo ends."""
-        output = self.out / f"{name}.out"
-        with output.open("wb") as sink:
-            child = subprocess.Popen(
-                [sys.executable, "-m", *command], stdout=sink, stderr=subprocess.STDOUT
-            )
-        process = Process(name, child, output)
-        self.stack.callback(process.stop)
-        return process
+        return self.children.start(name, self.out / f"{name}.out", *command)
 
     def start_engines(self) -> list[str]:
         """Engines on ports of the kernel's choice; gives them as `--instances` wants them."""
@@ -114,16 +75,13 @@ class Demo:
 
     def replay(self, target: str) -> int:
         """The client, in the foreground: its progress and its report are what one sees."""
-        command = [sys.executable, "-m", "replayer.cli", self.options.trace]
-        command += ["--target", target, "--out", str(self.out), "--speedup", self.speedup]
+        # The trace's time runs as fast as the engines', and what is reported is theirs.
+        speed = str(self.options.speed)
+        command = ["replayer.cli", self.options.trace, "--speedup", speed, "--time-scale", speed]
+        command += ["--target", target, "--out", str(self.out)]
         command += ["--proxy-log", str(self.out / "proxy.jsonl"), *self.options.replay]
         with self.killing():
-            return subprocess.run(command, check=False).returncode
-
-    @property
-    def speedup(self) -> str:
-        """The trace's time runs as fast as the engines'."""
-        return str(self.options.speed)
+            return self.children.start_in_view("replay", *command).child.wait()
 
     @contextmanager
     def killing(self) -> Iterator[None]:
@@ -190,16 +148,25 @@ def main() -> int:
         old.unlink()
     demo = Demo(out, options)
     try:
-        with demo.stack:
-            instances = demo.start_engines()
-            target = demo.start_proxy(instances)
-            _log.info("%d engines behind %s, logs in %s", len(instances), target, out)
-            code = demo.replay(target)
-            failed = _report(demo.evidence(target))
+        with demo.children.stopped_at_the_end():
+            failed = _run(demo)
     except RuntimeError as error:
         _log.error("demo: %s", error)
         return 1
-    return 1 if failed or (code and options.kill_engine_after is None) else 0
+    except Stopped as stop:
+        _log.info("demo: stopped by %s, and so is every process it had started", stop)
+        return EXIT_SIGNAL + stop.number
+    return 1 if failed else 0
+
+
+def _run(demo: Demo) -> bool:
+    """Start, replay, check; True when something is not as it must be."""
+    instances = demo.start_engines()
+    target = demo.start_proxy(instances)
+    _log.info("%d engines behind %s, logs in %s", len(instances), target, demo.out)
+    code = demo.replay(target)
+    failed = _report(demo.evidence(target))
+    return bool(failed or (code and demo.options.kill_engine_after is None))
 
 
 def _report(evidence: Evidence) -> int:
