@@ -142,13 +142,12 @@ def _tasks(options: LeagueOptions, scale: Scale) -> Iterator[Task]:
     if _source is None:
         raise RuntimeError("no trace was read")
     same = engines(options.instances, scale.kv_tokens, _source.block_tokens)
+    usual = Fleet(same, options.timeout_s, _source.longest_tokens)
     for load in options.loads:
         for seed in range(options.seeds):
-            rules = LoadRules(
-                load * scale.rate, options.horizon_s, seed, think_cap_s=options.think_cap_s
-            )
+            rules = LoadRules(load * scale.rate, options.horizon_s, seed, options.think_cap_s)
             for perturb in options.perturbations:
-                changed, fleet = PERTURBATIONS[perturb](rules, Fleet(same, options.timeout_s))
+                changed, fleet = PERTURBATIONS[perturb](rules, usual)
                 for policy in options.policies:
                     yield Task(policy, load, scale.regime, perturb, changed, fleet)
 

@@ -16,7 +16,6 @@ Perturbation = Callable[[LoadRules, Fleet], tuple[LoadRules, Fleet]]
 SLOW, LINK, QUARTER, BURST = 2.0, 10.0, 4, 10.0
 ESTIMATE = 0.3
 COLD_THROUGHPUT, COLD_TRANSFER_S = 5_000.0, 2.0
-MIN_KV_TOKENS = 180_000
 
 
 def none(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
@@ -41,11 +40,11 @@ def slow_links(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
 
 
 def small_kv(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
-    """A quarter of the KV memory, but room for a long request."""
+    """A quarter of the KV memory, but room for the longest request."""
 
     def shrunk(one: EngineOptions) -> EngineOptions:
-        least = -(-min(MIN_KV_TOKENS, one.num_blocks * one.block_size) // one.block_size)
-        blocks = max(least, one.num_blocks // QUARTER)
+        least = -(-fleet.longest_tokens // one.block_size) + 1
+        blocks = max(min(least, one.num_blocks), one.num_blocks // QUARTER)
         return replace(one, num_blocks=blocks, max_model_len=blocks * one.block_size)
 
     return rules, replace(fleet, engines=tuple(map(shrunk, fleet.engines)))

@@ -38,10 +38,14 @@ ABORT_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Engines and client of a run; `options` go to RouterConfig."""
+    """Engines and client of a run; `options` go to RouterConfig.
+
+    `longest_tokens`: the least KV that an engine must have for the trace's longest request.
+    """
 
     engines: tuple[EngineOptions, ...]
     timeout_s: float = 60.0
+    longest_tokens: int = 0
     estimate_factor: float = 1.0
     options: dict[str, Any] = field(default_factory=dict)
 

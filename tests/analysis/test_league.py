@@ -92,6 +92,14 @@ def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(go.Figure, "write_image", write_image)
 
 
+def test_a_quarter_of_the_kv_still_takes_the_longest_request() -> None:
+    fleet = Fleet(engines(1, 400_000, 512), longest_tokens=150_000)
+    _rules, small = PERTURBATIONS["small-kv"](RULES, fleet)
+    assert 150_000 < small.kv_tokens < 152_000
+    _rules, small = PERTURBATIONS["small-kv"](RULES, Fleet(engines(1, 400_000, 512)))
+    assert small.kv_tokens == pytest.approx(100_000, rel=0.01)
+
+
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(LeagueError, match="nobody"):
         run_league(LeagueOptions(TRACE, policies=("nobody",)), lambda _n, _of: None)
