@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import re
 import sys
 import threading
 import time
@@ -85,17 +86,14 @@ class Demo:
 
     @contextmanager
     def killing(self) -> Iterator[None]:
-        """SIGKILL to one engine, by pid, once it is in the middle of its work."""
+        """SIGKILL to one engine, by pid, while it is in the middle of its work."""
         after = self.options.kill_engine_after
-        victim = self.engines[-1]
+        log = self.out / "proxy.jsonl"
         ended = threading.Event()
 
         def kill() -> None:
-            log = self.out / "proxy.jsonl"
             while not ended.wait(0.05):
-                if log.exists() and log.read_bytes().count(b"\n") >= after:
-                    victim.expected_to_live = False
-                    victim.child.kill()
+                if log.exists() and log.read_bytes().count(b"\n") >= after and self._kill_one():
                     return
 
         killer = threading.Thread(target=kill)
@@ -107,6 +105,15 @@ class Demo:
             ended.set()
             if after is not None:
                 killer.join()
+
+    def _kill_one(self) -> bool:
+        """Kill the first engine found at work; False when none is."""
+        for engine, url in zip(self.engines, self.engine_urls, strict=True):
+            if _runs_some(url):
+                engine.expected_to_live = False
+                engine.child.kill()
+                return True
+        return False
 
     def evidence(self, target: str) -> Evidence:
         """Everybody's books, while the engines are still there to be asked."""
@@ -123,6 +130,14 @@ class Demo:
             offloads_expected=self.options.offload_policy != "never",
             wait=_patiently,
         )
+
+
+def _runs_some(url: str) -> bool:
+    """Whether an engine has requests in its batch."""
+    running = re.search(
+        r"^vllm:num_requests_running\S* (\S+)$", _get(f"{url}/metrics"), re.MULTILINE
+    )
+    return running is not None and float(running[1]) > 0
 
 
 def _get(url: str) -> str:
@@ -188,7 +203,7 @@ def _options() -> argparse.Namespace:
         "--kill-engine-after",
         type=int,
         metavar="N",
-        help="SIGKILL to the last engine once N requests are done",
+        help="SIGKILL to an engine at work once N requests are done",
     )
     parser.add_argument("replay", nargs="*", help="more options for replay, behind --")
     return parser.parse_args()

@@ -59,8 +59,9 @@ def _requests(client: Rows, *, killed: bool) -> Check:
 def _noticed(proxy: Rows) -> Check:
     retried = sum(row["retries"] > 0 for row in proxy)
     fallbacks = Counter(row["fallback"] for row in proxy if row["fallback"])
-    return retried > 0 or bool(fallbacks), (
-        f"the kill was noticed: {retried} requests run again elsewhere, "
+    broken = sum(row["outcome"] not in ("ok", "rejected") for row in proxy)
+    return bool(retried or fallbacks or broken), (
+        f"the kill was noticed: {retried} requests run again elsewhere, {broken} streams broken, "
         f"fallbacks {dict(fallbacks) or 'none'}"
     )
 
