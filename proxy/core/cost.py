@@ -30,8 +30,8 @@ requests in such queues."""
 class Weights:
     """How seconds of others count against seconds of this request's first token."""
 
-    harm: float = 0.2
-    decode: float = 0.3
+    harm: float = 0.1
+    decode: float = 0.1
     memory: float = 0.5
     output_tokens: float = 300.0
 
@@ -71,7 +71,7 @@ def _compute(scene: Scene, w: Weights, c: Candidate) -> tuple[float, float]:
     prefill_s = scene.latency.prefill_s(
         name, c.new_tokens, c.hit_tokens, load.decode_requests, load.decode_tokens
     )
-    ready_s = scene.latency.wait_s(name, scene.now_s) + prefill_s
+    ready_s = max(scene.latency.wait_s(name, scene.now_s), c.kv_wait_s) + prefill_s
     return ready_s, w.harm * load.decode_requests * prefill_s
 
 
@@ -145,6 +145,7 @@ def _offloaded(
 ) -> Priced:
     cost_s, ready_s, p = computed
     moved_s = scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
+    moved_s += max(0.0, d.kv_wait_s - ready_s)
     ttft_s = ready_s + moved_s
     whole_s = cost_s + moved_s + _decode_cost(scene, w, d) + _memory_cost(scene, w, d)
     return Priced(d, p, ttft_s, whole_s)

@@ -124,6 +124,11 @@ class Gate:
         known = self._engine.get(instance)
         return known[0].total_tokens if known else None
 
+    def release_tps(self, instance: str, now_s: float) -> float | None:
+        """KV tokens per second that ending streams gave back lately; None while unknown."""
+        released = self._released.get(instance)
+        return released.tokens_per_s(now_s) if released else None
+
     def mark_busy(self, instance: str, until_s: float) -> None:
         """The engine itself answered that it is at capacity."""
         self._cooldown_until_s[instance] = max(until_s, self._cooldown_until_s.get(instance, 0.0))
@@ -184,8 +189,7 @@ class Gate:
         own = (load.decode_tokens + load.inbound_tokens) / kv.total_tokens
         excess_tokens = (max(own, reported) - limit) * kv.total_tokens
         if excess_tokens > 0:
-            released = self._released.get(instance)
-            rate = released.tokens_per_s(now_s) if released else None
+            rate = self.release_tps(instance, now_s)
             wait_s = excess_tokens / rate if rate else UNKNOWN_DRAIN_S
             yield Busy(RejectReason.DECODE_BLOCKS, wait_s)
 

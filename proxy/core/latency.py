@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 
 WINDOW = 128
 """Observations that a line remembers: older ones fade by 1 - 1/WINDOW each."""
-CLIP = 4.0
+CLIP = 2.0
 """An observation counts as at most this many times, and at least this part of, what was expected:
 one stall does not move a model."""
 PRIOR_WEIGHT = 4.0
@@ -36,10 +36,11 @@ PAIRS_MAX = 4096
 class Line:
     """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading."""
 
-    __slots__ = ("_ratios", "_s", "p", "q")
+    __slots__ = ("_prior", "_ratios", "_s", "p", "q")
 
     def __init__(self, p: float, q: float, prior: tuple[tuple[float, float], ...]) -> None:
         self.p, self.q = p, q
+        self._prior = p, q
         self._ratios: deque[float] = deque(maxlen=WINDOW)
         self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
         for f, g in prior:
@@ -67,14 +68,17 @@ class Line:
         return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
     def _add(self, f: float, g: float, y: float, weight: float) -> None:
-        f, g = f / y, g / y
+        # In units of the prior's prediction: short and long count alike, and so do old and new.
+        p, q = self._prior
+        unit = p * f + q * g
+        f, g, y = f / unit, g / unit, y / unit
         ff, fg, gg, f1, g1 = self._s
         self._s = (
             ff + weight * f * f,
             fg + weight * f * g,
             gg + weight * g * g,
-            f1 + weight * f,
-            g1 + weight * g,
+            f1 + weight * f * y,
+            g1 + weight * g * y,
         )
 
     def _solve(self) -> None:

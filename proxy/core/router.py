@@ -36,6 +36,9 @@ __all__ = ["Router", "RouterConfig"]
 
 DECIDERS: dict[str, Decide] = {"cost": by_cost}
 """Policies that choose D and P together; any other is a rule of POLICIES behind a placement."""
+KV_USABLE_RATIO = 0.95
+KV_TURNOVER_S = 20.0
+"""Until streams have ended on an instance: it is taken to free its whole cache in this time."""
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
 
@@ -190,13 +193,15 @@ class Router:
             else:
                 busy.append(state)
         if free:
-            return self._candidates(facts, free)
+            return self._candidates(facts, free, now_s)
         if busy:
             soonest = min(busy, key=lambda b: b.free_in_s)
             return Reject(soonest.check, retry_after_s([soonest.free_in_s]))
         return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
 
-    def _candidates(self, facts: RequestFacts, members: list[Member]) -> list[Candidate]:
+    def _candidates(
+        self, facts: RequestFacts, members: list[Member], now_s: float
+    ) -> list[Candidate]:
         hits = self.prefixes.hits(facts.block_hashes)
         candidates = []
         for member in members:
@@ -211,6 +216,7 @@ class Router:
                     self.sessions.count(name),
                     member.last_placed,
                     self._kv_full(name),
+                    self._kv_wait_s(name, facts, now_s),
                 )
             )
         return candidates
@@ -272,6 +278,19 @@ class Router:
         if d is None:
             return ready_s
         return ready_s + self.latency.transfer_s(name, d.instance.name, d.new_tokens)
+
+    def _kv_wait_s(self, name: str, facts: RequestFacts, now_s: float) -> float:
+        """An engine begins a prompt only when its KV fits beside what is running."""
+        capacity = self.gate.kv_tokens(name)
+        if not capacity:
+            return 0.0
+        load = self.ledger.load(name)
+        held = load.ongoing_tokens + load.pinned_tokens
+        excess = held + facts.prompt_tokens - KV_USABLE_RATIO * capacity
+        if excess <= 0:
+            return 0.0
+        rate = self.gate.release_tps(name, now_s) or capacity / KV_TURNOVER_S
+        return excess / rate
 
     def _kv_full(self, name: str) -> float:
         """How full an instance's cache is, reusable blocks included; 0 while size is unknown."""

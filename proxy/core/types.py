@@ -33,7 +33,6 @@ class Reason(StrEnum):
     BELOW_THRESHOLD = "below_threshold"
     P_BUSIER_THAN_D = "p_busier_than_d"
     KV_PULL = "kv_pull"
-    KEEPS_HOME = "keeps_home"
     MARGIN = "margin"
     NO_PEER = "no_peer"
     NO_CONNECTOR = "no_connector"
@@ -157,7 +156,8 @@ class Load:
 class Candidate:
     """One instance as a decision saw it; `last_placed` numbers placements, 0 for never.
 
-    `kv_full` is the share of its KV cache that holds something, running or reusable, 0..1.
+    `kv_full` is the share of its KV cache that holds something, running or reusable, 0..1;
+    `kv_wait_s` how long until running streams will have freed enough for this prompt, seconds.
     """
 
     instance: Instance
@@ -167,6 +167,7 @@ class Candidate:
     sessions: int = 0
     last_placed: int = 0
     kv_full: float = 0.0
+    kv_wait_s: float = 0.0
 
 
 @dataclass(slots=True)

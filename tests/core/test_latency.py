@@ -1,0 +1,122 @@
+"""The model of time: what it learns, what it does not let itself be told, who is occupied."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.latency import CLIP, STEP_PRIOR_S, WINDOW, Latency, Line
+
+PT = 20_000.0
+
+
+def model() -> Latency:
+    return Latency(PT, transfer_time_s=0.5, max_batched_tokens=8192)
+
+
+def test_priors_are_the_flags() -> None:
+    m = model()
+    assert m.prefill_s("a", 10_000, 0, 0, 0) == pytest.approx(0.5)
+    assert m.prefill_tps("a") == pytest.approx(PT)
+    assert m.transfer_s("a", "b", 30_000) == pytest.approx(0.5)
+    assert m.step_s("a", 0) == STEP_PRIOR_S
+    assert m.wait_s("a", 0.0) == 0.0
+
+
+def test_prefill_beside_streams_pays_a_step_per_chunk() -> None:
+    m = model()
+    alone = m.prefill_s("a", 16_384, 0, 0, 0)
+    assert m.prefill_s("a", 16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
+
+
+@pytest.mark.parametrize(("a1", "a4"), [(1 / 20_000, 0.0), (1 / 8_000, 0.0), (4e-5, 8e-10)])
+def test_learns_an_instances_own_rates(a1: float, a4: float) -> None:
+    """Within a few percent after a window of prefills, with noise and a stall now and then."""
+    m, draw = model(), random.Random(1)
+    for i in range(6 * WINDOW):
+        new, context = draw.randint(500, 30_000), draw.randint(0, 60_000)
+        true_s = a1 * new + a4 * new * (context + new / 2)
+        noisy = true_s * draw.uniform(0.95, 1.05) * (30 if i % 40 == 7 else 1)
+        m.observe_prefill("a", new, context, noisy)
+    for new, context in ((2000, 0), (20_000, 10_000), (10_000, 60_000)):
+        true_s = a1 * new + a4 * new * (context + new / 2)
+        assert m.prefill_s("a", new, context, 0, 0) == pytest.approx(true_s, rel=0.15)
+    assert m.prefill_s("b", 10_000, 0, 0, 0) == pytest.approx(0.5), "nothing of it is b's"
+
+
+def test_one_stall_moves_nothing_much() -> None:
+    m = model()
+    for _ in range(WINDOW):
+        m.observe_prefill("a", 8192, 0, 8192 / PT)
+    m.observe_prefill("a", 8192, 0, 1000.0)
+    assert m.prefill_s("a", 8192, 0, 0, 0) < 1.1 * 8192 / PT
+    assert m.late_factor("a") == pytest.approx(1.0, abs=0.01)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 200_000), st.integers(0, 500_000), st.floats(1e-6, 1e4)),
+        max_size=40,
+    )
+)
+def test_never_negative_never_shrinking(observed: list[tuple[int, int, float]]) -> None:
+    """Whatever is observed: more tokens never take less time, and every time is positive."""
+    m = model()
+    for new, context, seconds in observed:
+        m.observe_prefill("a", new, context, seconds)
+        m.observe_transfer("a", "b", new, seconds)
+    times = [m.prefill_s("a", n, 0, 0, 0) for n in (1, 100, 10_000, 100_000)]
+    assert times == sorted(times)
+    assert times[-1] > 0
+    moved = [m.transfer_s("a", "b", n) for n in (0, 1000, 100_000)]
+    assert moved == sorted(moved)
+    assert min(moved) >= 0
+
+
+def test_a_line_fades_what_is_old() -> None:
+    line = Line(1.0, 0.0, ((1.0, 0.0),))
+    for _ in range(4 * WINDOW):
+        line.observe(1.0, 0.0, 2.0)
+    assert line.at(1.0, 0.0) == pytest.approx(2.0, rel=0.02)
+    assert line.ratio_quantile(0.95) == pytest.approx(1.0, rel=0.05)
+    line.observe(1.0, 0.0, 0.0)
+    assert line.at(1.0, 0.0) > 0, "an impossible time is not taken in"
+    assert CLIP > 1
+
+
+class TestOccupation:
+    def test_decays_with_the_clock(self) -> None:
+        m = model()
+        m.begin("a", 1, 2.0, now_s=10.0)
+        m.begin("a", 2, 1.0, now_s=10.5)
+        assert m.wait_s("a", 10.5) == pytest.approx(2.5)
+        assert m.wait_s("a", 12.0) == pytest.approx(1.0)
+        assert m.wait_s("a", 20.0) == 0.0
+
+    def test_an_early_end_frees_the_instance(self) -> None:
+        m = model()
+        m.begin("a", 1, 5.0, 0.0)
+        m.begin("a", 2, 1.0, 0.0)
+        assert not m.end("a", 1, 0.5), "another is pending"
+        assert m.wait_s("a", 0.5) == pytest.approx(1.0)
+        assert m.end("a", 2, 0.7)
+        assert m.wait_s("a", 0.7) == 0.0
+
+    def test_ending_twice_or_something_unknown_changes_nothing(self) -> None:
+        m = model()
+        m.begin("a", 1, 5.0, 0.0)
+        assert not m.end("a", 99, 0.1)
+        assert not m.end("b", 1, 0.1)
+        assert m.end("a", 1, 0.2)
+        assert not m.end("a", 1, 0.3)
+
+    def test_an_instance_that_leaves_is_forgotten(self) -> None:
+        m = model()
+        m.begin("a", 1, 5.0, 0.0)
+        m.observe_transfer("a", "b", 30_000, 9.0)
+        m.forget("a")
+        assert m.wait_s("a", 0.0) == 0.0
+        assert not m.end("a", 1, 0.0)

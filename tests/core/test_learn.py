@@ -1,0 +1,86 @@
+"""Which steps of a request teach what."""
+
+from __future__ import annotations
+
+from proxy.core.latency import Latency
+from proxy.core.learn import Course
+from proxy.core.ledger import Ledger
+from proxy.core.types import Instance, Load, Reason, RequestFacts, Route, RouteClass
+
+D, P = Instance("d", "u"), Instance("p", "u", "b")
+FACTS = RequestFacts("m", None, 10_000, [], 1.0)
+
+
+def course() -> Course:
+    return Course(Latency(20_000.0, 0.5, 8192))
+
+
+def route(prefill: Instance | None = None) -> Route:
+    return Route(
+        decode=D,
+        prefill=prefill,
+        route_class=RouteClass.HEAVY_COLO,
+        reason=Reason.MARGIN,
+        policy="cost",
+        prompt_tokens=10_000,
+        hit_tokens=0,
+        new_tokens=10_000,
+        new_tokens_prefill=None,
+        lease=Ledger().open(()),
+        turn=0,
+        predicted_ttft_s=0.0,
+    )
+
+
+def test_a_lone_prefill_teaches_its_instance() -> None:
+    c = course()
+    for i in range(300):
+        r, now_s = route(), 10.0 * i
+        c.reserve(r, D, 0, Load(), now_s)
+        c.first_token(r, FACTS, now_s + 1.0)
+        assert c.latency.wait_s("d", now_s + 1.0) == 0.0
+    assert 0.9 < c.latency.prefill_s("d", 10_000, 0, 0, 0) <= 1.01
+
+
+def test_one_behind_another_teaches_nothing() -> None:
+    c = course()
+    first, second = route(), route()
+    c.reserve(first, D, 0, Load(), 0.0)
+    c.reserve(second, D, 0, Load(), 0.0)
+    assert (first.ran_alone, second.ran_alone) == (True, False)
+    before = c.latency.prefill_s("d", 10_000, 0, 0, 0)
+    c.first_token(first, FACTS, 3.0)
+    c.first_token(second, FACTS, 9.0)
+    assert c.latency.prefill_s("d", 10_000, 0, 0, 0) == before
+
+
+def test_a_hand_over_teaches_its_pair() -> None:
+    c = course()
+    for i in range(300):
+        r, now_s = route(P), 10.0 * i
+        c.reserve(r, P, 0, Load(), now_s)
+        c.prefill_done(r, FACTS, now_s + 0.5)
+        c.first_token(r, FACTS, now_s + 2.5)
+    assert 1.8 < c.latency.transfer_s("p", "d", 10_000) < 2.1
+
+
+def test_only_a_whole_answer_teaches_the_step() -> None:
+    c = course()
+    before = c.latency.step_s("d", 0)
+    r = route()
+    c.finished(r, 1000, 50, 9.0)
+    r.first_token_s = 1.0
+    c.finished(r, 1000, None, 9.0)
+    c.finished(r, 1000, 1, 9.0)
+    assert c.latency.step_s("d", 0) == before
+    for _ in range(300):
+        c.finished(r, 1000, 101, 3.0)
+    assert 0.018 < c.latency.step_s("d", 1000) < 0.022
+
+
+def test_released_is_released_on_both() -> None:
+    c = course()
+    r = route(P)
+    c.reserve(r, P, 0, Load(), 0.0)
+    c.release(r, 0.1)
+    assert c.latency.wait_s("p", 0.1) == 0.0
