@@ -169,6 +169,8 @@ def explain(error: aiohttp.ClientError | OSError) -> str:
     """Say in a line for the user what went wrong on the way to a server."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return f"no connection within {CONNECT_TIMEOUT_S:g} s"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the answer broke off before its end"
     if not isinstance(error, aiohttp.ClientConnectorError):
         return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
     cause = error.os_error

@@ -119,6 +119,7 @@ def test_a_failed_connection_is_told_without_internals(cause, said):
     key: Any = SimpleNamespace(host="h", port=1, ssl=True)
     assert explain(aiohttp.ClientConnectorError(key, cause)) == f"cannot connect to h:1: {said}"
     assert explain(aiohttp.ConnectionTimeoutError("x")) == "no connection within 10 s"
+    assert explain(aiohttp.ClientPayloadError("x")) == "the answer broke off before its end"
     assert explain(aiohttp.ServerDisconnectedError("gone")) == "ServerDisconnectedError: gone"
 
 
