@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from hmac import compare_digest
 
 import orjson
 from aiohttp import web
@@ -15,6 +16,7 @@ from proxy.errors import UpstreamFailure
 from proxy.service import Service
 from proxy.upstream import model_cards
 
+Handler = Callable[[web.Request], Awaitable[web.Response]]
 MODELS_TIMEOUT_S = 2.0
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -30,6 +32,23 @@ def error_response(status: int, message: str) -> web.Response:
     """An OpenAI-shaped error of an admin path."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
     return json_response({"error": error}, status)
+
+
+def guarded(handler: Handler, token: str | None) -> Handler:
+    """The handler, for those who know the token; compared in constant time."""
+    if token is None:
+        return handler
+    wanted = f"Bearer {token}".encode()
+
+    async def checked(request: web.Request) -> web.Response:
+        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not compare_digest(given, wanted):
+            response = error_response(401, "Authorization: Bearer with the admin token is needed")
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
+        return await handler(request)
+
+    return checked
 
 
 class Admin:

@@ -9,7 +9,7 @@ import signal
 from aiohttp import web
 
 from proxy import background
-from proxy.admin import Admin, error_response
+from proxy.admin import Admin, error_response, guarded
 from proxy.config import Settings
 from proxy.handler import Exchange
 from proxy.service import Service
@@ -35,21 +35,36 @@ class Server:
         self._settings = settings
         self.service: Service
         self._runner: web.AppRunner
-        self._site: web.TCPSite
+        self._admin_runner: web.AppRunner | None = None
+        self._runners: list[web.AppRunner] = []
         self._stop = asyncio.Event()
 
     @property
     def url(self) -> str:
         """Where the proxy listens; the port is the kernel's choice when 0 was asked for."""
-        host, port = self._runner.addresses[0][:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return _url(self._runner)
+
+    @property
+    def admin_url(self) -> str:
+        """Where the admin paths are."""
+        return _url(self._admin_runner or self._runner)
 
     async def start(self) -> None:
         """Listen. Raises OSError when the port or the request log cannot be had."""
         settings = self._settings
         self.service = Service.start(settings)
-        self._runner = web.AppRunner(
-            application(self.service),
+        one_listener = settings.admin_port is None
+        self._runner = await self._listen(
+            application(self.service, admin=one_listener), settings.host, settings.port
+        )
+        if settings.admin_port is not None:
+            self._admin_runner = await self._listen(
+                application(self.service, public=False), settings.admin_host, settings.admin_port
+            )
+
+    async def _listen(self, app: web.Application, host: str, port: int) -> web.AppRunner:
+        runner = web.AppRunner(
+            app,
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
@@ -57,13 +72,14 @@ class Server:
             shutdown_timeout=CANCEL_AFTER_S,
             lingering_time=LINGER_S,
         )
-        await self._runner.setup()
-        self._site = web.TCPSite(self._runner, settings.host, settings.port, backlog=BACKLOG)
+        await runner.setup()
+        self._runners.append(runner)
         try:
-            await self._site.start()
+            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
         except OSError:
             await self.close()
             raise
+        return runner
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
@@ -91,7 +107,8 @@ class Server:
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
         if await self._idle_within(accept_s):
             return
-        await self._site.stop()
+        for site in list(self._runner.sites):
+            await site.stop()
         if self._stop.is_set() or not await self._idle_within(limit_s - accept_s):
             why = "second signal" if self._stop.is_set() else f"after {limit_s:g} s"
             _log.warning("drain: %d requests cut (%s)", service.in_flight, why)
@@ -114,39 +131,66 @@ class Server:
 
     async def close(self) -> None:
         """Stop listening, cancel what is left, close connections and the log."""
-        await self._runner.cleanup()
+        for runner in self._runners:
+            await runner.cleanup()
         await self.service.close()
 
 
-def application(service: Service) -> web.Application:
-    """The routes. No middleware: every request would pay for it."""
-    app = web.Application(client_max_size=service.settings.max_body_bytes)
+def _url(runner: web.AppRunner) -> str:
+    host, port = runner.addresses[0][:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
+
+def application(service: Service, *, admin: bool = True, public: bool = True) -> web.Application:
+    """The routes of one listener. No middleware: every request would pay for it."""
+    app = web.Application(client_max_size=service.settings.max_body_bytes)
+    app.add_routes(_probes(service))
+    if admin:
+        app.add_routes(_admin(service))
+    if public:
+        app.add_routes(_relayed(service))
+    app.add_routes([web.route("*", "/{tail:.*}", _not_found)])
+    return app
+
+
+def _probes(service: Service) -> list[web.RouteDef]:
+    """What load balancers and Prometheus ask, on every listener."""
+    admin = Admin(service)
+    return [
+        web.get("/live", admin.live),
+        web.get("/ready", admin.ready),
+        web.get("/health", admin.health),
+        web.get("/metrics", admin.metrics),
+    ]
+
+
+def _admin(service: Service) -> list[web.RouteDef]:
+    """What changes or shows the fleet: for operators, behind the token where there is one."""
+    admin, thresholds = Admin(service), BusyThreshold(service)
+    token = service.settings.admin_token
+    rows = (
+        ("GET", "/instances", admin.instances),
+        ("POST", "/instances", admin.add_instance),
+        ("DELETE", "/instances/{name}", admin.remove_instance),
+        ("POST", "/sessions/{id}/end", admin.end_session),
+        ("GET", "/busy_threshold", thresholds.get),
+        ("POST", "/busy_threshold", thresholds.post),
+        ("DELETE", "/busy_threshold", thresholds.delete),
+    )
+    secret = token.get_secret_value() if token is not None else None
+    return [web.route(method, path, guarded(handler, secret)) for method, path, handler in rows]
+
+
+def _relayed(service: Service) -> list[web.RouteDef]:
     async def relay(request: web.Request) -> web.StreamResponse:
         return await Exchange(service, request).run()
 
-    admin, thresholds = Admin(service), BusyThreshold(service)
-    app.add_routes(
-        [
-            web.get("/live", admin.live),
-            web.get("/ready", admin.ready),
-            web.get("/health", admin.health),
-            web.get("/metrics", admin.metrics),
-            web.get("/instances", admin.instances),
-            web.post("/instances", admin.add_instance),
-            web.delete("/instances/{name}", admin.remove_instance),
-            web.post("/sessions/{id}/end", admin.end_session),
-            web.get("/busy_threshold", thresholds.get),
-            web.post("/busy_threshold", thresholds.post),
-            web.delete("/busy_threshold", thresholds.delete),
-            web.get("/v1/models", admin.models),
-            web.route("*", "/v1/{tail:.+}", relay),
-            web.post("/tokenize", relay),
-            web.post("/detokenize", relay),
-            web.route("*", "/{tail:.*}", _not_found),
-        ]
-    )
-    return app
+    return [
+        web.get("/v1/models", Admin(service).models),
+        web.route("*", "/v1/{tail:.+}", relay),
+        web.post("/tokenize", relay),
+        web.post("/detokenize", relay),
+    ]
 
 
 async def _not_found(request: web.Request) -> web.Response:

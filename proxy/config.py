@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import get_args
 
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from proxy.config_options import Settings
 from proxy.config_sources import (
@@ -76,8 +77,11 @@ def print_config(loaded: Loaded) -> str:
     lines = []
     for name, _, option in options(Settings):
         origin = "".join(c if c.isprintable() else "?" for c in loaded.origins[name])
-        line = f"{name} = {to_toml(getattr(loaded.settings, name))}  # {origin}"
-        lines.append(line if option.in_file else f"# {line}")
+        value = getattr(loaded.settings, name)
+        line = f"{name} = {to_toml(value)}  # {origin}"
+        # A secret is not shown, so the file would set another one.
+        reads_back = option.in_file and not isinstance(value, SecretStr)
+        lines.append(line if reads_back else f"# {line}")
     return "\n".join(lines) + "\n"
 
 
@@ -142,6 +146,8 @@ def _explain(error: ValidationError, given: Given) -> str:
 def _stated(name: str, given: Given) -> str:
     if name not in given.values:
         return f"{name} = {value_text(Settings.model_fields[name].default)} (default)"
+    if SecretStr in get_args(Settings.model_fields[name].annotation):
+        return f"{name} ({given.origins[name]})"
     shown = _USERINFO.sub("***@", repr(given.values[name]))  # before cutting: the @ must be seen
     shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
     return f"{name} = {shown} ({given.origins[name]})"

@@ -7,7 +7,15 @@ allowed range; its `Option` gives topic, help and unit. Times are seconds, sizes
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from proxy.config_sources import Option
@@ -48,6 +56,18 @@ class Settings(BaseModel):
     )
     host: Annotated[Word, Option(LISTENING, "Address to listen on.")] = "0.0.0.0"
     port: Annotated[Port, Option(LISTENING, "Port to listen on; 0 lets the kernel choose.")] = 8000
+    admin_host: Annotated[
+        Word, Option(LISTENING, "Address of the admin listener, see --admin-port.")
+    ] = "127.0.0.1"
+    admin_port: Annotated[
+        int | None,
+        Field(ge=0, le=65535),
+        Option(LISTENING, "Admin paths listen here and are 404 on --port; none: all on one."),
+    ] = None
+    admin_token: Annotated[
+        SecretStr | None,
+        Option(LISTENING, "Admin paths want Authorization: Bearer with this; none: open."),
+    ] = None
     max_body_bytes: Annotated[
         ByteSize,
         Field(ge=1024),

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from pydantic import BaseModel, ByteSize
+from pydantic import BaseModel, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 
 from proxy.config_values import value_text
@@ -32,8 +32,16 @@ _KINDS: dict[Any, str] = {
     Path: "path",
     bool: "true or false",
     ByteSize: "integer, or with KiB, MiB, GiB",
+    SecretStr: "text, never shown",
 }
-_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", ByteSize: "BYTES"}
+_METAVARS: dict[Any, str] = {
+    int: "N",
+    float: "X",
+    str: "TEXT",
+    Path: "PATH",
+    ByteSize: "BYTES",
+    SecretStr: "TEXT",
+}
 
 
 class ConfigError(Exception):

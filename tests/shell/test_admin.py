@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -214,3 +215,39 @@ class TestBusyThreshold:
                     assert (await proxy.post(chat("y", max_tokens=1))).status == 200
                     waiting.cancel()
             await proxy.at_rest()
+
+
+ADMIN = [
+    ("GET", "/instances"),
+    ("POST", "/instances"),
+    ("DELETE", "/instances/x"),
+    ("POST", "/sessions/x/end"),
+    ("GET", "/busy_threshold"),
+    ("POST", "/busy_threshold"),
+    ("DELETE", "/busy_threshold"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+async def test_the_token_guards_every_admin_path(tmp_path: Path, method: str, path: str) -> None:
+    async with proxied(tmp_path, 1, admin_token="s3cret") as (proxy, _):
+        for given in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "s3cret"}):
+            status, answer = await call(proxy, method, path, {}, headers=given)
+            assert (status, answer["error"]["code"]) == (401, 401)
+        known = {"Authorization": "Bearer s3cret"}
+        assert (await call(proxy, method, path, {}, headers=known))[0] != 401
+        assert (await call(proxy, "GET", "/ready"))[0] == 200
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+async def test_a_listener_of_their_own(tmp_path: Path, method: str, path: str) -> None:
+    async with proxied(tmp_path, 1, admin_port=0) as (proxy, _):
+        assert (await call(proxy, method, path, {}))[0] == 404
+        async with aiohttp.ClientSession(proxy.server.admin_url) as admin:
+            async with admin.request(method, path, json={}) as response:
+                assert response.status != 404 or "known" in await response.text() or path[1] == "s"
+            async with admin.post("/v1/chat/completions", json=chat("x")) as response:
+                assert response.status == 404, "clients are not served there"
+            async with admin.get("/metrics") as response:
+                assert response.status == 200
+        assert (await proxy.post(chat("x"))).status == 200
