@@ -31,17 +31,29 @@ class Phase(IntEnum):
 class Account:
     """The counters of one incarnation of one instance; written by `Lease` only."""
 
-    __slots__ = ("name", "requests", "tokens")
+    __slots__ = ("_seen", "name", "requests", "tokens")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.tokens = [0] * len(Phase)
         self.requests = [0] * len(Phase)
+        self._seen: Load | None = None
+
+    def change(self, phase: Phase, tokens: int, requests: int) -> None:
+        """Move one pair of counters."""
+        self.tokens[phase] += tokens
+        self.requests[phase] += requests
+        self._seen = None
 
     def load(self) -> Load:
-        """A snapshot of the counters."""
-        t, r = self.tokens, self.requests
-        return Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3])
+        """A snapshot of the counters; the same one until they change.
+
+        A decision looks at every instance several times, a request changes one or two.
+        """
+        if self._seen is None:
+            t, r = self.tokens, self.requests
+            self._seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3])
+        return self._seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +90,10 @@ class Lease:
         if self._ledger is None:
             return
         for old in self._charges:
-            old.account.tokens[old.phase] -= old.tokens
-            old.account.requests[old.phase] -= 1
+            old.account.change(old.phase, -old.tokens, -1)
         self._charges = tuple(charges)
         for new in self._charges:
-            new.account.tokens[new.phase] += new.tokens
-            new.account.requests[new.phase] += 1
+            new.account.change(new.phase, new.tokens, 1)
 
     def grow(self, tokens: int) -> None:
         """Add output tokens to the decode charge, if there is one."""
