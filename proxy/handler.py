@@ -21,7 +21,15 @@ from proxy.core.sse import Scanner
 from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.legs import Outgoing, decode_leg, fallback_of, prefill_leg, with_request_id
-from proxy.relay import GROW_EVENTS, Answer, RelayResponse, StreamCutError, client_response, relay
+from proxy.relay import (
+    GROW_EVENTS,
+    Answer,
+    RelayResponse,
+    StalledClientError,
+    StreamCutError,
+    client_response,
+    relay,
+)
 from proxy.service import Service
 
 ENDPOINTS = frozenset(
@@ -38,6 +46,7 @@ ENDPOINTS = frozenset(
     }
 )
 """Paths that are a value of the label `endpoint`; every other one counts as `other`."""
+_LAST_WORDS_S = 1.0
 _COOLDOWN_S = 1.0
 """How long an engine that said it is busy is left alone when it names no Retry-After."""
 
@@ -73,8 +82,12 @@ class Exchange:
             return self._refuse(error)
         except TimeoutError:
             return await self._end_early(total_s)
-        except (asyncio.CancelledError, ConnectionResetError):
-            self._end(Outcome.CLIENT_GONE, 499, "the client left")
+        except (asyncio.CancelledError, ConnectionResetError) as gone:
+            stalled = isinstance(gone, StalledClientError)
+            self._end(Outcome.CLIENT_GONE, 499, str(gone) if stalled else "the client left")
+            if self.request.transport is not None:
+                # Also what is still queued for a client that reads nothing.
+                self.request.transport.abort()
             raise
         finally:
             self.service.leave(scope)
@@ -233,8 +246,18 @@ class Exchange:
         if is_stream:
             error = {"message": detail, "type": str(outcome), "param": None}
             event = orjson.dumps({"error": {**error, "code": 502}})
-            await self.response.write(b"\n\ndata: " + event + b"\n\n")
+            await self._last_words(b"\n\ndata: " + event + b"\n\n")
         self.response.cut(self.request)
+
+    async def _last_words(self, event: bytes) -> None:
+        """Write, but not for ever: the client may be the one that does not read."""
+        assert self.response is not None
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self.response.write(event)
+        except TimeoutError:
+            if self.request.transport is not None:
+                self.request.transport.abort()
 
     def _reject(self, reject: Reject) -> web.Response:
         metrics, status = self.service.metrics, self.service.settings.overload_status

@@ -43,6 +43,10 @@ class StreamCutError(Exception):
         self.timed_out = timed_out
 
 
+class StalledClientError(ConnectionResetError):
+    """The client holds its connection and reads nothing: as good as gone."""
+
+
 class RelayResponse(web.StreamResponse):
     """A StreamResponse that can be left without its end."""
 
@@ -132,18 +136,17 @@ def client_response(answer: Answer, extra: Mapping[str, str]) -> RelayResponse:
 
 
 class Idle:
-    """Closes an answer that has been silent for `timeout_s`: one lazy timer, none per chunk."""
+    """Ends a scope in which nothing moved for `timeout_s`: one lazy timer, none per piece."""
 
-    def __init__(self, response: aiohttp.ClientResponse, timeout_s: float) -> None:
+    def __init__(self, scope: asyncio.Timeout, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
-        self._response = response
+        self._scope = scope
         self._timeout_s = timeout_s
         self._last_s = self._loop.time()
         self._handle = self._loop.call_later(timeout_s, self._check)
-        self.has_fired = False
 
     def touch(self) -> None:
-        """Something arrived."""
+        """Something moved."""
         self._last_s = self._loop.time()
 
     def stop(self) -> None:
@@ -155,8 +158,7 @@ class Idle:
         if left_s > 0:
             self._handle = self._loop.call_later(left_s, self._check)
         else:
-            self.has_fired = True
-            self._response.close()
+            self._scope.reschedule(self._loop.time())
 
 
 async def relay(
@@ -166,36 +168,37 @@ async def relay(
     on_piece: Callable[[], None],
     idle_timeout_s: float,
 ) -> None:
-    """Pass the body on until its end; raises StreamCutError when the instance stops early.
+    """Pass the body on until its end; raises StreamCutError when either side stops moving.
 
     `on_piece` is called after each piece has been scanned, before the client gets it.
     """
-    idle = Idle(answer.response, idle_timeout_s)
+    piece = answer.head
     try:
-        if answer.head:
-            scanner.feed(answer.head)
-            on_piece()
-            await response.write(answer.head)
-        while piece := await _next(answer.response, idle):
-            idle.touch()
-            scanner.feed(piece)
-            on_piece()
-            await response.write(piece)
-            idle.touch()
-    finally:
-        idle.stop()
-    if idle.has_fired:
-        raise StreamCutError(
-            f"upstream: silent for {idle_timeout_s:g} s (--idle-timeout)", timed_out=True
-        )
+        async with asyncio.timeout(None) as scope:
+            idle = Idle(scope, idle_timeout_s)
+            try:
+                piece = piece or await _next(answer.response)
+                while piece:
+                    idle.touch()
+                    scanner.feed(piece)
+                    on_piece()
+                    await response.write(piece)
+                    idle.touch()
+                    piece = b""
+                    piece = await _next(answer.response)
+            finally:
+                idle.stop()
+    except TimeoutError as error:
+        late = f"for {idle_timeout_s:g} s (--idle-timeout)"
+        if piece:
+            raise StalledClientError(f"the client took nothing {late}") from error
+        raise StreamCutError(f"upstream: silent {late}", timed_out=True) from error
     if answer.is_stream and not scanner.is_done:
         raise StreamCutError("upstream: the stream ended without its end marker")
 
 
-async def _next(response: aiohttp.ClientResponse, idle: Idle) -> bytes:
+async def _next(response: aiohttp.ClientResponse) -> bytes:
     try:
         return await response.content.readany()
     except (aiohttp.ClientError, ConnectionError) as error:
-        if idle.has_fired:
-            return b""
         raise StreamCutError("upstream: the connection broke") from error

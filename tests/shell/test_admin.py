@@ -107,6 +107,7 @@ async def test_removing_an_instance_under_a_stream_ends_that_stream_only(tmp_pat
             await call(proxy, "DELETE", f"/instances/{name}")
             r.close()
         await proxy.at_rest()
+        assert [m.instance.name for m in proxy.router.fleet.members()] != [name]
 
 
 async def test_a_session_can_be_ended(tmp_path: Path) -> None:

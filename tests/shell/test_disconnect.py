@@ -15,6 +15,7 @@ from tests.shell.harness import (
     STREAM_HEAD,
     Proxy,
     RawEngine,
+    Script,
     chat,
     chunk,
     event,
@@ -124,6 +125,7 @@ async def test_the_engine_stops_working(tmp_path: Path, stream: bool) -> None:
         leave(writer, "FIN")
         await until(lambda: quiet(fleet), "the engine is idle")
         await proxy.at_rest()
+        assert proxy.connections() == 0
 
 
 async def test_many_leave_at_random_moments_of_an_offload(tmp_path: Path) -> None:
@@ -139,3 +141,31 @@ async def test_many_leave_at_random_moments_of_an_offload(tmp_path: Path) -> Non
         await until(lambda: proxy.connections() == 0)
         await until(lambda: quiet(fleet), "engines idle, nothing pinned for ever")
         assert len(await proxy.records(24)) == 24
+
+
+def floods() -> Script:
+    """Events without end, as fast as they are taken."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        while True:
+            writer.write(chunk(event("x" * 60_000)))
+            await writer.drain()
+
+    return script
+
+
+@pytest.mark.parametrize("limit", ["idle_timeout", "total_timeout"])
+async def test_a_client_that_reads_nothing_holds_nothing(tmp_path: Path, limit: str) -> None:
+    """Back-pressure stops the instance; a timeout ends what would wait for ever."""
+    async with RawEngine(floods()) as engine:
+        options: dict[str, Any] = {limit: 0.3, "health_interval": 60}
+        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
+            writer = await send(proxy, chat("x"))
+            await until(lambda: engine.posts, "it is being served")
+            await proxy.at_rest()
+            await until(lambda: proxy.connections() == 0)
+            (record,) = await proxy.records(1)
+            expected = "client_gone" if limit == "idle_timeout" else "upstream_timeout"
+            assert record["outcome"] == expected
+            writer.close()

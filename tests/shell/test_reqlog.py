@@ -60,6 +60,8 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: object) -> N
 
 
 def test_without_a_path_nothing_happens() -> None:
-    log = RequestLog(None, lambda: None)
+    drops: list[int] = []
+    log = RequestLog(None, lambda: drops.append(1))
     log.write(RequestRecord(request_id="r"))
     log.close()
+    assert not drops
