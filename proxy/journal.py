@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from proxy.core.record import RequestRecord
-from proxy.core.types import Outcome, RequestFacts, Route
+from proxy.core.types import Candidate, Outcome, RequestFacts, Route
 
 
 def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
@@ -26,15 +26,20 @@ def note_route(record: RequestRecord, route: Route, transfer_time_s: float) -> N
         record.new_tokens_prefill = route.new_tokens_prefill
         record.predicted_transfer_s = transfer_time_s
     if route.candidates:
-        record.candidates = [
-            {
-                "instance": c.instance.name,
-                "ongoing_tokens": c.load.ongoing_tokens,
-                "decode_tokens": c.load.decode_tokens,
-                "new_tokens": c.new_tokens,
-            }
-            for c in route.candidates
-        ]
+        record.candidates = [seen(candidate) for candidate in route.candidates]
+
+
+def seen(c: Candidate) -> dict[str, object]:
+    """One instance as the decision saw it."""
+    return {
+        "instance": c.instance.name,
+        "ongoing_tokens": c.load.ongoing_tokens,
+        "prefill_tokens": c.load.prefill_tokens,
+        "decode_tokens": c.load.decode_tokens,
+        "hit_tokens": c.hit_tokens,
+        "new_tokens": c.new_tokens,
+        "kv_wait_s": round(c.kv_wait_s, 3),
+    }
 
 
 def note_usage(record: RequestRecord, usage: bytes | None) -> None:
