@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from hmac import compare_digest
+from itertools import islice
 
 import orjson
 from aiohttp import web
@@ -13,7 +14,7 @@ from proxy.config import InstanceSpec
 from proxy.core.gate import ANY_MODEL
 from proxy.core.tokens import bounded
 from proxy.errors import UpstreamFailure
-from proxy.service import Service
+from proxy.service import DECISIONS_KEPT, Service
 from proxy.upstream import model_cards
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -122,6 +123,14 @@ class Admin:
             "prefix_blocks": router.prefixes.blocks(name),
             "engine": asdict(stats) if stats else None,
         }
+
+    async def decisions(self, request: web.Request) -> web.Response:
+        """The last ?n= requests that were placed, newest first; live ones are not complete."""
+        text = request.query.get("n", "50")
+        if not text.isdecimal() or not 1 <= int(text) <= DECISIONS_KEPT:
+            return error_response(400, f"n: a whole number, 1 to {DECISIONS_KEPT}")
+        newest = islice(reversed(self._service.decisions), int(text))
+        return json_response([asdict(record) for record in newest])
 
     async def add_instance(self, request: web.Request) -> web.Response:
         """POST {"instance": "[name=]host:port[;bootstrap=PORT]"}; takes a draining one back."""

@@ -173,6 +173,7 @@ def _admin(service: Service) -> list[web.RouteDef]:
         ("POST", "/instances", admin.add_instance),
         ("DELETE", "/instances/{name}", admin.remove_instance),
         ("POST", "/sessions/{id}/end", admin.end_session),
+        ("GET", "/decisions", admin.decisions),
         ("GET", "/busy_threshold", thresholds.get),
         ("POST", "/busy_threshold", thresholds.post),
         ("DELETE", "/busy_threshold", thresholds.delete),

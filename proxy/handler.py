@@ -123,6 +123,7 @@ class Exchange:
             journal.note_route(record, admitted, service.settings.kv_transfer_time)
             decision = "offload" if admitted.prefill else "colocate"
             service.metrics.decisions.labels(decision, admitted.reason).inc()
+            service.decisions.append(record)
         return admitted
 
     async def _answer(self, route: Route) -> Answer:

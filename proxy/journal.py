@@ -19,6 +19,8 @@ def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
 def note_route(record: RequestRecord, route: Route, transfer_time_s: float) -> None:
     """The decision as it was first made; what became of it is noted at the end."""
     record.turn, record.policy = route.turn, route.policy
+    record.route_class, record.offload_decision_reason = route.route_class, route.reason
+    record.decode_instance = route.decode.name
     record.hit_tokens, record.new_tokens = route.hit_tokens, route.new_tokens
     record.predicted_ttft_s = round(route.predicted_ttft_s, 6)
     if route.prefill is not None:

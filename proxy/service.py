@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from dataclasses import dataclass, field
 
 from prometheus_client import generate_latest
@@ -12,6 +13,7 @@ from proxy.clock import Clock
 from proxy.config import InstanceSpec, Settings
 from proxy.core.connectors import CONNECTORS, Connector
 from proxy.core.gate import EngineKv, Thresholds
+from proxy.core.record import RequestRecord
 from proxy.core.router import Router, RouterConfig
 from proxy.core.tokens import TokenEstimator
 from proxy.core.types import FailureKind, Instance
@@ -21,6 +23,7 @@ from proxy.reqlog import RequestLog
 from proxy.scrape import EngineStats
 from proxy.upstream import Upstream
 
+DECISIONS_KEPT = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +65,7 @@ class Service:
     is_draining: bool = False
     is_cutting: bool = False
     scopes: set[asyncio.Timeout] = field(default_factory=set)
+    decisions: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     collector: FleetCollector = field(init=False)
 

@@ -110,6 +110,18 @@ async def test_removing_an_instance_under_a_stream_ends_that_stream_only(tmp_pat
         assert [m.instance.name for m in proxy.router.fleet.members()] != [name]
 
 
+async def test_the_last_decisions(tmp_path: Path) -> None:
+    async with proxied(tmp_path, heavy_threshold=500, warm_threshold=100) as (proxy, _):
+        for i, size in enumerate((10, 1000, 20)):
+            await proxy.post(chat(words(size)), headers={"X-Request-Id": f"r{i}"})
+        _, found = await call(proxy, "GET", "/decisions?n=2")
+        assert [d["request_id"] for d in found] == ["r2", "r1"]
+        assert found[1]["route_class"] == "HEAVY_COLO"
+        assert {c["instance"] for c in found[1]["candidates"]} == set(proxy.router.ledger._accounts)
+        for bad in ("0", "1001", "x", "-1"):
+            assert (await call(proxy, "GET", f"/decisions?n={bad}"))[0] == 400
+
+
 async def test_a_session_can_be_ended(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, _):
         await proxy.post(chat("x"), headers={"X-Session-ID": "s/1"})
@@ -223,6 +235,7 @@ ADMIN = [
     ("POST", "/instances"),
     ("DELETE", "/instances/x"),
     ("POST", "/sessions/x/end"),
+    ("GET", "/decisions"),
     ("GET", "/busy_threshold"),
     ("POST", "/busy_threshold"),
     ("DELETE", "/busy_threshold"),
