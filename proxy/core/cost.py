@@ -32,7 +32,7 @@ class Weights:
 
     harm: float = 0.1
     decode: float = 0.1
-    memory: float = 0.5
+    memory: float = 1.0
     output_tokens: float = 300.0
 
 

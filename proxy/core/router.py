@@ -216,7 +216,7 @@ class Router:
                     self.sessions.count(name),
                     member.last_placed,
                     self._kv_full(name),
-                    self._kv_wait_s(name, facts, now_s),
+                    self._kv_wait_s(name, facts.prompt_tokens - hit, now_s),
                 )
             )
         return candidates
@@ -279,14 +279,14 @@ class Router:
             return ready_s
         return ready_s + self.latency.transfer_s(name, d.instance.name, d.new_tokens)
 
-    def _kv_wait_s(self, name: str, facts: RequestFacts, now_s: float) -> float:
-        """An engine begins a prompt only when its KV fits beside what is running."""
+    def _kv_wait_s(self, name: str, new_tokens: int, now_s: float) -> float:
+        """An engine begins a prompt only when its new KV fits beside what is running."""
         capacity = self.gate.kv_tokens(name)
         if not capacity:
             return 0.0
         load = self.ledger.load(name)
         held = load.ongoing_tokens + load.pinned_tokens
-        excess = held + facts.prompt_tokens - KV_USABLE_RATIO * capacity
+        excess = held + new_tokens - KV_USABLE_RATIO * capacity
         if excess <= 0:
             return 0.0
         rate = self.gate.release_tps(name, now_s) or capacity / KV_TURNOVER_S
