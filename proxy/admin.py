@@ -119,6 +119,7 @@ class Admin:
             "models": sorted(member.models or ()),
             "busy": busy.check if busy else None,
             "load": {**asdict(load), "ongoing_tokens": load.ongoing_tokens},
+            "learned_prefill_tps": round(router.latency.prefill_tps(name)),
             "sessions": router.sessions.count(name),
             "prefix_blocks": router.prefixes.blocks(name),
             "engine": asdict(stats) if stats else None,

@@ -65,7 +65,8 @@ async def _learn(service: Service, upstream: Upstream, rounds: int) -> None:
         return
     if member.models is None or rounds % MODELS_EVERY == 0:
         body = await upstream.get("/v1/models", service.settings.health_timeout)
-        member.models = frozenset(str(card["id"]) for card in model_cards(body))
+        names = [str(card["id"]) for card in model_cards(body)]
+        service.router.fleet.observe_models(upstream.instance.name, names)
     if service.connector.needs_engine_id:
         await upstream.engine_id()
 

@@ -120,7 +120,7 @@ class Exchange:
         record.t_decided = service.clock.unix_now()
         if isinstance(admitted, Route):
             self.route = admitted
-            journal.note_route(record, admitted, service.settings.kv_transfer_time)
+            journal.note_route(record, admitted)
             decision = "offload" if admitted.prefill else "colocate"
             service.metrics.decisions.labels(decision, admitted.reason).inc()
             service.decisions.append(record)

@@ -16,7 +16,7 @@ def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
     record.isl_tokens = facts.prompt_tokens
 
 
-def note_route(record: RequestRecord, route: Route, transfer_time_s: float) -> None:
+def note_route(record: RequestRecord, route: Route) -> None:
     """The decision as it was first made; what became of it is noted at the end."""
     record.turn, record.policy = route.turn, route.policy
     record.route_class, record.offload_decision_reason = route.route_class, route.reason
@@ -26,7 +26,8 @@ def note_route(record: RequestRecord, route: Route, transfer_time_s: float) -> N
     if route.prefill is not None:
         record.prefill_instance = route.prefill.name
         record.new_tokens_prefill = route.new_tokens_prefill
-        record.predicted_transfer_s = transfer_time_s
+    if route.predicted_transfer_s is not None:
+        record.predicted_transfer_s = round(route.predicted_transfer_s, 6)
     if route.candidates:
         record.candidates = [seen(candidate) for candidate in route.candidates]
 

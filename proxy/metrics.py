@@ -165,6 +165,7 @@ class FleetCollector(Collector):
         yield self._in_flight(loads)
         yield self._health(names)
         yield self._busy(names)
+        yield self._learned(names)
         yield from self._engine(names)
         yield _single("accounting_drift", "Must be 0", self._router.ledger.drift())
         yield _single("live_leases", "Requests that hold a lease", self._router.ledger.live)
@@ -191,6 +192,14 @@ class FleetCollector(Collector):
         family = _gauge("instance_healthy", "1 when it may be chosen", "upstream")
         for name in names:
             family.add_metric([name], self._router.fleet.is_up(name))
+        return family
+
+    def _learned(self, names: list[str]) -> Metric:
+        family = _gauge(
+            "learned_prefill_tps", "Tokens per second, 8192 without context", "upstream"
+        )
+        for name in names:
+            family.add_metric([name], self._router.latency.prefill_tps(name))
         return family
 
     def _busy(self, names: list[str]) -> Metric:

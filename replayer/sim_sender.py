@@ -47,7 +47,6 @@ class Sender:
         self._order = count()
         self._events: list[SenderEvent] = []
         self.bytes_sent = 0
-        self.transfers = 0
         self.expired = 0
         self.failed = 0
 
@@ -129,7 +128,6 @@ class Sender:
         self._events.append(PullServed(at_s, slot.pull, ok))
         self.failed += not ok
         if ok and tokens:
-            self.transfers += 1
             self.bytes_sent += tokens * self._cost.bytes_per_token
         if self._queue:
             self.pull(self._queue.popleft(), at_s)

@@ -63,11 +63,6 @@ class Source:
         """The longest prompt with its output."""
         return max(t.prompt_tokens + t.output_tokens for unit in self.units for t in unit)
 
-    @property
-    def mean_turns(self) -> float:
-        """Requests per unit."""
-        return sum(map(len, self.units)) / len(self.units)
-
 
 def load_source(path: Path, block_tokens: int | None = None) -> Source:
     """Read a trace; `block_tokens` must be a multiple of the trace's own block size."""

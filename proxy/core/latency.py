@@ -14,7 +14,7 @@ with the clock and is set right by every prefill that is seen to end.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 WINDOW = 128
 """Observations that a line remembers: older ones fade by 1 - 1/WINDOW each."""
@@ -36,12 +36,11 @@ PAIRS_MAX = 4096
 class Line:
     """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading."""
 
-    __slots__ = ("_prior", "_ratios", "_s", "p", "q")
+    __slots__ = ("_prior", "_s", "p", "q")
 
     def __init__(self, p: float, q: float, prior: tuple[tuple[float, float], ...]) -> None:
         self.p, self.q = p, q
         self._prior = p, q
-        self._ratios: deque[float] = deque(maxlen=WINDOW)
         self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
         for f, g in prior:
             self._add(f, g, self.at(f, g), PRIOR_WEIGHT)
@@ -55,17 +54,9 @@ class Line:
         expected = self.at(f, g)
         if y <= 0.0 or expected <= 0.0:
             return
-        self._ratios.append(y / expected)
         self._s = _faded(self._s, 1.0 - 1.0 / WINDOW)
         self._add(f, g, min(max(y, expected / CLIP), expected * CLIP), 1.0)
         self._solve()
-
-    def ratio_quantile(self, share: float) -> float:
-        """Quantile of realised over predicted, of the last WINDOW; 1 while nothing was seen."""
-        if not self._ratios:
-            return 1.0
-        ordered = sorted(self._ratios)
-        return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
     def _add(self, f: float, g: float, y: float, weight: float) -> None:
         # In units of the prior's prediction: short and long count alike, and so do old and new.
@@ -167,10 +158,6 @@ class Latency:
         """Moving the KV of `tokens` from P to D, D's first step included."""
         line = self._pairs.get((p, d), self._any_pair)
         return line.at(1.0, tokens)
-
-    def late_factor(self, name: str) -> float:
-        """p95 of realised over predicted prefill."""
-        return self._of(name).prefill.ratio_quantile(0.95)
 
     def wait_s(self, name: str, now_s: float) -> float:
         """Until an instance has computed what is reserved on it."""

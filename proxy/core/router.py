@@ -257,6 +257,7 @@ class Router:
             lease=self.ledger.open(()),
             turn=turn,
             predicted_ttft_s=predicted_s,
+            predicted_transfer_s=self._transfer_s(p, d) if p else None,
             candidates=tuple(free) if choice.size is Size.HEAVY else (),
         )
         if p is None:
@@ -277,7 +278,10 @@ class Router:
         )
         if d is None:
             return ready_s
-        return ready_s + self.latency.transfer_s(name, d.instance.name, d.new_tokens)
+        return ready_s + self._transfer_s(c, d)
+
+    def _transfer_s(self, p: Candidate, d: Candidate) -> float:
+        return self.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
 
     def _kv_wait_s(self, name: str, new_tokens: int, now_s: float) -> float:
         """An engine begins a prompt only when its new KV fits beside what is running."""

@@ -190,6 +190,7 @@ class Route:
     lease: Lease
     turn: int
     predicted_ttft_s: float
+    predicted_transfer_s: float | None = None
     candidates: tuple[Candidate, ...] = ()
     fallback: Fallback | None = None
     reserved_s: float = 0.0

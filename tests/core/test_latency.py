@@ -53,7 +53,6 @@ def test_one_stall_moves_nothing_much() -> None:
         m.observe_prefill("a", 8192, 0, 8192 / PT)
     m.observe_prefill("a", 8192, 0, 1000.0)
     assert m.prefill_s("a", 8192, 0, 0, 0) < 1.1 * 8192 / PT
-    assert m.late_factor("a") == pytest.approx(1.0, abs=0.01)
 
 
 @given(
@@ -81,7 +80,6 @@ def test_a_line_fades_what_is_old() -> None:
     for _ in range(4 * WINDOW):
         line.observe(1.0, 0.0, 2.0)
     assert line.at(1.0, 0.0) == pytest.approx(2.0, rel=0.02)
-    assert line.ratio_quantile(0.95) == pytest.approx(1.0, rel=0.05)
     line.observe(1.0, 0.0, 0.0)
     assert line.at(1.0, 0.0) > 0, "an impossible time is not taken in"
     assert CLIP > 1
