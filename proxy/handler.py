@@ -209,7 +209,8 @@ class Exchange:
         response = self.response = client_response(answer, self._extra_headers())
         self.record.status = answer.response.status
         if not answer.is_stream:
-            self.service.router.first_token(route, self.facts, self.service.clock.now_s())
+            now_s = self.service.clock.now_s()
+            self.service.router.first_token(route, self.facts, now_s, seen=False)
         try:
             await response.prepare(self.request)
             idle_s = self.service.settings.idle_timeout

@@ -7,6 +7,8 @@ Three lines, each of two non-negative coefficients, with the flags' values as pr
     transfer_s = x0 + tokens * s_per_token                      per pair, until then the fleet's
 
 A prefill beside running streams also pays one decode step per chunk of the step's token budget.
+Each line also keeps how far off it lately was, and so does an instance for what its queue and its
+computation took together: quantiles of that say when something is late (`*_bound_s`).
 Occupation is the moment at which an instance will have computed what is reserved on it: it decays
 with the clock and is set right by every prefill that is seen to end.
 """
@@ -15,6 +17,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+
+from proxy.core.residuals import Residuals
 
 WINDOW = 128
 """Observations that a line remembers: older ones fade by 1 - 1/WINDOW each."""
@@ -31,15 +35,18 @@ STEP_PRIOR_S = 0.010
 """An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
 TYPICAL_KV_TOKENS = 100_000.0
 PAIRS_MAX = 4096
+LATE = 0.95
+"""What is later than this share of its like is late."""
 
 
 class Line:
     """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading."""
 
-    __slots__ = ("_prior", "_s", "p", "q")
+    __slots__ = ("_prior", "_s", "p", "q", "residuals")
 
     def __init__(self, p: float, q: float, prior: tuple[tuple[float, float], ...]) -> None:
         self.p, self.q = p, q
+        self.residuals = Residuals()
         self._prior = p, q
         self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
         for f, g in prior:
@@ -54,6 +61,7 @@ class Line:
         expected = self.at(f, g)
         if y <= 0.0 or expected <= 0.0:
             return
+        self.residuals.add(y / expected)
         self._s = _faded(self._s, 1.0 - 1.0 / WINDOW)
         self._add(f, g, min(max(y, expected / CLIP), expected * CLIP), 1.0)
         self._solve()
@@ -96,12 +104,13 @@ def _faded(
 class _Instance:
     """One instance's lines, and what is reserved on it."""
 
-    __slots__ = ("busy_until_s", "pending", "prefill", "step")
+    __slots__ = ("busy_until_s", "pending", "prefill", "ready", "step")
 
     def __init__(self, prefill_throughput: float) -> None:
         a1, x = 1.0 / prefill_throughput, TYPICAL_PREFILL_TOKENS
         self.prefill = Line(a1, 0.0, ((x, x * x / 2), (x, x * 2 * x)))
         self.step = Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
+        self.ready = Residuals()
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
 
@@ -120,6 +129,7 @@ class Latency:
         self._prior = (fixed, slope)
         self._any_pair = self._transfer_line(fixed, slope)
         self._pairs: OrderedDict[tuple[str, str], Line] = OrderedDict()
+        self._ttft = Residuals()
 
     @staticmethod
     def _transfer_line(fixed: float, slope: float) -> Line:
@@ -159,6 +169,24 @@ class Latency:
         line = self._pairs.get((p, d), self._any_pair)
         return line.at(1.0, tokens)
 
+    def prefill_bound_s(self, name: str, predicted_s: float) -> float:
+        """When a prefill leg predicted to take `predicted_s` (queue included) is late.
+
+        That is the 95th percentile of what such predictions lately came to on this instance.
+        """
+        found = self._instances.get(name)
+        residuals = found.ready if found else Residuals()
+        return residuals.bound_s(predicted_s, LATE)
+
+    def transfer_bound_s(self, p: str, d: str, predicted_s: float) -> float:
+        """When a transfer predicted to take `predicted_s` is late: the pair's 95th percentile."""
+        line = self._pairs.get((p, d), self._any_pair)
+        return line.residuals.bound_s(predicted_s, LATE)
+
+    def ttft_bound_s(self, predicted_s: float) -> float:
+        """When a first token predicted to take `predicted_s` is late, over the whole fleet."""
+        return self._ttft.bound_s(predicted_s, LATE)
+
     def wait_s(self, name: str, now_s: float) -> float:
         """Until an instance has computed what is reserved on it."""
         found = self._instances.get(name)
@@ -179,6 +207,15 @@ class Latency:
         rest_s = sum(instance.pending.values())
         instance.busy_until_s = min(instance.busy_until_s, now_s + rest_s) if rest_s else now_s
         return not instance.pending
+
+    def observe_ready(self, name: str, predicted_s: float, seconds: float) -> None:
+        """A prompt was computed `seconds` after its decision; queue included, as predicted."""
+        if (found := self._instances.get(name)) is not None:
+            found.ready.observe(predicted_s, seconds)
+
+    def observe_ttft(self, predicted_s: float, seconds: float) -> None:
+        """A first token came `seconds` after its decision."""
+        self._ttft.observe(predicted_s, seconds)
 
     def observe_prefill(self, name: str, new: int, context: int, seconds: float) -> None:
         """A prefill that ran without a queue took this long."""

@@ -17,20 +17,39 @@ class Course:
         self.latency = latency
 
     def reserve(
-        self, route: Route, computing: Instance, hit_tokens: int, load: Load, now_s: float
+        self,
+        route: Route,
+        computing: Instance,
+        hit_tokens: int,
+        load: Load,
+        now_s: float,
+        kv_wait_s: float = 0.0,
     ) -> None:
-        """Occupy the computing instance for as long as this prefill is predicted to take."""
+        """Occupy the computing instance for as long as this prefill is predicted to take.
+
+        `kv_wait_s`: until it has room for the prompt's KV.
+        """
         name, new = computing.name, max(1, route.prompt_tokens - hit_tokens)
         work_s = self.latency.prefill_s(
             name, new, hit_tokens, load.decode_requests, load.decode_tokens
         )
         route.reserved_s = now_s
         route.computes_tokens = new
-        route.ran_alone = self.latency.wait_s(name, now_s) <= 0.0
+        wait_s = self.latency.wait_s(name, now_s)
+        route.ran_alone = wait_s <= 0.0
+        route.predicted_prefill_s = max(wait_s, kv_wait_s) + work_s
         self.latency.begin(name, id(route.lease), work_s, now_s)
 
     def release(self, route: Route, now_s: float) -> None:
-        """The prefill is over or given up; nothing is learned."""
+        """The prefill is over or given up; all that is learned is how late a leg was already."""
+        if route.prefill is not None and route.handed_s is None:
+            elapsed_s = now_s - route.reserved_s
+            if elapsed_s > route.predicted_prefill_s:
+                # Left out, those given up for being late would make being late ever earlier.
+                self._observe_ready(route, route.prefill, elapsed_s)
+        self._end(route, now_s)
+
+    def _end(self, route: Route, now_s: float) -> None:
         for instance in (route.prefill, route.decode):
             if instance is not None:
                 self.latency.end(instance.name, id(route.lease), now_s)
@@ -41,9 +60,19 @@ class Course:
             self._computed(route, route.prefill, facts, now_s)
             route.handed_s = now_s
 
-    def first_token(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        """D has answered: after a transfer, or after computing."""
+    def first_token(
+        self, route: Route, facts: RequestFacts, now_s: float, *, seen: bool = True
+    ) -> None:
+        """D has answered: after a transfer, or after computing.
+
+        Not `seen`: it answered in one piece, and when its first token was there nobody knows.
+        """
         route.first_token_s = now_s
+        if not seen:
+            self._end(route, now_s)
+            return
+        if route.fallback is None and not route.tried:
+            self.latency.observe_ttft(route.predicted_ttft_s, now_s - route.reserved_s)
         if route.prefill is None:
             self._computed(route, route.decode, facts, now_s)
         elif route.handed_s is not None:
@@ -53,12 +82,16 @@ class Course:
     def _computed(
         self, route: Route, computing: Instance, facts: RequestFacts, now_s: float
     ) -> None:
+        seconds = now_s - route.reserved_s
+        self._observe_ready(route, computing, seconds)
         was_last = self.latency.end(computing.name, id(route.lease), now_s)
         if was_last and route.ran_alone:
             new = route.computes_tokens
             context = facts.prompt_tokens - new
-            seconds = now_s - route.reserved_s
             self.latency.observe_prefill(computing.name, new, context, seconds)
+
+    def _observe_ready(self, route: Route, computing: Instance, seconds: float) -> None:
+        self.latency.observe_ready(computing.name, route.predicted_prefill_s, seconds)
 
     def finished(
         self, route: Route, kv_tokens: int, output_tokens: int | None, now_s: float

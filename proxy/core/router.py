@@ -142,10 +142,15 @@ class Router:
         charge = self.ledger.charge
         route.lease.replace((*charge(p, Phase.PINNED, tokens), *charge(d, Phase.INBOUND, tokens)))
 
-    def first_token(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        """D has answered: the prompt's KV is there, and the stream decodes."""
+    def first_token(
+        self, route: Route, facts: RequestFacts, now_s: float, *, seen: bool = True
+    ) -> None:
+        """D has answered: the prompt's KV is there, and the stream decodes.
+
+        Not `seen`: the answer came in one piece, so its time teaches nothing of prefills.
+        """
         name = route.decode.name
-        self._course.first_token(route, facts, now_s)
+        self._course.first_token(route, facts, now_s, seen=seen)
         self._remember(name, facts)
         route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
 
@@ -263,7 +268,7 @@ class Router:
         if p is None:
             self._charge_colocated(route, now_s)
         else:
-            self._course.reserve(route, p.instance, p.hit_tokens, p.load, now_s)
+            self._course.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
             charge = self.ledger.charge
             prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
             inbound = charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens)
@@ -305,7 +310,8 @@ class Router:
         name, tokens = route.decode.name, route.new_tokens
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
-            self._course.reserve(route, route.decode, route.hit_tokens, load, now_s)
+            kv_wait_s = self._kv_wait_s(name, tokens, now_s)
+            self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
 
 

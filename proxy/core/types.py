@@ -175,7 +175,8 @@ class Route:
     """The decision for one request, and the lease that charges it.
 
     `prefill` is None when the request is computed where it decodes. `new_tokens` is what D would
-    have to compute, `new_tokens_prefill` what P has to.
+    have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
+    attempt's prompt is computed, queue included.
     """
 
     decode: Instance
@@ -191,6 +192,7 @@ class Route:
     turn: int
     predicted_ttft_s: float
     predicted_transfer_s: float | None = None
+    predicted_prefill_s: float = 0.0
     candidates: tuple[Candidate, ...] = ()
     fallback: Fallback | None = None
     reserved_s: float = 0.0
