@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.classify import Size, classify
-from proxy.core.connectors import CONNECTORS
+from proxy.core.connectors import CONNECTORS, Connector
 from proxy.core.gate import Thresholds
 from proxy.core.latency import Latency
 from proxy.core.offload import Decision, Question, colocate, should_offload
+from proxy.core.options import Priced
 from proxy.core.policy import SCORERS, STICKY
 from proxy.core.types import Candidate, Reason, RequestFacts
 
@@ -43,14 +44,15 @@ class Scene:
     """Everything a decision may look at. `free`: instances that may be chosen, at least one.
 
     `home` is the name of the session's instance, which need not be among the free ones;
-    `mean_ongoing_tokens` is over all instances that are up, busy ones included.
+    `mean_ongoing_tokens()` is over all instances that are up, busy ones included; most policies do
+    not ask.
     """
 
     config: RouterConfig
     facts: RequestFacts
     home: str | None
     free: Sequence[Candidate]
-    mean_ongoing_tokens: float
+    mean_ongoing_tokens: Callable[[], float]
     now_s: float
     latency: Latency
 
@@ -66,6 +68,8 @@ class Choice:
     placed: bool
     """Whether D was chosen by placement, not by the session's home."""
     predicted_ttft_s: float | None = None
+    options: Sequence[Priced] = ()
+    """What was priced, the cheapest first, in bounds; none where the policy goes by rules."""
 
 
 Decide = Callable[[Scene], Choice]
@@ -100,12 +104,13 @@ def size_on(scene: Scene, d: Candidate) -> Size:
 
 def peers(scene: Scene, d: Candidate | None = None) -> list[Candidate]:
     """Who could prefill (for D): reachable by the connector, with transfers to spare."""
-    limit = CONNECTORS[scene.config.kv_connector].max_parallel
-    return [
-        c
-        for c in scene.free
-        if c is not d and c.instance.bootstrap_url is not None and c.load.pinned_requests < limit
-    ]
+    connector = CONNECTORS[scene.config.kv_connector]
+    return [c for c in scene.free if c is not d and can_prefill(c, connector)]
+
+
+def can_prefill(c: Candidate, connector: Connector) -> bool:
+    """Whether an instance may compute for another: reachable, with a transfer to spare."""
+    return c.instance.bootstrap_url is not None and c.load.pinned_requests < connector.max_parallel
 
 
 def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decision]:
@@ -120,7 +125,7 @@ def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decisi
     question = Question(
         decode=d,
         prefill=p,
-        mean_ongoing_tokens=scene.mean_ongoing_tokens,
+        mean_ongoing_tokens=scene.mean_ongoing_tokens(),
         prompt_tokens=scene.facts.prompt_tokens,
         heavy_threshold=config.heavy_threshold,
         prefill_throughput=config.prefill_throughput,

@@ -36,9 +36,6 @@ __all__ = ["Router", "RouterConfig"]
 
 DECIDERS: dict[str, Decide] = {"cost": by_cost}
 """Policies that choose D and P together; any other is a rule of POLICIES behind a placement."""
-KV_USABLE_RATIO = 0.95
-KV_TURNOVER_S = 20.0
-"""Until streams have ended on an instance: it is taken to free its whole cache in this time."""
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
 
@@ -190,8 +187,11 @@ class Router:
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
     ) -> list[Candidate] | Reject:
         busy: list[Busy] = []
+        members = self.fleet.serving(facts.model, exclude)
+        if members and self.gate.is_open(facts.model, now_s):
+            return self._candidates(facts, members, now_s)
         free: list[Member] = []
-        for member in self.fleet.serving(facts.model, exclude):
+        for member in members:
             state = self.busy(member.instance.name, facts.model, now_s)
             if state is None:
                 free.append(member)
@@ -208,28 +208,32 @@ class Router:
         self, facts: RequestFacts, members: list[Member], now_s: float
     ) -> list[Candidate]:
         hits = self.prefixes.hits(facts.block_hashes)
+        tokens = {blocks: facts.hit_tokens(blocks) for blocks in {0, *hits.values()}}
+        load_of, sessions_on = self.ledger.load, self.sessions.count
+        full_ratio, kv_wait_s = self.prefixes.full_ratio, self.gate.kv_wait_s
         candidates = []
         for member in members:
-            name = member.instance.name
-            hit = facts.hit_tokens(hits.get(name, 0))
+            instance = member.instance
+            name = instance.name
+            hit, load = tokens[hits.get(name, 0)], load_of(name)
+            new = facts.prompt_tokens - hit
             candidates.append(
                 Candidate(
-                    member.instance,
-                    self.ledger.load(name),
+                    instance,
+                    load,
                     hit,
-                    facts.prompt_tokens - hit,
-                    self.sessions.count(name),
+                    new,
+                    sessions_on(name),
                     member.last_placed,
-                    self._kv_full(name),
-                    self._kv_wait_s(name, facts.prompt_tokens - hit, now_s),
+                    full_ratio(name),
+                    kv_wait_s(name, load, new, now_s),
                 )
             )
         return candidates
 
     def _scene(self, facts: RequestFacts, free: list[Candidate], now_s: float) -> Scene:
         home = self.sessions.home(facts.session_id, now_s)
-        mean = self._mean_ongoing()
-        return Scene(self.config, facts, home, free, mean, now_s, self.latency)
+        return Scene(self.config, facts, home, free, self._mean_ongoing, now_s, self.latency)
 
     def _mean_ongoing(self) -> float:
         loads = [self.ledger.load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
@@ -288,29 +292,11 @@ class Router:
     def _transfer_s(self, p: Candidate, d: Candidate) -> float:
         return self.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
 
-    def _kv_wait_s(self, name: str, new_tokens: int, now_s: float) -> float:
-        """An engine begins a prompt only when its new KV fits beside what is running."""
-        capacity = self.gate.kv_tokens(name)
-        if not capacity:
-            return 0.0
-        load = self.ledger.load(name)
-        held = load.ongoing_tokens + load.pinned_tokens
-        excess = held + new_tokens - KV_USABLE_RATIO * capacity
-        if excess <= 0:
-            return 0.0
-        rate = self.gate.release_tps(name, now_s) or capacity / KV_TURNOVER_S
-        return excess / rate
-
-    def _kv_full(self, name: str) -> float:
-        """How full an instance's cache is, reusable blocks included; 0 while size is unknown."""
-        capacity = self.prefixes.capacity(name)
-        return min(1.0, self.prefixes.blocks(name) / capacity) if capacity else 0.0
-
     def _charge_colocated(self, route: Route, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
-            kv_wait_s = self._kv_wait_s(name, tokens, now_s)
+            kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
             self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
 

@@ -152,9 +152,12 @@ class Load:
         return not (self.ongoing_tokens or self.pinned_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """One instance as a decision saw it; `last_placed` numbers placements, 0 for never.
+
+    Nobody changes one; it is not frozen, since a decision makes one per instance and that would
+    take three times as long.
 
     `kv_full` is the share of its KV cache that holds something, running or reusable, 0..1;
     `kv_wait_s` how long until running streams will have freed enough for this prompt, seconds.
