@@ -10,9 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from proxy.core.classify import Size
 from proxy.core.cost import by_cost
-from proxy.core.decide import Choice, Decide, RouterConfig, Scene, by_rules
+from proxy.core.decide import (
+    Choice,
+    Decide,
+    RouterConfig,
+    Scene,
+    by_rules,
+    options_of,
+    predicted_ttft_s,
+    route_class,
+    transfer_s,
+)
 from proxy.core.fleet import Fleet, Member
 from proxy.core.gate import Busy, Gate, retry_after_s
 from proxy.core.latency import Latency
@@ -20,6 +29,7 @@ from proxy.core.learn import Course
 from proxy.core.ledger import Ledger, Phase
 from proxy.core.prefix import PrefixIndex
 from proxy.core.sessions import Sessions
+from proxy.core.shadow import Shadow
 from proxy.core.types import (
     Candidate,
     Fallback,
@@ -49,6 +59,10 @@ class Router:
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
         self._decide = decide or DECIDERS.get(config.offload_policy, by_rules)
+        self._shadow: Shadow | None = None
+        if config.shadow_policy is not None:
+            decide = DECIDERS.get(config.shadow_policy, by_rules)
+            self._shadow = Shadow(config.shadow_policy, decide, config)
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
@@ -112,9 +126,13 @@ class Router:
         free = self._free(facts, now_s, exclude=())
         if isinstance(free, Reject):
             return free
-        choice = self._decide(self._scene(facts, free, now_s))
+        scene = self._scene(facts, free, now_s)
+        choice = self._decide(scene)
+        shadow = self._shadow.look(scene, choice) if self._shadow else None
         turn = self.sessions.assign(facts.session_id, choice.decode.instance.name, now_s)
-        return self._route(facts, choice, turn, now_s, free)
+        route = self._route(scene, choice, turn)
+        route.shadow = shadow
+        return route
 
     def retry(self, route: Route, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Place the request again after its D failed, on an instance not tried yet, colocated."""
@@ -239,24 +257,16 @@ class Router:
         loads = [self.ledger.load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
         return sum(loads) / len(loads) if loads else 0.0
 
-    def _route(
-        self,
-        facts: RequestFacts,
-        choice: Choice,
-        turn: int,
-        now_s: float,
-        free: list[Candidate],
-    ) -> Route:
+    def _route(self, scene: Scene, choice: Choice, turn: int) -> Route:
+        facts, now_s = scene.facts, scene.now_s
         d, p = choice.decode, choice.prefill
         if choice.placed:
             self.fleet.placed(d.instance.name)
-        predicted_s = choice.predicted_ttft_s
-        if predicted_s is None:
-            predicted_s = self._predicted_ttft_s(p or d, d if p else None, now_s)
+        predicted_s = predicted_ttft_s(scene, choice)
         route = Route(
             decode=d.instance,
             prefill=p.instance if p else None,
-            route_class=_route_class(choice.size, offloaded=p is not None),
+            route_class=route_class(choice.size, offloaded=p is not None),
             reason=choice.reason,
             policy=self.config.offload_policy,
             prompt_tokens=facts.prompt_tokens,
@@ -266,8 +276,9 @@ class Router:
             lease=self.ledger.open(()),
             turn=turn,
             predicted_ttft_s=predicted_s,
-            predicted_transfer_s=self._transfer_s(p, d) if p else None,
-            candidates=tuple(free) if choice.size is Size.HEAVY else (),
+            predicted_ttft_bound_s=self.latency.ttft_bound_s(predicted_s),
+            predicted_transfer_s=transfer_s(scene, p, d) if p else None,
+            options=options_of(scene, choice),
         )
         if p is None:
             self._charge_colocated(route, now_s)
@@ -279,19 +290,6 @@ class Router:
             route.lease.replace((*prefill, *inbound))
         return route
 
-    def _predicted_ttft_s(self, c: Candidate, d: Candidate | None, now_s: float) -> float:
-        """Queue and computation on `c`, and the transfer to D where that is another."""
-        name, load = c.instance.name, c.load
-        ready_s = self.latency.wait_s(name, now_s) + self.latency.prefill_s(
-            name, c.new_tokens, c.hit_tokens, load.decode_requests, load.decode_tokens
-        )
-        if d is None:
-            return ready_s
-        return ready_s + self._transfer_s(c, d)
-
-    def _transfer_s(self, p: Candidate, d: Candidate) -> float:
-        return self.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
-
     def _charge_colocated(self, route: Route, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
         if self.fleet.get(name) is not None:
@@ -299,9 +297,3 @@ class Router:
             kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
             self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
-
-
-def _route_class(size: Size, *, offloaded: bool) -> RouteClass:
-    if size is Size.HEAVY:
-        return RouteClass.HEAVY_P2P if offloaded else RouteClass.HEAVY_COLO
-    return RouteClass.WARM if size is Size.WARM else RouteClass.MEDIUM
