@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 
 from proxy.core.classify import Size
 from proxy.core.connectors import CONNECTORS
 from proxy.core.decide import Choice, Scene, can_prefill, size_on
 from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT, Priced
-from proxy.core.types import Candidate, Reason
+from proxy.core.types import Reason
 
 MARGIN_S = 0.020
 MARGIN_RATIO = 0.05
@@ -42,7 +43,7 @@ class Weights:
 def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
     """The cheapest option."""
     w = weights or Weights()
-    colocated = [_colocated(scene, w, c) for c in scene.free]
+    colocated = _colocations(scene, w)
     ranked = sorted(colocated, key=_COST)
     best = ranked[0]
     size = size_on(scene, best.decode)
@@ -65,23 +66,27 @@ _COST = attrgetter("cost_s")
 _DECODE = attrgetter("decode_s")
 
 
-def _colocated(scene: Scene, w: Weights, c: Candidate) -> Priced:
-    """Everything on `c`: until it has the prompt's KV, and what that costs everybody else there.
+def _colocations(scene: Scene, w: Weights) -> list[Priced]:
+    """Everything on one instance: until it has the prompt's KV, and what that costs all others.
 
     New KV displaces other sessions' where the cache is full. The output costs steps on D, which
-    grow with the KV that they read.
+    grow with the KV that they read. One loop: it is most of what a decision takes.
     """
-    load, new, times = c.load, c.new_tokens, scene.latency.of(c.instance.name)
-    streams = load.decode_requests
-    prefill_s = times.prefill_s(new, c.hit_tokens, streams, load.decode_tokens)
-    wait_s = times.wait_s(scene.now_s)
-    ready_s = max(wait_s, c.kv_wait_s) + prefill_s
-    harm_s = w.harm * streams * prefill_s
-    kv_tokens = load.decode_tokens + load.inbound_tokens + scene.facts.prompt_tokens
-    decode_s = w.decode * w.output_tokens * times.step_s(kv_tokens)
-    memory_s = w.memory * c.kv_full * times.prefill_s(new, 0, 0, 0)
-    cost_s = ready_s + harm_s + decode_s + memory_s
-    return Priced(cost_s, ready_s, harm_s, decode_s, memory_s, wait_s, c)
+    times_of, now_s, prompt_tokens = scene.latency.of, scene.now_s, scene.facts.prompt_tokens
+    harm, decode, memory = w.harm, w.decode * w.output_tokens, w.memory
+    priced = []
+    for c in scene.free:
+        load, new, times = c.load, c.new_tokens, times_of(c.instance.name)
+        streams, decode_tokens = load.decode_requests, load.decode_tokens
+        prefill_s = times.prefill_s(new, c.hit_tokens, streams, decode_tokens)
+        wait_s = times.wait_s(now_s)
+        ready_s = max(wait_s, c.kv_wait_s) + prefill_s
+        harm_s = harm * streams * prefill_s
+        decode_s = decode * times.step_s(decode_tokens + load.inbound_tokens + prompt_tokens)
+        memory_s = memory * c.kv_full * times.prefill_s(new, 0, 0, 0)
+        cost_s = ready_s + harm_s + decode_s + memory_s
+        priced.append(Priced(cost_s, ready_s, harm_s, decode_s, memory_s, wait_s, c))
+    return priced
 
 
 def _why_not(scene: Scene, best: Priced, size: Size, offloads: Sequence[Priced]) -> Reason | None:
@@ -121,12 +126,11 @@ def _offloads(scene: Scene, colocated: Sequence[Priced]) -> list[Priced]:
     heavy = [one for one in colocated if one.decode.new_tokens >= least]
     if not heavy:
         return []
-    ds = sorted(heavy, key=_DECODE)[:2]
-    ds += [one for one in heavy if one.decode.instance.name == scene.home and one not in ds]
-    able = [
-        one for one in colocated if one.wait_s <= MAX_WAIT_S and can_prefill(one.decode, connector)
-    ]
-    ps = sorted(able, key=_computing)[:3]
+    home, ds = scene.home, sorted(heavy, key=_DECODE)[:2]
+    ds += [one for one in heavy if one.decode.instance.name == home and one not in ds]
+    quickest = sorted(colocated, key=_computing)
+    able = (p for p in quickest if p.wait_s <= MAX_WAIT_S and can_prefill(p.decode, connector))
+    ps = list(islice(able, 3))
     pairs = [_offloaded(scene, p, d) for d in ds for p in ps if p is not d]
     return sorted(pairs, key=_COST)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from proxy.core.types import Candidate
 
@@ -17,12 +17,14 @@ OFFLOADS_KEPT = 8
 _DIGITS = 4
 
 
-class Priced(NamedTuple):
+@dataclass(slots=True)
+class Priced:
     """One option: D, P or None where D computes, the predicted TTFT and the cost, in seconds.
 
     `cost_s` is the sum of TTFT and the three terms after it, weighted: `harm_s` to the streams
     beside the computation, `decode_s` for the output on D, `memory_s` for the KV displaced. It is
     nan where the policy puts no price on anything. `wait_s`: the queue where it is computed.
+    Like a Candidate, nobody changes one, and it is made too often to be frozen.
     """
 
     cost_s: float
