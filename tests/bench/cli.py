@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
@@ -50,12 +51,19 @@ def _command(options: argparse.Namespace, console: Console) -> int:
         print("scenarios:", *(f"\n  {name:12} {what}" for name, what in _whats().items()))
         return 0
     if options.markdown:
-        print(tables.markdown(Result.load(options.markdown)))
+        print(tables.markdown(_merged(options.markdown)))
         return 0
     if options.readme:
-        write_between_marks(README, tables.markdown(Result.load(options.readme)))
+        write_between_marks(README, tables.markdown(_merged(options.readme)))
         return 0
     return _bench(_plan(options), options, console)
+
+
+def _merged(paths: Sequence[Path]) -> Result:
+    try:
+        return Result.merged([Result.load(path) for path in paths])
+    except OSError as error:
+        raise BenchError(f"no result: {error}") from error
 
 
 def _bench(plan: Plan, options: argparse.Namespace, console: Console) -> int:
@@ -92,7 +100,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         sessions=QUICK_SESSIONS if quick else SESSIONS_IN_TABLE,
         limit_s=options.minutes * 60,
         work=options.work,
-        retries=0 if quick else 1,
+        retries=0 if quick else options.retries,
     )
 
 
@@ -137,9 +145,11 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--work", type=Path, default=WORK, metavar="DIR", help="binaries, bodies, logs; %(default)s"
     )
+    add("--retries", type=int, default=1, help="for a window with neighbours in it, %(default)s")
     add("--json", type=Path, metavar="OUT", help="every window, for --markdown and --readme")
     add("--no-install", dest="install", action="store_false", help="install no peers from PyPI")
     add("--list", action="store_true", help="peers and scenarios")
-    add("--markdown", type=Path, metavar="RESULT", help="print the tables of an earlier run")
-    add("--readme", type=Path, metavar="RESULT", help="put them into README.md")
+    earlier: dict[str, Any] = {"type": Path, "nargs": "+", "metavar": "RESULT"}
+    add("--markdown", **earlier, help="print the tables of earlier runs, taken together")
+    add("--readme", **earlier, help="put them into README.md")
     return parser

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,15 +51,26 @@ class Result:
 
     def of(self, peer: str, scenario: str) -> list[Window]:
         """A peer's valid windows of one scenario: the calm ones if there are any."""
-        valid = [
-            w for w in self.windows if w.peer == peer and w.scenario == scenario and not w.faults
-        ]
+        valid = [w for w in self.windows if w.peer == peer and w.scenario == scenario and w.counts]
         return [w for w in valid if not w.is_noisy] or valid
 
     def save(self, path: Path) -> None:
         """As JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(orjson.dumps(self, option=orjson.OPT_INDENT_2))
+
+    @classmethod
+    def merged(cls, results: Sequence[Result]) -> Result:
+        """Several runs as one with all their rounds: the date and machine are the last one's."""
+        whole = cls(results[-1].date, results[-1].machine, 0)
+        for result in results:
+            whole.windows += [replace(w, round=w.round + whole.rounds) for w in result.windows]
+            whole.rounds += result.rounds
+            whole.versions |= result.versions
+            whole.left_out |= result.left_out
+            whole.session_table = result.session_table or whole.session_table
+            whole.faults += result.faults
+        return whole
 
     @classmethod
     def load(cls, path: Path) -> Result:

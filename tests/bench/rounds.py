@@ -114,4 +114,5 @@ def line(window: Window) -> str:
         f"[{window.round}] {window.scenario:12} {window.peer:20} CPU {cpu_us:8.2f} µs"
         f" per {SCENARIOS[window.scenario].unit:7} foreign {window.foreign_ratio:4.0%}"
     )
+    text += "  starved: no figure" if window.is_starved else ""
     return text + "".join(f"  FAULT {fault}" for fault in window.faults)

@@ -32,7 +32,8 @@ class Grid:
         """For a terminal."""
         table = Table(title=self.title, title_justify="left")
         for i, header in enumerate(self.headers):
-            table.add_column(header, justify="left" if i == 0 else "right")
+            is_name = i == 0
+            table.add_column(header, justify="left" if is_name else "right", no_wrap=is_name)
         for row in self.rows:
             table.add_row(*row)
         return table
@@ -135,6 +136,7 @@ def markdown(result: Result) -> str:
     """Both tables and what they stand on, for a document."""
     head = (
         f"{result.date}, {result.machine}, medians of {result.rounds} paired rounds;"
-        " in brackets the range; `n`: neighbours were at work in every window."
+        " in brackets the range; `n`: neighbours were at work in every window; empty: no window"
+        " counts (docs/benchmark.md)."
     )
     return "\n\n".join([head, *(grid.markdown() for grid in grids(result))])

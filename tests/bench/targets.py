@@ -132,7 +132,7 @@ def _window(result: Result, peer: str, scenario: str, turn: int) -> Window | Non
     """A peer's valid window in one round."""
     for window in result.windows:
         if (window.peer, window.scenario, window.round) == (peer, scenario, turn):
-            return None if window.faults else window
+            return window if window.counts else None
     return None
 
 
@@ -150,7 +150,7 @@ def _session_table(result: Result) -> Samples:
 
 
 def _loop_lag(result: Result) -> Samples:
-    windows = [w for w in result.windows if w.peer == OURS and w.scenario == "giant"]
+    windows = result.of(OURS, "giant")
     bound_s = quantile_bound_s([w.loop_lag for w in windows], 0.99)
     return Samples([] if bound_s is None else [bound_s * 1e3])
 

@@ -10,12 +10,14 @@ import socket
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import orjson
 import pytest
 
 from tests.bench import cli
@@ -67,6 +69,17 @@ def test_paced_streams_are_read_to_their_end(rig: Rig) -> None:
     scenario = replace(TINY, load=load, unit="event", pace_us=20_000)
     window = rig.bench.measure(direct(rig), "tiny", scenario, 1)
     assert not window.faults
+
+
+def test_what_a_peer_asks_on_its_own_account_is_no_lost_request(rig: Rig) -> None:
+    """vllm-router's cache_aware has every prompt tokenised by every engine first."""
+    port = rig.bench.upstream.ports[0]
+    before = rig.bench.upstream.counts()
+    for path, key in (("/v1/chat/completions/render", "token_ids"), ("/tokenize", "tokens")):
+        said = urllib.request.urlopen(f"http://{HOST}:{port}{path}", data=b'{"stream": true}')
+        assert len(orjson.loads(said.read())[key]) == 5
+    sent = rig.bench.upstream.counts().since(before)
+    assert (sent.requests, sent.events, sent.side_requests) == (0, 0, 2)
 
 
 def test_lost_events_are_found_though_the_answers_look_whole(rig: Rig) -> None:

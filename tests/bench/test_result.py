@@ -11,9 +11,10 @@ from tests.bench import cli, tables
 from tests.bench.build import BenchError
 from tests.bench.looplag import buckets, quantile_bound_s
 from tests.bench.result import Result, SessionTable
+from tests.bench.scenarios import SCENARIOS
 from tests.bench.targets import Verdict, verdicts
 from tests.bench.upstream import Counts
-from tests.bench.window import Window, faults
+from tests.bench.window import Window, _is_starved, faults
 
 
 def window(peer: str, scenario: str, turn: int, **more: Any) -> Window:
@@ -92,6 +93,33 @@ def test_a_window_with_a_fault_is_no_figure() -> None:
     )
     assert verdict(made, "CPU per plain", 0.85).middle is None
     assert made.faults == ["vllm-router-rr, plain-c32, round 1: events lost"]
+
+
+def test_a_starved_window_is_no_figure_either() -> None:
+    made = result(
+        *costs("ours", "paced-c512", 1, is_starved=True), *costs("haproxy", "paced-c512", 10)
+    )
+    assert verdict(made, "CPU per event", 1.25).middle is None
+    assert not made.faults
+
+
+@pytest.mark.parametrize(
+    ("foreign_s", "lag_ms", "starved"), [(1.0, 6.0, True), (1.0, 4.0, False), (0.1, 6.0, False)]
+)
+def test_who_is_late_on_a_cpu_of_others_is_starved(
+    foreign_s: float, lag_ms: float, starved: bool
+) -> None:
+    told = {"foreign_s": foreign_s, "window_s": 1.0, "lag": {"p50_us": lag_ms * 1e3}}
+    assert _is_starved(told, SCENARIOS["paced-c512"]) is starved
+    assert not _is_starved(told, SCENARIOS["plain-c32"])
+
+
+def test_runs_can_be_taken_together() -> None:
+    one = result(*costs("ours", "plain-c32", 1, 2, 3), *costs("vllm-router-rr", "plain-c32", 4))
+    two = result(*costs("vllm-router-rr", "plain-c32", 4), *costs("ours", "plain-c32", 2))
+    both = Result.merged([one, two])
+    assert both.rounds == 6
+    assert verdict(both, "CPU per plain", 0.85).samples.values == [0.25, 0.5]
 
 
 def test_added_ttft_is_beyond_what_it_takes_without_a_proxy() -> None:
@@ -184,9 +212,16 @@ def test_tables_go_between_the_marks_of_a_document(tmp_path: Path) -> None:
         cli.write_between_marks(path, "new")
 
 
+def test_the_readme_has_a_place_for_them() -> None:
+    readme = Path(__file__).parents[2] / cli.README
+    assert readme.read_text().count(cli.MARK) == 2
+
+
 def test_names_that_do_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--peers", "nobody"]) == 1
     assert cli.main(["--scenarios", "nothing"]) == 1
     assert capsys.readouterr().err.count("no such") == 2
+    assert cli.main(["--markdown", "no-such-result.json"]) == 1
+    assert "bench: FAILED: no result:" in capsys.readouterr().err
     assert cli.main(["--list"]) == 0
     assert "paced-c512" in capsys.readouterr().out

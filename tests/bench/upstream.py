@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import orjson
@@ -24,6 +24,8 @@ class Counts:
     events: int
     stamp_sum: int
     aborted_streams: int
+    side_requests: int = 0
+    """Prompts that a peer had tokenised; some do that before they place a request."""
 
     def since(self, before: Counts) -> Counts:
         """What was added meanwhile."""
@@ -32,6 +34,7 @@ class Counts:
             self.events - before.events,
             (self.stamp_sum - before.stamp_sum) % 2**64,
             self.aborted_streams - before.aborted_streams,
+            self.side_requests - before.side_requests,
         )
 
 
@@ -54,7 +57,7 @@ class Upstream:
     def counts(self) -> Counts:
         """Everything it sent so far."""
         told = orjson.loads(get(self.ports[0], "/_ctl/counts")[1])
-        return Counts(told["requests"], told["events"], told["stamp_sum"], told["aborted_streams"])
+        return Counts(**{field.name: told[field.name] for field in fields(Counts)})
 
 
 def start(children: Children, program: Path, cpu: int, work: Path, ports: int = PORTS) -> Upstream:

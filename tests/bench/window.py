@@ -22,6 +22,8 @@ from tests.bench.upstream import Counts, Upstream
 
 NOISY_RATIO = 0.15
 """A window in which everybody else used more than this share of one CPU says little."""
+LATE_PARTS = 4
+"""A median lag of more than one part in so many of the pace is late."""
 DRAIN_S = 15.0
 WRONG_PROCESS = 3
 """Exit status of the client: the port is not (only) that of the processes to be measured."""
@@ -49,7 +51,16 @@ class Window:
     lag_p99_s: float | None
     pss_bytes: int | None = None
     loop_lag: LagCounts = field(default_factory=dict)
+    is_starved: bool = False
+    """Neighbours kept a paced peer from its CPU: it worked on batches, not on events."""
+    side_requests: int = 0
+    """Requests that the peer sent on its own account, from the first request to the last."""
     faults: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Whether its figures say what they are meant to say."""
+        return not self.faults and not self.is_starved
 
     @property
     def is_noisy(self) -> bool:
@@ -96,6 +107,8 @@ class Bench:
             lag_p99_s=_seconds(main["lag"], "p99_us"),
             pss_bytes=pss,
             loop_lag=read_lag(running, since=lag_before),
+            is_starved=_is_starved(main, scenario),
+            side_requests=sent.side_requests,
             faults=tuple(faults([one["totals"] for one in told], sent)),
         )
 
@@ -188,6 +201,16 @@ def _pss_at_the_end(running: Running, scenario: Scenario) -> int:
 def _cpu_per_unit_s(told: dict[str, Any], scenario: Scenario) -> float | None:
     units = told["events"] if scenario.unit == "event" else told["requests"]
     return told["cpu_s"] / units if units else None
+
+
+def _is_starved(told: dict[str, Any], scenario: Scenario) -> bool:
+    """Late by a good part of the pace, on a CPU that was not its own.
+
+    Where nobody else was at work the lateness is the peer's, and counts.
+    """
+    is_noisy = bool(told["foreign_s"] > NOISY_RATIO * told["window_s"])
+    is_late = bool(told["lag"]["p50_us"] * LATE_PARTS > scenario.pace_us > 0)
+    return is_noisy and is_late
 
 
 def _seconds(histogram: dict[str, float], key: str) -> float | None:

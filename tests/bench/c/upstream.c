@@ -5,6 +5,7 @@
  *
  * POST *                  "stream": true in the body -> SSE, "max_tokens" events and [DONE];
  *                         otherwise one JSON completion of as many words
+ *                         (/render and /tokenize: token ids, counted apart)
  * GET /_ctl/pace_us/N     from now on one event per N microseconds and stream; 0: back to back
  * GET /_ctl/counts        what was sent so far, to be compared with what the client received
  * GET *                   what health checks and model discovery of the peers want to hear

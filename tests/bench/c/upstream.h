@@ -17,6 +17,7 @@ struct conn {
     size_t head_size;
     uint64_t body_left;
     struct chunked chunked;
+    uint64_t body_size;
     char first[KEPT + 1], last[2 * KEPT + 1];
     size_t first_size, last_size;
     int is_get;
@@ -31,7 +32,7 @@ struct conn {
 };
 
 struct counts {
-    uint64_t requests, events, stamp_sum, aborted_streams, stalled_writes, bytes_in, open;
+    uint64_t requests, side_requests, events, stamp_sum, aborted_streams, stalled_writes, bytes_in, open;
     uint64_t by_port[PORTS_MAX];
 };
 

@@ -7,6 +7,9 @@
 #include <string.h>
 
 #define STAMP_DIGITS 19
+#define BYTES_PER_TOKEN 4
+#define ID_DIGITS 6
+#define FIRST_ID 100000u
 #define ID "chatcmpl-6f0a2f1c8d3b4c5e9a7b1d2e3f405162"
 #define HEAD_START "HTTP/1.1 200 OK\r\ndate: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn\r\n"
 
@@ -108,13 +111,34 @@ static int answer_whole(struct conn *c)
     return alive;
 }
 
+/* What /render and /tokenize of vLLM answer: a token id for every four bytes of the body. Equal
+ * bodies have equal ids, and bodies that begin differently have different ones. */
+static int answer_token_ids(struct conn *c)
+{
+    uint64_t tokens = c->body_size / BYTES_PER_TOKEN + 1, seed = 0;
+    const char *key = strstr(c->path, "/tokenize") ? "tokens" : "token_ids";
+    for (size_t i = 0; i < c->first_size; i++) seed = seed * 31 + (unsigned char)c->first[i];
+    char *body = malloc(128 + tokens * (ID_DIGITS + 1));
+    int n = sprintf(body, "{\"count\":%lu,\"max_model_len\":262144,\"%s\":[", tokens, key);
+    for (uint64_t i = 0; i < tokens; i++) {
+        uint64_t id = FIRST_ID + (seed + i * 2654435761u) % FIRST_ID;
+        for (int digit = ID_DIGITS - 1; digit >= 0; digit--, id /= 10) body[n + digit] = (char)('0' + id % 10);
+        body[n + ID_DIGITS] = ',';
+        n += ID_DIGITS + 1;
+    }
+    n += sprintf(body + n - 1, "]}") - 1;
+    int alive = put_json(c, body, (size_t)n);
+    free(body);
+    return alive;
+}
+
 static int put_counts(struct conn *c)
 {
     char b[2048];
-    int n = sprintf(b, "{\"requests\":%lu,\"events\":%lu,\"stamp_sum\":%lu,\"aborted_streams\":%lu,"
+    int n = sprintf(b, "{\"requests\":%lu,\"side_requests\":%lu,\"events\":%lu,\"stamp_sum\":%lu,\"aborted_streams\":%lu,"
                        "\"stalled_writes\":%lu,\"bytes_in\":%lu,\"open\":%lu,\"by_port\":[",
-                    counts.requests, counts.events, counts.stamp_sum, counts.aborted_streams,
-                    counts.stalled_writes, counts.bytes_in, counts.open);
+                    counts.requests, counts.side_requests, counts.events, counts.stamp_sum,
+                    counts.aborted_streams, counts.stalled_writes, counts.bytes_in, counts.open);
     for (int i = 0; i < port_count; i++) n += sprintf(b + n, "%s%lu", i ? "," : "", counts.by_port[i]);
     n += sprintf(b + n, "]}");
     return put_json(c, b, (size_t)n);
@@ -137,9 +161,19 @@ static int answer_get(struct conn *c)
     return put_json(c, b, strlen(b));
 }
 
+/* Some routers have a prompt tokenised by the engines before they place the request itself. */
+static int is_side_request(const char *path)
+{
+    return strstr(path, "/render") || strstr(path, "/tokenize");
+}
+
 int answer(struct conn *c)
 {
     if (c->is_get) return answer_get(c);
+    if (is_side_request(c->path)) {
+        counts.side_requests++;
+        return answer_token_ids(c);
+    }
     counts.requests++;
     counts.by_port[c->port_index]++;
     const char *stream = value_of(c, "\"stream\"");

@@ -8,6 +8,7 @@
 static void keep(struct conn *c, const char *p, size_t n)
 {
     counts.bytes_in += n;
+    c->body_size += n;
     if (c->first_size < KEPT) {
         size_t k = KEPT - c->first_size < n ? KEPT - c->first_size : n;
         memcpy(c->first + c->first_size, p, k);
@@ -41,6 +42,7 @@ static int begin_body(struct conn *c)
     sscanf(c->head, "%*s %255s", c->path);
     if (strcasestr(c->head, "\r\nexpect:") && !put(c, "HTTP/1.1 100 Continue\r\n\r\n", 25)) return 0;
     c->head_size = c->first_size = c->last_size = 0;
+    c->body_size = 0;
     if (strcasestr(c->head, "\r\ntransfer-encoding:")) {
         c->phase = READ_CHUNKED;
         chunked_begin(&c->chunked);
