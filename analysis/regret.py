@@ -8,6 +8,7 @@ could only postpone by milliseconds) and, per decision, what the best action wou
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -97,6 +98,12 @@ def _begin(trace: Path) -> None:
     _source = load_source(trace)
 
 
+def _begin_worker(trace: Path) -> None:
+    _begin(trace)
+    # A branch shares this process's memory until it writes: no collection is to touch all of it.
+    gc.freeze()
+
+
 def _read() -> Source:
     if _source is None:
         raise RuntimeError("no trace was read")
@@ -118,7 +125,7 @@ def compute_regret(options: RegretOptions, progress: Callable[[int, int], None])
     options.check()
     _begin(options.trace)
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, _begin, (options.trace,)) as pool:
+    with context.Pool(options.jobs, _begin_worker, (options.trace,)) as pool:
         given = options.given
         jobs = [(regime, options) for regime in options.regimes]
         scales = pool.map(_scale, jobs, 1) if given is None else [given]

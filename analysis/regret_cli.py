@@ -61,7 +61,8 @@ def run_regret_command(options: argparse.Namespace, console: Console) -> int:
         jobs=options.jobs,
         given=options.scale,
     )
-    with Progress(console=Console(file=sys.stderr), transient=True) as bar:
+    shown = Console(file=sys.stderr)
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
         line = bar.add_task("regret", total=None)
         regret = compute_regret(wanted, lambda n, of: bar.update(line, completed=n, total=of))
     print_regret(regret, wanted, Console(width=max(console.width, TABLE_WIDTH)))
