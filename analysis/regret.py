@@ -8,10 +8,9 @@ could only postpone by milliseconds) and, per decision, what the best action wou
 
 from __future__ import annotations
 
-import gc
-import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +21,7 @@ from analysis.league_run import Fleet, engines
 from analysis.league_scale import REGIMES, Bench, Scale
 from analysis.regret_probe import Decision
 from analysis.regret_run import MODES, RegretRun, RegretTask, run_regret
+from analysis.regret_worker import call
 from analysis.rivals import BASELINE, RIVALS
 from replayer.virtual import LoadRules, Source, load_source
 
@@ -43,7 +43,7 @@ class RegretOptions:
     policies: tuple[str, ...] = ("cost", BASELINE)
     seeds: int = 3
     regimes: tuple[str, ...] = tuple(REGIMES)
-    decisions: int = 60
+    decisions: int = 30
     futures: int = 4
     horizon_s: float = 60.0
     load_horizon_s: float = 900.0
@@ -90,55 +90,29 @@ class Regret:
         return [run.row["objective_s"] for run in self.found(regime, mode, policy)]
 
 
-_source: Source | None = None
-
-
-def _begin(trace: Path) -> None:
-    global _source  # noqa: PLW0603 - a worker process reads its trace once
-    _source = load_source(trace)
-
-
-def _begin_worker(trace: Path) -> None:
-    _begin(trace)
-    # A branch shares this process's memory until it writes: no collection is to touch all of it.
-    gc.freeze()
-
-
-def _read() -> Source:
-    if _source is None:
-        raise RuntimeError("no trace was read")
-    return _source
-
-
-def _scale(job: tuple[str, RegretOptions]) -> Scale:
-    regime, options = job
-    rules = LoadRules(1.0, options.load_horizon_s, think_cap_s=options.think_cap_s)
-    return REGIMES[regime](Bench(_read(), options.instances, rules, options.timeout_s))
-
-
-def _run(task: RegretTask) -> RegretRun:
-    return run_regret(_read(), task)
-
-
 def compute_regret(options: RegretOptions, progress: Callable[[int, int], None]) -> Regret:
     """Find the scales, then compute every run; the result does not depend on `jobs`."""
     options.check()
-    _begin(options.trace)
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, _begin_worker, (options.trace,)) as pool:
-        given = options.given
-        jobs = [(regime, options) for regime in options.regimes]
-        scales = pool.map(_scale, jobs, 1) if given is None else [given]
-        tasks = [task for scale in scales for task in _tasks(options, scale)]
+    source = load_source(options.trace)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        if options.given is not None:
+            scales = [options.given]
+        else:
+            bench = Bench(source, options.instances, _unit_rules(options), options.timeout_s)
+            scales = list(pool.map(lambda name: call(REGIMES[name], bench), options.regimes))
+        tasks = [task for scale in scales for task in _tasks(options, scale, source)]
         runs = []
-        for run in pool.imap(_run, tasks, 1):
+        for run in pool.map(lambda task: call(run_regret, source, task), tasks):
             runs.append(run)
             progress(len(runs), len(tasks))
     return Regret(scales, runs)
 
 
-def _tasks(options: RegretOptions, scale: Scale) -> Iterator[RegretTask]:
-    source = _read()
+def _unit_rules(options: RegretOptions) -> LoadRules:
+    return LoadRules(1.0, options.load_horizon_s, think_cap_s=options.think_cap_s)
+
+
+def _tasks(options: RegretOptions, scale: Scale, source: Source) -> Iterator[RegretTask]:
     same = engines(options.instances, scale.kv_tokens, source.block_tokens)
     fleet = Fleet(same, options.timeout_s, source.longest_tokens)
     for policy in options.policies:

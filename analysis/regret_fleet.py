@@ -48,6 +48,11 @@ PATIENCE_RATIO = 2.0
 """A branch with a horizon ends at twice that: its last members get as long as its first."""
 
 
+PACE_TOKENS = 32
+"""A pace so far counts against this many tokens at half the SLO's time: the first few tokens of a
+stream, beside somebody's prefill, say little of thousands to come."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of a branch: its cost over its members (None: all requests), its own request."""
@@ -89,7 +94,8 @@ def carried_on(row: VirtualRow, written: int, slo: Slo, now_s: float) -> Virtual
         return replace(
             row, ttft_s=ttft_s, end_s=row.arrival_s + ttft_s + slo.tpot_s * row.output_tokens
         )
-    pace_s = (elapsed_s - row.ttft_s) / max(1, written - 1)
+    usual_s = PACE_TOKENS * slo.tpot_s / 2
+    pace_s = (elapsed_s - row.ttft_s + usual_s) / (max(0, written - 1) + PACE_TOKENS)
     return replace(row, end_s=now_s + pace_s * max(0, row.output_tokens - written))
 
 
