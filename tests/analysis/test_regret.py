@@ -2,11 +2,15 @@
 
 import math
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
 
 from analysis.cli import main
@@ -198,6 +202,22 @@ def test_a_branch_that_breaks_is_an_error_here_and_nothing_is_left() -> None:
         fleet.run()
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_a_worker_ends_with_its_caller() -> None:
+    code = "import time; from analysis.regret_worker import call; call(time.sleep, 50)"
+    with subprocess.Popen([sys.executable, "-c", code]) as caller:
+        workers: list[psutil.Process] = []
+        while not workers or "analysis.regret_worker" not in workers[0].cmdline():
+            time.sleep(0.05)
+            workers = psutil.Process(caller.pid).children()
+        # Its timer runs once it has read its call.
+        time.sleep(1.0)
+        caller.kill()
+    _gone, alive = psutil.wait_procs(workers, timeout=20)
+    for worker in alive:
+        worker.kill()
+    assert not alive
 
 
 def test_the_worst_are_told_in_words(watched: Watched) -> None:
