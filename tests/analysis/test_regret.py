@@ -1,7 +1,6 @@
 """The rollout oracle: branches are faithful, gaps are gaps, and the command says so."""
 
 import math
-import os
 import subprocess
 import sys
 import time
@@ -51,8 +50,14 @@ def watched() -> Watched:
 def test_to_watch_changes_nothing_and_leaves_nothing(watched: Watched) -> None:
     _decisions, plain = watched
     assert run_policy("cost", PLANNED, FLEET, SOURCE.block_tokens) == plain
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    before = _children()
+    _again, run = _watched()
+    assert run == plain
+    assert _children() == before
+
+
+def _children() -> set[int]:
+    return {child.pid for child in psutil.Process().children()}
 
 
 def _total_s(run: VirtualRun) -> float:
@@ -194,14 +199,14 @@ def test_a_branch_that_breaks_is_an_error_here_and_nothing_is_left() -> None:
             raise ValueError("broken rule")
         raise Postponed(1.0)
 
+    before = _children()
     rival = RIVALS["cost"]
     config, options = setting(rival, FLEET, SOURCE.block_tokens)
     router = Router(config, decide=broken)
     fleet = BranchingFleet(PLANNED, router, options, [], Terms(RULES.slo))
     with pytest.raises(RuntimeError, match="a branch of the run died"):
         fleet.run()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert _children() == before
 
 
 def test_a_worker_ends_with_its_caller() -> None:
