@@ -193,7 +193,10 @@ def _times(runs: Sequence[RegretRun]) -> dict[str, float | None]:
 
 
 def missed(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
-    """What the policy did where the oracle did another, by kind; the greatest sum of gaps first."""
+    """What the policy did where the oracle did another, by kind; the greatest sum of gaps first.
+
+    Only where the held-out gap is above 0 too has the policy missed something that it could know.
+    """
     groups: dict[tuple[str, str], list[Decision]] = {}
     for one in decisions:
         if one.best is not one.chosen:
@@ -206,6 +209,7 @@ def missed(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
             "decisions": len(part),
             "gap_s": sum(d.gap_s for d in part),
             "own_ttft_gap_s": fmean(d.own_gap_s for d in part),
+            "held_out": _interval([r for d in part if (r := d.held_out_ratio) is not None]),
         }
         for (chosen, best), part in groups.items()
     ]

@@ -99,6 +99,7 @@ def _misses(one: dict[str, Any]) -> Table:
         "decisions",
         "sum of gaps s",
         "own TTFT s",
+        "held out %",
     )
     for kind in one["missed"]:
         made.add_row(
@@ -107,6 +108,7 @@ def _misses(one: dict[str, Any]) -> Table:
             str(kind["decisions"]),
             f"{kind['gap_s']:,.0f}",
             f"{kind['own_ttft_gap_s']:+.2f}",
+            _interval(kind["held_out"], 100.0),
         )
     return made
 
