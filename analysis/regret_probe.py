@@ -68,6 +68,7 @@ class Tried:
             "kind": self.action.kind(home),
             "objective_s": self.objective_s,
             "cost_s": self.cost_s,
+            "costs_s": [one.cost_s for one in self.outcomes],
             "own_ttft_s": self.own_ttft_s,
         }
 
