@@ -19,6 +19,7 @@ from proxy.core.latency import Latency
 from proxy.core.learn import Course
 from proxy.core.ledger import Ledger, Phase
 from proxy.core.prefix import PrefixIndex
+from proxy.core.reuse import Reuse, Use
 from proxy.core.sessions import Sessions
 from proxy.core.types import (
     Candidate,
@@ -59,6 +60,7 @@ class Router:
         self._course = Course(self.latency)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
+        self.reuse = Reuse(self.prefixes)
         self.gate = Gate(
             config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
         )
@@ -101,7 +103,7 @@ class Router:
             member.health.answered()
 
     def _forget(self, name: str) -> None:
-        self.prefixes.forget(name)
+        self.reuse.forget(name)
         self.gate.forget(name)
         self.sessions.forget(name)
         self.latency.forget(name)
@@ -129,16 +131,22 @@ class Router:
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
-        self._charge_colocated(route, now_s)
+        self._charge_colocated(route, facts, now_s)
         return route
 
-    def prefill_done(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        """P has answered: its work is over, its copy stays pinned until D has pulled."""
+    def prefill_done(
+        self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None
+    ) -> None:
+        """P has answered: its work is over, its copy stays pinned until D has pulled.
+
+        `cached_ratio`: the part of the prompt that P found in its cache, where it tells.
+        """
         if route.prefill is None:
             return
         self._course.prefill_done(route, facts, now_s)
         p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
-        self._remember(p, facts)
+        self._reported(route, facts, cached_ratio)
+        self._computed(route, facts)
         charge = self.ledger.charge
         route.lease.replace((*charge(p, Phase.PINNED, tokens), *charge(d, Phase.INBOUND, tokens)))
 
@@ -151,17 +159,45 @@ class Router:
         """
         name = route.decode.name
         self._course.first_token(route, facts, now_s, seen=seen)
-        self._remember(name, facts)
+        if route.prefill is not None:
+            self._forsake(route)
+            member = self.fleet.get(name)
+            if route.lease.is_open and member is not None and member.health.is_up:
+                route.use = self.reuse.received(name, member.incarnation, facts)
+        else:
+            self._computed(route, facts)
         route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
 
-    def _remember(self, name: str, facts: RequestFacts) -> None:
-        if self.fleet.is_up(name):
-            kv_tokens = self.gate.kv_tokens(name)
-            if kv_tokens and facts.block_tokens > 0:
-                self.prefixes.limit(name, int(kv_tokens / facts.block_tokens))
-            self.prefixes.insert(name, facts.block_hashes)
+    def completed(
+        self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
+    ) -> None:
+        """The answer came to its end: D gives its blocks back, the most recently used ones now.
 
-    def fall_back(self, route: Route, why: Fallback, now_s: float) -> None:
+        `cached_ratio`: the part of the prompt that D found in its cache, where it tells.
+        """
+        if route.prefill is None:
+            self._reported(route, facts, cached_ratio)
+        if (use := self._use(route)) is not None:
+            self.reuse.released(use, facts)
+
+    def _reported(self, route: Route, facts: RequestFacts, cached_ratio: float | None) -> None:
+        use = self._use(route)
+        if use is not None and cached_ratio is not None:
+            self.reuse.reported(use, facts, cached_ratio)
+
+    def _computed(self, route: Route, facts: RequestFacts) -> None:
+        if (use := self._use(route)) is not None:
+            self.reuse.computed(use, facts)
+
+    def _use(self, route: Route) -> Use | None:
+        """The prompt's use, while its instance is up and still the one that was asked."""
+        use = route.use if route.lease.is_open else None
+        member = self.fleet.get(use.instance) if use is not None else None
+        if use is None or member is None or not member.health.is_up:
+            return None
+        return use if member.incarnation == use.incarnation else None
+
+    def fall_back(self, route: Route, facts: RequestFacts, why: Fallback, now_s: float) -> None:
         """The offload failed before the client's first byte: compute on D instead."""
         route.fallback = why
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
@@ -169,7 +205,7 @@ class Router:
         route.route_class = RouteClass.HEAVY_COLO
         self._course.release(route, now_s)
         route.prefill = None
-        self._charge_colocated(route, now_s)
+        self._charge_colocated(route, facts, now_s)
 
     def finish(self, route: Route, now_s: float, output_tokens: int | None = None) -> None:
         """The request is over, however it ended: take back what is charged.
@@ -184,6 +220,7 @@ class Router:
             if charge.phase is Phase.DECODE:
                 self.gate.released(route.decode.name, charge.tokens, now_s)
         self._course.release(route, now_s)
+        self._forsake(route)
         route.lease.close()
 
     def _free(
@@ -207,7 +244,7 @@ class Router:
     def _candidates(
         self, facts: RequestFacts, members: list[Member], now_s: float
     ) -> list[Candidate]:
-        hits = self.prefixes.hits(facts.block_hashes)
+        hits = self.reuse.hits(facts)
         candidates = []
         for member in members:
             name = member.instance.name
@@ -220,7 +257,7 @@ class Router:
                     facts.prompt_tokens - hit,
                     self.sessions.count(name),
                     member.last_placed,
-                    self._kv_full(name),
+                    self.prefixes.full(name),
                     self._kv_wait_s(name, facts.prompt_tokens - hit, now_s),
                 )
             )
@@ -266,8 +303,9 @@ class Router:
             candidates=tuple(free) if choice.size is Size.HEAVY else (),
         )
         if p is None:
-            self._charge_colocated(route, now_s)
+            self._charge_colocated(route, facts, now_s)
         else:
+            self._begin(route, p.instance.name, facts)
             self._course.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
             charge = self.ledger.charge
             prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
@@ -301,13 +339,21 @@ class Router:
         rate = self.gate.release_tps(name, now_s) or capacity / KV_TURNOVER_S
         return excess / rate
 
-    def _kv_full(self, name: str) -> float:
-        """How full an instance's cache is, reusable blocks included; 0 while size is unknown."""
-        capacity = self.prefixes.capacity(name)
-        return min(1.0, self.prefixes.blocks(name) / capacity) if capacity else 0.0
+    def _begin(self, route: Route, name: str, facts: RequestFacts) -> None:
+        self._forsake(route)
+        member = self.fleet.get(name)
+        if route.lease.is_open and member is not None:
+            self.reuse.limit(name, self.gate.kv_tokens(name), facts)
+            route.use = self.reuse.begin(name, member.incarnation, facts)
 
-    def _charge_colocated(self, route: Route, now_s: float) -> None:
+    def _forsake(self, route: Route) -> None:
+        use, route.use = route.use, None
+        if use is not None:
+            self.reuse.end(use)
+
+    def _charge_colocated(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
+        self._begin(route, name, facts)
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
             kv_wait_s = self._kv_wait_s(name, tokens, now_s)
