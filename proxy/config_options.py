@@ -39,6 +39,7 @@ Tokens = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Instances = Annotated[tuple[InstanceSpec, ...], BeforeValidator(instance_list), Field(min_length=1)]
+OffloadPolicy = Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"]
 MIB = 1 << 20
 
 
@@ -139,9 +140,13 @@ class Settings(BaseModel):
         Option(OFFLOAD, "How the engines move KV between each other; none: never offload."),
     ] = "mooncake"
     offload_policy: Annotated[
-        Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"],
+        OffloadPolicy,
         Option(OFFLOAD, "Who computes what: cost prices every place; others rule on HEAVY only."),
     ] = "seed-heuristic"
+    shadow_policy: Annotated[
+        OffloadPolicy | None,
+        Option(OFFLOAD, "A policy that only looks: logged and counted is what it would have done."),
+    ] = None
     offload_non_cached_tokens: Annotated[
         Tokens,
         Option(

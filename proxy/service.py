@@ -35,6 +35,7 @@ def router_config(settings: Settings) -> RouterConfig:
         heavy_threshold=settings.heavy_threshold,
         placement=settings.placement,
         offload_policy=settings.offload_policy,
+        shadow_policy=settings.shadow_policy,
         offload_non_cached_tokens=settings.offload_non_cached_tokens,
         kv_connector=settings.kv_connector,
         kv_transfer_time_s=settings.kv_transfer_time,

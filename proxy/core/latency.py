@@ -101,18 +101,39 @@ def _faded(
     return a * by, b * by, c * by, d * by, e * by
 
 
-class _Instance:
-    """One instance's lines, and what is reserved on it."""
+class Times:
+    """One instance's lines, and what is reserved on it. Seconds."""
 
-    __slots__ = ("busy_until_s", "pending", "prefill", "ready", "step")
+    __slots__ = ("_budget", "busy_until_s", "pending", "prefill", "ready", "step")
 
-    def __init__(self, prefill_throughput: float) -> None:
+    def __init__(self, prefill_throughput: float, max_batched_tokens: int) -> None:
         a1, x = 1.0 / prefill_throughput, TYPICAL_PREFILL_TOKENS
+        self._budget = max_batched_tokens
         self.prefill = Line(a1, 0.0, ((x, x * x / 2), (x, x * 2 * x)))
         self.step = Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
         self.ready = Residuals()
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
+
+    def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
+        """Computing `new` tokens behind `context` cached ones, beside running streams."""
+        # Lines written out, here and below: a decision asks this several times per instance.
+        line = self.prefill
+        alone = line.p * new + line.q * (new * (context + new / 2))
+        if not streams:
+            return alone
+        step = self.step
+        return alone + math.ceil(new / self._budget) * (step.p + step.q * kv_tokens)
+
+    def step_s(self, kv_tokens: int) -> float:
+        """One decode step over this much KV."""
+        return self.step.p + self.step.q * kv_tokens
+
+    def wait_s(self, now_s: float) -> float:
+        """Until it has computed what is reserved on it."""
+        if self.busy_until_s <= now_s:
+            return 0.0
+        return self.busy_until_s - now_s
 
 
 class Latency:
@@ -123,7 +144,7 @@ class Latency:
     ) -> None:
         self._prefill_throughput = prefill_throughput
         self._budget = max_batched_tokens
-        self._instances: dict[str, _Instance] = {}
+        self._instances: dict[str, Times] = {}
         fixed = TRANSFER_FIXED_SHARE * transfer_time_s
         slope = (transfer_time_s - fixed) / TYPICAL_TRANSFER_TOKENS
         self._prior = (fixed, slope)
@@ -135,10 +156,12 @@ class Latency:
     def _transfer_line(fixed: float, slope: float) -> Line:
         return Line(fixed, slope, ((1.0, TYPICAL_TRANSFER_TOKENS), (1.0, 1000.0)))
 
-    def _of(self, name: str) -> _Instance:
+    def of(self, name: str) -> Times:
+        """What is known of one instance."""
         found = self._instances.get(name)
         if found is None:
-            found = self._instances[name] = _Instance(self._prefill_throughput)
+            found = Times(self._prefill_throughput, self._budget)
+            self._instances[name] = found
         return found
 
     def forget(self, name: str) -> None:
@@ -150,19 +173,15 @@ class Latency:
     def prefill_tps(self, name: str) -> float:
         """Learned prefill throughput at a prompt of typical length without context."""
         x = TYPICAL_PREFILL_TOKENS
-        return x / self._of(name).prefill.at(x, x * x / 2)
+        return x / self.of(name).prefill.at(x, x * x / 2)
 
     def prefill_s(self, name: str, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """Computing `new` tokens behind `context` cached ones, beside running streams."""
-        instance = self._of(name)
-        alone = instance.prefill.at(new, new * (context + new / 2))
-        if not streams:
-            return alone
-        return alone + math.ceil(new / self._budget) * instance.step.at(1.0, kv_tokens)
+        return self.of(name).prefill_s(new, context, streams, kv_tokens)
 
     def step_s(self, name: str, kv_tokens: int) -> float:
         """One decode step over this much KV."""
-        return self._of(name).step.at(1.0, kv_tokens)
+        return self.of(name).step_s(kv_tokens)
 
     def transfer_s(self, p: str, d: str, tokens: int) -> float:
         """Moving the KV of `tokens` from P to D, D's first step included."""
@@ -190,11 +209,11 @@ class Latency:
     def wait_s(self, name: str, now_s: float) -> float:
         """Until an instance has computed what is reserved on it."""
         found = self._instances.get(name)
-        return max(0.0, found.busy_until_s - now_s) if found else 0.0
+        return found.wait_s(now_s) if found else 0.0
 
     def begin(self, name: str, key: int, work_s: float, now_s: float) -> None:
         """Reserve a prefill; `key` is its owner's."""
-        instance = self._of(name)
+        instance = self.of(name)
         instance.pending[key] = work_s
         instance.busy_until_s = max(now_s, instance.busy_until_s) + work_s
 
@@ -219,11 +238,11 @@ class Latency:
 
     def observe_prefill(self, name: str, new: int, context: int, seconds: float) -> None:
         """A prefill that ran without a queue took this long."""
-        self._of(name).prefill.observe(new, new * (context + new / 2), seconds)
+        self.of(name).prefill.observe(new, new * (context + new / 2), seconds)
 
     def observe_step(self, name: str, kv_tokens: int, seconds: float) -> None:
         """A stream's mean time per token beside this much KV."""
-        self._of(name).step.observe(1.0, kv_tokens, seconds)
+        self.of(name).step.observe(1.0, kv_tokens, seconds)
 
     def observe_transfer(self, p: str, d: str, tokens: int, seconds: float) -> None:
         """From the decode leg sent to its first token."""

@@ -1,13 +1,14 @@
 """Which instance holds which prefix: an approximation by what was routed there.
 
-One dict maps a chained block hash to a bitmask of instances, so one walk over a prompt's blocks
-gives the hit length of every instance at once. A chained hash stands for its whole prefix, hence
-an instance's hit ends at the first block that it lacks.
+One dict maps a chained block hash to a bitmask of instances. A chained hash stands for its whole
+prefix, and an instance that holds a block holds those before it: blocks of one prompt are touched
+tail first and leave tail first. So the masks along a prompt only lose bits, and halving finds
+where: a few looks instead of one per block, for all instances at once.
 
 Bounded twice: `max_blocks` per instance (what an engine can hold) and `max_bytes` overall; the
-least recently used block leaves first. Blocks of one prompt are touched tail first, so the root,
-which the most prompts share, stays longest (vLLM frees in the same order). Every use has a number,
-its age, and what requests in flight use is held: an engine evicts only what nobody runs on.
+least recently used block leaves first, so the root, which the most prompts share, stays longest
+(vLLM frees in the same order). Every use has a number, its age, and what requests in flight use is
+held: an engine evicts only what nobody runs on.
 """
 
 from __future__ import annotations
@@ -74,25 +75,48 @@ class PrefixIndex:
         """The limit in blocks, where one is known."""
         return self._limits.get(instance, self._max_blocks)
 
-    def full(self, instance: str) -> float:
-        """How full an instance's cache is, reusable blocks included, 0..1; 0 without a limit."""
-        capacity = self.capacity(instance)
+    def full_ratio(self, instance: str) -> float:
+        """How full an instance's cache is, reserved room included, 0..1; 0 while it is unknown."""
+        capacity = self._limits.get(instance, self._max_blocks)
         if not capacity:
             return 0.0
-        return min(1.0, (self.blocks(instance) + self._reserved.get(instance, 0)) / capacity)
+        used = self._reserved.get(instance, 0) + len(self._lru.get(instance, ()))
+        return min(1.0, used / capacity)
 
     def hits(self, hashes: Sequence[int]) -> dict[str, int]:
         """Leading blocks of the prompt that each known instance holds, in blocks."""
-        hit = dict.fromkeys(self._bits, len(hashes))
-        holders, alive = self._masks.get, self._everyone
-        for count, block in enumerate(hashes):
-            lost = alive & ~holders(block, 0)
-            if lost:
-                alive ^= lost
-                self._settle(hit, lost, count)
-                if not alive:
-                    break
+        hit = dict.fromkeys(self._bits, 0)
+        if hashes:
+            first = self._everyone & self._masks.get(hashes[0], 0)
+            last = first & self._masks.get(hashes[-1], 0)
+            if last:
+                self._settle(hit, last, len(hashes))
+            if first != last:
+                self._halve(hit, hashes, (0, first), (len(hashes) - 1, last))
         return hit
+
+    def _halve(
+        self,
+        hit: dict[str, int],
+        hashes: Sequence[int],
+        low: tuple[int, int],
+        high: tuple[int, int],
+    ) -> None:
+        """Settle who is lost between two blocks, each given by its place and who holds it."""
+        (start, held), (end, still) = low, high
+        masks = self._masks.get
+        while held != still:
+            if end - start == 1:
+                self._settle(hit, held & ~still, end)
+                return
+            middle = (start + end) // 2
+            kept = held & masks(hashes[middle], 0)
+            if kept == held:
+                start = middle
+            else:
+                if kept != still:
+                    self._halve(hit, hashes, (middle, kept), (end, still))
+                end, still = middle, kept
 
     def _settle(self, hit: dict[str, int], lost: int, count: int) -> None:
         while lost:

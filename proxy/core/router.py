@@ -10,17 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from proxy.core.classify import Size
 from proxy.core.cost import by_cost
-from proxy.core.decide import Choice, Decide, RouterConfig, Scene, by_rules
+from proxy.core.decide import (
+    Choice,
+    Decide,
+    RouterConfig,
+    Scene,
+    by_rules,
+    options_of,
+    predicted_ttft_s,
+    route_class,
+    transfer_s,
+)
 from proxy.core.fleet import Fleet, Member
 from proxy.core.gate import Busy, Gate, retry_after_s
 from proxy.core.latency import Latency
 from proxy.core.learn import Course
 from proxy.core.ledger import Ledger, Phase
 from proxy.core.prefix import PrefixIndex
-from proxy.core.reuse import Reuse, Use
+from proxy.core.reuse import Reuse
 from proxy.core.sessions import Sessions
+from proxy.core.shadow import Shadow
 from proxy.core.types import (
     Candidate,
     Fallback,
@@ -32,14 +42,12 @@ from proxy.core.types import (
     Route,
     RouteClass,
 )
+from proxy.core.uses import Uses
 
 __all__ = ["Router", "RouterConfig"]
 
 DECIDERS: dict[str, Decide] = {"cost": by_cost}
 """Policies that choose D and P together; any other is a rule of POLICIES behind a placement."""
-KV_USABLE_RATIO = 0.95
-KV_TURNOVER_S = 20.0
-"""Until streams have ended on an instance: it is taken to free its whole cache in this time."""
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
 
@@ -53,6 +61,10 @@ class Router:
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
         self._decide = decide or DECIDERS.get(config.offload_policy, by_rules)
+        self._shadow: Shadow | None = None
+        if config.shadow_policy is not None:
+            decide = DECIDERS.get(config.shadow_policy, by_rules)
+            self._shadow = Shadow(config.shadow_policy, decide, config)
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
@@ -65,6 +77,7 @@ class Router:
             config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
         )
         self.fleet = Fleet()
+        self._uses = Uses(self.reuse, self.fleet, self.gate)
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
@@ -117,9 +130,13 @@ class Router:
         free = self._free(facts, now_s, exclude=())
         if isinstance(free, Reject):
             return free
-        choice = self._decide(self._scene(facts, free, now_s))
+        scene = self._scene(facts, free, now_s)
+        choice = self._decide(scene)
+        shadow = self._shadow.look(scene, choice) if self._shadow else None
         turn = self.sessions.assign(facts.session_id, choice.decode.instance.name, now_s)
-        return self._route(facts, choice, turn, now_s, free)
+        route = self._route(scene, choice, turn)
+        route.shadow = shadow
+        return route
 
     def retry(self, route: Route, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Place the request again after its D failed, on an instance not tried yet, colocated."""
@@ -145,8 +162,7 @@ class Router:
             return
         self._course.prefill_done(route, facts, now_s)
         p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
-        self._reported(route, facts, cached_ratio)
-        self._computed(route, facts)
+        self._uses.computed(route, facts, cached_ratio)
         charge = self.ledger.charge
         route.lease.replace((*charge(p, Phase.PINNED, tokens), *charge(d, Phase.INBOUND, tokens)))
 
@@ -160,12 +176,9 @@ class Router:
         name = route.decode.name
         self._course.first_token(route, facts, now_s, seen=seen)
         if route.prefill is not None:
-            self._forsake(route)
-            member = self.fleet.get(name)
-            if route.lease.is_open and member is not None and member.health.is_up:
-                route.use = self.reuse.received(name, member.incarnation, facts)
+            self._uses.received(route, facts)
         else:
-            self._computed(route, facts)
+            self._uses.computed(route, facts)
         route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
 
     def completed(
@@ -175,27 +188,7 @@ class Router:
 
         `cached_ratio`: the part of the prompt that D found in its cache, where it tells.
         """
-        if route.prefill is None:
-            self._reported(route, facts, cached_ratio)
-        if (use := self._use(route)) is not None:
-            self.reuse.released(use, facts)
-
-    def _reported(self, route: Route, facts: RequestFacts, cached_ratio: float | None) -> None:
-        use = self._use(route)
-        if use is not None and cached_ratio is not None:
-            self.reuse.reported(use, facts, cached_ratio)
-
-    def _computed(self, route: Route, facts: RequestFacts) -> None:
-        if (use := self._use(route)) is not None:
-            self.reuse.computed(use, facts)
-
-    def _use(self, route: Route) -> Use | None:
-        """The prompt's use, while its instance is up and still the one that was asked."""
-        use = route.use if route.lease.is_open else None
-        member = self.fleet.get(use.instance) if use is not None else None
-        if use is None or member is None or not member.health.is_up:
-            return None
-        return use if member.incarnation == use.incarnation else None
+        self._uses.completed(route, facts, cached_ratio)
 
     def fall_back(self, route: Route, facts: RequestFacts, why: Fallback, now_s: float) -> None:
         """The offload failed before the client's first byte: compute on D instead."""
@@ -220,15 +213,18 @@ class Router:
             if charge.phase is Phase.DECODE:
                 self.gate.released(route.decode.name, charge.tokens, now_s)
         self._course.release(route, now_s)
-        self._forsake(route)
+        self._uses.end(route)
         route.lease.close()
 
     def _free(
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
     ) -> list[Candidate] | Reject:
         busy: list[Busy] = []
+        members = self.fleet.serving(facts.model, exclude)
+        if members and self.gate.is_open(facts.model, now_s):
+            return self._candidates(facts, members, now_s)
         free: list[Member] = []
-        for member in self.fleet.serving(facts.model, exclude):
+        for member in members:
             state = self.busy(member.instance.name, facts.model, now_s)
             if state is None:
                 free.append(member)
@@ -245,51 +241,47 @@ class Router:
         self, facts: RequestFacts, members: list[Member], now_s: float
     ) -> list[Candidate]:
         hits = self.reuse.hits(facts)
+        tokens = {blocks: facts.hit_tokens(blocks) for blocks in {0, *hits.values()}}
+        load_of, sessions_on = self.ledger.load, self.sessions.count
+        full_ratio, kv_wait_s = self.prefixes.full_ratio, self.gate.kv_wait_s
         candidates = []
         for member in members:
-            name = member.instance.name
-            hit = facts.hit_tokens(hits.get(name, 0))
+            instance = member.instance
+            name = instance.name
+            hit, load = tokens[hits.get(name, 0)], load_of(name)
+            new = facts.prompt_tokens - hit
             candidates.append(
                 Candidate(
-                    member.instance,
-                    self.ledger.load(name),
+                    instance,
+                    load,
                     hit,
-                    facts.prompt_tokens - hit,
-                    self.sessions.count(name),
+                    new,
+                    sessions_on(name),
                     member.last_placed,
-                    self.prefixes.full(name),
-                    self._kv_wait_s(name, facts.prompt_tokens - hit, now_s),
+                    full_ratio(name),
+                    kv_wait_s(name, load, new, now_s),
                 )
             )
         return candidates
 
     def _scene(self, facts: RequestFacts, free: list[Candidate], now_s: float) -> Scene:
         home = self.sessions.home(facts.session_id, now_s)
-        mean = self._mean_ongoing()
-        return Scene(self.config, facts, home, free, mean, now_s, self.latency)
+        return Scene(self.config, facts, home, free, self._mean_ongoing, now_s, self.latency)
 
     def _mean_ongoing(self) -> float:
         loads = [self.ledger.load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
         return sum(loads) / len(loads) if loads else 0.0
 
-    def _route(
-        self,
-        facts: RequestFacts,
-        choice: Choice,
-        turn: int,
-        now_s: float,
-        free: list[Candidate],
-    ) -> Route:
+    def _route(self, scene: Scene, choice: Choice, turn: int) -> Route:
+        facts, now_s = scene.facts, scene.now_s
         d, p = choice.decode, choice.prefill
         if choice.placed:
             self.fleet.placed(d.instance.name)
-        predicted_s = choice.predicted_ttft_s
-        if predicted_s is None:
-            predicted_s = self._predicted_ttft_s(p or d, d if p else None, now_s)
+        predicted_s = predicted_ttft_s(scene, choice)
         route = Route(
             decode=d.instance,
             prefill=p.instance if p else None,
-            route_class=_route_class(choice.size, offloaded=p is not None),
+            route_class=route_class(choice.size, offloaded=p is not None),
             reason=choice.reason,
             policy=self.config.offload_policy,
             prompt_tokens=facts.prompt_tokens,
@@ -299,13 +291,14 @@ class Router:
             lease=self.ledger.open(()),
             turn=turn,
             predicted_ttft_s=predicted_s,
-            predicted_transfer_s=self._transfer_s(p, d) if p else None,
-            candidates=tuple(free) if choice.size is Size.HEAVY else (),
+            predicted_ttft_bound_s=self.latency.ttft_bound_s(predicted_s),
+            predicted_transfer_s=transfer_s(scene, p, d) if p else None,
+            options=options_of(scene, choice),
         )
         if p is None:
             self._charge_colocated(route, facts, now_s)
         else:
-            self._begin(route, p.instance.name, facts)
+            self._uses.begin(route, p.instance.name, facts)
             self._course.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
             charge = self.ledger.charge
             prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
@@ -313,55 +306,11 @@ class Router:
             route.lease.replace((*prefill, *inbound))
         return route
 
-    def _predicted_ttft_s(self, c: Candidate, d: Candidate | None, now_s: float) -> float:
-        """Queue and computation on `c`, and the transfer to D where that is another."""
-        name, load = c.instance.name, c.load
-        ready_s = self.latency.wait_s(name, now_s) + self.latency.prefill_s(
-            name, c.new_tokens, c.hit_tokens, load.decode_requests, load.decode_tokens
-        )
-        if d is None:
-            return ready_s
-        return ready_s + self._transfer_s(c, d)
-
-    def _transfer_s(self, p: Candidate, d: Candidate) -> float:
-        return self.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
-
-    def _kv_wait_s(self, name: str, new_tokens: int, now_s: float) -> float:
-        """An engine begins a prompt only when its new KV fits beside what is running."""
-        capacity = self.gate.kv_tokens(name)
-        if not capacity:
-            return 0.0
-        load = self.ledger.load(name)
-        held = load.ongoing_tokens + load.pinned_tokens
-        excess = held + new_tokens - KV_USABLE_RATIO * capacity
-        if excess <= 0:
-            return 0.0
-        rate = self.gate.release_tps(name, now_s) or capacity / KV_TURNOVER_S
-        return excess / rate
-
-    def _begin(self, route: Route, name: str, facts: RequestFacts) -> None:
-        self._forsake(route)
-        member = self.fleet.get(name)
-        if route.lease.is_open and member is not None:
-            self.reuse.limit(name, self.gate.kv_tokens(name), facts)
-            route.use = self.reuse.begin(name, member.incarnation, facts)
-
-    def _forsake(self, route: Route) -> None:
-        use, route.use = route.use, None
-        if use is not None:
-            self.reuse.end(use)
-
     def _charge_colocated(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
-        self._begin(route, name, facts)
+        self._uses.begin(route, name, facts)
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
-            kv_wait_s = self._kv_wait_s(name, tokens, now_s)
+            kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
             self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
-
-
-def _route_class(size: Size, *, offloaded: bool) -> RouteClass:
-    if size is Size.HEAVY:
-        return RouteClass.HEAVY_P2P if offloaded else RouteClass.HEAVY_COLO
-    return RouteClass.WARM if size is Size.WARM else RouteClass.MEDIUM

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proxy.core.ledger import Lease
+    from proxy.core.options import Options
     from proxy.core.reuse import Use
 
 
@@ -153,9 +154,12 @@ class Load:
         return not (self.ongoing_tokens or self.pinned_tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """One instance as a decision saw it; `last_placed` numbers placements, 0 for never.
+
+    Nobody changes one; it is not frozen, since a decision makes one per instance and that would
+    take three times as long.
 
     `kv_full` is the share of its KV cache that holds something, running or reusable, 0..1;
     `kv_wait_s` how long until running streams will have freed enough for this prompt, seconds.
@@ -171,13 +175,28 @@ class Candidate:
     kv_wait_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Shadowed:
+    """What another policy would have done; only `policy` and `error` are set where it failed."""
+
+    policy: str
+    agrees: bool | None = None
+    """Whether D and P are the same."""
+    decode_instance: str | None = None
+    prefill_instance: str | None = None
+    route_class: RouteClass | None = None
+    reason: Reason | None = None
+    predicted_ttft_s: float | None = None
+    error: str | None = None
+
+
 @dataclass(slots=True)
 class Route:
     """The decision for one request, and the lease that charges it.
 
     `prefill` is None when the request is computed where it decodes. `new_tokens` is what D would
     have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
-    attempt's prompt is computed, queue included.
+    attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
     """
 
     decode: Instance
@@ -194,7 +213,9 @@ class Route:
     predicted_ttft_s: float
     predicted_transfer_s: float | None = None
     predicted_prefill_s: float = 0.0
-    candidates: tuple[Candidate, ...] = ()
+    predicted_ttft_bound_s: float | None = None
+    options: Options | None = None
+    shadow: Shadowed | None = None
     fallback: Fallback | None = None
     reserved_s: float = 0.0
     computes_tokens: int = 0

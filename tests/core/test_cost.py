@@ -40,7 +40,7 @@ def scene(
     for i, (name, seconds) in enumerate((busy_s or {}).items()):
         latency.begin(name, i, seconds, 0.0)
     facts = RequestFacts("m", "s", PROMPT, [], 1.0, offloadable)
-    return Scene(config, facts, home, free, 0.0, 0.0, latency)
+    return Scene(config, facts, home, free, lambda: 0.0, 0.0, latency)
 
 
 def names(choice: Choice) -> tuple[str, str | None]:

@@ -206,7 +206,7 @@ def test_room_that_is_reserved_is_taken_from_the_oldest() -> None:
     ix.insert("a", [1, 2])
     ix.insert("a", [11, 12, 13, 14])
     ix.reserve("a", 3)
-    assert (ix.hits([1])["a"], ix.hits([11, 12, 13, 14])["a"], ix.full("a")) == (0, 3, 1.0)
+    assert (ix.hits([1])["a"], ix.hits([11, 12, 13, 14])["a"], ix.full_ratio("a")) == (0, 3, 1.0)
     ix.reserve("a", 9)
     assert ix.blocks("a") == 0
 

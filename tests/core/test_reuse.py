@@ -143,7 +143,7 @@ def test_what_comes_makes_place_when_it_is_placed_not_when_it_is_there() -> None
     for f in (OLD, MINE):
         served(reuse, f)
     use = reuse.begin("a", 0, NEW)
-    assert (index.blocks("a"), index.full("a")) == (20, 1.0)
+    assert (index.blocks("a"), index.full_ratio("a")) == (20, 1.0)
     assert index.held("a", OLD.block_hashes) == 0
     reuse.computed(use, NEW)
     assert index.blocks("a") == 40

@@ -54,6 +54,9 @@ async def test_kv_moves_and_is_counted_alike_on_both_sides(tmp_path: Path) -> No
         assert sent == got > 1900
         assert proxy.metric("offload_kv_misses_total") == 0
         assert proxy.metric("prefill_leg_seconds_count") == 1
+        for what in ("ttft", "prefill", "transfer"):
+            assert record[f"predicted_{what}_s"] > 0
+            assert proxy.metric("prediction_error_ratio_count", what=what) == 1
         await proxy.at_rest()
 
 
