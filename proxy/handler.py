@@ -17,6 +17,7 @@ from proxy import intake, journal, replies
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
 from proxy.core.retry import Next, after_failure, fallback_reason
+from proxy.core.reuse import cached_ratio
 from proxy.core.sse import Scanner
 from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
@@ -157,7 +158,7 @@ class Exchange:
         self.record.t_prefill_done = service.clock.unix(end_s)
         service.metrics.prefill_leg.observe(end_s - start_s)
         service.router.answered(name)
-        service.router.prefill_done(route, self.facts, end_s)
+        service.router.prefill_done(route, self.facts, end_s, result.cached_ratio)
         return result
 
     async def _decode(self, route: Route, edits: Edits | None) -> Answer:
@@ -201,7 +202,7 @@ class Exchange:
         p = self.service.upstreams.get(route.prefill.name) if route.prefill else None
         if p is not None:
             p.forget_engine_id()
-        self.service.router.fall_back(route, why, self.service.clock.now_s())
+        self.service.router.fall_back(route, self.facts, why, self.service.clock.now_s())
         self.service.metrics.fallbacks.labels(why).inc()
         self.record.fallback = why
 
@@ -305,6 +306,9 @@ class Exchange:
             self._complete()
         finally:
             if route is not None:
+                if record.outcome is Outcome.OK:
+                    found = cached_ratio(record.cached_tokens, record.prompt_tokens)
+                    service.router.completed(route, self.facts, found)
                 whole = record.stream and record.outcome is Outcome.OK
                 output_tokens = record.osl_tokens if whole else None
                 service.router.finish(route, service.clock.now_s(), output_tokens)

@@ -191,7 +191,8 @@ class VirtualFleet:
             return
         if live.prefilling and route.prefill is not None:
             live.row.computed_tokens += leg.prompt_computed_tokens
-            self.router.prefill_done(route, live.facts, now_s)
+            found = leg.local_hit_tokens / leg.job.prompt_tokens
+            self.router.prefill_done(route, live.facts, now_s, found)
             self._hooks.prefill_done(route, live.facts, leg, now_s)
             fetch = RemoteKv(route.prefill.name, live.transfer_id)
             self._submit(live, route.decode, now_s, fetch=fetch)
@@ -214,6 +215,8 @@ class VirtualFleet:
     def _finish(self, live: Live, leg: SimRequest, now_s: float) -> None:
         live.row.end_s = now_s
         if live.route is not None:
+            found = leg.local_hit_tokens / leg.job.prompt_tokens
+            self.router.completed(live.route, live.facts, found)
             self._hooks.finish(live.route, live.facts, leg, now_s)
         self._end(live, "ok", now_s)
 
@@ -223,7 +226,7 @@ class VirtualFleet:
             return
         self._abort(live, now_s)
         live.row.fallback = why.value
-        self.router.fall_back(route, why, now_s)
+        self.router.fall_back(route, live.facts, why, now_s)
         self._submit(live, route.decode, now_s, fetch=None)
 
     def _give_up(self, live: Live, now_s: float) -> None:

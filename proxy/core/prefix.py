@@ -7,18 +7,30 @@ where: a few looks instead of one per block, for all instances at once.
 
 Bounded twice: `max_blocks` per instance (what an engine can hold) and `max_bytes` overall; the
 least recently used block leaves first, so the root, which the most prompts share, stays longest
-(vLLM frees in the same order).
+(vLLM frees in the same order). Every use has a number, its age, and what requests in flight use is
+held: an engine evicts only what nobody runs on.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
 
 BYTES_PER_BLOCK = 416
 """Memory of one block on one instance, at its worst (tests/core/test_prefix.py measures it): the
 entry of an OrderedDict, the entry of a dict, hash and mask as ints of their own, and both tables
 just after they grew. 220 to 375 were measured once full, up to 410 at the moment of growing."""
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """A prompt in use on one instance; `age` is that of its last block there."""
+
+    instance: str
+    hashes: Sequence[int]
+    age: int
 
 
 class PrefixIndex:
@@ -28,10 +40,13 @@ class PrefixIndex:
         self._max_total = max(1, max_bytes // BYTES_PER_BLOCK)
         self._max_blocks = max_blocks
         self._limits: dict[str, int] = {}
+        self._reserved: dict[str, int] = {}
         self._masks: dict[int, int] = {}
         self._bits: dict[str, int] = {}
         self._names: dict[int, str] = {}
-        self._lru: dict[str, OrderedDict[int, None]] = {}
+        self._lru: dict[str, OrderedDict[int, int]] = {}
+        self._holds: dict[str, dict[int, set[Hold]]] = {}
+        self._uses = 0
         self._everyone = 0
         self._total = 0
 
@@ -50,17 +65,23 @@ class PrefixIndex:
         if instance in self._lru:
             self._shrink(instance)
 
+    def reserve(self, instance: str, blocks: int) -> None:
+        """So many blocks are on their way to an instance: the oldest make place for them now."""
+        self._reserved[instance] = blocks
+        if instance in self._lru:
+            self._shrink(instance)
+
     def capacity(self, instance: str) -> int | None:
         """The limit in blocks, where one is known."""
         return self._limits.get(instance, self._max_blocks)
 
     def full_ratio(self, instance: str) -> float:
-        """How full an instance's cache is believed to be, 0..1; 0 while its size is unknown."""
+        """How full an instance's cache is, reserved room included, 0..1; 0 while it is unknown."""
         capacity = self._limits.get(instance, self._max_blocks)
-        if not capacity or instance not in self._lru:
+        if not capacity:
             return 0.0
-        # Never above 1: what is beyond its limit has left.
-        return len(self._lru[instance]) / capacity
+        used = self._reserved.get(instance, 0) + len(self._lru.get(instance, ()))
+        return min(1.0, used / capacity)
 
     def hits(self, hashes: Sequence[int]) -> dict[str, int]:
         """Leading blocks of the prompt that each known instance holds, in blocks."""
@@ -103,19 +124,85 @@ class PrefixIndex:
             hit[self._names[lowest]] = count
             lost ^= lowest
 
-    def insert(self, instance: str, hashes: Sequence[int]) -> None:
-        """Note that `instance` now holds this prompt's blocks."""
+    def insert(self, instance: str, hashes: Sequence[int]) -> int:
+        """Note that `instance` now has this prompt's blocks; gives the age of this use."""
         if instance not in self._bits:
             self._enter(instance)
         lru, bit = self._lru[instance], self._bits[instance]
-        for block in reversed(hashes):
-            if block in lru:
-                lru.move_to_end(block)
-            else:
-                lru[block] = None
+        known, age = self.held(instance, hashes), self._uses + 1
+        for block in reversed(hashes[known:]):
+            if block not in lru:
+                lru[block] = age
                 self._masks[block] = self._masks.get(block, 0) | bit
                 self._total += 1
+        self._touch(lru, hashes[:known])
         self._shrink(instance)
+        return age
+
+    def _touch(self, lru: OrderedDict[int, int], hashes: Sequence[int]) -> int:
+        """Use these blocks, all there, tail first; most of a prompt is, so without a loop."""
+        self._uses = age = self._uses + 1
+        deque(map(lru.move_to_end, reversed(hashes)), maxlen=0)
+        deque(map(lru.__setitem__, hashes, repeat(age)), maxlen=0)
+        return age
+
+    def held(self, instance: str, hashes: Sequence[int]) -> int:
+        """Leading blocks of the prompt on one instance.
+
+        A block is never there without those before it, so a binary search finds the end.
+        """
+        lru = self._lru.get(instance, ())
+        low, high = 0, len(hashes)
+        while low < high:
+            middle = (low + high) // 2
+            if hashes[middle] in lru:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def hold(self, instance: str, hashes: Sequence[int]) -> Hold | None:
+        """What an instance has of a prompt is not evicted until the hold is released."""
+        blocks = self.held(instance, hashes)
+        if not blocks:
+            return None
+        hold = Hold(instance, hashes, self._lru[instance][hashes[blocks - 1]])
+        self._enter_hold(hold)
+        return hold
+
+    def _enter_hold(self, hold: Hold) -> None:
+        self._holds.setdefault(hold.instance, {}).setdefault(hold.age, set()).add(hold)
+
+    def release(self, hold: Hold) -> None:
+        """The prompt is in use no more; its blocks keep their place in the order of eviction."""
+        holds = self._holds.get(hold.instance, {})
+        sharing = holds.get(hold.age, set())
+        sharing.discard(hold)
+        if not sharing:
+            holds.pop(hold.age, None)
+
+    @property
+    def holds(self) -> int:
+        """Holds that were not released, over all instances."""
+        return sum(len(sharing) for holds in self._holds.values() for sharing in holds.values())
+
+    def trim(self, instance: str, age: int) -> None:
+        """Drop what an instance has not used since the use of this number, that use included."""
+        lru = self._lru.get(instance)
+        while lru and next(iter(lru.values())) <= age:
+            if not self._spare(instance):
+                self._evict(instance)
+
+    def _spare(self, instance: str) -> bool:
+        """If what is evicted next is held, move it behind the rest, with all that it stands on."""
+        lru, holds = self._lru[instance], self._holds.get(instance)
+        sharing = holds.pop(next(iter(lru.values())), None) if holds else None
+        if sharing is None:
+            return False
+        for hold in sharing:
+            hold.age = self._touch(lru, hold.hashes[: self.held(instance, hold.hashes)])
+            self._enter_hold(hold)
+        return True
 
     def _enter(self, instance: str) -> None:
         bit = ~self._everyone & (self._everyone + 1)
@@ -125,7 +212,8 @@ class PrefixIndex:
 
     def forget(self, instance: str) -> None:
         """Drop everything known of an instance that restarted or left."""
-        self._limits.pop(instance, None)
+        for table in (self._limits, self._reserved, self._holds):
+            table.pop(instance, None)
         if instance not in self._bits:
             return
         blocks, bit = self._lru.pop(instance), self._bits.pop(instance)
@@ -136,11 +224,22 @@ class PrefixIndex:
         del self._names[bit]
 
     def _shrink(self, instance: str) -> None:
-        limit = self._limits.get(instance, self._max_blocks)
-        while limit is not None and len(self._lru[instance]) > limit:
-            self._evict(instance)
+        limit = self.capacity(instance)
+        if limit is not None:
+            room = max(0, limit - self._reserved.get(instance, 0))
+            self._evict_to(instance, room)
         while self._total > self._max_total:
-            self._evict(max(self._lru, key=lambda name: len(self._lru[name])))
+            largest = max(self._lru, key=lambda name: len(self._lru[name]))
+            self._evict_to(largest, len(self._lru[largest]) - 1)
+
+    def _evict_to(self, instance: str, room: int) -> None:
+        """Evict the oldest, those in use last; each hold is looked at once."""
+        lru, spared = self._lru[instance], len(self._holds.get(instance, ()))
+        while len(lru) > room:
+            if spared and self._spare(instance):
+                spared -= 1
+            else:
+                self._evict(instance)
 
     def _evict(self, instance: str) -> None:
         block, _ = self._lru[instance].popitem(last=False)

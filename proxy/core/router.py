@@ -28,6 +28,7 @@ from proxy.core.latency import Latency
 from proxy.core.learn import Course
 from proxy.core.ledger import Ledger, Phase
 from proxy.core.prefix import PrefixIndex
+from proxy.core.reuse import Reuse
 from proxy.core.sessions import Sessions
 from proxy.core.shadow import Shadow
 from proxy.core.types import (
@@ -41,6 +42,7 @@ from proxy.core.types import (
     Route,
     RouteClass,
 )
+from proxy.core.uses import Uses
 
 __all__ = ["Router", "RouterConfig"]
 
@@ -70,10 +72,12 @@ class Router:
         self._course = Course(self.latency)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
+        self.reuse = Reuse(self.prefixes)
         self.gate = Gate(
             config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
         )
         self.fleet = Fleet()
+        self._uses = Uses(self.reuse, self.fleet, self.gate)
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
@@ -112,7 +116,7 @@ class Router:
             member.health.answered()
 
     def _forget(self, name: str) -> None:
-        self.prefixes.forget(name)
+        self.reuse.forget(name)
         self.gate.forget(name)
         self.sessions.forget(name)
         self.latency.forget(name)
@@ -144,16 +148,21 @@ class Router:
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
-        self._charge_colocated(route, now_s)
+        self._charge_colocated(route, facts, now_s)
         return route
 
-    def prefill_done(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        """P has answered: its work is over, its copy stays pinned until D has pulled."""
+    def prefill_done(
+        self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None
+    ) -> None:
+        """P has answered: its work is over, its copy stays pinned until D has pulled.
+
+        `cached_ratio`: the part of the prompt that P found in its cache, where it tells.
+        """
         if route.prefill is None:
             return
         self._course.prefill_done(route, facts, now_s)
         p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
-        self._remember(p, facts)
+        self._uses.computed(route, facts, cached_ratio)
         charge = self.ledger.charge
         route.lease.replace((*charge(p, Phase.PINNED, tokens), *charge(d, Phase.INBOUND, tokens)))
 
@@ -166,17 +175,22 @@ class Router:
         """
         name = route.decode.name
         self._course.first_token(route, facts, now_s, seen=seen)
-        self._remember(name, facts)
+        if route.prefill is not None:
+            self._uses.received(route, facts)
+        else:
+            self._uses.computed(route, facts)
         route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
 
-    def _remember(self, name: str, facts: RequestFacts) -> None:
-        if self.fleet.is_up(name):
-            kv_tokens = self.gate.kv_tokens(name)
-            if kv_tokens and facts.block_tokens > 0:
-                self.prefixes.limit(name, int(kv_tokens / facts.block_tokens))
-            self.prefixes.insert(name, facts.block_hashes)
+    def completed(
+        self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
+    ) -> None:
+        """The answer came to its end: D gives its blocks back, the most recently used ones now.
 
-    def fall_back(self, route: Route, why: Fallback, now_s: float) -> None:
+        `cached_ratio`: the part of the prompt that D found in its cache, where it tells.
+        """
+        self._uses.completed(route, facts, cached_ratio)
+
+    def fall_back(self, route: Route, facts: RequestFacts, why: Fallback, now_s: float) -> None:
         """The offload failed before the client's first byte: compute on D instead."""
         route.fallback = why
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
@@ -184,7 +198,7 @@ class Router:
         route.route_class = RouteClass.HEAVY_COLO
         self._course.release(route, now_s)
         route.prefill = None
-        self._charge_colocated(route, now_s)
+        self._charge_colocated(route, facts, now_s)
 
     def finish(self, route: Route, now_s: float, output_tokens: int | None = None) -> None:
         """The request is over, however it ended: take back what is charged.
@@ -199,6 +213,7 @@ class Router:
             if charge.phase is Phase.DECODE:
                 self.gate.released(route.decode.name, charge.tokens, now_s)
         self._course.release(route, now_s)
+        self._uses.end(route)
         route.lease.close()
 
     def _free(
@@ -225,7 +240,7 @@ class Router:
     def _candidates(
         self, facts: RequestFacts, members: list[Member], now_s: float
     ) -> list[Candidate]:
-        hits = self.prefixes.hits(facts.block_hashes)
+        hits = self.reuse.hits(facts)
         tokens = {blocks: facts.hit_tokens(blocks) for blocks in {0, *hits.values()}}
         load_of, sessions_on = self.ledger.load, self.sessions.count
         full_ratio, kv_wait_s = self.prefixes.full_ratio, self.gate.kv_wait_s
@@ -281,8 +296,9 @@ class Router:
             options=options_of(scene, choice),
         )
         if p is None:
-            self._charge_colocated(route, now_s)
+            self._charge_colocated(route, facts, now_s)
         else:
+            self._uses.begin(route, p.instance.name, facts)
             self._course.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
             charge = self.ledger.charge
             prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
@@ -290,8 +306,9 @@ class Router:
             route.lease.replace((*prefill, *inbound))
         return route
 
-    def _charge_colocated(self, route: Route, now_s: float) -> None:
+    def _charge_colocated(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
+        self._uses.begin(route, name, facts)
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
             kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)

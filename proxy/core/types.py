@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from proxy.core.ledger import Lease
     from proxy.core.options import Options
+    from proxy.core.reuse import Use
 
 
 class RouteClass(StrEnum):
@@ -222,6 +223,7 @@ class Route:
     handed_s: float | None = None
     first_token_s: float | None = None
     tried: set[str] = field(default_factory=set)
+    use: Use | None = None
 
 
 @dataclass(frozen=True, slots=True)

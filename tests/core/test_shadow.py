@@ -70,7 +70,7 @@ def lived(r: Router, plan: list[tuple[str, int, int]]) -> list[Any]:
 
 
 def vars_of(route: Route) -> dict[str, Any]:
-    hidden = {"lease", "options", "shadow"}
+    hidden = {"lease", "options", "shadow", "use", "hedge"}
     return {f.name: getattr(route, f.name) for f in fields(route) if f.name not in hidden}
 
 
@@ -84,7 +84,7 @@ def follow(r: Router, step: str, route: Route, facts: RequestFacts, now_s: float
     elif step == "token":
         r.first_token(route, facts, now_s)
     elif step == "back" and route.prefill is not None:
-        r.fall_back(route, Fallback.P_TIMEOUT, now_s)
+        r.fall_back(route, facts, Fallback.P_TIMEOUT, now_s)
     elif step == "retry":
         r.retry(route, facts, now_s)
     elif step == "end":
