@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo demo-kill demo-compare test lint bench bench-core clean
+.PHONY: demo demo-kill demo-compare demo-check test lint bench bench-core clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -30,6 +30,10 @@ demo-compare: $(VENV)/.installed
 	$(BIN)/python -m replayer.demo --out .cache/demo
 	$(BIN)/python -m replayer.demo --offload-policy never --out .cache/demo-never
 	$(BIN)/analyze compare .cache/demo .cache/demo-never --require-identical
+
+## The demo's run against its prediction in virtual time: TTFT within 15 % at p50 and p90.
+demo-check: demo
+	$(BIN)/analyze check .cache/demo --json .cache/demo/check.json
 
 ## Every test that needs no vLLM.
 test: $(VENV)/.installed-dev

@@ -1,4 +1,4 @@
-"""The command `analyze`: reports and comparisons of what `replay` wrote; league and regret."""
+"""The command `analyze`: reports and comparisons of what `replay` wrote; league, regret, check."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from analysis.check_cli import add_check, run_check_command
 from analysis.compare import compare, print_comparison
 from analysis.league import LeagueError
 from analysis.league_cli import add_league, run_command
@@ -32,11 +33,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_league(commands)
     add_regret(commands)
+    add_check(commands)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `analyze`; 0 done, 1 outputs differ (--require-identical), 2 bad input."""
+    """Run `analyze`; 0 done, 1 outputs differ (--require-identical) or check fails, 2 bad input."""
     options = build_parser().parse_args(arguments)
     console = Console()
     try:
@@ -46,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run_command(options, console)
         if options.command == "regret":
             return run_regret_command(options, console)
+        if options.command == "check":
+            return run_check_command(options, console)
         return _compare(options, console)
     except (RunError, LeagueError, TraceError) as error:
         print(f"analyze: {error}", file=sys.stderr)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from replayer.demo_checks import Evidence, checks
 from replayer.demo_process import Children, Process, Stopped
+from replayer.demo_record import write_record
 
 SAMPLE = "agentic_sample.trace.jsonl.gz"
 PREFILL_TPS = 20_000
@@ -39,6 +40,7 @@ class Demo:
     children: Children = field(default_factory=Children)
     engines: list[Process] = field(default_factory=list)
     engine_urls: list[str] = field(default_factory=list)
+    proxy_flags: tuple[str, ...] = ()
 
     def start(self, name: str, *command: str) -> Process:
         """Run one of the project's commands until the demo ends."""
@@ -66,23 +68,28 @@ class Demo:
         rates = [*("--prefill-throughput", str(PREFILL_TPS * speed))]
         rates += ["--kv-transfer-time", str(TRANSFER_S / speed)]
         log = ("--request-log", str(self.out / "proxy.jsonl"))
-        proxy = self.start(
-            "proxy",
-            *("proxy.cli", "--host", "127.0.0.1", "--port", "0"),
+        self.proxy_flags = (
+            *("--host", "127.0.0.1", "--port", "0"),
             *("--instances", ",".join(instances), *rates, *log, *patience),
             *("--offload-policy", self.options.offload_policy),
         )
+        proxy = self.start("proxy", "proxy.cli", *self.proxy_flags)
         return proxy.said(r"listening on (http://\S+)")[1]
 
     def replay(self, target: str) -> int:
         """The client, in the foreground: its progress and its report are what one sees."""
+        command = [*self.load, "--target", target, "--out", str(self.out)]
+        command += ["--proxy-log", str(self.out / "proxy.jsonl")]
+        with self.killing():
+            return self.children.start_in_view("replay", "replayer.cli", *command).child.wait()
+
+    @property
+    def load(self) -> tuple[str, ...]:
+        """What is replayed and how fast, as arguments of `replay`."""
         # The trace's time runs as fast as the engines', and what is reported is theirs.
         speed = str(self.options.speed)
-        command = ["replayer.cli", self.options.trace, "--speedup", speed, "--time-scale", speed]
-        command += ["--target", target, "--out", str(self.out)]
-        command += ["--proxy-log", str(self.out / "proxy.jsonl"), *self.options.replay]
-        with self.killing():
-            return self.children.start_in_view("replay", *command).child.wait()
+        pace = ("--speedup", speed, "--time-scale", speed)
+        return (str(Path(self.options.trace).resolve()), *pace, *self.options.replay)
 
     @contextmanager
     def killing(self) -> Iterator[None]:
@@ -159,7 +166,7 @@ def main() -> int:
     options = _options()
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    for old in (*out.glob("*.jsonl"), *out.glob("*.out")):
+    for old in (*out.glob("*.jsonl"), *out.glob("*.out"), *out.glob("run.json")):
         old.unlink()
     demo = Demo(out, options)
     try:
@@ -178,6 +185,8 @@ def _run(demo: Demo) -> bool:
     """Start, replay, check; True when something is not as it must be."""
     instances = demo.start_engines()
     target = demo.start_proxy(instances)
+    engine = {"speed": demo.options.speed}
+    write_record(demo.out, demo.proxy_flags, [engine] * len(instances), demo.load)
     _log.info("%d engines behind %s, logs in %s", len(instances), target, demo.out)
     code = demo.replay(target)
     failed = _report(demo.evidence(target))

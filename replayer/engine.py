@@ -16,7 +16,9 @@ PullWanted for what its own prefix cache lacks and waits; the last prompt token 
 sample the first output. A failed load is recomputed here, unless `recompute_failed_loads` is off.
 """
 
+import heapq
 import math
+from itertools import count
 
 from replayer.sim_cost import DecodeRun
 from replayer.sim_schedule import Scheduler, Work
@@ -45,6 +47,8 @@ class Engine:
         self.sender = Sender(options.transfer, options.sender_slots, options.abort_timeout_s)
         self.fetching: dict[SimRequest, float] = {}
         """Decode legs that wait for remote KV, with the time at which they give up."""
+        self._taken_in: list[tuple[float, int, SimRequest]] = []
+        self._order = count()
         self._scheduler = Scheduler(options, self.counters)
         self._clock_s = start_s
         self._work = Work()
@@ -56,12 +60,15 @@ class Engine:
         self.waiting = self._scheduler.waiting
 
     def submit(self, job: Job, now_s: float) -> SimRequest:
-        """Queue a request; it can join the first step that begins after this call."""
+        """Take a request in; once queued it can join the first step that begins after that."""
         self._catch_up(now_s)
         request = SimRequest(job, now_s, job.block_hashes, job.prompt_tokens)
         request.fetch_pending = job.fetch is not None
-        self.waiting.append(request)
-        self._wake()
+        delay_s = self.options.intake.delay_s(job.prompt_tokens)
+        if delay_s:
+            heapq.heappush(self._taken_in, (now_s + delay_s, next(self._order), request))
+        else:
+            self._queue(request)
         return request
 
     def abort(self, request: SimRequest, now_s: float) -> None:
@@ -73,7 +80,7 @@ class Engine:
             if request in self.running:
                 self.running.remove(request)
                 self._work.drop(request)
-            else:
+            elif request in self.waiting:
                 self.waiting.remove(request)
             self._release(request)
         self._close(request, "abort", now_s)
@@ -114,7 +121,8 @@ class Engine:
 
     def _next_timer_s(self) -> float:
         # All waits are equally long, so the first entry is the first to give up.
-        return min(self.sender.next_s(), next(iter(self.fetching.values()), math.inf))
+        waits_s = min(self.sender.next_s(), next(iter(self.fetching.values()), math.inf))
+        return min(waits_s, self._taken_in[0][0]) if self._taken_in else waits_s
 
     def _catch_up(self, now_s: float) -> None:
         """Process what is due by `now_s`, but begin no step at `now_s` itself.
@@ -206,8 +214,12 @@ class Engine:
         self._wake()
 
     def _fire(self, at_s: float) -> None:
-        """Handle the timers due at `at_s`: transfers and pins of the sender, lost transfers."""
+        """Handle the timers due at `at_s`: intake, the sender's transfers and pins, lost ones."""
         self._commit_until(at_s)
+        while self._taken_in and self._taken_in[0][0] <= at_s:
+            _ready_s, _order, request = heapq.heappop(self._taken_in)
+            if request.finish_reason is None:
+                self._queue(request)
         for event in self.sender.advance(at_s):
             if isinstance(event, Unpinned):
                 self._release(event.request)
@@ -233,6 +245,10 @@ class Engine:
                 self._close(request, "error", now_s)
                 return
         self.waiting.appendleft(request)
+        self._wake()
+
+    def _queue(self, request: SimRequest) -> None:
+        self.waiting.append(request)
         self._wake()
 
     def _wake(self) -> None:

@@ -29,6 +29,21 @@ class PaceRules:
     speedup: float = 1.0
     think_cap_s: float | None = None
 
+    def earliest_s(self, request: TraceRequest) -> float:
+        """Return the time before which a request is not due, whatever it waits for."""
+        if self.slots is not None or request.arrival_s is None:
+            return 0.0
+        if self.think_cap_s is not None and request.delay_s is not None:
+            return 0.0
+        return request.arrival_s / self.speedup
+
+    def pause_s(self, request: TraceRequest) -> float:
+        """Return the time between the end of what a request waits for and its own start."""
+        delay_s = request.delay_s or 0.0
+        if self.think_cap_s is not None:
+            delay_s = min(delay_s, self.think_cap_s)
+        return delay_s / self.speedup
+
 
 @dataclass(frozen=True, slots=True)
 class Due:
@@ -131,7 +146,7 @@ class Pace:
             waiting = self._waiting.get(other)
             if waiting is not None:
                 waiting.open_dependencies -= 1
-                waiting.ready_s = max(waiting.ready_s, end_s + self._delay_s(waiting.request))
+                waiting.ready_s = max(waiting.ready_s, end_s + self._rules.pause_s(waiting.request))
                 if not waiting.open_dependencies:
                     self._push(waiting)
         self._left[finished.unit] -= 1 + len(skipped)
@@ -148,21 +163,8 @@ class Pace:
                 self._push(waiting)
 
     def _push(self, waiting: _Waiting) -> None:
-        intended_s = max(waiting.ready_s, self._arrival_s(waiting.request))
+        intended_s = max(waiting.ready_s, self._rules.earliest_s(waiting.request))
         heapq.heappush(self._heap, (intended_s, waiting.order, waiting.request.request_id))
-
-    def _arrival_s(self, request: TraceRequest) -> float:
-        if self._rules.slots is not None or request.arrival_s is None:
-            return 0.0
-        if self._rules.think_cap_s is not None and request.delay_s is not None:
-            return 0.0
-        return request.arrival_s / self._rules.speedup
-
-    def _delay_s(self, request: TraceRequest) -> float:
-        delay_s = request.delay_s or 0.0
-        if self._rules.think_cap_s is not None:
-            delay_s = min(delay_s, self._rules.think_cap_s)
-        return delay_s / self._rules.speedup
 
     def _skip_dependents(self, request_id: str) -> list[TraceRequest]:
         skipped = []

@@ -59,6 +59,21 @@ class TransferCost:
 
 
 @dataclass(frozen=True, slots=True)
+class IntakeCost:
+    """Seconds between a request's sending and its place in a queue: HTTP, parsing, tokenisation.
+
+    Zero by default: behind real sockets these happen by themselves. `analyze check` fits them.
+    """
+
+    fixed_s: float = 0.0
+    per_token_s: float = 0.0
+
+    def delay_s(self, prompt_tokens: int) -> float:
+        """Duration in seconds for a prompt of so many tokens."""
+        return self.fixed_s + self.per_token_s * prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeRun:
     """Consecutive pure decode steps of the same sequences, in closed form.
 

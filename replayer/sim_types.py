@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from replayer.kvcache import Holding
-from replayer.sim_cost import StepCost, TransferCost
+from replayer.sim_cost import IntakeCost, StepCost, TransferCost
 
 FinishReason = Literal["length", "stop", "abort", "error"]
 
@@ -30,6 +30,7 @@ class EngineOptions:
     max_model_len: int = 131_072
     step: StepCost = field(default_factory=StepCost)
     transfer: TransferCost = field(default_factory=TransferCost)
+    intake: IntakeCost = field(default_factory=IntakeCost)
     sender_slots: int = 20
     abort_timeout_s: float = 480.0
     receive_grace_s: float = 60.0

@@ -2,7 +2,8 @@
 
 The driver stands where the shell stands and makes the shell's calls: admit, prefill_done,
 first_token, lease.grow, finish, fall_back; engine reports at every scrape. Network and proxy
-take no time. Nothing here reads a clock or draws a number: equal loads give equal rows.
+take no time unless given some (`IntakeCost`). Nothing here reads a clock or draws a number: equal
+loads give equal rows.
 """
 
 import heapq
@@ -143,7 +144,11 @@ class VirtualFleet:
         facts = facts_of(planned, self.options)
         live = Live(index, row, facts)
         self._at(now_s + self.options.timeout_s, Kind.GIVE_UP, live)
-        self._admit(live, now_s)
+        decided_s = now_s + self.options.proxy.delay_s(planned.turn.prompt_tokens)
+        if decided_s > now_s:
+            self._at(decided_s, Kind.ARRIVAL, live)
+        else:
+            self._admit(live, now_s)
 
     def _admit(self, live: Live, now_s: float) -> None:
         if live.row.outcome != "ok":

@@ -69,7 +69,7 @@ class Waits:
 
 def facts_of(planned: Planned, options: VirtualOptions) -> RequestFacts:
     """The request as the proxy's estimates have it."""
-    turn, factor = planned.turn, options.estimate_factor
+    turn, factor = planned.turn, options.estimate_factor * planned.estimate_factor
     return RequestFacts(
         model=options.model,
         session_id=planned.session_id,

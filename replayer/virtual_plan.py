@@ -55,6 +55,7 @@ class Planned:
     """One request of the load; it may start at `earliest_s` and `delay_s` after `wait_for`.
 
     `due_s`: when it would be over if every request were served exactly at the SLO.
+    `estimate_factor`: the proxy's count of this prompt's tokens over the engine's, where known.
     """
 
     turn: Turn
@@ -64,6 +65,7 @@ class Planned:
     wait_for: tuple[int, ...]
     salt: int = 0
     due_s: float = 0.0
+    estimate_factor: float = 1.0
 
     def hashes(self) -> Blocks:
         """The chained block hashes: private blocks carry the copy's salt."""

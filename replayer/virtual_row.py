@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field
 
+from replayer.sim_cost import IntakeCost
 from replayer.sim_types import EngineOptions
 
 
@@ -14,7 +15,7 @@ class VirtualOptions:
     `transfer_timeout_s` are the proxy's own. `estimate_factor` is the proxy's count of prompt
     tokens over the engine's. A Reject is retried after its Retry-After unless `retry_rejects` is
     off; then it is a failure. `until_s` cuts the run: what has not ended by then has no `end_s`,
-    what has not begun has no row.
+    what has not begun has no row. `proxy`: from the client's sending to the decision.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -26,6 +27,7 @@ class VirtualOptions:
     estimate_factor: float = 1.0
     retry_rejects: bool = True
     until_s: float = math.inf
+    proxy: IntakeCost = field(default_factory=IntakeCost)
     model: str = "sim"
 
 

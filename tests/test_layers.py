@@ -85,6 +85,8 @@ def test_direction_of_imports(path: Path) -> None:
         allowed = {OURS, "replayer", "analysis"}
     elif name.startswith("replayer."):
         allowed = {OURS, "replayer"}
+    elif name.startswith("analysis.check"):
+        allowed = {OURS, "analysis", "replayer.sim_cost"} | VIRTUAL
     elif name.startswith(("analysis.cli", "analysis.league", "analysis.rivals", "analysis.regret")):
         allowed = {OURS, "analysis"} | VIRTUAL
     else:
