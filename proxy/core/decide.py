@@ -28,11 +28,13 @@ class RouterConfig:
     warm_threshold: int = 1500
     heavy_threshold: int = 8192
     placement: str = "affinity"
-    offload_policy: str = "seed-heuristic"
+    offload_policy: str = "cost"
     offload_non_cached_tokens: int = 512
     shadow_policy: str | None = None
     kv_connector: str = "mooncake"
     kv_transfer_time_s: float = 0.5
+    ttft_slo_s: float = 2.0
+    tpot_slo_s: float = 0.05
     session_ttl_s: float = 3600.0
     max_sessions: int = 100_000
     prefix_cache_bytes: int = 256 << 20
@@ -46,7 +48,7 @@ class Scene:
 
     `home` is the name of the session's instance, which need not be among the free ones;
     `mean_ongoing_tokens()` is over all instances that are up, busy ones included; most policies do
-    not ask.
+    not ask. `strain`: the price of running streams' time (core.strain).
     """
 
     config: RouterConfig
@@ -56,6 +58,7 @@ class Scene:
     mean_ongoing_tokens: Callable[[], float]
     now_s: float
     latency: Latency
+    strain: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,9 @@ one stall does not move a model."""
 PRIOR_WEIGHT = 4.0
 """The prior counts as this many observations."""
 TYPICAL_PREFILL_TOKENS = 8192.0
+ATTENTION_SHARE = 0.06
+"""Part of such a prefill that grows with the square of its length, for an 8B model on an H100.
+Without it, the first prompts of 100k tokens would be promised in half of their time."""
 TYPICAL_TRANSFER_TOKENS = 30_000.0
 """The founding transfer time of 0.5 s was seen with prompts of about this length."""
 TRANSFER_FIXED_SHARE = 0.1
@@ -35,6 +38,8 @@ STEP_PRIOR_S = 0.010
 """An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
 TYPICAL_KV_TOKENS = 100_000.0
 PAIRS_MAX = 4096
+RECENT_S = 60.0
+"""How far back an instance's load is looked at: some turns of a session."""
 LATE = 0.95
 """What is later than this share of its like is late."""
 
@@ -104,16 +109,28 @@ def _faded(
 class Times:
     """One instance's lines, and what is reserved on it. Seconds."""
 
-    __slots__ = ("_budget", "busy_until_s", "pending", "prefill", "ready", "step")
+    __slots__ = (
+        "_budget",
+        "_recent_at_s",
+        "_recent_s",
+        "busy_until_s",
+        "pending",
+        "prefill",
+        "ready",
+        "step",
+    )
 
     def __init__(self, prefill_throughput: float, max_batched_tokens: int) -> None:
-        a1, x = 1.0 / prefill_throughput, TYPICAL_PREFILL_TOKENS
+        x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
+        a1, a4 = (1 - share) / prefill_throughput, share / prefill_throughput / (x / 2)
         self._budget = max_batched_tokens
-        self.prefill = Line(a1, 0.0, ((x, x * x / 2), (x, x * 2 * x)))
+        self.prefill = Line(a1, a4, ((x, x * x / 2), (x, x * 2 * x)))
         self.step = Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
         self.ready = Residuals()
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
+        self._recent_s = 0.0
+        self._recent_at_s = 0.0
 
     def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """Computing `new` tokens behind `context` cached ones, beside running streams."""
@@ -134,6 +151,20 @@ class Times:
         if self.busy_until_s <= now_s:
             return 0.0
         return self.busy_until_s - now_s
+
+    def reserve(self, key: int, work_s: float, now_s: float) -> None:
+        """A prefill of `work_s` more; `key` is its owner's."""
+        self.pending[key] = work_s
+        self.busy_until_s = max(now_s, self.busy_until_s) + work_s
+        self._recent_s = self._faded_s(now_s) + work_s
+        self._recent_at_s = now_s
+
+    def busy_ratio(self, now_s: float) -> float:
+        """Seconds of prefill per second, lately; over 1 where a queue grows."""
+        return self._faded_s(now_s) / RECENT_S
+
+    def _faded_s(self, now_s: float) -> float:
+        return self._recent_s * math.exp((self._recent_at_s - now_s) / RECENT_S)
 
 
 class Latency:
@@ -213,9 +244,7 @@ class Latency:
 
     def begin(self, name: str, key: int, work_s: float, now_s: float) -> None:
         """Reserve a prefill; `key` is its owner's."""
-        instance = self.of(name)
-        instance.pending[key] = work_s
-        instance.busy_until_s = max(now_s, instance.busy_until_s) + work_s
+        self.of(name).reserve(key, work_s, now_s)
 
     def end(self, name: str, key: int, now_s: float) -> bool:
         """A prefill ended, or was given up; true when nothing was reserved before or beside it."""

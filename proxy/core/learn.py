@@ -7,14 +7,19 @@ counts only when it met no queue, a step time only over a whole answer.
 from __future__ import annotations
 
 from proxy.core.latency import Latency
+from proxy.core.strain import Strain
 from proxy.core.types import Instance, Load, RequestFacts, Route
+
+BUSY_MOST = 0.9
+"""An instance that only prefills would say nothing of its steps."""
 
 
 class Course:
-    """Reservations and observations of requests, over one Latency."""
+    """Reservations and observations of requests, over one Latency and one Strain."""
 
-    def __init__(self, latency: Latency) -> None:
+    def __init__(self, latency: Latency, strain: Strain) -> None:
         self.latency = latency
+        self.strain = strain
 
     def reserve(
         self,
@@ -98,5 +103,9 @@ class Course:
     ) -> None:
         """The answer is whole, beside `kv_tokens` of running streams, its own included."""
         if route.first_token_s is not None and output_tokens is not None and output_tokens > 1:
-            seconds = (now_s - route.first_token_s) / (output_tokens - 1)
-            self.latency.observe_step(route.decode.name, kv_tokens, seconds)
+            tpot_s = (now_s - route.first_token_s) / (output_tokens - 1)
+            self.strain.observe(tpot_s)
+            # What the instance prefilled meanwhile is not the step's: that comes and goes.
+            busy_ratio = self.latency.of(route.decode.name).busy_ratio(now_s)
+            step_s = tpot_s * (1.0 - min(BUSY_MOST, busy_ratio))
+            self.latency.observe_step(route.decode.name, kv_tokens, step_s)

@@ -31,6 +31,7 @@ from proxy.core.prefix import PrefixIndex
 from proxy.core.reuse import Reuse
 from proxy.core.sessions import Sessions
 from proxy.core.shadow import Shadow
+from proxy.core.strain import Strain
 from proxy.core.types import (
     Candidate,
     Fallback,
@@ -69,7 +70,8 @@ class Router:
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
         self.ledger = Ledger()
-        self._course = Course(self.latency)
+        self.strain = Strain(config.tpot_slo_s)
+        self._course = Course(self.latency, self.strain)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
@@ -266,7 +268,8 @@ class Router:
 
     def _scene(self, facts: RequestFacts, free: list[Candidate], now_s: float) -> Scene:
         home = self.sessions.home(facts.session_id, now_s)
-        return Scene(self.config, facts, home, free, self._mean_ongoing, now_s, self.latency)
+        mean, price = self._mean_ongoing, self.strain.price
+        return Scene(self.config, facts, home, free, mean, now_s, self.latency, price)
 
     def _mean_ongoing(self) -> float:
         loads = [self.ledger.load(m.instance.name).ongoing_tokens for m in self.fleet.up()]

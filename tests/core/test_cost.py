@@ -131,3 +131,23 @@ def test_a_longer_queue_never_attracts(drawn: list[tuple[int, int, float]], more
         if other is not chosen.decode:
             longer = busy_s | {name: busy_s[name] + more_s}
             assert by_cost(scene(free, busy_s=longer, connector="none")).decode is chosen.decode
+
+
+def test_the_next_turns_matter_more_than_a_moment_s_quiet() -> None:
+    """Both idle now, nothing cached; one of them was busy for most of the last minute."""
+    asked = scene([candidate("a"), candidate("b")])
+    for i in range(10):
+        asked.latency.begin("a", i, 4.0, -40.0 + 4.0 * i)
+        asked.latency.end("a", i, -36.0 + 4.0 * i)
+    assert asked.latency.wait_s("a", 0.0) == 0.0
+    assert names(by_cost(asked)) == ("b", None)
+
+
+def test_half_of_the_target_is_spent_more_freely_than_the_rest() -> None:
+    """A second of queue is felt less below the TTFT target's half than above it."""
+    (quick, *_), (slow, *_) = (
+        by_cost(scene([candidate("a", 39_000)], busy_s={"a": busy_s})).options
+        for busy_s in (0.4, 4.0)
+    )
+    assert quick.cost_s < quick.ttft_s
+    assert slow.cost_s - quick.cost_s > 0.8 * (slow.ttft_s - quick.ttft_s)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.core.latency import Latency
 from proxy.core.learn import Course
 from proxy.core.ledger import Ledger
+from proxy.core.strain import Strain
 from proxy.core.types import Instance, Load, Reason, RequestFacts, Route, RouteClass
 
 D, P = Instance("d", "u"), Instance("p", "u", "b")
@@ -12,7 +15,7 @@ FACTS = RequestFacts("m", None, 10_000, [], 1.0)
 
 
 def course() -> Course:
-    return Course(Latency(20_000.0, 0.5, 8192))
+    return Course(Latency(20_000.0, 0.5, 8192), Strain(0.05))
 
 
 def route(prefill: Instance | None = None) -> Route:
@@ -106,7 +109,7 @@ def test_a_queue_is_part_of_what_was_predicted() -> None:
         first, second = route(), route()
         c.reserve(first, D, 0, Load(), now_s)
         c.reserve(second, D, 0, Load(), now_s, kv_wait_s=0.1)
-        assert second.predicted_prefill_s == 2 * first.predicted_prefill_s
+        assert second.predicted_prefill_s == pytest.approx(2 * first.predicted_prefill_s)
         c.first_token(first, FACTS, now_s + first.predicted_prefill_s)
         c.first_token(second, FACTS, now_s + second.predicted_prefill_s)
     assert c.latency.prefill_bound_s("d", 1.0) < 1.01
