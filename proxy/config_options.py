@@ -156,6 +156,10 @@ class Settings(BaseModel):
     kv_transfer_time: Annotated[
         NonNegative, Option(OFFLOAD, "Cost of one KV transfer that the policies assume.", "s")
     ] = 0.5
+    hedge: Annotated[
+        bool,
+        Option(OFFLOAD, "Compute on the decode instance too when a prefill leg is late."),
+    ] = True
 
     active_decode_blocks_threshold: Annotated[
         float | None,

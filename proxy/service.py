@@ -39,6 +39,7 @@ def router_config(settings: Settings) -> RouterConfig:
         offload_non_cached_tokens=settings.offload_non_cached_tokens,
         kv_connector=settings.kv_connector,
         kv_transfer_time_s=settings.kv_transfer_time,
+        hedge=settings.hedge,
         session_ttl_s=settings.session_ttl,
         max_sessions=settings.max_sessions,
         prefix_cache_bytes=settings.prefix_cache_bytes,

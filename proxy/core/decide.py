@@ -33,6 +33,7 @@ class RouterConfig:
     shadow_policy: str | None = None
     kv_connector: str = "mooncake"
     kv_transfer_time_s: float = 0.5
+    hedge: bool = True
     session_ttl_s: float = 3600.0
     max_sessions: int = 100_000
     prefix_cache_bytes: int = 256 << 20
