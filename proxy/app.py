@@ -81,11 +81,14 @@ class Server:
             raise
         return runner
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
+    def catch_signals(self) -> None:
+        """From now on SIGTERM and SIGINT end `run`; before it says that it listens, better."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
+
+    async def run(self) -> None:
+        """Serve until a signal comes, then drain; a second one ends at once."""
         try:
             async with asyncio.TaskGroup() as group:
                 periodic = group.create_task(background.run(self.service), name="background")

@@ -166,6 +166,10 @@ class Settings(BaseModel):
             OFFLOAD, "Its target for an answer's mean time per token; 9 of 10 should keep it.", "s"
         ),
     ] = 0.05
+    hedge: Annotated[
+        bool,
+        Option(OFFLOAD, "Compute on the decode instance too when a prefill leg is late."),
+    ] = True
 
     active_decode_blocks_threshold: Annotated[
         float | None,

@@ -21,7 +21,8 @@ from proxy.core.reuse import cached_ratio
 from proxy.core.sse import Scanner
 from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
-from proxy.legs import Outgoing, decode_leg, fallback_of, prefill_leg, with_request_id
+from proxy.legs import Outgoing, decode_leg, with_request_id
+from proxy.offloading import Offloading
 from proxy.relay import (
     GROW_EVENTS,
     Answer,
@@ -130,42 +131,36 @@ class Exchange:
     async def _answer(self, route: Route) -> Answer:
         """Run the legs until an instance answers; raises the last UpstreamFailure."""
         while True:
-            edits = await self._prefill(route)
+            got: Edits | Answer | None = None
             try:
-                return await self._decode(route, edits)
+                got = await self._prefill(route)
+                if isinstance(got, Answer):
+                    return got
+                return await self._decode(route, got)
             except UpstreamFailure as failure:
-                if not self._route_around(route, failure, offloaded=edits is not None):
+                if not self._route_around(route, failure, offloaded=got is not None):
                     raise
 
-    async def _prefill(self, route: Route) -> Edits | None:
+    async def _prefill(self, route: Route) -> Edits | Answer | None:
         if route.prefill is None:
             return None
-        service, name = self.service, route.prefill.name
-        start_s = service.clock.now_s()
-        self.record.t_prefill_sent = service.clock.unix(start_s)
-        limit_s = service.settings.prefill_timeout
-        leg_id = f"{self.request_id}-p"
-        try:
-            p = service.upstream(name)
-            result = await prefill_leg(self.out, p, service.connector, leg_id, limit_s)
-        except UpstreamFailure as failure:
-            self._blame(name, failure)
-            result = fallback_of(failure)
-        if isinstance(result, Fallback):
-            self._fall_back(route, result)
-            return None
-        end_s = service.clock.now_s()
-        self.record.t_prefill_done = service.clock.unix(end_s)
-        service.metrics.prefill_leg.observe(end_s - start_s)
-        service.router.answered(name)
-        service.router.prefill_done(route, self.facts, end_s, result.cached_ratio)
-        return result
+        offloading = Offloading(
+            service=self.service,
+            record=self.record,
+            out=self.out,
+            facts=self.facts,
+            route=route,
+            decode=lambda: self._decode(route, None, again=True),
+            blame=self._blame,
+            fall_back=self._fall_back,
+        )
+        return await offloading.run(route.prefill.name)
 
-    async def _decode(self, route: Route, edits: Edits | None) -> Answer:
+    async def _decode(self, route: Route, edits: Edits | None, *, again: bool = False) -> Answer:
         service, settings = self.service, self.service.settings
         source = service.upstreams.get(route.prefill.name) if edits and route.prefill else None
         headers = self.out.headers
-        if self.record.retries or route.fallback:
+        if again or self.record.retries or route.fallback:
             headers = with_request_id(headers, f"{self.request_id}-{uuid.uuid4().hex[:6]}")
         limit_s = settings.transfer_timeout if edits else settings.ttft_timeout
         self.record.t_decode_sent = service.clock.unix_now()
@@ -200,7 +195,7 @@ class Exchange:
 
     def _fall_back(self, route: Route, why: Fallback) -> None:
         p = self.service.upstreams.get(route.prefill.name) if route.prefill else None
-        if p is not None:
+        if p is not None and why is not Fallback.P_LATE:
             p.forget_engine_id()
         self.service.router.fall_back(route, self.facts, why, self.service.clock.now_s())
         self.service.metrics.fallbacks.labels(why).inc()

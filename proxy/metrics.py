@@ -72,6 +72,7 @@ class Metrics:
         self.new_tokens = count("new_tokens", "Prompt tokens believed new where they ran")
         self.decisions = count("offload_decisions", "Placements", "decision", "reason")
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
+        self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
         self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
@@ -117,6 +118,7 @@ class Metrics:
         for counter, values in (
             (self.rejected, RejectReason),
             (self.fallbacks, Fallback),
+            (self.hedges, ("local", "peer", "none")),
             (self.retries, FailureKind),
             (self.disconnects, ("upload", "prefill", "first_token", "decode")),
         ):

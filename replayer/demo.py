@@ -198,7 +198,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", default=".cache/demo", help="folder for logs and the report")
     parser.add_argument("--engines", type=int, default=4, help="simulated engines")
     parser.add_argument("--speed", type=float, default=6.0, help="times faster than real engines")
-    parser.add_argument("--offload-policy", default="cost", help="of the proxy")
+    parser.add_argument("--offload-policy", default="seed-heuristic", help="of the proxy")
     parser.add_argument(
         "--kill-engine-after",
         type=int,

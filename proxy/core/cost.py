@@ -59,8 +59,8 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
     """The cheapest option."""
     w = weights or Weights()
     colocated = _colocations(scene, w)
-    ranked = sorted(colocated, key=_COST)
-    best = ranked[0]
+    ranked = sorted(colocated, key=_order)
+    best = _stay(scene, ranked)
     size = size_on(scene, best.decode)
     offloads = _offloads(scene, w, colocated)
     reason = _why_not(scene, best, size, offloads)
@@ -75,6 +75,21 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
         chosen.ttft_s,
         ranked[:COLOCATIONS_KEPT] + offloads[:OFFLOADS_KEPT],
     )
+
+
+def _stay(scene: Scene, ranked: Sequence[Priced]) -> Priced:
+    """The cheapest, or home where that costs hardly more: short prompts leave no hits to hold."""
+    best = ranked[0]
+    for one in ranked:
+        if one.cost_s > best.cost_s + MARGIN_S:
+            break
+        if one.decode.instance.name == scene.home:
+            return one
+    return best
+
+
+def _order(one: Priced) -> tuple[float, int, int]:
+    return one.cost_s, one.decode.sessions, one.decode.last_placed
 
 
 _COST = attrgetter("cost_s")

@@ -35,6 +35,7 @@ class RouterConfig:
     kv_transfer_time_s: float = 0.5
     ttft_slo_s: float = 2.0
     tpot_slo_s: float = 0.05
+    hedge: bool = True
     session_ttl_s: float = 3600.0
     max_sessions: int = 100_000
     prefix_cache_bytes: int = 256 << 20

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from proxy.core.latency import Latency
 from proxy.core.strain import Strain
-from proxy.core.types import Instance, Load, RequestFacts, Route
+from proxy.core.types import Hedge, Instance, Load, RequestFacts, Route
 
 BUSY_MOST = 0.9
 """An instance that only prefills would say nothing of its steps."""
@@ -44,6 +44,23 @@ class Course:
         route.ran_alone = wait_s <= 0.0
         route.predicted_prefill_s = max(wait_s, kv_wait_s) + work_s
         self.latency.begin(name, id(route.lease), work_s, now_s)
+
+    def hedge(self, route: Route, load: Load, now_s: float, kv_wait_s: float) -> Hedge:
+        """Occupy D as well, for what it would have to compute; P's reservation stays."""
+        name, new = route.decode.name, max(1, route.prompt_tokens - route.hit_tokens)
+        work_s = self.latency.prefill_s(
+            name, new, route.hit_tokens, load.decode_requests, load.decode_tokens
+        )
+        wait_s = self.latency.wait_s(name, now_s)
+        self.latency.begin(name, id(route.lease), work_s, now_s)
+        return Hedge(now_s, work_s, max(wait_s, kv_wait_s) + work_s, new, wait_s <= 0.0)
+
+    def resume(self, route: Route, hedge: Hedge, now_s: float) -> None:
+        """P's leg is over: the hedge is now the attempt that counts, and has run for a while."""
+        route.reserved_s, route.computes_tokens = hedge.started_s, hedge.computes_tokens
+        route.predicted_prefill_s, route.ran_alone = hedge.predicted_prefill_s, hedge.ran_alone
+        left_s = max(0.0, hedge.work_s - (now_s - hedge.started_s))
+        self.latency.begin(route.decode.name, id(route.lease), left_s, now_s)
 
     def release(self, route: Route, now_s: float) -> None:
         """The prefill is over or given up; all that is learned is how late a leg was already."""

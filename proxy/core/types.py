@@ -52,6 +52,7 @@ class Fallback(StrEnum):
     P_REFUSED = "p_refused"
     P_ERROR = "p_error"
     P_TIMEOUT = "p_timeout"
+    P_LATE = "p_late"
     P_FINISH_REASON = "p_finish_reason"
     P_GONE = "p_gone"
     ENGINE_ID_UNKNOWN = "engine_id_unknown"
@@ -223,6 +224,19 @@ class Route:
     handed_s: float | None = None
     first_token_s: float | None = None
     tried: set[str] = field(default_factory=set)
+    use: Use | None = None
+    hedge: Hedge | None = None
+
+
+@dataclass(slots=True)
+class Hedge:
+    """D computes while P is late: since `started_s`, for `work_s` behind what was there before."""
+
+    started_s: float
+    work_s: float
+    predicted_prefill_s: float
+    computes_tokens: int
+    ran_alone: bool
     use: Use | None = None
 
 

@@ -144,10 +144,17 @@ def test_the_next_turns_matter_more_than_a_moment_s_quiet() -> None:
 
 
 def test_half_of_the_target_is_spent_more_freely_than_the_rest() -> None:
-    """A second of queue is felt less below the TTFT target's half than above it."""
-    (quick, *_), (slow, *_) = (
-        by_cost(scene([candidate("a", 39_000)], busy_s={"a": busy_s})).options
-        for busy_s in (0.4, 4.0)
-    )
-    assert quick.cost_s < quick.ttft_s
-    assert slow.cost_s - quick.cost_s > 0.8 * (slow.ttft_s - quick.ttft_s)
+    """The same second of queue counts less below the TTFT target's half than above it."""
+
+    def cost_s(busy_s: float) -> float:
+        priced = by_cost(scene([candidate("a", 39_000)], busy_s={"a": busy_s})).options
+        return priced[0].cost_s
+
+    assert 0.0 < cost_s(0.6) - cost_s(0.1) < 0.6 * (cost_s(4.5) - cost_s(4.0))
+
+
+def test_home_is_kept_where_moving_gains_nothing() -> None:
+    """A short prompt leaves no whole block behind, so no hit speaks for home."""
+    free = [candidate("a"), candidate("b")]
+    assert names(by_cost(scene(free, "b"))) == ("b", None)
+    assert names(by_cost(scene(free, "a"))) == ("a", None)
