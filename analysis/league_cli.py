@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_command(options: argparse.Namespace, console: Console) -> int:
     """Run the league as asked, print and write it."""
     perturb = tuple(PERTURBATIONS) if options.perturb == ("all",) else options.perturb
+    # A worker outlives a parent that is killed; one that exits takes its workers along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wanted = LeagueOptions(
         trace=options.trace,
         instances=options.instances,

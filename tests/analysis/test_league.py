@@ -137,7 +137,7 @@ def test_the_command_prints_a_table_and_writes_rows_and_figures(
 ) -> None:
     out = tmp_path / "league.json"
     options = "--instances 2 --load 0.5,1 --seeds 2 --regime fits --horizon 60 --jobs 1"
-    policies = "default,session-sticky"
+    policies = "cost,session-sticky"
     arguments = ["league", str(TRACE), *options.split(), "--policies", policies]
     assert main([*arguments, "--json", str(out), "--figures", str(tmp_path / "figures")]) == 0
     document = orjson.loads(out.read_bytes())
