@@ -169,10 +169,13 @@ def _offloads(scene: Scene, w: Weights, colocated: Sequence[Priced]) -> list[Pri
     home, ds = scene.home, sorted(heavy, key=_DECODE)[:2]
     ds += [one for one in heavy if one.decode.instance.name == home and one not in ds]
     quickest = sorted(colocated, key=_computing)
-    able = (p for p in quickest if p.wait_s <= MAX_WAIT_S and can_prefill(p.decode, connector))
+    able = (
+        p for p in quickest if p.wait_s <= MAX_WAIT_S and can_prefill(scene, p.decode, connector)
+    )
     ps = list(islice(able, 3))
-    pairs = [_offloaded(scene, w, p, d) for d in ds for p in ps if p is not d]
-    return sorted(pairs, key=_COST)
+    pairs = (_offloaded(scene, w, p, d) for d in ds for p in ps if p is not d)
+    in_time = scene.config.prefill_timeout_s
+    return sorted((pair for pair in pairs if pair.ttft_s < in_time), key=_COST)
 
 
 def _computing(p: Priced) -> float:
