@@ -187,7 +187,8 @@ def _offloaded(scene: Scene, w: Weights, p: Priced, d: Priced) -> Priced:
     """Computed as if on P, decoded as if on D, and moved."""
     p_name, d_name = p.decode.instance.name, d.decode.instance.name
     moved_s = scene.latency.transfer_s(p_name, d_name, d.decode.new_tokens)
-    moved_s += max(0.0, d.decode.kv_wait_s - p.ttft_s)
+    # D reads what came over in its turn, behind what it has to compute, and where there is room.
+    moved_s += max(0.0, max(d.decode.kv_wait_s, d.wait_s) - p.ttft_s)
     ttft_s = p.ttft_s + moved_s
     whole_s = _felt_s(scene, w, ttft_s) + p.harm_s + p.memory_s + d.decode_s + d.next_s + d.memory_s
     return Priced(
