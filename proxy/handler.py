@@ -6,6 +6,7 @@ Whatever happens, and at whichever await, one `finally` closes the lease and wri
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from collections.abc import Mapping
 
@@ -19,18 +20,20 @@ from proxy.core.record import RequestRecord
 from proxy.core.retry import Next, after_failure, fallback_reason
 from proxy.core.sse import Scanner
 from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
+from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
-from proxy.legs import Outgoing, decode_leg, fallback_of, prefill_leg, with_request_id
+from proxy.heads import with_request_id
+from proxy.legs import Outgoing, decode_leg, fallback_of, prefill_leg
 from proxy.relay import (
+    CLOSE,
     GROW_EVENTS,
-    Answer,
+    Relay,
     RelayResponse,
     StalledClientError,
     StreamCutError,
-    client_response,
-    relay,
 )
 from proxy.service import Service
+from proxy.wire import Reply
 
 ENDPOINTS = frozenset(
     {
@@ -46,7 +49,6 @@ ENDPOINTS = frozenset(
     }
 )
 """Paths that are a value of the label `endpoint`; every other one counts as `other`."""
-_LAST_WORDS_S = 1.0
 _COOLDOWN_S = 1.0
 """How long an engine that said it is busy is left alone when it names no Retry-After."""
 
@@ -67,21 +69,21 @@ class Exchange:
         self.facts: RequestFacts
         self.prompt_bytes = 0
         self.route: Route | None = None
-        self.response: RelayResponse | None = None
+        self.relay: Relay | None = None
         self._charged_events = 0
 
     async def run(self) -> web.StreamResponse:
         """Serve the request; only a client that left makes this raise."""
         total_s = self.service.settings.total_timeout
-        scope = asyncio.timeout(total_s)
+        scope = Limit(total_s)
         try:
-            async with scope:
+            with scope:
                 self.service.enter(scope)
                 return await self._serve()
         except ProxyError as error:
             return self._refuse(error)
         except TimeoutError:
-            return await self._end_early(total_s)
+            return self._end_early(total_s)
         except (asyncio.CancelledError, ConnectionResetError) as gone:
             stalled = isinstance(gone, StalledClientError)
             self._end(Outcome.CLIENT_GONE, 499, str(gone) if stalled else "the client left")
@@ -126,7 +128,7 @@ class Exchange:
             service.decisions.append(record)
         return admitted
 
-    async def _answer(self, route: Route) -> Answer:
+    async def _answer(self, route: Route) -> Reply:
         """Run the legs until an instance answers; raises the last UpstreamFailure."""
         while True:
             edits = await self._prefill(route)
@@ -160,7 +162,7 @@ class Exchange:
         service.router.prefill_done(route, self.facts, end_s)
         return result
 
-    async def _decode(self, route: Route, edits: Edits | None) -> Answer:
+    async def _decode(self, route: Route, edits: Edits | None) -> Reply:
         service, settings = self.service, self.service.settings
         source = service.upstreams.get(route.prefill.name) if edits and route.prefill else None
         headers = self.out.headers
@@ -205,34 +207,43 @@ class Exchange:
         self.service.metrics.fallbacks.labels(why).inc()
         self.record.fallback = why
 
-    async def _relay(self, route: Route, answer: Answer) -> web.StreamResponse:
-        response = self.response = client_response(answer, self._extra_headers())
-        self.record.status = answer.response.status
+    async def _relay(self, route: Route, answer: Reply) -> web.StreamResponse:
+        self.record.status = answer.status
         if not answer.is_stream:
             self.service.router.first_token(route, self.facts, self.service.clock.now_s())
         try:
-            await response.prepare(self.request)
-            idle_s = self.service.settings.idle_timeout
-            await relay(answer, response, self.scanner, lambda: self._on_piece(route), idle_s)
-            await response.write_eof()
-        except StreamCutError as error:
-            outcome = Outcome.UPSTREAM_TIMEOUT if error.timed_out else Outcome.UPSTREAM_TRUNCATED
-            await self._cut(outcome, error.detail, is_stream=answer.is_stream)
+            relay = self._begin(answer)
+            try:
+                await relay.run(self.service.settings.idle_timeout)
+            except StreamCutError as error:
+                late, cut = Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED
+                self._cut(relay, late if error.timed_out else cut, error.detail)
+            return relay.response
         finally:
             # An answer read to its end has given its connection back; any other one is closed.
-            answer.response.close()
-        return response
+            answer.close()
 
-    def _on_piece(self, route: Route) -> None:
-        if self.record.t_first_token is None and self.scanner.has_content:
+    def _begin(self, answer: Reply) -> Relay:
+        response = RelayResponse(self.request, answer, self._extra_lines())
+        self.relay = Relay(self.request, answer, response, self.scanner, self._on_mark)
+        return self.relay
+
+    def _on_mark(self) -> int:
+        """A piece passes: note the first token, charge what came since the last time."""
+        record, scanner, route = self.record, self.scanner, self.route
+        if not record.stream or route is None:
+            return sys.maxsize
+        if record.t_first_token is None:
+            if not scanner.has_content:
+                return 0
             now_s = self.service.clock.now_s()
-            if self.record.stream:
-                self.record.t_first_token = self.service.clock.unix(now_s)
-                self.service.router.first_token(route, self.facts, now_s)
-                self._observe_transfer(route)
-        elif self.scanner.events - self._charged_events >= GROW_EVENTS:
-            route.lease.grow(self.scanner.events - self._charged_events)
-            self._charged_events = self.scanner.events
+            record.t_first_token = self.service.clock.unix(now_s)
+            self.service.router.first_token(route, self.facts, now_s)
+            self._observe_transfer(route)
+        elif scanner.events - self._charged_events >= GROW_EVENTS:
+            route.lease.grow(scanner.events - self._charged_events)
+            self._charged_events = scanner.events
+        return self._charged_events + GROW_EVENTS
 
     def _observe_transfer(self, route: Route) -> None:
         sent, first = self.record.t_decode_sent, self.record.t_first_token
@@ -240,25 +251,15 @@ class Exchange:
             transfer = self.service.metrics.kv_transfer
             transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
 
-    async def _cut(self, outcome: Outcome, detail: str, *, is_stream: bool) -> None:
+    def _cut(self, relay: Relay, outcome: Outcome, detail: str) -> None:
         """Say in the stream what happened, and close without a clean end."""
         self._end(outcome, self.record.status, detail)
-        assert self.response is not None
-        if is_stream:
+        words = None
+        if relay.reply.is_stream:
             error = {"message": detail, "type": str(outcome), "param": None}
             event = orjson.dumps({"error": {**error, "code": 502}})
-            await self._last_words(b"\n\ndata: " + event + b"\n\n")
-        self.response.cut(self.request)
-
-    async def _last_words(self, event: bytes) -> None:
-        """Write, but not for ever: the client may be the one that does not read."""
-        assert self.response is not None
-        try:
-            async with asyncio.timeout(_LAST_WORDS_S):
-                await self.response.write(event)
-        except TimeoutError:
-            if self.request.transport is not None:
-                self.request.transport.abort()
+            words = relay.last_words(b"\n\ndata: " + event + b"\n\n")
+        relay.response.cut(words)
 
     def _reject(self, reject: Reject) -> web.Response:
         metrics, status = self.service.metrics, self.service.settings.overload_status
@@ -272,16 +273,15 @@ class Exchange:
         self._end(error.outcome, error.status, error.message)
         return replies.error(error, self._extra_headers())
 
-    async def _end_early(self, total_s: float) -> web.StreamResponse:
+    def _end_early(self, total_s: float) -> web.StreamResponse:
         """The time is up: the request's own, or the proxy's."""
         error: ProxyError = UpstreamTimeoutError(f"not finished in {total_s:g} s (--total-timeout)")
         if self.service.is_cutting:
             error = StoppingError("the proxy is stopping (--drain-seconds)")
-        if self.response is None or not self.response.prepared:
+        if self.relay is None or not self.relay.response.prepared:
             return self._refuse(error)
-        is_stream = self.response.content_type == "text/event-stream"
-        await self._cut(error.outcome, error.message, is_stream=is_stream)
-        return self.response
+        self._cut(self.relay, error.outcome, error.message)
+        return self.relay.response
 
     def _extra_headers(self) -> CIMultiDict[str]:
         headers = CIMultiDict({"X-Request-Id": self.request_id})
@@ -292,6 +292,19 @@ class Exchange:
             headers["X-Cache-Proxy-Route"] = self.route.route_class
             headers["X-Cache-Proxy-Reason"] = self.route.reason
         return headers
+
+    def _extra_lines(self) -> bytes:
+        """The same as lines, for an answer that is passed on."""
+        lines = [f"X-Request-Id: {self.request_id}\r\n".encode()]
+        if self.service.is_draining:
+            lines.append(CLOSE)
+        if self.route is not None and self.service.settings.response_headers:
+            name, kind, reason = self.route.decode.name, self.route.route_class, self.route.reason
+            lines.append(
+                f"X-Cache-Proxy-Instance: {name}\r\nX-Cache-Proxy-Route: {kind}\r\n"
+                f"X-Cache-Proxy-Reason: {reason}\r\n".encode()
+            )
+        return b"".join(lines)
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
         if self.record.outcome is None:

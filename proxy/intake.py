@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from aiohttp import web
 from proxy.core.connectors import KV_PARAMS
 from proxy.core.splice import splice
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
+from proxy.deadline import Limit
 from proxy.errors import (
     BadRequestError,
     BodyTimeoutError,
@@ -23,8 +23,8 @@ from proxy.errors import (
     NotForClientsError,
     UnsupportedEncodingError,
 )
+from proxy.heads import forwarded
 from proxy.legs import Outgoing
-from proxy.upstream import forwarded
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
@@ -56,7 +56,7 @@ async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
     parsed = _parse(request, raw)
     if KV_PARAMS in parsed:
         raw = splice(raw, {}, {KV_PARAMS})
-    headers = forwarded(request.headers, name)
+    headers = forwarded(request.raw_headers, name)
     return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
 
 
@@ -78,7 +78,7 @@ async def _body(request: web.Request, limits: Limits) -> bytes:
     if (request.content_length or 0) > limits.bytes:
         raise too_large
     try:
-        async with asyncio.timeout(limits.seconds):
+        with Limit(limits.seconds):
             return await request.read()
     except web.HTTPRequestEntityTooLarge as error:
         raise too_large from error

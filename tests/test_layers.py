@@ -18,7 +18,16 @@ CORE_THIRD_PARTY = {"xxhash"}
 OURS = "proxy.core"
 LEAF = {OURS, "proxy.errors", "proxy.config", "proxy.config_options", "proxy.config_sources"}
 LEAF |= {"proxy.config_values", "proxy.clock"}
-SHELL = LEAF | {"proxy.upstream", "proxy.relay", "proxy.scrape", "proxy.metrics", "proxy.reqlog"}
+WIRE = LEAF | {"proxy.deadline", "proxy.heads"}
+SHELL = WIRE | {
+    "proxy.wire",
+    "proxy.pool",
+    "proxy.upstream",
+    "proxy.relay",
+    "proxy.scrape",
+    "proxy.metrics",
+    "proxy.reqlog",
+}
 REQUEST = SHELL | {"proxy.service", "proxy.legs", "proxy.intake", "proxy.replies", "proxy.journal"}
 ALLOWED: dict[str, set[str]] = {
     "proxy.errors": {OURS},
@@ -27,11 +36,15 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.config_sources": {"proxy.config_values"},
     "proxy.config_options": {OURS, "proxy.config_sources", "proxy.config_values"},
     "proxy.config": LEAF,
-    "proxy.upstream": LEAF,
+    "proxy.deadline": set(),
+    "proxy.heads": set(),
+    "proxy.wire": LEAF,
+    "proxy.pool": WIRE | {"proxy.wire"},
+    "proxy.upstream": WIRE | {"proxy.wire", "proxy.pool"},
     "proxy.scrape": LEAF,
     "proxy.reqlog": LEAF,
     "proxy.metrics": LEAF | {"proxy.scrape"},
-    "proxy.relay": LEAF | {"proxy.upstream"},
+    "proxy.relay": WIRE | {"proxy.wire", "proxy.upstream"},
     "proxy.service": SHELL,
     "proxy.legs": SHELL,
     "proxy.intake": SHELL | {"proxy.legs"},
