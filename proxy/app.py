@@ -83,9 +83,7 @@ class Server:
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._on_signal)
+        self.catch_signals()
         try:
             async with asyncio.TaskGroup() as group:
                 periodic = group.create_task(background.run(self.service), name="background")
@@ -95,6 +93,12 @@ class Server:
                 periodic.cancel()
         finally:
             await self.close()
+
+    def catch_signals(self) -> None:
+        """From now on a signal drains instead of killing; called before anybody is told to come."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._on_signal)
 
     def _on_signal(self) -> None:
         self._stop.set()

@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _serve(loaded: Loaded) -> None:
     server = Server(loaded.settings)
     await server.start()
+    server.catch_signals()
     logger = logging.getLogger("proxy")
     count = len(loaded.settings.instances)
     logger.info("listening on %s (instances: %d)", server.url, count)

@@ -17,7 +17,7 @@ class Clock:
 
     def unix(self, now_s: float) -> float:
         """Unix seconds of a monotonic moment."""
-        return round(self._offset_s + now_s, 6)
+        return self._offset_s + now_s
 
     def unix_now(self) -> float:
         """Unix seconds now."""

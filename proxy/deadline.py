@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
-from weakref import WeakKeyDictionary
 
 TICK_S = 0.05
 
@@ -19,28 +18,35 @@ TICK_S = 0.05
 class _Keeper:
     """The running limits of one event loop; ticks only while there are any."""
 
-    __slots__ = ("_handle", "_loop", "running")
+    __slots__ = ("_handle", "loop", "running")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self.loop = loop
         self.running: set[Limit] = set()
         self._handle: asyncio.TimerHandle | None = None
 
     def add(self, limit: Limit) -> None:
         self.running.add(limit)
         if self._handle is None:
-            self._handle = self._loop.call_later(TICK_S, self._tick)
+            self._handle = self.loop.call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
         self._handle = None
-        now_s = self._loop.time()
+        now_s = self.loop.time()
         for limit in tuple(self.running):
             limit.look(now_s)
         if self.running:
-            self._handle = self._loop.call_later(TICK_S, self._tick)
+            self._handle = self.loop.call_later(TICK_S, self._tick)
 
 
-_keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Keeper] = WeakKeyDictionary()
+_last: list[_Keeper] = []
+"""The keeper of the loop that asked last; a process has one loop, a test run one after another."""
+
+
+def _keeper_of(loop: asyncio.AbstractEventLoop) -> _Keeper:
+    if not _last or _last[0].loop is not loop:
+        _last[:] = [_Keeper(loop)]
+    return _last[0]
 
 
 class Limit:
@@ -52,10 +58,7 @@ class Limit:
         self.seconds = seconds
         self._loop = asyncio.get_running_loop()
         self._expired = False
-        keeper = _keepers.get(self._loop)
-        if keeper is None:
-            keeper = _keepers[self._loop] = _Keeper(self._loop)
-        self._keeper = keeper
+        self._keeper = _keeper_of(self._loop)
 
     def __enter__(self) -> Self:
         task = asyncio.current_task(self._loop)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ class Limits:
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's own id where it is printable and of sane length, else a new one."""
     given = headers.get("X-Request-Id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 
 
 async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:

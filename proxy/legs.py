@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,10 +114,7 @@ async def decode_leg(
     `--ttft-timeout`, or `--transfer-timeout`.
     """
     try:
-        with Limit(timeout_s) as scope, ExitStack() as stack:
-            stack.enter_context(d.watch(scope))
-            if source is not None:
-                stack.enter_context(source.watch(scope))
+        with Limit(timeout_s) as scope, d.watch(scope), (source or d).watch(scope):
             return await _decode(out, d, headers, out.with_edits(edits))
     except TimeoutError as error:
         if d.is_down:

@@ -38,7 +38,7 @@ class RouterConfig:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Scene:
     """Everything a decision may look at. `free`: instances that may be chosen, at least one.
 
@@ -55,7 +55,7 @@ class Scene:
     latency: Latency
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """D, the class of the request on it, and P or None; each with its reason."""
 

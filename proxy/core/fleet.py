@@ -60,10 +60,11 @@ class Fleet:
         those that serve a model are away, the others would deny that there is such a model.
         """
         fit = [m for m in self.up() if not m.is_draining and m.instance.name not in exclude]
+        serving = [m for m in fit if m.models is None or model in m.models]
+        if serving:
+            return serving
         is_known = any(model in (m.models or ()) for m in self._members.values())
-        return [m for m in fit if m.models is None or model in m.models] or (
-            [] if is_known else fit
-        )
+        return [] if is_known else fit
 
     def observe_models(self, name: str, models: Iterable[str]) -> None:
         """Take in the models that an instance serves."""

@@ -37,6 +37,7 @@ class Thresholds:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
+_OFF = Thresholds()
 THRESHOLD_FIELDS = tuple(f.name for f in fields(Thresholds))
 
 
@@ -142,6 +143,11 @@ class Gate:
         self._engine.pop(instance, None)
         self._cooldown_until_s.pop(instance, None)
         self._released.pop(instance, None)
+
+    def is_open(self, model: str, now_s: float) -> bool:
+        """Whether no instance can be busy: no limit is set, and none said that it is."""
+        limits = self.thresholds(model)
+        return limits == _OFF and not any(t > now_s for t in self._cooldown_until_s.values())
 
     def busy(
         self,

@@ -31,32 +31,32 @@ class Phase(IntEnum):
 class Account:
     """The counters of one incarnation of one instance; written by `Lease` only."""
 
-    __slots__ = ("_seen", "name", "requests", "tokens")
+    __slots__ = ("name", "requests", "seen", "tokens")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.tokens = [0] * len(Phase)
         self.requests = [0] * len(Phase)
-        self._seen: Load | None = None
+        self.seen: Load | None = None
 
     def change(self, phase: Phase, tokens: int, requests: int) -> None:
         """Move one pair of counters."""
         self.tokens[phase] += tokens
         self.requests[phase] += requests
-        self._seen = None
+        self.seen = None
 
     def load(self) -> Load:
         """A snapshot of the counters; the same one until they change.
 
         A decision looks at every instance several times, a request changes one or two.
         """
-        if self._seen is None:
+        if self.seen is None:
             t, r = self.tokens, self.requests
-            self._seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3])
-        return self._seen
+            self.seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3])
+        return self.seen
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Charge:
     """`tokens` on one account, for one phase."""
 
@@ -134,7 +134,8 @@ class Ledger:
 
     def load(self, name: str) -> Load:
         """The present counters of an instance."""
-        return self._accounts[name].load()
+        account = self._accounts[name]
+        return account.seen or account.load()
 
     def open(self, charges: Iterable[Charge]) -> Lease:
         """A new live lease with these charges."""

@@ -11,7 +11,7 @@ which the most prompts share, stays longest (vLLM frees in the same order).
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 
 BYTES_PER_BLOCK = 416
@@ -57,14 +57,29 @@ class PrefixIndex:
         """Leading blocks of the prompt that each known instance holds, in blocks."""
         hit = dict.fromkeys(self._bits, len(hashes))
         holders, alive = self._masks.get, self._everyone
-        for count, block in enumerate(hashes):
-            lost = alive & ~holders(block, 0)
+        count = 0
+        while alive and count < len(hashes):
+            lost = alive & ~holders(hashes[count], 0)
             if lost:
                 alive ^= lost
                 self._settle(hit, lost, count)
-                if not alive:
-                    break
+            else:
+                count = self._next_loss(hashes, alive, count)
         return hit
+
+    def _next_loss(self, hashes: Sequence[int], alive: int, held: int) -> int:
+        """The first block after `held` that not all of `alive` hold, by halving.
+
+        Who holds a block holds all before it: an insert touches them after it, so they are younger.
+        """
+        missing = len(hashes)
+        while missing - held > 1:
+            middle = (held + missing) // 2
+            if alive & ~self._masks.get(hashes[middle], 0):
+                missing = middle
+            else:
+                held = middle
+        return missing
 
     def _settle(self, hit: dict[str, int], lost: int, count: int) -> None:
         while lost:
@@ -77,14 +92,27 @@ class PrefixIndex:
         if instance not in self._bits:
             self._enter(instance)
         lru, bit = self._lru[instance], self._bits[instance]
-        for block in reversed(hashes):
-            if block in lru:
-                lru.move_to_end(block)
-            else:
+        known = self._known(lru, hashes)
+        for block in reversed(hashes[known:]):
+            if block not in lru:
                 lru[block] = None
                 self._masks[block] = self._masks.get(block, 0) | bit
                 self._total += 1
+        deque(map(lru.move_to_end, reversed(hashes[:known])), maxlen=0)
         self._shrink(instance)
+
+    def _known(self, lru: OrderedDict[int, None], hashes: Sequence[int]) -> int:
+        """How many leading blocks an instance has: all before one that it has."""
+        if not hashes or hashes[-1] in lru:
+            return len(hashes)
+        known, missing = -1, len(hashes) - 1
+        while missing - known > 1:
+            middle = (known + missing) // 2
+            if hashes[middle] in lru:
+                known = middle
+            else:
+                missing = middle
+        return missing
 
     def _enter(self, instance: str) -> None:
         bit = ~self._everyone & (self._everyone + 1)

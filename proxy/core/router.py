@@ -186,7 +186,10 @@ class Router:
     ) -> list[Candidate] | Reject:
         busy: list[Busy] = []
         free: list[Member] = []
-        for member in self.fleet.serving(facts.model, exclude):
+        serving = self.fleet.serving(facts.model, exclude)
+        if serving and self.gate.is_open(facts.model, now_s):
+            return self._candidates(facts, serving, now_s)
+        for member in serving:
             state = self.busy(member.instance.name, facts.model, now_s)
             if state is None:
                 free.append(member)
@@ -206,7 +209,8 @@ class Router:
         candidates = []
         for member in members:
             name = member.instance.name
-            hit = facts.hit_tokens(hits.get(name, 0))
+            blocks = hits.get(name)
+            hit = facts.hit_tokens(blocks) if blocks else 0
             candidates.append(
                 Candidate(
                     member.instance,
@@ -227,7 +231,8 @@ class Router:
         return Scene(self.config, facts, home, free, mean, now_s, self.latency)
 
     def _mean_ongoing(self) -> float:
-        loads = [self.ledger.load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
+        load = self.ledger.load
+        loads = [load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
         return sum(loads) / len(loads) if loads else 0.0
 
     def _route(

@@ -33,7 +33,7 @@ class Sessions:
 
     def count(self, instance: str) -> int:
         """How many sessions live on an instance."""
-        return self._per_instance[instance]
+        return self._per_instance.get(instance, 0)
 
     def assign(self, session_id: str | None, instance: str, now_s: float) -> int:
         """Note that the session is served by `instance`; gives the turn's number, from 0."""
