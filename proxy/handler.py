@@ -94,6 +94,7 @@ class Exchange:
         finally:
             self.service.leave(scope)
             self._finish()
+            self.relay = None  # a cycle that only the collector would end
 
     async def _serve(self) -> web.StreamResponse:
         settings = self.service.settings

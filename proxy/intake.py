@@ -62,6 +62,8 @@ async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
 
 def _check_path(request: web.Request) -> None:
     """Only what stays below /v1 once an engine has resolved it, and changes no engine."""
+    if request.raw_path in OFFLOAD_ENDPOINTS and request.method == "POST":
+        return
     segments = request.path.split("/")
     if {".", ".."} & set(segments) or "\\" in request.path:
         raise BadRequestError("path: must not have . or .. in it")
@@ -74,14 +76,33 @@ def _check_path(request: web.Request) -> None:
 async def _body(request: web.Request, limits: Limits) -> bytes:
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedEncodingError("Content-Encoding: only identity is accepted")
-    too_large = BodyTooLargeError(f"body: over {limits.bytes} bytes (--max-body-bytes)")
-    if (request.content_length or 0) > limits.bytes:
-        raise too_large
+    length = request.content_length
+    if (length or 0) > limits.bytes:
+        raise _too_large(limits)
+    raw = request.content.read_nowait() if request.content.is_eof() else None
+    if raw is None:
+        raw = await _rest(request, limits, length)
+    if len(raw) > limits.bytes:
+        raise _too_large(limits)
+    return raw
+
+
+def _too_large(limits: Limits) -> BodyTooLargeError:
+    return BodyTooLargeError(f"body: over {limits.bytes} bytes (--max-body-bytes)")
+
+
+async def _rest(request: web.Request, limits: Limits, length: int | None) -> bytes:
+    """The body once it is complete; this is woken once where its length is known."""
+    content = request.content
     try:
         with Limit(limits.seconds):
-            return await request.read()
+            if length is None or content.exception() is not None:
+                return await request.read()
+            content.set_read_chunk_size(limits.bytes)
+            await content.wait_eof()
+            return content.read_nowait()
     except web.HTTPRequestEntityTooLarge as error:
-        raise too_large from error
+        raise _too_large(limits) from error
     except TimeoutError as error:
         late = f"body: not complete in {limits.seconds:g} s (--body-timeout)"
         raise BodyTimeoutError(late) from error

@@ -56,7 +56,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.admin": SHELL | {"proxy.service"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.admin"},
     "proxy.app": REQUEST | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"},
-    "proxy.cli": LEAF | {"proxy.app"},
+    "proxy.tuning": set(),
+    "proxy.cli": LEAF | {"proxy.app", "proxy.tuning"},
 }
 
 
