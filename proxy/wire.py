@@ -100,11 +100,18 @@ class Reply:
         self.status = parser.get_status_code()
         self.reason = head[13 : head.index(b"\r\n")]
         self.fields = fields
-        self.keeps = parser.should_keep_alive() and not self._is_head
         self.has_begun = True
         kind = self.header(b"content-type") or b""
         self.is_stream = self.status == 200 and kind.lower().startswith(b"text/event-stream")
         self.framing = self._framing()
+        self.keeps = self._keeps(is_1_1=head.startswith(b"HTTP/1.1"))
+
+    def _keeps(self, *, is_1_1: bool) -> bool:
+        """Whether the connection can carry another request after this answer."""
+        if self._is_head or isinstance(self.framing, UntilClose):
+            return False
+        wish = (self.header(b"connection") or b"").lower()
+        return b"close" not in wish if is_1_1 else b"keep-alive" in wish
 
     def _framing(self) -> Framing:
         if self._is_head or self.status in (204, 304):
@@ -205,6 +212,7 @@ class Connection(asyncio.Protocol):
 
     __slots__ = (
         "_buffer",
+        "_head_bytes",
         "_is_paused",
         "_on_lost",
         "_on_rest",
@@ -226,6 +234,7 @@ class Connection(asyncio.Protocol):
         self._on_rest, self._on_lost = on_rest, on_lost
         self._reply: Reply | None = None
         self._buffer = b""
+        self._head_bytes = 0
         self._is_paused = False
         self._transport: asyncio.Transport
         self.is_closed = False
@@ -240,6 +249,7 @@ class Connection(asyncio.Protocol):
         """Send a request."""
         reply = self._reply = Reply(self, is_head=is_head)
         self.requests += 1
+        self._head_bytes = 0
         if not body:
             self._transport.write(head)
         elif len(body) <= JOIN_BYTES:
@@ -279,7 +289,8 @@ class Connection(asyncio.Protocol):
                 ):
                     raise FramingError(_NOT_HTTP)
                 return
-            if end > HEAD_BYTES:
+            self._head_bytes += end
+            if self._head_bytes > HEAD_BYTES:
                 raise FramingError("the answer's head is too long")
             head, self._buffer = self._buffer[:end], self._buffer[end:]
             self._read_head(reply, head)

@@ -126,6 +126,8 @@ class Chunked:
         limit = TRAILER_BYTES if self._state == _TRAILER else LINE_BYTES
         if len(line) > limit:
             raise FramingError("a line between chunks is too long")
+        if self._state == _DATA_END and not b"\r\n".startswith(line):
+            raise FramingError("a chunk does not end where it should")
         if not stop:
             self._line = line
             return len(data)
@@ -133,8 +135,6 @@ class Chunked:
         if self._state == _SIZE:
             self._begin(line, start)
         elif self._state == _DATA_END:
-            if line != b"\r\n":
-                raise FramingError("a chunk does not end where it should")
             self._state = _SIZE
         elif line == b"\r\n":
             self.is_done = True
