@@ -153,7 +153,7 @@ class Exchange:
     async def _answer(self, route: Route) -> Reply:
         """Run the legs until an instance answers; raises the last UpstreamFailure."""
         while True:
-            edits = await self._prefill(route)
+            edits = await self._prefill(route) if route.prefill is not None else None
             try:
                 return await self._decode(route, edits)
             except UpstreamFailure as failure:

@@ -19,7 +19,7 @@ from proxy.core.types import FailureKind, Fallback
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.heads import with_request_id
-from proxy.relay import look_at
+from proxy.relay import is_plainly_good, look_at
 from proxy.upstream import ANSWER_BYTES, Upstream
 from proxy.wire import Reply
 
@@ -113,9 +113,17 @@ async def decode_leg(
     process answers nobody, and a Mooncake D would wait for a dead P for minutes. `timeout_s`:
     `--ttft-timeout`, or `--transfer-timeout`.
     """
+    # Not `watch`: a generator apiece is a noticeable part of a request.
+    watched = [d.watchers] if source is None else [d.watchers, source.watchers]
     try:
-        with Limit(timeout_s) as scope, d.watch(scope), (source or d).watch(scope):
-            return await _decode(out, d, headers, out.with_edits(edits))
+        with Limit(timeout_s) as scope:
+            for watchers in watched:
+                watchers.add(scope)
+            try:
+                return await _decode(out, d, headers, out.with_edits(edits))
+            finally:
+                for watchers in watched:
+                    watchers.discard(scope)
     except TimeoutError as error:
         if d.is_down:
             raise UpstreamFailure(FailureKind.WENT_DOWN, "it answers no probe") from error
@@ -129,7 +137,8 @@ async def _decode(out: Outgoing, d: Upstream, headers: bytes, body: bytes | None
     reply = await d.send(out.method, out.path, headers, body)
     is_good = False
     try:
-        await look_at(reply)
+        if not is_plainly_good(reply):
+            await look_at(reply)
         is_good = True
     finally:
         if not is_good:

@@ -47,6 +47,11 @@ class StalledClientError(ConnectionResetError):
     """The client holds its connection and reads nothing: as good as gone."""
 
 
+def is_plainly_good(reply: Reply) -> bool:
+    """Whether nothing more has to be looked at: an answer that is no stream and no refusal."""
+    return reply.status < 500 and not reply.is_stream and reply.status not in BUSY_STATUSES
+
+
 async def look_at(reply: Reply) -> None:
     """Judge an answer by its status and first event; raises UpstreamFailure for one to replace."""
     if reply.status in BUSY_STATUSES or reply.status >= 500:

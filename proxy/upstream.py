@@ -7,7 +7,8 @@ notices.
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import orjson
@@ -31,26 +32,6 @@ class Scope(Protocol):
         """Set the end, in the loop's time."""
 
 
-class _Watch:
-    """A scope that is in a set while it runs."""
-
-    __slots__ = ("_scope", "_watchers")
-
-    def __init__(self, watchers: set[Scope], scope: Scope) -> None:
-        self._watchers, self._scope = watchers, scope
-
-    def __enter__(self) -> None:
-        self._watchers.add(self._scope)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._watchers.discard(self._scope)
-
-
 class Upstream:
     """One instance's connections. `connect_timeout_s` bounds each attempt to connect."""
 
@@ -59,7 +40,8 @@ class Upstream:
         self._connect_timeout_s = connect_timeout_s
         self.is_down = False
         self._engine_id: str | None = None
-        self._watchers: set[Scope] = set()
+        self.watchers: set[Scope] = set()
+        """What `watch` holds; to be used alone where its own cost matters."""
         self._pool = Pool(instance.url, connect_timeout_s)
         bootstrap_url = instance.bootstrap_url
         self._bootstrap = Pool(bootstrap_url, connect_timeout_s) if bootstrap_url else None
@@ -75,12 +57,14 @@ class Upstream:
         """Connections that serve a request."""
         return self._pool.in_use
 
-    async def send(self, method: str, path: str, headers: bytes, body: bytes | None) -> Reply:
+    def send(
+        self, method: str, path: str, headers: bytes, body: bytes | None
+    ) -> Coroutine[None, None, Reply]:
         """Send a request and wait for the answer's head; raises UpstreamFailure.
 
         `headers`: lines, each with its end. Of a stream the first bytes are waited for as well.
         """
-        return await _ask(self._pool, method, path, headers, body)
+        return _ask(self._pool, method, path, headers, body)
 
     async def get(self, path: str, timeout_s: float, headers: bytes = b"") -> bytes:
         """The body of a 200 answer to GET; raises UpstreamFailure. For probes and scrapes."""
@@ -97,9 +81,14 @@ class Upstream:
         """A restarted engine has a new id; an old one makes D's pull fail."""
         self._engine_id = None
 
-    def watch(self, scope: Scope) -> _Watch:
+    @contextmanager
+    def watch(self, scope: Scope) -> Iterator[None]:
         """Let a timeout scope run out at once when this instance goes down."""
-        return _Watch(self._watchers, scope)
+        self.watchers.add(scope)
+        try:
+            yield
+        finally:
+            self.watchers.discard(scope)
 
     def came_up(self) -> None:
         """It answers again."""
@@ -110,7 +99,7 @@ class Upstream:
         self.is_down = True
         self.forget_engine_id()
         now_s = asyncio.get_running_loop().time()
-        for scope in list(self._watchers):
+        for scope in list(self.watchers):
             scope.reschedule(now_s)
 
 
@@ -121,24 +110,12 @@ async def _ask(pool: Pool, method: str, path: str, headers: bytes, body: bytes |
     if connection is not None:
         reply = connection.ask(head, body, is_head=is_head)
         try:
-            return await _begun(reply)
+            return await reply.begun()
         except UpstreamFailure as failure:
             if failure.kind is not FailureKind.RESET or reply.heard:
                 raise
     connection = await pool.connect()
-    return await _begun(connection.ask(head, body, is_head=is_head))
-
-
-async def _begun(reply: Reply) -> Reply:
-    """The answer once it has begun; whatever else happens, it is closed."""
-    is_there = False
-    try:
-        await reply.head()
-        is_there = True
-    finally:
-        if not is_there:
-            reply.close()
-    return reply
+    return await connection.ask(head, body, is_head=is_head).begun()
 
 
 async def _get(pool: Pool, path: str, timeout_s: float, headers: bytes = b"") -> bytes:

@@ -154,13 +154,24 @@ class Reply:
         self._waiter = self._connection.loop.create_future()
         await self._waiter
 
-    async def head(self) -> None:
-        """Wait for the head, and of a stream for its first bytes; raises UpstreamFailure."""
-        while not (self.is_over or (self.has_begun and (self.body or not self.is_stream))):
-            await self.moved()
-        if not self.has_begun:
+    async def begun(self) -> Reply:
+        """Wait for the head, and of a stream for its first bytes; raises UpstreamFailure.
+
+        Given up while it waits, the answer is closed.
+        """
+        is_there = False
+        try:
+            while not (self.is_over or (self.has_begun and (self.body or not self.is_stream))):
+                self._waiter = self._connection.loop.create_future()
+                await self._waiter
+            is_there = self.has_begun
+        finally:
+            if not is_there:
+                self.close()
+        if not is_there:
             assert self.failure is not None
             raise self.failure
+        return self
 
     async def more(self) -> bool:
         """Wait for the next held piece; false when there is none. Raises UpstreamFailure."""

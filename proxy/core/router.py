@@ -206,21 +206,26 @@ class Router:
         self, facts: RequestFacts, members: list[Member], now_s: float
     ) -> list[Candidate]:
         hits = self.prefixes.hits(facts.block_hashes)
+        tokens_of = {0: 0}
         candidates = []
         for member in members:
             name = member.instance.name
-            blocks = hits.get(name)
-            hit = facts.hit_tokens(blocks) if blocks else 0
+            blocks = hits.get(name, 0)
+            hit = tokens_of.get(blocks)
+            if hit is None:
+                hit = tokens_of[blocks] = facts.hit_tokens(blocks)
+            new = facts.prompt_tokens - hit
+            knows_kv = self.gate.kv_tokens(name) is not None
             candidates.append(
                 Candidate(
                     member.instance,
                     self.ledger.load(name),
                     hit,
-                    facts.prompt_tokens - hit,
+                    new,
                     self.sessions.count(name),
                     member.last_placed,
-                    self._kv_full(name),
-                    self._kv_wait_s(name, facts.prompt_tokens - hit, now_s),
+                    self._kv_full(name) if knows_kv else 0.0,
+                    self._kv_wait_s(name, new, now_s) if knows_kv else 0.0,
                 )
             )
         return candidates
