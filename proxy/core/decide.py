@@ -85,12 +85,14 @@ def place(scene: Scene) -> tuple[Candidate, bool]:
         for candidate in scene.free:
             if candidate.instance.name == scene.home:
                 return candidate, False
-    score = SCORERS[config.placement]
+    scores = list(map(SCORERS[config.placement], scene.free))
+    lowest = min(scores)
+    best = [c for c, score in zip(scene.free, scores, strict=True) if score == lowest]
+    return (best[0] if len(best) == 1 else min(best, key=_longest_unused)), True
 
-    def rank(c: Candidate) -> tuple[float, int, int, int]:
-        return score(c), c.load.ongoing_tokens, c.sessions, c.last_placed
 
-    return min(scene.free, key=rank), True
+def _longest_unused(c: Candidate) -> tuple[int, int, int]:
+    return c.load.ongoing_tokens, c.sessions, c.last_placed
 
 
 def size_on(scene: Scene, d: Candidate) -> Size:

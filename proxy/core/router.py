@@ -207,6 +207,7 @@ class Router:
     ) -> list[Candidate]:
         hits = self.prefixes.hits(facts.block_hashes)
         tokens_of = {0: 0}
+        load, kv_tokens, sessions = self.ledger.load, self.gate.kv_tokens, self.sessions.count
         candidates = []
         for member in members:
             name = member.instance.name
@@ -215,14 +216,14 @@ class Router:
             if hit is None:
                 hit = tokens_of[blocks] = facts.hit_tokens(blocks)
             new = facts.prompt_tokens - hit
-            knows_kv = self.gate.kv_tokens(name) is not None
+            knows_kv = kv_tokens(name) is not None
             candidates.append(
                 Candidate(
                     member.instance,
-                    self.ledger.load(name),
+                    load(name),
                     hit,
                     new,
-                    self.sessions.count(name),
+                    sessions(name),
                     member.last_placed,
                     self._kv_full(name) if knows_kv else 0.0,
                     self._kv_wait_s(name, new, now_s) if knows_kv else 0.0,
@@ -232,12 +233,16 @@ class Router:
 
     def _scene(self, facts: RequestFacts, free: list[Candidate], now_s: float) -> Scene:
         home = self.sessions.home(facts.session_id, now_s)
-        mean = self._mean_ongoing()
+        mean = self._mean_ongoing(free)
         return Scene(self.config, facts, home, free, mean, now_s, self.latency)
 
-    def _mean_ongoing(self) -> float:
-        load = self.ledger.load
-        loads = [load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
+    def _mean_ongoing(self, free: list[Candidate]) -> float:
+        """Over all instances that are up, which mostly are the free ones."""
+        if len(free) == len(self.fleet):
+            loads = [c.load.ongoing_tokens for c in free]
+        else:
+            load = self.ledger.load
+            loads = [load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
         return sum(loads) / len(loads) if loads else 0.0
 
     def _route(

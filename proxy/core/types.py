@@ -143,11 +143,11 @@ class Load:
     decode_requests: int = 0
     pinned_tokens: int = 0
     pinned_requests: int = 0
+    ongoing_tokens: int = field(init=False, compare=False)
+    """Prefill backlog plus KV that is running or on its way here."""
 
-    @property
-    def ongoing_tokens(self) -> int:
-        """Prefill backlog plus KV that is running or on its way here."""
-        return self.prefill_tokens + self.inbound_tokens + self.decode_tokens
+    def __post_init__(self) -> None:
+        self.ongoing_tokens = self.prefill_tokens + self.inbound_tokens + self.decode_tokens
 
     @property
     def is_idle(self) -> bool:
