@@ -166,6 +166,7 @@ class Relay:
     __slots__ = (
         "_client",
         "_feed",
+        "_frame",
         "_framing",
         "_is_end_kept",
         "_kept",
@@ -200,6 +201,7 @@ class Relay:
         self._write = transport.write
         self.reply, self.response, self.scanner = reply, response, scanner
         self._framing = reply.framing
+        self._frame = reply.framing.feed
         self._feed = scanner.feed
         self._reframes = response.rechunks or response.unchunks
         self._on_mark = on_mark
@@ -216,9 +218,12 @@ class Relay:
         if not self.is_paused:
             self.reply.resume()
 
-    def _piece(self, wire: bytes, body: bytes) -> None:
-        """A piece was read from the instance: the hot path."""
+    def _piece(self, wire: bytes) -> None:
+        """A piece was read from the instance: the hot path. Raises FramingError."""
+        body = self._frame(wire)
         if self._framing.at_end or self._reframes:
+            if self._framing.at_end:
+                wire = self.reply.ended(wire)
             self._pass(b"", wire, body)
             return
         self._feed(body)
@@ -269,7 +274,7 @@ class Relay:
 
     def progress(self) -> object:
         """Another value whenever something has moved on either side."""
-        return self.reply.received, self.transport.get_write_buffer_size()
+        return self.scanner.size, self.transport.get_write_buffer_size()
 
     def last_words(self, event: bytes) -> bytes | None:
         """Wire bytes for an event after a cut; None where it could not be told from the answer."""

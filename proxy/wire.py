@@ -27,7 +27,11 @@ _CLOSED = "the connection was closed"
 _NO_BODY = Length(0)
 
 Fields = list[tuple[bytes, bytes]]
-Sink = Callable[[bytes, bytes], None]
+Sink = Callable[[bytes], None]
+
+
+def _nowhere(data: bytes) -> None:
+    """The sink of an answer that nobody wants."""
 
 
 class _Head:
@@ -56,6 +60,7 @@ class Reply:
     __slots__ = (
         "_connection",
         "_held",
+        "_held_bytes",
         "_is_head",
         "_waiter",
         "body",
@@ -68,7 +73,6 @@ class Reply:
         "is_stream",
         "keeps",
         "reason",
-        "received",
         "sink",
         "status",
     )
@@ -78,13 +82,13 @@ class Reply:
         self._is_head = is_head
         self._held: list[bytes] = []
         self._waiter: asyncio.Future[None] | None = None
-        self.sink: Sink | None = None
+        self.sink: Sink = self.hold
         self.body: list[bytes] = []
         self.failure: UpstreamFailure | None = None
         self.fields: Fields = []
         self.framing: Framing = _NO_BODY
         self.has_begun = self.heard = self.is_over = self.is_stream = self.keeps = False
-        self.received = 0
+        self._held_bytes = 0
         self.status = 0
         self.reason = b""
 
@@ -123,23 +127,26 @@ class Reply:
         length = self.header(b"content-length")
         return UntilClose() if length is None else Length(int(length))
 
-    def take(self, data: bytes) -> None:
-        """A piece of the body; raises FramingError."""
-        framing = self.framing
-        body = framing.feed(data)
-        self.received += len(data)
-        if framing.at_end:
-            if framing.is_done and framing.end < len(data):
-                # Bytes that nobody asked for: they are not the client's, and the connection ends.
-                data, self.keeps = data[: framing.end], False
-            self.is_over = framing.is_done
-        if self.sink is not None:
-            self.sink(data, body)
-            return
-        self._held.append(data)
+    def hold(self, data: bytes) -> None:
+        """The sink until `pour`: keep a piece of the body, and tell who waits."""
+        body = self.framing.feed(data)
+        self._held.append(self.ended(data) if self.framing.at_end else data)
         self.body.append(body)
-        if self.received > HOLD_BYTES:
+        self._held_bytes += len(data)
+        if self._held_bytes > HOLD_BYTES:
             self.pause()
+        if not self.is_over:
+            self.wake()
+
+    def ended(self, data: bytes) -> bytes:
+        """A piece in which the body ends, or begins to, without what is not the body's."""
+        framing = self.framing
+        self.is_over = framing.is_done
+        if not framing.is_done or framing.end == len(data):
+            return data
+        # Bytes that nobody asked for: they are not the client's, and the connection ends.
+        self.keeps = False
+        return data[: framing.end]
 
     def wake(self) -> None:
         """Let who waits look again."""
@@ -190,7 +197,7 @@ class Reply:
         return b"".join(self.body)[:limit]
 
     def pour(self, sink: Sink) -> bytes:
-        """From now on each piece goes to `sink(wire, body)`; what was held so far is returned."""
+        """From now on each piece of the wire goes to `sink`; what was held so far is returned."""
         self.sink = sink
         held = b"".join(self._held)
         # Where the last chunk begins is known within the last piece; now all are one.
@@ -214,7 +221,7 @@ class Reply:
 
     def close(self) -> None:
         """Done with it. One that is not over takes its connection along."""
-        self.sink = None
+        self.sink = _nowhere
         self._connection.leave(self)
 
 
@@ -277,7 +284,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             if reply.has_begun:
-                reply.take(data)
+                reply.sink(data)
             else:
                 self._take_head(reply, data)
         except (HttpParserError, FramingError) as error:
@@ -286,8 +293,6 @@ class Connection(asyncio.Protocol):
             return
         if reply.is_over:
             self._finish(reply)
-        elif reply.sink is None and reply.has_begun:
-            reply.wake()
 
     def _take_head(self, reply: Reply, data: bytes) -> None:
         reply.heard = True
@@ -307,7 +312,9 @@ class Connection(asyncio.Protocol):
             self._read_head(reply, head)
         rest, self._buffer = self._buffer, b""
         if rest or reply.framing.is_done:
-            reply.take(rest)
+            reply.hold(rest)
+        else:
+            reply.wake()
 
     def _read_head(self, reply: Reply, head: bytes) -> None:
         seen = _Head()
@@ -356,8 +363,7 @@ class Connection(asyncio.Protocol):
             self._reply = None
             reply.is_over = True
             reply.framing.is_done = reply.framing.at_end = True
-            if reply.sink is not None:
-                reply.sink(b"", b"")
+            reply.sink(b"")
             reply.wake()
             self.abort()
             return

@@ -67,7 +67,10 @@ class Scanner:
     def feed(self, data: bytes) -> None:
         """Take in the next piece of the answer's body."""
         self.size += len(data)
-        self._count_events(self._open + data if self._open else data)
+        if not self._open and data.endswith(b"\n\n") and not data.endswith(b"\n\n\n"):
+            self.events += data.count(b"\n\n")  # whole events, as nearly always
+        else:
+            self._count_events(self._open + data)
         if not self.has_content:
             seen = self._edge + data
             self.has_content = _CONTENT.search(seen) is not None
