@@ -17,6 +17,7 @@ _TRAILER_LINE = re.compile(rb"[!#-'*+.^-z|~0-9A-Z-]+:[^\r\n\0]*\r\n")
 _sizes: dict[bytes, int] = {}
 """Sizes of chunks by their size lines, without the line's end: few different ones occur."""
 _SIZES_MAX = 4096
+_NEWLINE = ord("\n")
 _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 
 
@@ -97,7 +98,7 @@ class Chunked:
             at = data.find(b"\r")
             size = _sizes.get(data[:at])
             whole = size is not None and len(data) == at + size + 4
-            if whole and data[at : at + 2] == data[-2:] == b"\r\n":
+            if whole and data[at + 1] == _NEWLINE and data.endswith(b"\r\n"):
                 return data[at + 2 : -2]
         return self._walk(data)
 
