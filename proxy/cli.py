@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.app import Server
 from proxy.config import ConfigError, Loaded, Settings, load, print_config
-from proxy.tuning import collect_rarely, keep_big_blocks
+from proxy.tuning import collect_rarely, keep_big_blocks, share_the_interpreter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     _set_up_logging(loaded.settings)
     keep_big_blocks()
+    share_the_interpreter()
     try:
         uvloop.run(_serve(loaded))
     except OSError as error:

@@ -153,7 +153,7 @@ class RelayResponse(web.StreamResponse):
         self._eof_sent = True
         self._keep_alive = False
         transport = self._request.transport
-        if transport is not None and last_words:
+        if transport is not None and last_words and not transport.is_closing():
             transport.write(last_words)
         self._request.protocol.force_close()
         if transport is not None and transport.get_write_buffer_size():
@@ -229,9 +229,19 @@ class Relay:
         self._feed(body)
         if self.scanner.events >= self._mark:
             self._mark = self._on_mark()
-        self._write(wire)
+        try:
+            self._write(wire)
+        except RuntimeError:
+            self._is_gone()
         if self._client.writing_paused:
             self._hold()
+
+    def _is_gone(self) -> None:
+        """The client's connection was closed in this turn of the loop (so says uvloop).
+
+        aiohttp cancels the task in the next one; until then there is nobody to read for.
+        """
+        self.reply.pause()
 
     def _pass(self, head: bytes, wire: bytes, body: bytes) -> None:
         """Every other piece: the first, the last, and what has to be framed anew."""
@@ -239,7 +249,10 @@ class Relay:
         if self.scanner.events >= self._mark:
             self._mark = self._on_mark()
         if data := head + self._framed(wire, body):
-            self._write(data)
+            try:
+                self._write(data)
+            except RuntimeError:
+                self._is_gone()
         if self._client.writing_paused:
             self._hold()
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES = 32 << 20
 """Freed memory at the heap's end that is kept, and the size from which a block is mapped alone."""
+SWITCH_S = 0.0005
 GC_THRESHOLDS = (20_000, 50, 20)
 
 
@@ -23,6 +25,11 @@ def keep_big_blocks() -> None:
         return
     mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)
     mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
+
+
+def share_the_interpreter() -> None:
+    """Let the event loop wait for another thread's Python code no longer than `SWITCH_S`."""
+    sys.setswitchinterval(SWITCH_S)
 
 
 def collect_rarely() -> None:

@@ -268,12 +268,16 @@ class Connection(asyncio.Protocol):
         reply = self._reply = Reply(self, is_head=is_head)
         self.requests += 1
         self._head_bytes = 0
-        if not body:
-            self._transport.write(head)
-        elif len(body) <= JOIN_BYTES:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines([head, body])
+        try:
+            if not body:
+                self._transport.write(head)
+            elif len(body) <= JOIN_BYTES:
+                self._transport.write(head + body)
+            else:
+                self._transport.writelines([head, body])
+        except RuntimeError:
+            # uvloop's word for a connection that was closed in this turn of the loop.
+            self._broke(UpstreamFailure(FailureKind.RESET, _CLOSED))
         return reply
 
     def data_received(self, data: bytes) -> None:
@@ -345,6 +349,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """The instance sends nothing more; so do we."""
+        self.is_closed = True
         self._end(UpstreamFailure(FailureKind.RESET, _CLOSED))
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -340,3 +341,29 @@ async def test_any_segmentation_gives_the_same(
             assert answer.body == body
             last = seen[-1]
             assert (last.events, last.size, last.is_done) == (scanned.events, len(body), True)
+
+
+async def test_clients_vanish_amid_their_streams(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bytes for a connection that was closed in the same turn of the loop are nobody's error."""
+
+    async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        while True:
+            writer.write(chunk(event("x")) * 20)
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with between(tmp_path, floods) as (proxy, _, engine):
+        for _ in range(5):
+            async with contextlib.AsyncExitStack() as stack:
+                raws = [await stack.enter_async_context(client(proxy)) for _ in range(10)]
+                seen = len(engine.posts)
+                for raw in raws:
+                    raw.writer.write(post())
+                await until(lambda seen=seen: len(engine.posts) == seen + 10, "all are served")
+                for raw in raws:
+                    raw.writer.transport.abort()
+        await proxy.at_rest()
+        assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
