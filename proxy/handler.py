@@ -15,6 +15,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy import intake, journal, replies
+from proxy.answer import Reply
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
 from proxy.core.retry import Next, after_failure, fallback_reason
@@ -33,7 +34,6 @@ from proxy.relay import (
     StreamCutError,
 )
 from proxy.service import Service
-from proxy.wire import Reply
 
 ENDPOINTS = frozenset(
     {

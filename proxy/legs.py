@@ -13,15 +13,15 @@ from typing import Any
 
 import orjson
 
+from proxy.answer import Reply
 from proxy.core.connectors import Connector, Edits, Transfer
 from proxy.core.splice import splice
 from proxy.core.types import FailureKind, Fallback
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.heads import with_request_id
-from proxy.relay import is_plainly_good, look_at
+from proxy.judge import is_plainly_good, look_at
 from proxy.upstream import ANSWER_BYTES, Upstream
-from proxy.wire import Reply
 
 _FALLBACKS = {
     FailureKind.CONNECT: Fallback.P_REFUSED,

@@ -13,14 +13,13 @@ from typing import Protocol
 
 import orjson
 
+from proxy.answer import Reply
 from proxy.core.types import FailureKind, Instance
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.heads import request_head
 from proxy.pool import Pool
-from proxy.wire import Reply
 
-ERROR_BODY_BYTES = 65536
 ANSWER_BYTES = 16 << 20
 """The most that is read of an answer which is for the proxy itself."""
 

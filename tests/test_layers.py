@@ -20,6 +20,8 @@ LEAF = {OURS, "proxy.errors", "proxy.config", "proxy.config_options", "proxy.con
 LEAF |= {"proxy.config_values", "proxy.clock"}
 WIRE = LEAF | {"proxy.deadline", "proxy.heads"}
 SHELL = WIRE | {
+    "proxy.answer",
+    "proxy.judge",
     "proxy.wire",
     "proxy.pool",
     "proxy.upstream",
@@ -38,14 +40,16 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.config": LEAF,
     "proxy.deadline": set(),
     "proxy.heads": set(),
-    "proxy.wire": LEAF,
+    "proxy.answer": LEAF,
+    "proxy.judge": LEAF | {"proxy.answer"},
+    "proxy.wire": LEAF | {"proxy.answer"},
     "proxy.pool": WIRE | {"proxy.wire"},
-    "proxy.upstream": WIRE | {"proxy.wire", "proxy.pool"},
+    "proxy.upstream": WIRE | {"proxy.answer", "proxy.pool"},
     "proxy.scrape": LEAF,
     "proxy.reqlog": LEAF,
     "proxy.tally": set(),
     "proxy.metrics": LEAF | {"proxy.scrape", "proxy.tally"},
-    "proxy.relay": WIRE | {"proxy.wire", "proxy.upstream"},
+    "proxy.relay": WIRE | {"proxy.answer"},
     "proxy.service": SHELL,
     "proxy.legs": SHELL,
     "proxy.intake": SHELL | {"proxy.legs"},
