@@ -47,7 +47,7 @@ class Counts(Collector):
     """A counter with labels; one without any can be fed directly."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        self._name, self._text, self._labels = name, text, tuple(labels)
+        self._name, self._text, self.label_names = name, text, tuple(labels)
         self._children: dict[tuple[str, ...], Count] = {}
         if not labels:
             self.inc = self.labels().inc
@@ -61,7 +61,7 @@ class Counts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The family."""
-        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        family = CounterMetricFamily(self._name, self._text, labels=self.label_names)
         for values, child in self._children.items():
             family.add_metric(values, child.value)
         yield family
@@ -73,7 +73,7 @@ class Spreads(Collector):
     def __init__(
         self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
     ) -> None:
-        self._name, self._text, self._labels = name, text, tuple(labels)
+        self._name, self._text, self.label_names = name, text, tuple(labels)
         self._bounds = tuple(float(bound) for bound in buckets)
         self._children: dict[tuple[str, ...], Spread] = {}
         if not labels:
@@ -88,7 +88,7 @@ class Spreads(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The family."""
-        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        family = HistogramMetricFamily(self._name, self._text, labels=self.label_names)
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         for values, child in self._children.items():
             buckets, below = [], 0
