@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo demo-kill demo-compare test lint clean
+.PHONY: demo demo-kill demo-compare test lint bench bench-core clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -40,6 +40,14 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+## What the proxy costs beside its peers, minutes; BENCH="--quick" for less. See docs/benchmark.md.
+bench: $(VENV)/.installed
+	$(BIN)/python -m tests.bench --json .cache/bench/result.json $(BENCH)
+
+## What one decision costs, without any network.
+bench-core: $(VENV)/.installed
+	$(BIN)/python -m tests.bench.bench_core --json .cache/bench-core.json $(BENCH)
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

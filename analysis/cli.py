@@ -1,4 +1,4 @@
-"""The command `analyze`: reports and comparisons of what `replay` wrote; the league."""
+"""The command `analyze`: reports and comparisons of what `replay` wrote; league and regret."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ from analysis.compare import compare, print_comparison
 from analysis.league import LeagueError
 from analysis.league_cli import add_league, run_command
 from analysis.load import RunError, load_run, read_rows, read_summary
+from analysis.regret_cli import add_regret, run_regret_command
 from analysis.report import print_report, write_html
 from replayer.virtual import TraceError
 
@@ -30,6 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="exit status 1 unless both runs are ok on the same requests with the same output",
     )
     add_league(commands)
+    add_regret(commands)
     return parser
 
 
@@ -42,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _report(options.run, console)
         if options.command == "league":
             return run_command(options, console)
+        if options.command == "regret":
+            return run_regret_command(options, console)
         return _compare(options, console)
     except (RunError, LeagueError, TraceError) as error:
         print(f"analyze: {error}", file=sys.stderr)

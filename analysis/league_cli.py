@@ -31,13 +31,13 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--load", type=_numbers, default=(0.5, 0.8, 1.0), help="parts of the saturation rate")
     add("--policies", type=_policies, default="all", help=f"all, or of {', '.join(RIVALS)}")
     add("--seeds", type=int, default=3, help="runs per policy and load")
-    add("--regime", type=_names, default=tuple(REGIMES), help="the working set fits or exceeds")
+    add("--regime", type=names, default=tuple(REGIMES), help="the working set fits or exceeds")
     add(
         "--scale",
-        type=_scale,
+        type=scale,
         help="RATE:KV instead of --regime: load 1.0 and KV tokens per engine",
     )
-    add("--perturb", type=_names, default=("none",), help=f"of {', '.join(PERTURBATIONS)}, or all")
+    add("--perturb", type=names, default=("none",), help=f"of {', '.join(PERTURBATIONS)}, or all")
     add("--horizon", type=float, default=900.0, help="virtual seconds of load")
     add("--think-cap", type=float, default=60.0, help="longest pause between two turns, seconds")
     add("--timeout", type=float, default=60.0, help="a later first token is a failure, seconds")
@@ -87,21 +87,23 @@ def _write(
         console.print(f"written: {one}", soft_wrap=True, markup=False)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names(text: str) -> tuple[str, ...]:
+    """Names joined by commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _policies(text: str) -> tuple[str, ...]:
-    return tuple(RIVALS) if text == "all" else _names(text)
+    return tuple(RIVALS) if text == "all" else names(text)
 
 
-def _scale(text: str) -> Scale:
+def scale(text: str) -> Scale:
+    """RATE:KV, session starts per second at load 1.0 and KV tokens per engine."""
     rate, _, kv_tokens = text.partition(":")
     return Scale("given", float(kv_tokens), float(rate), 0.0)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    values = tuple(float(part) for part in _names(text))
+    values = tuple(float(part) for part in names(text))
     if not values or min(values) <= 0.0:
         raise argparse.ArgumentTypeError("must be numbers > 0")
     return values

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.rivals import RIVALS, Rival
-from proxy.core.decide import RouterConfig
+from proxy.core.decide import Decide, RouterConfig
 from proxy.core.router import Router
 from replayer.virtual import (
     EngineOptions,
@@ -112,8 +112,22 @@ def run_rival(
     until_s: float = math.inf,
 ) -> VirtualRun:
     """The same for a rule that has no name yet."""
+    decide = make_rule(rival, fleet)
+    config, options = setting(rival, fleet, block_tokens, until_s)
+    observers = [] if decide is None else [decide]
+    return simulate(planned, Router(config, decide=decide), options, observers)
+
+
+def make_rule(rival: Rival, fleet: Fleet) -> Decide | None:
+    """The rival's rule for one run; None where the router decides by its options."""
     first = fleet.engines[0]
-    decide = rival.make(first.num_blocks * first.block_size)
+    return rival.make(first.num_blocks * first.block_size)
+
+
+def setting(
+    rival: Rival, fleet: Fleet, block_tokens: int, until_s: float = math.inf
+) -> tuple[RouterConfig, VirtualOptions]:
+    """The router's and the driver's options for a rival's run."""
     config = RouterConfig(
         **{"prefill_throughput": PREFILL_THROUGHPUT, **fleet.options, **rival.options}
     )
@@ -124,8 +138,7 @@ def run_rival(
         estimate_factor=fleet.estimate_factor,
         until_s=until_s,
     )
-    observers = [] if decide is None else [decide]
-    return simulate(planned, Router(config, decide=decide), options, observers)
+    return config, options
 
 
 def figures(
@@ -153,6 +166,7 @@ def figures(
         "hit_ratio": 1.0 - computed / max(1, prompt),
         "offloads": sum(row.prefill is not None for row in run.rows),
         "fallbacks": sum(row.fallback is not None for row in run.rows),
+        "hedges": sum(row.hedge is not None for row in run.rows),
         "moved_bytes": run.moved_bytes,
         "preemptions": run.preemptions,
         "evicted_blocks": run.evicted_blocks,

@@ -12,8 +12,10 @@ from aiohttp import web
 
 from proxy.config import InstanceSpec
 from proxy.core.gate import ANY_MODEL
+from proxy.core.latency import Times
 from proxy.core.tokens import bounded
 from proxy.errors import UpstreamFailure
+from proxy.reqlog import record_json
 from proxy.service import DECISIONS_KEPT, Service
 from proxy.upstream import model_cards
 
@@ -120,6 +122,7 @@ class Admin:
             "busy": busy.check if busy else None,
             "load": {**asdict(load), "ongoing_tokens": load.ongoing_tokens},
             "learned_prefill_tps": round(router.latency.prefill_tps(name)),
+            "residual_ratios": _ratios(router.latency.of(name)),
             "sessions": router.sessions.count(name),
             "prefix_blocks": router.prefixes.blocks(name),
             "engine": asdict(stats) if stats else None,
@@ -131,7 +134,8 @@ class Admin:
         if not text.isdecimal() or not 1 <= int(text) <= DECISIONS_KEPT:
             return error_response(400, f"n: a whole number, 1 to {DECISIONS_KEPT}")
         newest = islice(reversed(self._service.decisions), int(text))
-        return json_response([asdict(record) for record in newest])
+        body = b"[" + b",".join(record_json(record) for record in newest) + b"]"
+        return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def add_instance(self, request: web.Request) -> web.Response:
         """POST {"instance": "[name=]host:port[;bootstrap=PORT]"}; takes a draining one back."""
@@ -188,6 +192,19 @@ def _auth(request: web.Request) -> bytes:
     """The client's key as a header line, which engines started with one want to see."""
     given = [value for name, value in request.raw_headers if name.lower() == b"authorization"]
     return b"Authorization: %b\r\n" % given[0] if given else b""
+
+
+def _ratios(times: Times) -> dict[str, dict[str, float | None]]:
+    """Realised over predicted: of lone prefills, of prompts with their queue, of decode steps."""
+    lines = (
+        ("prefill", times.prefill.residuals),
+        ("queue_and_prefill", times.ready),
+        ("step", times.step.residuals),
+    )
+    return {
+        name: {"p50": residuals.quantile(0.5), "p95": residuals.quantile(0.95)}
+        for name, residuals in lines
+    }
 
 
 def _ok(serving: bool) -> int:  # noqa: FBT001 - the one thing it is asked

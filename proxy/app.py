@@ -97,9 +97,14 @@ class Server:
 
         server.request_handler = handle
 
+    def catch_signals(self) -> None:
+        """From now on SIGTERM and SIGINT end `run`; before it says that it listens, better."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, self._on_signal)
+
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
-        self.catch_signals()
+        """Serve until a signal comes, then drain; a second one ends at once."""
         try:
             async with asyncio.TaskGroup() as group:
                 periodic = group.create_task(background.run(self.service), name="background")
@@ -109,12 +114,6 @@ class Server:
                 periodic.cancel()
         finally:
             await self.close()
-
-    def catch_signals(self) -> None:
-        """From now on a signal drains instead of killing; called before anybody is told to come."""
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, self._on_signal)
 
     def _on_signal(self) -> None:
         self._stop.set()

@@ -39,6 +39,7 @@ Tokens = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Instances = Annotated[tuple[InstanceSpec, ...], BeforeValidator(instance_list), Field(min_length=1)]
+OffloadPolicy = Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"]
 MIB = 1 << 20
 
 
@@ -139,9 +140,13 @@ class Settings(BaseModel):
         Option(OFFLOAD, "How the engines move KV between each other; none: never offload."),
     ] = "mooncake"
     offload_policy: Annotated[
-        Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"],
+        OffloadPolicy,
         Option(OFFLOAD, "Who computes what: cost prices every place; others rule on HEAVY only."),
-    ] = "seed-heuristic"
+    ] = "cost"
+    shadow_policy: Annotated[
+        OffloadPolicy | None,
+        Option(OFFLOAD, "A policy that only looks: logged and counted is what it would have done."),
+    ] = None
     offload_non_cached_tokens: Annotated[
         Tokens,
         Option(
@@ -151,6 +156,20 @@ class Settings(BaseModel):
     kv_transfer_time: Annotated[
         NonNegative, Option(OFFLOAD, "Cost of one KV transfer that the policies assume.", "s")
     ] = 0.5
+    ttft_slo: Annotated[
+        Seconds,
+        Option(OFFLOAD, "Target of the cost policy: time to first token of a short prompt.", "s"),
+    ] = 2.0
+    tpot_slo: Annotated[
+        Seconds,
+        Option(
+            OFFLOAD, "Its target for an answer's mean time per token; 9 of 10 should keep it.", "s"
+        ),
+    ] = 0.05
+    hedge: Annotated[
+        bool,
+        Option(OFFLOAD, "Compute on the decode instance too when a prefill leg is late."),
+    ] = True
 
     active_decode_blocks_threshold: Annotated[
         float | None,

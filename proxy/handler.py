@@ -19,12 +19,14 @@ from proxy.answer import Reply
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
 from proxy.core.retry import Next, after_failure, fallback_reason
+from proxy.core.reuse import cached_ratio
 from proxy.core.sse import Scanner
 from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
 from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.heads import with_request_id
-from proxy.legs import Outgoing, decode_leg, fallback_of, prefill_leg
+from proxy.legs import Outgoing, decode_leg
+from proxy.offloading import Offloading
 from proxy.relay import (
     CLOSE,
     GROW_EVENTS,
@@ -160,42 +162,36 @@ class Exchange:
     async def _answer(self, route: Route) -> Reply:
         """Run the legs until an instance answers; raises the last UpstreamFailure."""
         while True:
-            edits = await self._prefill(route) if route.prefill is not None else None
+            got: Edits | Reply | None = None
             try:
-                return await self._decode(route, edits)
+                got = await self._prefill(route)
+                if isinstance(got, Reply):
+                    return got
+                return await self._decode(route, got)
             except UpstreamFailure as failure:
-                if not self._route_around(route, failure, offloaded=edits is not None):
+                if not self._route_around(route, failure, offloaded=got is not None):
                     raise
 
-    async def _prefill(self, route: Route) -> Edits | None:
+    async def _prefill(self, route: Route) -> Edits | Reply | None:
         if route.prefill is None:
             return None
-        service, name = self.service, route.prefill.name
-        start_s = service.clock.now_s()
-        self.record.t_prefill_sent = service.clock.unix(start_s)
-        limit_s = service.settings.prefill_timeout
-        leg_id = f"{self.request_id}-p"
-        try:
-            p = service.upstream(name)
-            result = await prefill_leg(self.out, p, service.connector, leg_id, limit_s)
-        except UpstreamFailure as failure:
-            self._blame(name, failure)
-            result = fallback_of(failure)
-        if isinstance(result, Fallback):
-            self._fall_back(route, result)
-            return None
-        end_s = service.clock.now_s()
-        self.record.t_prefill_done = service.clock.unix(end_s)
-        service.metrics.prefill_leg.observe(end_s - start_s)
-        service.router.answered(name)
-        service.router.prefill_done(route, self.facts, end_s)
-        return result
+        offloading = Offloading(
+            service=self.service,
+            record=self.record,
+            out=self.out,
+            facts=self.facts,
+            route=route,
+            decode=lambda: self._decode(route, None, again=True),
+            blame=self._blame,
+            fall_back=self._fall_back,
+        )
+        return await offloading.run(route.prefill.name)
 
-    async def _decode(self, route: Route, edits: Edits | None) -> Reply:
+    async def _decode(self, route: Route, edits: Edits | None, *, again: bool = False) -> Reply:
         service, settings = self.service, self.service.settings
         source = service.upstreams.get(route.prefill.name) if edits and route.prefill else None
         headers = self.out.headers
-        if self.record.retries or route.fallback:
+        if again or self.record.retries or route.fallback:
             headers = with_request_id(headers, f"{self.request_id}-{uuid.uuid4().hex[:6]}")
         limit_s = settings.transfer_timeout if edits else settings.ttft_timeout
         self.record.t_decode_sent = service.clock.unix_now()
@@ -230,16 +226,17 @@ class Exchange:
 
     def _fall_back(self, route: Route, why: Fallback) -> None:
         p = self.service.upstreams.get(route.prefill.name) if route.prefill else None
-        if p is not None:
+        if p is not None and why is not Fallback.P_LATE:
             p.forget_engine_id()
-        self.service.router.fall_back(route, why, self.service.clock.now_s())
+        self.service.router.fall_back(route, self.facts, why, self.service.clock.now_s())
         self.service.metrics.fallbacks.labels(why).inc()
         self.record.fallback = why
 
     async def _relay(self, route: Route, answer: Reply) -> web.StreamResponse:
         self.record.status = answer.status
         if not answer.is_stream:
-            self.service.router.first_token(route, self.facts, self.service.clock.now_s())
+            now_s = self.service.clock.now_s()
+            self.service.router.first_token(route, self.facts, now_s, seen=False)
         try:
             relay = self._begin(answer)
             try:
@@ -346,6 +343,9 @@ class Exchange:
             self._complete()
         finally:
             if route is not None:
+                if record.outcome is Outcome.OK:
+                    found = cached_ratio(record.cached_tokens, record.prompt_tokens)
+                    service.router.completed(route, self.facts, found)
                 whole = record.stream and record.outcome is Outcome.OK
                 output_tokens = record.osl_tokens if whole else None
                 service.router.finish(route, service.clock.now_s(), output_tokens)

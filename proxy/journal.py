@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from proxy.core.record import RequestRecord
-from proxy.core.types import Candidate, Outcome, RequestFacts, Route
+from proxy.core.types import Outcome, RequestFacts, Route
 
 
 def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
@@ -28,21 +28,10 @@ def note_route(record: RequestRecord, route: Route) -> None:
         record.new_tokens_prefill = route.new_tokens_prefill
     if route.predicted_transfer_s is not None:
         record.predicted_transfer_s = round(route.predicted_transfer_s, 6)
-    if route.candidates:
-        record.candidates = [seen(candidate) for candidate in route.candidates]
-
-
-def seen(c: Candidate) -> dict[str, object]:
-    """One instance as the decision saw it."""
-    return {
-        "instance": c.instance.name,
-        "ongoing_tokens": c.load.ongoing_tokens,
-        "prefill_tokens": c.load.prefill_tokens,
-        "decode_tokens": c.load.decode_tokens,
-        "hit_tokens": c.hit_tokens,
-        "new_tokens": c.new_tokens,
-        "kv_wait_s": round(c.kv_wait_s, 3),
-    }
+    if route.predicted_ttft_bound_s is not None:
+        record.predicted_ttft_bound_s = round(route.predicted_ttft_bound_s, 6)
+    record.predicted_prefill_s = round(route.predicted_prefill_s, 6)
+    record.candidates, record.shadow = route.options, route.shadow
 
 
 def note_usage(record: RequestRecord, usage: bytes | None) -> None:

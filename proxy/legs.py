@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from proxy.answer import Reply
 from proxy.core.connectors import Connector, Edits, Transfer
+from proxy.core.reuse import usage_ratio
 from proxy.core.splice import splice
 from proxy.core.types import FailureKind, Fallback
 from proxy.deadline import Limit
@@ -91,7 +92,11 @@ def _after_prefill(connector: Connector, transfer: Transfer, answer: bytes) -> E
         parsed = orjson.loads(answer)
     except orjson.JSONDecodeError:
         return Fallback.P_ERROR
-    return connector.after_prefill(transfer, parsed if isinstance(parsed, dict) else {})
+    told = parsed if isinstance(parsed, dict) else {}
+    result = connector.after_prefill(transfer, told)
+    if isinstance(result, Fallback):
+        return result
+    return replace(result, cached_ratio=usage_ratio(told.get("usage")))
 
 
 def fallback_of(failure: UpstreamFailure) -> Fallback:

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from proxy.core.gate import ANY_MODEL
 from proxy.core.record import RequestRecord
+from proxy.core.residuals import SHORT_S
 from proxy.core.router import Router
 from proxy.core.types import FailureKind, Fallback, Load, RejectReason
 from proxy.scrape import EngineStats
@@ -26,6 +27,7 @@ PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07
 TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 ERROR_TOKENS = (-32768, -8192, -2048, -512, -128, 0, 128, 512, 2048, 8192, 32768)
 ERROR_SECONDS = (-30, -10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30)
+ERROR_RATIO = (-0.9, -0.75, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 NO_CLASS = "none"
 """route_class of a request that was never placed, or that has no prompt to classify."""
@@ -63,6 +65,7 @@ class Metrics:
         self.new_tokens = count("new_tokens", "Prompt tokens believed new where they ran")
         self.decisions = count("offload_decisions", "Placements", "decision", "reason")
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
+        self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
         self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
@@ -83,6 +86,13 @@ class Metrics:
         self.ttft_error = hist(
             "predicted_ttft_error_seconds", "Realised TTFT minus predicted", ERROR_SECONDS
         )
+        self.prediction_error = hist(
+            "prediction_error_ratio",
+            "Realised minus predicted, per predicted (or 50 ms, if that was less)",
+            ERROR_RATIO,
+            "what",
+        )
+        self.shadow = count("shadow_decisions", "Shadow policy's choices", "policy", "agrees")
         self.hit_error = hist(
             "prefix_hit_prediction_error_tokens",
             "Engine's cached_tokens minus predicted hit tokens, colocated requests",
@@ -101,11 +111,14 @@ class Metrics:
         for counter, values in (
             (self.rejected, RejectReason),
             (self.fallbacks, Fallback),
+            (self.hedges, ("local", "peer", "none")),
             (self.retries, FailureKind),
             (self.disconnects, ("upload", "prefill", "first_token", "decode")),
         ):
             for value in values:
                 counter.labels(value)
+        for what in ("ttft", "prefill", "transfer"):
+            self.prediction_error.labels(what)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counts:
         counts = Counts(f"{PREFIX}_{name}", text, labels)
@@ -134,11 +147,22 @@ class Metrics:
         self.hit_tokens.inc(record.hit_tokens or 0)
         self.new_tokens.inc(record.new_tokens or 0)
         self._observe_predictions(record)
+        if (shadow := record.shadow) is not None:
+            agrees = "failed" if shadow.agrees is None else str(shadow.agrees).lower()
+            self.shadow.labels(shadow.policy, agrees).inc()
 
     def _observe_predictions(self, record: RequestRecord) -> None:
         ttft_s = record.ttft_s()
         if ttft_s is not None and record.predicted_ttft_s is not None:
             self.ttft_error.observe(ttft_s - record.predicted_ttft_s)
+        for what, predicted_s, seconds in (
+            ("ttft", record.predicted_ttft_s, ttft_s),
+            ("prefill", record.predicted_prefill_s, record.prefill_s()),
+            ("transfer", record.predicted_transfer_s, record.transfer_s()),
+        ):
+            if predicted_s is not None and seconds is not None:
+                error_ratio = (seconds - predicted_s) / max(predicted_s, SHORT_S)
+                self.prediction_error.labels(what).observe(error_ratio)
         colocated = record.prefill_instance is None and record.fallback is None
         if colocated and record.cached_tokens is not None and record.hit_tokens is not None:
             self.hit_error.observe(record.cached_tokens - record.hit_tokens)

@@ -14,6 +14,7 @@ from typing import BinaryIO
 
 import orjson
 
+from proxy.core.options import Options
 from proxy.core.record import RequestRecord
 
 QUEUE_LINES = 10_000
@@ -21,6 +22,17 @@ BATCH_LINES = 64
 """Lines made in one go: the event loop waits that long for the interpreter, a few 0.1 ms."""
 LOOK_S = 0.05
 _log = logging.getLogger(__name__)
+
+
+def record_json(record: RequestRecord) -> bytes:
+    """The line of a record; here its options become dictionaries, away from the decision."""
+    return orjson.dumps(record, default=_rows)
+
+
+def _rows(value: object) -> object:
+    if isinstance(value, Options):
+        return value.rows()
+    raise TypeError(type(value).__name__)
 
 
 class RequestLog:
@@ -65,7 +77,7 @@ class RequestLog:
 
     def _append(self, file: BinaryIO, batch: list[RequestRecord]) -> None:
         try:
-            file.write(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in batch))
+            file.write(b"".join(record_json(record) + b"\n" for record in batch))
             self._failing = False
         except OSError as error:
             for _ in batch:

@@ -96,4 +96,8 @@ class Spreads(Collector):
                 below += count
                 buckets.append((name, float(below)))
             family.add_metric(values, buckets, child.total)
+            if self._bounds[0] < 0:
+                # Values below 0 make the sum no counter, so it is left out; the count is one.
+                named = dict(zip(self.label_names, values, strict=True))
+                family.add_sample(f"{self._name}_count", named, float(below))
         yield family

@@ -37,10 +37,14 @@ _DROP_ON_PREFILL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Top-level fields to set (JSON values) and to remove."""
+    """Top-level fields to set (JSON values) and to remove.
+
+    `cached_ratio`: the part of the prompt that P says it had, where these come from its answer.
+    """
 
     put: Mapping[str, Any] = field(default_factory=dict)
     drop: frozenset[str] = frozenset()
+    cached_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

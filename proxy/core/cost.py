@@ -1,8 +1,14 @@
 """The cost policy: every place a request could be computed and decoded, priced in seconds.
 
-    J(P, D) = ttft + weight_harm * stalled streams * stall + weight_decode * decode time on D
+    J(P, D) = felt(ttft) + strain * (weight_harm * stalled streams * stall
+                                     + weight_decode * decode time on D)
+              + weight_next_turn * busy ratio of D
               + weight_memory * seconds to compute again what the new KV displaces
     ttft    = wait(P) + prefill(P, prompt - hit_P) [ + transfer(P, D, prompt - hit_D) + step(D) ]
+
+Time up to half of the TTFT target is felt only in part: nobody misses the target by it, and it buys
+the output a calmer instance. `strain` follows the TPOT target (core.strain). The busy ratio, over
+the last minute, is what the session's next turns will meet on D: queues are too short a memory.
 
 P = D is colocation, at home or elsewhere: a session follows its tokens, and affinity is worth
 exactly what the lost prefix would cost. P != D is an offload; where P is the old home it hands its
@@ -12,140 +18,183 @@ beat the best colocation by a margin, and P's queue is bounded: both keep the ta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import attrgetter
 
 from proxy.core.classify import Size
 from proxy.core.connectors import CONNECTORS
-from proxy.core.decide import Choice, Scene, peers, size_on
-from proxy.core.types import Candidate, Reason
+from proxy.core.decide import Choice, Scene, can_prefill, size_on
+from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT, Priced
+from proxy.core.types import Reason
 
+EARLY_RATIO = 0.5
 MARGIN_S = 0.020
-MARGIN_RATIO = 0.05
-MAX_WAIT_S = 2.0
+MARGIN_RATIO = 0.15
+MAX_WAIT_S = 4.0
 """P takes no offload behind a longer queue: the founding design lost a quarter of its HEAVY
 requests in such queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How seconds of others count against seconds of this request's first token."""
+    """How seconds of others count against seconds of this request's first token.
 
-    harm: float = 0.1
-    decode: float = 0.1
+    Found in the league (docs/figures.md) by search over two traces, both regimes and three loads;
+    the optimum is flat. `early`: of a second within the first half of the TTFT target; `harm`: per
+    stream and second of stall; `decode`: per second of an output of `output_tokens`; `next_turn`:
+    seconds per unit of D's busy ratio; `memory`: per second of displaced computation.
+    """
+
+    early: float = 0.4
+    harm: float = 0.15
+    decode: float = 0.2
+    next_turn: float = 5.0
     memory: float = 1.0
     output_tokens: float = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """One option: D, P or None, the predicted TTFT and the whole cost, seconds."""
-
-    decode: Candidate
-    prefill: Candidate | None
-    ttft_s: float
-    cost_s: float
 
 
 def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
     """The cheapest option."""
     w = weights or Weights()
-    colocated = sorted((_colocated(scene, w, c) for c in scene.free), key=_cost)
-    best = colocated[0]
+    colocated = _colocations(scene, w)
+    ranked = sorted(colocated, key=_order)
+    best = _stay(scene, ranked)
     size = size_on(scene, best.decode)
-    offload, reason = _best_offload(scene, w, best, size)
-    placed = best.decode.instance.name != scene.home
-    if offload is None:
-        return Choice(best.decode, None, size, reason, placed, best.ttft_s)
-    d = offload.decode
-    moved = d.instance.name != scene.home
-    return Choice(d, offload.prefill, size_on(scene, d), reason, moved, offload.ttft_s)
-
-
-def _cost(option: Priced) -> float:
-    return option.cost_s
-
-
-def _compute(scene: Scene, w: Weights, c: Candidate) -> tuple[float, float]:
-    """Seconds until `c` has the prompt's KV, and the cost of that to everybody else there."""
-    name, load = c.instance.name, c.load
-    prefill_s = scene.latency.prefill_s(
-        name, c.new_tokens, c.hit_tokens, load.decode_requests, load.decode_tokens
+    offloads = _offloads(scene, w, colocated)
+    reason = _why_not(scene, best, size, offloads)
+    chosen = best if reason is not None else offloads[0]
+    d = chosen.decode
+    return Choice(
+        d,
+        chosen.prefill,
+        size_on(scene, d),
+        reason or _why(chosen),
+        d.instance.name != scene.home,
+        chosen.ttft_s,
+        ranked[:COLOCATIONS_KEPT] + offloads[:OFFLOADS_KEPT],
     )
-    ready_s = max(scene.latency.wait_s(name, scene.now_s), c.kv_wait_s) + prefill_s
-    return ready_s, w.harm * load.decode_requests * prefill_s
 
 
-def _decode_cost(scene: Scene, w: Weights, d: Candidate) -> float:
-    """What the output costs on D, whose steps grow with the KV that they read."""
-    kv_tokens = d.load.decode_tokens + d.load.inbound_tokens + scene.facts.prompt_tokens
-    return w.decode * w.output_tokens * scene.latency.step_s(d.instance.name, kv_tokens)
+def _stay(scene: Scene, ranked: Sequence[Priced]) -> Priced:
+    """The cheapest, or home where that costs hardly more: short prompts leave no hits to hold."""
+    best = ranked[0]
+    for one in ranked:
+        if one.cost_s > best.cost_s + MARGIN_S:
+            break
+        if one.decode.instance.name == scene.home:
+            return one
+    return best
 
 
-def _memory_cost(scene: Scene, w: Weights, c: Candidate) -> float:
-    """New KV displaces other sessions' where the cache is full."""
-    name = c.instance.name
-    return w.memory * c.kv_full * scene.latency.prefill_s(name, c.new_tokens, 0, 0, 0)
+def _order(one: Priced) -> tuple[float, int, int]:
+    return one.cost_s, one.decode.sessions, one.decode.last_placed
 
 
-def _colocated(scene: Scene, w: Weights, c: Candidate) -> Priced:
-    ready_s, harm_s = _compute(scene, w, c)
-    cost_s = ready_s + harm_s + _decode_cost(scene, w, c) + _memory_cost(scene, w, c)
-    return Priced(c, None, ready_s, cost_s)
+_COST = attrgetter("cost_s")
+_DECODE = attrgetter("decode_s")
 
 
-def _best_offload(
-    scene: Scene, w: Weights, best: Priced, size: Size
-) -> tuple[Priced | None, Reason]:
-    """An offload that beats the best colocation, or why there is none."""
+def _colocations(scene: Scene, w: Weights) -> list[Priced]:
+    """Everything on one instance: until it has the prompt's KV, and what that costs all others.
+
+    New KV displaces other sessions' where the cache is full. The output costs steps on D, which
+    grow with the KV that they read. One loop: it is most of what a decision takes.
+    """
+    times_of, now_s, prompt_tokens = scene.latency.of, scene.now_s, scene.facts.prompt_tokens
+    harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
+    next_turn, memory = w.next_turn, w.memory
+    priced = []
+    for c in scene.free:
+        load, new, times = c.load, c.new_tokens, times_of(c.instance.name)
+        streams, decode_tokens = load.decode_requests, load.decode_tokens
+        prefill_s = times.prefill_s(new, c.hit_tokens, streams, decode_tokens)
+        wait_s = times.wait_s(now_s)
+        ready_s = max(wait_s, c.kv_wait_s) + prefill_s
+        harm_s = harm * streams * prefill_s
+        decode_s = decode * times.step_s(decode_tokens + load.inbound_tokens + prompt_tokens)
+        memory_s = memory * c.kv_full * times.prefill_s(new, 0, 0, 0)
+        next_s = next_turn * times.busy_ratio(now_s)
+        cost_s = _felt_s(scene, w, ready_s) + harm_s + decode_s + next_s + memory_s
+        priced.append(Priced(cost_s, ready_s, harm_s, decode_s, next_s, memory_s, wait_s, c))
+    return priced
+
+
+def _felt_s(scene: Scene, w: Weights, ttft_s: float) -> float:
+    """What a wait of this length costs: little until half of the TTFT target is used up."""
+    early_s = EARLY_RATIO * scene.config.ttft_slo_s
+    if ttft_s <= early_s:
+        return w.early * ttft_s
+    return ttft_s - (1.0 - w.early) * early_s
+
+
+def _why_not(scene: Scene, best: Priced, size: Size, offloads: Sequence[Priced]) -> Reason | None:
+    """Why no offload beats the best colocation; None when one does."""
     if not CONNECTORS[scene.config.kv_connector].can_offload:
-        return None, _unless_small(size, Reason.NO_CONNECTOR)
+        return _unless_small(size, Reason.NO_CONNECTOR)
     if not scene.facts.offloadable:
-        return None, _unless_small(size, Reason.NOT_OFFLOADABLE)
-    options = _offloads(scene, w)
-    if not options:
-        return None, _unless_small(size, Reason.NO_PEER)
-    cheapest = min(options, key=_cost)
-    gain_s = best.cost_s - cheapest.cost_s
+        return _unless_small(size, Reason.NOT_OFFLOADABLE)
+    if not offloads:
+        return _unless_small(size, Reason.NO_PEER)
+    gain_s = best.cost_s - offloads[0].cost_s
     if gain_s <= max(MARGIN_S, MARGIN_RATIO * best.cost_s):
         d_idle = not best.decode.load.decode_requests
-        return None, _unless_small(size, Reason.D_IDLE if d_idle else Reason.MARGIN)
-    p = cheapest.prefill
+        return _unless_small(size, Reason.D_IDLE if d_idle else Reason.MARGIN)
+    return None
+
+
+def _why(offload: Priced) -> Reason:
+    p = offload.prefill
     pulls = p is not None and p.hit_tokens > p.new_tokens
-    return cheapest, Reason.KV_PULL if pulls else Reason.P_IDLE_D_BUSY
+    return Reason.KV_PULL if pulls else Reason.P_IDLE_D_BUSY
 
 
 def _unless_small(size: Size, reason: Reason) -> Reason:
     return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
 
 
-def _offloads(scene: Scene, w: Weights) -> list[Priced]:
-    """Pairs worth a look: the two quickest P for the home and for the two best to decode on."""
-    heavy = [c for c in scene.free if c.new_tokens >= scene.config.heavy_threshold]
-    by_decode = sorted(heavy, key=lambda c: _decode_cost(scene, w, c))[:2]
-    ds = by_decode + [c for c in heavy if c.instance.name == scene.home and c not in by_decode]
-    if not ds:
+def _offloads(scene: Scene, w: Weights, colocated: Sequence[Priced]) -> list[Priced]:
+    """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
+
+    What each costs alone is in its colocation already.
+    """
+    connector = CONNECTORS[scene.config.kv_connector]
+    if not connector.can_offload or not scene.facts.offloadable:
         return []
-    computing = []
-    for c in peers(scene):
-        wait_s = scene.latency.wait_s(c.instance.name, scene.now_s)
-        if wait_s <= MAX_WAIT_S:
-            ready_s, harm_s = _compute(scene, w, c)
-            computing.append((ready_s + harm_s + _memory_cost(scene, w, c), ready_s, c))
-    computing.sort(key=lambda entry: entry[0])
-    return [
-        _offloaded(scene, w, (cost_s, ready_s, p), d)
-        for d in ds
-        for cost_s, ready_s, p in computing[:3]
-        if p is not d
-    ]
+    least = scene.config.heavy_threshold
+    heavy = [one for one in colocated if one.decode.new_tokens >= least]
+    if not heavy:
+        return []
+    home, ds = scene.home, sorted(heavy, key=_DECODE)[:2]
+    ds += [one for one in heavy if one.decode.instance.name == home and one not in ds]
+    quickest = sorted(colocated, key=_computing)
+    able = (p for p in quickest if p.wait_s <= MAX_WAIT_S and can_prefill(p.decode, connector))
+    ps = list(islice(able, 3))
+    pairs = [_offloaded(scene, w, p, d) for d in ds for p in ps if p is not d]
+    return sorted(pairs, key=_COST)
 
 
-def _offloaded(
-    scene: Scene, w: Weights, computed: tuple[float, float, Candidate], d: Candidate
-) -> Priced:
-    cost_s, ready_s, p = computed
-    moved_s = scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
-    moved_s += max(0.0, d.kv_wait_s - ready_s)
-    ttft_s = ready_s + moved_s
-    whole_s = cost_s + moved_s + _decode_cost(scene, w, d) + _memory_cost(scene, w, d)
-    return Priced(d, p, ttft_s, whole_s)
+def _computing(p: Priced) -> float:
+    """What P costs, its KV included, before D is known."""
+    return p.ttft_s + p.harm_s + p.memory_s
+
+
+def _offloaded(scene: Scene, w: Weights, p: Priced, d: Priced) -> Priced:
+    """Computed as if on P, decoded as if on D, and moved."""
+    p_name, d_name = p.decode.instance.name, d.decode.instance.name
+    moved_s = scene.latency.transfer_s(p_name, d_name, d.decode.new_tokens)
+    moved_s += max(0.0, d.decode.kv_wait_s - p.ttft_s)
+    ttft_s = p.ttft_s + moved_s
+    whole_s = _felt_s(scene, w, ttft_s) + p.harm_s + p.memory_s + d.decode_s + d.next_s + d.memory_s
+    return Priced(
+        whole_s,
+        ttft_s,
+        p.harm_s,
+        d.decode_s,
+        d.next_s,
+        p.memory_s + d.memory_s,
+        p.wait_s,
+        d.decode,
+        p.decode,
+    )

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from proxy.core.classify import Size, classify
-from proxy.core.connectors import CONNECTORS
+from proxy.core.connectors import CONNECTORS, Connector
 from proxy.core.gate import Thresholds
 from proxy.core.latency import Latency
 from proxy.core.offload import Decision, Question, colocate, should_offload
+from proxy.core.options import COLOCATIONS_KEPT, Options, Priced, unpriced
 from proxy.core.policy import SCORERS, STICKY
-from proxy.core.types import Candidate, Reason, RequestFacts
+from proxy.core.types import Candidate, Reason, RequestFacts, RouteClass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +28,14 @@ class RouterConfig:
     warm_threshold: int = 1500
     heavy_threshold: int = 8192
     placement: str = "affinity"
-    offload_policy: str = "seed-heuristic"
+    offload_policy: str = "cost"
     offload_non_cached_tokens: int = 512
+    shadow_policy: str | None = None
     kv_connector: str = "mooncake"
     kv_transfer_time_s: float = 0.5
+    ttft_slo_s: float = 2.0
+    tpot_slo_s: float = 0.05
+    hedge: bool = True
     session_ttl_s: float = 3600.0
     max_sessions: int = 100_000
     prefix_cache_bytes: int = 256 << 20
@@ -43,16 +48,18 @@ class Scene:
     """Everything a decision may look at. `free`: instances that may be chosen, at least one.
 
     `home` is the name of the session's instance, which need not be among the free ones;
-    `mean_ongoing_tokens` is over all instances that are up, busy ones included.
+    `mean_ongoing_tokens()` is over all instances that are up, busy ones included; most policies do
+    not ask. `strain`: the price of running streams' time (core.strain).
     """
 
     config: RouterConfig
     facts: RequestFacts
     home: str | None
     free: Sequence[Candidate]
-    mean_ongoing_tokens: float
+    mean_ongoing_tokens: Callable[[], float]
     now_s: float
     latency: Latency
+    strain: float = 1.0
 
 
 @dataclass(slots=True)
@@ -66,6 +73,8 @@ class Choice:
     placed: bool
     """Whether D was chosen by placement, not by the session's home."""
     predicted_ttft_s: float | None = None
+    options: Sequence[Priced] = ()
+    """What was priced, the cheapest first, in bounds; none where the policy goes by rules."""
 
 
 Decide = Callable[[Scene], Choice]
@@ -102,12 +111,13 @@ def size_on(scene: Scene, d: Candidate) -> Size:
 
 def peers(scene: Scene, d: Candidate | None = None) -> list[Candidate]:
     """Who could prefill (for D): reachable by the connector, with transfers to spare."""
-    limit = CONNECTORS[scene.config.kv_connector].max_parallel
-    return [
-        c
-        for c in scene.free
-        if c is not d and c.instance.bootstrap_url is not None and c.load.pinned_requests < limit
-    ]
+    connector = CONNECTORS[scene.config.kv_connector]
+    return [c for c in scene.free if c is not d and can_prefill(c, connector)]
+
+
+def can_prefill(c: Candidate, connector: Connector) -> bool:
+    """Whether an instance may compute for another: reachable, with a transfer to spare."""
+    return c.instance.bootstrap_url is not None and c.load.pinned_requests < connector.max_parallel
 
 
 def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decision]:
@@ -122,7 +132,7 @@ def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decisi
     question = Question(
         decode=d,
         prefill=p,
-        mean_ongoing_tokens=scene.mean_ongoing_tokens,
+        mean_ongoing_tokens=scene.mean_ongoing_tokens(),
         prompt_tokens=scene.facts.prompt_tokens,
         heavy_threshold=config.heavy_threshold,
         prefill_throughput=config.prefill_throughput,
@@ -130,3 +140,44 @@ def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decisi
         non_cached_tokens=config.offload_non_cached_tokens,
     )
     return size, p, should_offload(config.offload_policy, question)
+
+
+def route_class(size: Size, *, offloaded: bool) -> RouteClass:
+    """The class as it is logged: for HEAVY, where it is computed."""
+    if size is Size.HEAVY:
+        return RouteClass.HEAVY_P2P if offloaded else RouteClass.HEAVY_COLO
+    return RouteClass.WARM if size is Size.WARM else RouteClass.MEDIUM
+
+
+def predicted_ttft_s(scene: Scene, choice: Choice) -> float:
+    """Of what was chosen: the policy's own, else queue, computation and transfer."""
+    if choice.predicted_ttft_s is not None:
+        return choice.predicted_ttft_s
+    d, p = choice.decode, choice.prefill
+    if p is None:
+        return ready_s(scene, d)
+    return ready_s(scene, p) + transfer_s(scene, p, d)
+
+
+def ready_s(scene: Scene, c: Candidate) -> float:
+    """Until `c` would have computed the prompt, its queue included."""
+    load, times = c.load, scene.latency.of(c.instance.name)
+    wait_s = max(times.wait_s(scene.now_s), c.kv_wait_s)
+    streams = load.decode_requests
+    return wait_s + times.prefill_s(c.new_tokens, c.hit_tokens, streams, load.decode_tokens)
+
+
+def transfer_s(scene: Scene, p: Candidate, d: Candidate) -> float:
+    """Moving what D lacks from P."""
+    return scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
+
+
+def options_of(scene: Scene, choice: Choice) -> Options:
+    """What is kept of a decision: what its policy priced, else the time each place would take."""
+    if choice.options:
+        return Options(choice.options)
+    kept = list(scene.free[:COLOCATIONS_KEPT])
+    for one in (choice.decode, choice.prefill):
+        if one is not None and not any(one is c for c in kept):
+            kept.append(one)
+    return Options([unpriced(c, ready_s(scene, c)) for c in kept])

@@ -62,12 +62,17 @@ class Fleet:
         The engine's own 404 is the right answer to an unknown model, and only it can tell. While
         those that serve a model are away, the others would deny that there is such a model.
         """
-        fit = [m for m in self.up() if not m.is_draining and m.instance.name not in exclude]
-        serving = [m for m in fit if m.models is None or model in m.models]
-        if serving:
-            return serving
-        is_known = any(model in (m.models or ()) for m in self._members.values())
-        return [] if is_known else fit
+        fit = [
+            m
+            for m in self._members.values()
+            if m.health.is_up
+            and not m.is_draining
+            and (m.models is None or model in m.models)
+            and m.instance.name not in exclude
+        ]
+        if fit or any(model in (m.models or ()) for m in self._members.values()):
+            return fit
+        return [m for m in self.up() if not m.is_draining and m.instance.name not in exclude]
 
     def observe_models(self, name: str, models: Iterable[str]) -> None:
         """Take in the models that an instance serves."""

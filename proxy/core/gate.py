@@ -22,6 +22,9 @@ STALE_S = 10.0
 UNKNOWN_DRAIN_S = 10.0
 """Predicted wait while no stream has ended yet, so that the rate of release is unknown."""
 ANY_MODEL = "*"
+KV_USABLE_RATIO = 0.95
+KV_TURNOVER_S = 20.0
+"""Until streams have ended on an instance: it is taken to free its whole cache in this time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Thresholds:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-_OFF = Thresholds()
+OFF = Thresholds()
 THRESHOLD_FIELDS = tuple(f.name for f in fields(Thresholds))
 
 
@@ -125,6 +128,21 @@ class Gate:
         known = self._engine.get(instance)
         return known[0].total_tokens if known else None
 
+    def kv_wait_s(self, instance: str, load: Load, new_tokens: int, now_s: float) -> float:
+        """Until streams will have freed the KV that a prompt lacks; 0 while the size is unknown.
+
+        An engine begins a prompt only when its new KV fits beside what is running.
+        """
+        known = self._engine.get(instance)
+        capacity = known[0].total_tokens if known else None
+        if not capacity:
+            return 0.0
+        held = load.prefill_tokens + load.inbound_tokens + load.decode_tokens + load.pinned_tokens
+        excess = held + new_tokens - KV_USABLE_RATIO * capacity
+        if excess <= 0:
+            return 0.0
+        return excess / (self.release_tps(instance, now_s) or capacity / KV_TURNOVER_S)
+
     def release_tps(self, instance: str, now_s: float) -> float | None:
         """KV tokens per second that ending streams gave back lately; None while unknown."""
         released = self._released.get(instance)
@@ -145,9 +163,11 @@ class Gate:
         self._released.pop(instance, None)
 
     def is_open(self, model: str, now_s: float) -> bool:
-        """Whether no instance can be busy: no limit is set, and none said that it is."""
-        limits = self.thresholds(model)
-        return limits == _OFF and not any(t > now_s for t in self._cooldown_until_s.values())
+        """Whether nobody can be busy: no limit is set, and no engine cools down."""
+        cooling = self._cooldown_until_s
+        for instance in [name for name, until_s in cooling.items() if until_s <= now_s]:
+            del cooling[instance]
+        return not cooling and self.thresholds(model) == OFF
 
     def busy(
         self,

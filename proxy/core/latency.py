@@ -7,6 +7,8 @@ Three lines, each of two non-negative coefficients, with the flags' values as pr
     transfer_s = x0 + tokens * s_per_token                      per pair, until then the fleet's
 
 A prefill beside running streams also pays one decode step per chunk of the step's token budget.
+Each line also keeps how far off it lately was, and so does an instance for what its queue and its
+computation took together: quantiles of that say when something is late (`*_bound_s`).
 Occupation is the moment at which an instance will have computed what is reserved on it: it decays
 with the clock and is set right by every prefill that is seen to end.
 """
@@ -16,6 +18,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
+from proxy.core.residuals import Residuals
+
 WINDOW = 128
 """Observations that a line remembers: older ones fade by 1 - 1/WINDOW each."""
 CLIP = 2.0
@@ -24,6 +28,9 @@ one stall does not move a model."""
 PRIOR_WEIGHT = 4.0
 """The prior counts as this many observations."""
 TYPICAL_PREFILL_TOKENS = 8192.0
+ATTENTION_SHARE = 0.06
+"""Part of such a prefill that grows with the square of its length, for an 8B model on an H100.
+Without it, the first prompts of 100k tokens would be promised in half of their time."""
 TYPICAL_TRANSFER_TOKENS = 30_000.0
 """The founding transfer time of 0.5 s was seen with prompts of about this length."""
 TRANSFER_FIXED_SHARE = 0.1
@@ -31,15 +38,20 @@ STEP_PRIOR_S = 0.010
 """An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
 TYPICAL_KV_TOKENS = 100_000.0
 PAIRS_MAX = 4096
+RECENT_S = 60.0
+"""How far back an instance's load is looked at: some turns of a session."""
+LATE = 0.95
+"""What is later than this share of its like is late."""
 
 
 class Line:
     """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading."""
 
-    __slots__ = ("_prior", "_s", "p", "q")
+    __slots__ = ("_prior", "_s", "p", "q", "residuals")
 
     def __init__(self, p: float, q: float, prior: tuple[tuple[float, float], ...]) -> None:
         self.p, self.q = p, q
+        self.residuals = Residuals()
         self._prior = p, q
         self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
         for f, g in prior:
@@ -54,6 +66,7 @@ class Line:
         expected = self.at(f, g)
         if y <= 0.0 or expected <= 0.0:
             return
+        self.residuals.add(y / expected)
         self._s = _faded(self._s, 1.0 - 1.0 / WINDOW)
         self._add(f, g, min(max(y, expected / CLIP), expected * CLIP), 1.0)
         self._solve()
@@ -93,17 +106,65 @@ def _faded(
     return a * by, b * by, c * by, d * by, e * by
 
 
-class _Instance:
-    """One instance's lines, and what is reserved on it."""
+class Times:
+    """One instance's lines, and what is reserved on it. Seconds."""
 
-    __slots__ = ("busy_until_s", "pending", "prefill", "step")
+    __slots__ = (
+        "_budget",
+        "_recent_at_s",
+        "_recent_s",
+        "busy_until_s",
+        "pending",
+        "prefill",
+        "ready",
+        "step",
+    )
 
-    def __init__(self, prefill_throughput: float) -> None:
-        a1, x = 1.0 / prefill_throughput, TYPICAL_PREFILL_TOKENS
-        self.prefill = Line(a1, 0.0, ((x, x * x / 2), (x, x * 2 * x)))
+    def __init__(self, prefill_throughput: float, max_batched_tokens: int) -> None:
+        x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
+        a1, a4 = (1 - share) / prefill_throughput, share / prefill_throughput / (x / 2)
+        self._budget = max_batched_tokens
+        self.prefill = Line(a1, a4, ((x, x * x / 2), (x, x * 2 * x)))
         self.step = Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
+        self.ready = Residuals()
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
+        self._recent_s = 0.0
+        self._recent_at_s = 0.0
+
+    def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
+        """Computing `new` tokens behind `context` cached ones, beside running streams."""
+        # Lines written out, here and below: a decision asks this several times per instance.
+        line = self.prefill
+        alone = line.p * new + line.q * (new * (context + new / 2))
+        if not streams:
+            return alone
+        step = self.step
+        return alone + math.ceil(new / self._budget) * (step.p + step.q * kv_tokens)
+
+    def step_s(self, kv_tokens: int) -> float:
+        """One decode step over this much KV."""
+        return self.step.p + self.step.q * kv_tokens
+
+    def wait_s(self, now_s: float) -> float:
+        """Until it has computed what is reserved on it."""
+        if self.busy_until_s <= now_s:
+            return 0.0
+        return self.busy_until_s - now_s
+
+    def reserve(self, key: int, work_s: float, now_s: float) -> None:
+        """A prefill of `work_s` more; `key` is its owner's."""
+        self.pending[key] = work_s
+        self.busy_until_s = max(now_s, self.busy_until_s) + work_s
+        self._recent_s = self._faded_s(now_s) + work_s
+        self._recent_at_s = now_s
+
+    def busy_ratio(self, now_s: float) -> float:
+        """Seconds of prefill per second, lately; over 1 where a queue grows."""
+        return self._faded_s(now_s) / RECENT_S
+
+    def _faded_s(self, now_s: float) -> float:
+        return self._recent_s * math.exp((self._recent_at_s - now_s) / RECENT_S)
 
 
 class Latency:
@@ -114,21 +175,24 @@ class Latency:
     ) -> None:
         self._prefill_throughput = prefill_throughput
         self._budget = max_batched_tokens
-        self._instances: dict[str, _Instance] = {}
+        self._instances: dict[str, Times] = {}
         fixed = TRANSFER_FIXED_SHARE * transfer_time_s
         slope = (transfer_time_s - fixed) / TYPICAL_TRANSFER_TOKENS
         self._prior = (fixed, slope)
         self._any_pair = self._transfer_line(fixed, slope)
         self._pairs: OrderedDict[tuple[str, str], Line] = OrderedDict()
+        self._ttft = Residuals()
 
     @staticmethod
     def _transfer_line(fixed: float, slope: float) -> Line:
         return Line(fixed, slope, ((1.0, TYPICAL_TRANSFER_TOKENS), (1.0, 1000.0)))
 
-    def _of(self, name: str) -> _Instance:
+    def of(self, name: str) -> Times:
+        """What is known of one instance."""
         found = self._instances.get(name)
         if found is None:
-            found = self._instances[name] = _Instance(self._prefill_throughput)
+            found = Times(self._prefill_throughput, self._budget)
+            self._instances[name] = found
         return found
 
     def forget(self, name: str) -> None:
@@ -140,35 +204,47 @@ class Latency:
     def prefill_tps(self, name: str) -> float:
         """Learned prefill throughput at a prompt of typical length without context."""
         x = TYPICAL_PREFILL_TOKENS
-        return x / self._of(name).prefill.at(x, x * x / 2)
+        return x / self.of(name).prefill.at(x, x * x / 2)
 
     def prefill_s(self, name: str, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """Computing `new` tokens behind `context` cached ones, beside running streams."""
-        instance = self._of(name)
-        alone = instance.prefill.at(new, new * (context + new / 2))
-        if not streams:
-            return alone
-        return alone + math.ceil(new / self._budget) * instance.step.at(1.0, kv_tokens)
+        return self.of(name).prefill_s(new, context, streams, kv_tokens)
 
     def step_s(self, name: str, kv_tokens: int) -> float:
         """One decode step over this much KV."""
-        return self._of(name).step.at(1.0, kv_tokens)
+        return self.of(name).step_s(kv_tokens)
 
     def transfer_s(self, p: str, d: str, tokens: int) -> float:
         """Moving the KV of `tokens` from P to D, D's first step included."""
         line = self._pairs.get((p, d), self._any_pair)
         return line.at(1.0, tokens)
 
+    def prefill_bound_s(self, name: str, predicted_s: float) -> float:
+        """When a prefill leg predicted to take `predicted_s` (queue included) is late.
+
+        That is the 95th percentile of what such predictions lately came to on this instance.
+        """
+        found = self._instances.get(name)
+        residuals = found.ready if found else Residuals()
+        return residuals.bound_s(predicted_s, LATE)
+
+    def transfer_bound_s(self, p: str, d: str, predicted_s: float) -> float:
+        """When a transfer predicted to take `predicted_s` is late: the pair's 95th percentile."""
+        line = self._pairs.get((p, d), self._any_pair)
+        return line.residuals.bound_s(predicted_s, LATE)
+
+    def ttft_bound_s(self, predicted_s: float) -> float:
+        """When a first token predicted to take `predicted_s` is late, over the whole fleet."""
+        return self._ttft.bound_s(predicted_s, LATE)
+
     def wait_s(self, name: str, now_s: float) -> float:
         """Until an instance has computed what is reserved on it."""
         found = self._instances.get(name)
-        return max(0.0, found.busy_until_s - now_s) if found else 0.0
+        return found.wait_s(now_s) if found else 0.0
 
     def begin(self, name: str, key: int, work_s: float, now_s: float) -> None:
         """Reserve a prefill; `key` is its owner's."""
-        instance = self._of(name)
-        instance.pending[key] = work_s
-        instance.busy_until_s = max(now_s, instance.busy_until_s) + work_s
+        self.of(name).reserve(key, work_s, now_s)
 
     def end(self, name: str, key: int, now_s: float) -> bool:
         """A prefill ended, or was given up; true when nothing was reserved before or beside it."""
@@ -180,13 +256,22 @@ class Latency:
         instance.busy_until_s = min(instance.busy_until_s, now_s + rest_s) if rest_s else now_s
         return not instance.pending
 
+    def observe_ready(self, name: str, predicted_s: float, seconds: float) -> None:
+        """A prompt was computed `seconds` after its decision; queue included, as predicted."""
+        if (found := self._instances.get(name)) is not None:
+            found.ready.observe(predicted_s, seconds)
+
+    def observe_ttft(self, predicted_s: float, seconds: float) -> None:
+        """A first token came `seconds` after its decision."""
+        self._ttft.observe(predicted_s, seconds)
+
     def observe_prefill(self, name: str, new: int, context: int, seconds: float) -> None:
         """A prefill that ran without a queue took this long."""
-        self._of(name).prefill.observe(new, new * (context + new / 2), seconds)
+        self.of(name).prefill.observe(new, new * (context + new / 2), seconds)
 
     def observe_step(self, name: str, kv_tokens: int, seconds: float) -> None:
         """A stream's mean time per token beside this much KV."""
-        self._of(name).step.observe(1.0, kv_tokens, seconds)
+        self.of(name).step.observe(1.0, kv_tokens, seconds)
 
     def observe_transfer(self, p: str, d: str, tokens: int, seconds: float) -> None:
         """From the decode leg sent to its first token."""

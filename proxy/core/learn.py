@@ -7,30 +7,71 @@ counts only when it met no queue, a step time only over a whole answer.
 from __future__ import annotations
 
 from proxy.core.latency import Latency
-from proxy.core.types import Instance, Load, RequestFacts, Route
+from proxy.core.strain import Strain
+from proxy.core.types import Hedge, Instance, Load, RequestFacts, Route
+
+BUSY_MOST = 0.9
+"""An instance that only prefills would say nothing of its steps."""
 
 
 class Course:
-    """Reservations and observations of requests, over one Latency."""
+    """Reservations and observations of requests, over one Latency and one Strain."""
 
-    def __init__(self, latency: Latency) -> None:
+    def __init__(self, latency: Latency, strain: Strain) -> None:
         self.latency = latency
+        self.strain = strain
 
     def reserve(
-        self, route: Route, computing: Instance, hit_tokens: int, load: Load, now_s: float
+        self,
+        route: Route,
+        computing: Instance,
+        hit_tokens: int,
+        load: Load,
+        now_s: float,
+        kv_wait_s: float = 0.0,
     ) -> None:
-        """Occupy the computing instance for as long as this prefill is predicted to take."""
+        """Occupy the computing instance for as long as this prefill is predicted to take.
+
+        `kv_wait_s`: until it has room for the prompt's KV.
+        """
         name, new = computing.name, max(1, route.prompt_tokens - hit_tokens)
         work_s = self.latency.prefill_s(
             name, new, hit_tokens, load.decode_requests, load.decode_tokens
         )
         route.reserved_s = now_s
         route.computes_tokens = new
-        route.ran_alone = self.latency.wait_s(name, now_s) <= 0.0
+        wait_s = self.latency.wait_s(name, now_s)
+        route.ran_alone = wait_s <= 0.0
+        route.predicted_prefill_s = max(wait_s, kv_wait_s) + work_s
         self.latency.begin(name, id(route.lease), work_s, now_s)
 
+    def hedge(self, route: Route, load: Load, now_s: float, kv_wait_s: float) -> Hedge:
+        """Occupy D as well, for what it would have to compute; P's reservation stays."""
+        name, new = route.decode.name, max(1, route.prompt_tokens - route.hit_tokens)
+        work_s = self.latency.prefill_s(
+            name, new, route.hit_tokens, load.decode_requests, load.decode_tokens
+        )
+        wait_s = self.latency.wait_s(name, now_s)
+        self.latency.begin(name, id(route.lease), work_s, now_s)
+        return Hedge(now_s, work_s, max(wait_s, kv_wait_s) + work_s, new, wait_s <= 0.0)
+
+    def resume(self, route: Route, hedge: Hedge, now_s: float) -> None:
+        """P's leg is over: the hedge is now the attempt that counts, and has run for a while."""
+        route.reserved_s, route.computes_tokens = hedge.started_s, hedge.computes_tokens
+        route.predicted_prefill_s, route.ran_alone = hedge.predicted_prefill_s, hedge.ran_alone
+        left_s = max(0.0, hedge.work_s - (now_s - hedge.started_s))
+        self.latency.begin(route.decode.name, id(route.lease), left_s, now_s)
+
     def release(self, route: Route, now_s: float) -> None:
-        """The prefill is over or given up; nothing is learned."""
+        """The prefill is over or given up; all that is learned is how late a leg was already."""
+        if route.prefill is not None and route.handed_s is None:
+            elapsed_s = now_s - route.reserved_s
+            if elapsed_s > route.predicted_prefill_s:
+                # Left out, those given up for being late would make being late ever earlier.
+                self._observe_ready(route, route.prefill, elapsed_s)
+        self._end(route, now_s)
+
+    def _end(self, route: Route, now_s: float) -> None:
         for instance in (route.prefill, route.decode):
             if instance is not None:
                 self.latency.end(instance.name, id(route.lease), now_s)
@@ -41,9 +82,19 @@ class Course:
             self._computed(route, route.prefill, facts, now_s)
             route.handed_s = now_s
 
-    def first_token(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        """D has answered: after a transfer, or after computing."""
+    def first_token(
+        self, route: Route, facts: RequestFacts, now_s: float, *, seen: bool = True
+    ) -> None:
+        """D has answered: after a transfer, or after computing.
+
+        Not `seen`: it answered in one piece, and when its first token was there nobody knows.
+        """
         route.first_token_s = now_s
+        if not seen:
+            self._end(route, now_s)
+            return
+        if route.fallback is None and not route.tried:
+            self.latency.observe_ttft(route.predicted_ttft_s, now_s - route.reserved_s)
         if route.prefill is None:
             self._computed(route, route.decode, facts, now_s)
         elif route.handed_s is not None:
@@ -53,17 +104,25 @@ class Course:
     def _computed(
         self, route: Route, computing: Instance, facts: RequestFacts, now_s: float
     ) -> None:
+        seconds = now_s - route.reserved_s
+        self._observe_ready(route, computing, seconds)
         was_last = self.latency.end(computing.name, id(route.lease), now_s)
         if was_last and route.ran_alone:
             new = route.computes_tokens
             context = facts.prompt_tokens - new
-            seconds = now_s - route.reserved_s
             self.latency.observe_prefill(computing.name, new, context, seconds)
+
+    def _observe_ready(self, route: Route, computing: Instance, seconds: float) -> None:
+        self.latency.observe_ready(computing.name, route.predicted_prefill_s, seconds)
 
     def finished(
         self, route: Route, kv_tokens: int, output_tokens: int | None, now_s: float
     ) -> None:
         """The answer is whole, beside `kv_tokens` of running streams, its own included."""
         if route.first_token_s is not None and output_tokens is not None and output_tokens > 1:
-            seconds = (now_s - route.first_token_s) / (output_tokens - 1)
-            self.latency.observe_step(route.decode.name, kv_tokens, seconds)
+            tpot_s = (now_s - route.first_token_s) / (output_tokens - 1)
+            self.strain.observe(tpot_s)
+            # What the instance prefilled meanwhile is not the step's: that comes and goes.
+            busy_ratio = self.latency.of(route.decode.name).busy_ratio(now_s)
+            step_s = tpot_s * (1.0 - min(BUSY_MOST, busy_ratio))
+            self.latency.observe_step(route.decode.name, kv_tokens, step_s)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core.types import Outcome
+from proxy.core.options import Options
+from proxy.core.types import Outcome, Shadowed
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,17 +41,34 @@ class RequestRecord:
     t_first_token: float | None = None
     t_done: float | None = None
     predicted_ttft_s: float | None = None
+    predicted_ttft_bound_s: float | None = None
+    predicted_prefill_s: float | None = None
     predicted_transfer_s: float | None = None
-    candidates: list[dict[str, object]] | None = None
+    candidates: Options | None = None
+    shadow: Shadowed | None = None
     outcome: Outcome | None = None
     status: int | None = None
     error: str | None = None
     retries: int = 0
     fallback: str | None = None
+    hedge: str | None = None
 
     def ttft_s(self) -> float | None:
         """Seconds from the proxy's receipt to the first token."""
         return None if self.t_first_token is None else self.t_first_token - self.t_proxy_recv
+
+    def prefill_s(self) -> float | None:
+        """Seconds of the prefill leg of an offload; None where P did not answer well."""
+        if self.t_prefill_done is None or self.t_prefill_sent is None:
+            return None
+        return self.t_prefill_done - self.t_prefill_sent
+
+    def transfer_s(self) -> float | None:
+        """Seconds from P's answer to the first token that D made of its KV; None without one."""
+        offloaded = self.t_prefill_done is not None and self.fallback is None
+        if not offloaded or self.t_first_token is None or self.t_decode_sent is None:
+            return None
+        return self.t_first_token - self.t_decode_sent
 
     def e2e_s(self) -> float | None:
         """Seconds from the proxy's receipt to the last byte."""

@@ -10,16 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from proxy.core.classify import Size
 from proxy.core.cost import by_cost
-from proxy.core.decide import Choice, Decide, RouterConfig, Scene, by_rules
+from proxy.core.decide import (
+    Choice,
+    Decide,
+    RouterConfig,
+    Scene,
+    by_rules,
+    options_of,
+    predicted_ttft_s,
+    route_class,
+    transfer_s,
+)
 from proxy.core.fleet import Fleet, Member
 from proxy.core.gate import Busy, Gate, retry_after_s
+from proxy.core.hedge import Hedges, Parts
 from proxy.core.latency import Latency
 from proxy.core.learn import Course
 from proxy.core.ledger import Ledger, Phase
 from proxy.core.prefix import PrefixIndex
+from proxy.core.reuse import Reuse
 from proxy.core.sessions import Sessions
+from proxy.core.shadow import Shadow
+from proxy.core.strain import Strain
 from proxy.core.types import (
     Candidate,
     Fallback,
@@ -31,14 +44,12 @@ from proxy.core.types import (
     Route,
     RouteClass,
 )
+from proxy.core.uses import Uses
 
 __all__ = ["Router", "RouterConfig"]
 
 DECIDERS: dict[str, Decide] = {"cost": by_cost}
 """Policies that choose D and P together; any other is a rule of POLICIES behind a placement."""
-KV_USABLE_RATIO = 0.95
-KV_TURNOVER_S = 20.0
-"""Until streams have ended on an instance: it is taken to free its whole cache in this time."""
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
 
@@ -52,17 +63,26 @@ class Router:
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
         self._decide = decide or DECIDERS.get(config.offload_policy, by_rules)
+        self._shadow: Shadow | None = None
+        if config.shadow_policy is not None:
+            decide = DECIDERS.get(config.shadow_policy, by_rules)
+            self._shadow = Shadow(config.shadow_policy, decide, config)
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
         self.ledger = Ledger()
-        self._course = Course(self.latency)
+        self.strain = Strain(config.tpot_slo_s)
+        self._course = Course(self.latency, self.strain)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
+        self.reuse = Reuse(self.prefixes)
         self.gate = Gate(
             config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
         )
         self.fleet = Fleet()
+        self._uses = Uses(self.reuse, self.fleet, self.gate)
+        parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
+        self.hedges = Hedges(parts, is_on=config.hedge)
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
@@ -101,7 +121,7 @@ class Router:
             member.health.answered()
 
     def _forget(self, name: str) -> None:
-        self.prefixes.forget(name)
+        self.reuse.forget(name)
         self.gate.forget(name)
         self.sessions.forget(name)
         self.latency.forget(name)
@@ -115,9 +135,13 @@ class Router:
         free = self._free(facts, now_s, exclude=())
         if isinstance(free, Reject):
             return free
-        choice = self._decide(self._scene(facts, free, now_s))
+        scene = self._scene(facts, free, now_s)
+        choice = self._decide(scene)
+        shadow = self._shadow.look(scene, choice) if self._shadow else None
         turn = self.sessions.assign(facts.session_id, choice.decode.instance.name, now_s)
-        return self._route(facts, choice, turn, now_s, free)
+        route = self._route(scene, choice, turn)
+        route.shadow = shadow
+        return route
 
     def retry(self, route: Route, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Place the request again after its D failed, on an instance not tried yet, colocated."""
@@ -126,45 +150,67 @@ class Router:
         if isinstance(free, Reject):
             return free
         d = self._decide(self._scene(facts, free, now_s)).decode
+        self.hedges.end(route, now_s)
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
-        self._charge_colocated(route, now_s)
+        self._charge_colocated(route, facts, now_s)
         return route
 
-    def prefill_done(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        """P has answered: its work is over, its copy stays pinned until D has pulled."""
+    def prefill_done(
+        self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None
+    ) -> None:
+        """P has answered: its work is over, its copy stays pinned until D has pulled.
+
+        `cached_ratio`: the part of the prompt that P found in its cache, where it tells.
+        """
         if route.prefill is None:
             return
+        self.hedges.drop(route, now_s)
         self._course.prefill_done(route, facts, now_s)
         p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
-        self._remember(p, facts)
+        self._uses.computed(route, facts, cached_ratio)
         charge = self.ledger.charge
         route.lease.replace((*charge(p, Phase.PINNED, tokens), *charge(d, Phase.INBOUND, tokens)))
 
-    def first_token(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        """D has answered: the prompt's KV is there, and the stream decodes."""
+    def first_token(
+        self, route: Route, facts: RequestFacts, now_s: float, *, seen: bool = True
+    ) -> None:
+        """D has answered: the prompt's KV is there, and the stream decodes.
+
+        Not `seen`: the answer came in one piece, so its time teaches nothing of prefills.
+        """
         name = route.decode.name
-        self._course.first_token(route, facts, now_s)
-        self._remember(name, facts)
+        self.hedges.end(route, now_s)
+        self._course.first_token(route, facts, now_s, seen=seen)
+        if route.prefill is not None:
+            self._uses.received(route, facts)
+        else:
+            self._uses.computed(route, facts)
         route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
 
-    def _remember(self, name: str, facts: RequestFacts) -> None:
-        if self.fleet.is_up(name):
-            kv_tokens = self.gate.kv_tokens(name)
-            if kv_tokens and facts.block_tokens > 0:
-                self.prefixes.limit(name, int(kv_tokens / facts.block_tokens))
-            self.prefixes.insert(name, facts.block_hashes)
+    def completed(
+        self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
+    ) -> None:
+        """The answer came to its end: D gives its blocks back, the most recently used ones now.
 
-    def fall_back(self, route: Route, why: Fallback, now_s: float) -> None:
-        """The offload failed before the client's first byte: compute on D instead."""
+        `cached_ratio`: the part of the prompt that D found in its cache, where it tells.
+        """
+        self._uses.completed(route, facts, cached_ratio)
+
+    def fall_back(self, route: Route, facts: RequestFacts, why: Fallback, now_s: float) -> None:
+        """The offload failed before the client's first byte: compute on D instead.
+
+        Where a hedge does so already, it goes on.
+        """
         route.fallback = why
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
         self._course.release(route, now_s)
         route.prefill = None
-        self._charge_colocated(route, now_s)
+        if not self.hedges.adopt(route, now_s):
+            self._charge_colocated(route, facts, now_s)
 
     def finish(self, route: Route, now_s: float, output_tokens: int | None = None) -> None:
         """The request is over, however it ended: take back what is charged.
@@ -178,18 +224,20 @@ class Router:
         for charge in route.lease.charges:
             if charge.phase is Phase.DECODE:
                 self.gate.released(route.decode.name, charge.tokens, now_s)
+        self.hedges.end(route, now_s)
         self._course.release(route, now_s)
+        self._uses.end(route)
         route.lease.close()
 
     def _free(
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
     ) -> list[Candidate] | Reject:
         busy: list[Busy] = []
+        members = self.fleet.serving(facts.model, exclude)
+        if members and self.gate.is_open(facts.model, now_s):
+            return self._candidates(facts, members, now_s)
         free: list[Member] = []
-        serving = self.fleet.serving(facts.model, exclude)
-        if serving and self.gate.is_open(facts.model, now_s):
-            return self._candidates(facts, serving, now_s)
-        for member in serving:
+        for member in members:
             state = self.busy(member.instance.name, facts.model, now_s)
             if state is None:
                 free.append(member)
@@ -205,64 +253,50 @@ class Router:
     def _candidates(
         self, facts: RequestFacts, members: list[Member], now_s: float
     ) -> list[Candidate]:
-        hits = self.prefixes.hits(facts.block_hashes)
-        tokens_of = {0: 0}
-        load, kv_tokens, sessions = self.ledger.load, self.gate.kv_tokens, self.sessions.count
+        hits = self.reuse.hits(facts)
+        tokens = {blocks: facts.hit_tokens(blocks) for blocks in {0, *hits.values()}}
+        load_of, sessions_on = self.ledger.load, self.sessions.count
+        full_ratio, kv_wait_s = self.prefixes.full_ratio, self.gate.kv_wait_s
         candidates = []
         for member in members:
-            name = member.instance.name
-            blocks = hits.get(name, 0)
-            hit = tokens_of.get(blocks)
-            if hit is None:
-                hit = tokens_of[blocks] = facts.hit_tokens(blocks)
+            instance = member.instance
+            name = instance.name
+            hit, load = tokens[hits.get(name, 0)], load_of(name)
             new = facts.prompt_tokens - hit
-            knows_kv = kv_tokens(name) is not None
             candidates.append(
                 Candidate(
-                    member.instance,
-                    load(name),
+                    instance,
+                    load,
                     hit,
                     new,
-                    sessions(name),
+                    sessions_on(name),
                     member.last_placed,
-                    self._kv_full(name) if knows_kv else 0.0,
-                    self._kv_wait_s(name, new, now_s) if knows_kv else 0.0,
+                    full_ratio(name),
+                    kv_wait_s(name, load, new, now_s),
                 )
             )
         return candidates
 
     def _scene(self, facts: RequestFacts, free: list[Candidate], now_s: float) -> Scene:
         home = self.sessions.home(facts.session_id, now_s)
-        mean = self._mean_ongoing(free)
-        return Scene(self.config, facts, home, free, mean, now_s, self.latency)
+        mean, price = self._mean_ongoing, self.strain.price
+        return Scene(self.config, facts, home, free, mean, now_s, self.latency, price)
 
-    def _mean_ongoing(self, free: list[Candidate]) -> float:
-        """Over all instances that are up, which mostly are the free ones."""
-        if len(free) == len(self.fleet):
-            loads = [c.load.ongoing_tokens for c in free]
-        else:
-            load = self.ledger.load
-            loads = [load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
+    def _mean_ongoing(self) -> float:
+        load = self.ledger.load
+        loads = [load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
         return sum(loads) / len(loads) if loads else 0.0
 
-    def _route(
-        self,
-        facts: RequestFacts,
-        choice: Choice,
-        turn: int,
-        now_s: float,
-        free: list[Candidate],
-    ) -> Route:
+    def _route(self, scene: Scene, choice: Choice, turn: int) -> Route:
+        facts, now_s = scene.facts, scene.now_s
         d, p = choice.decode, choice.prefill
         if choice.placed:
             self.fleet.placed(d.instance.name)
-        predicted_s = choice.predicted_ttft_s
-        if predicted_s is None:
-            predicted_s = self._predicted_ttft_s(p or d, d if p else None, now_s)
+        predicted_s = predicted_ttft_s(scene, choice)
         route = Route(
             decode=d.instance,
             prefill=p.instance if p else None,
-            route_class=_route_class(choice.size, offloaded=p is not None),
+            route_class=route_class(choice.size, offloaded=p is not None),
             reason=choice.reason,
             policy=self.config.offload_policy,
             prompt_tokens=facts.prompt_tokens,
@@ -272,59 +306,26 @@ class Router:
             lease=self.ledger.open(()),
             turn=turn,
             predicted_ttft_s=predicted_s,
-            predicted_transfer_s=self._transfer_s(p, d) if p else None,
-            candidates=tuple(free) if choice.size is Size.HEAVY else (),
+            predicted_ttft_bound_s=self.latency.ttft_bound_s(predicted_s),
+            predicted_transfer_s=transfer_s(scene, p, d) if p else None,
+            options=options_of(scene, choice),
         )
         if p is None:
-            self._charge_colocated(route, now_s)
+            self._charge_colocated(route, facts, now_s)
         else:
-            self._course.reserve(route, p.instance, p.hit_tokens, p.load, now_s)
+            self._uses.begin(route, p.instance.name, facts)
+            self._course.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
             charge = self.ledger.charge
             prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
             inbound = charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens)
             route.lease.replace((*prefill, *inbound))
         return route
 
-    def _predicted_ttft_s(self, c: Candidate, d: Candidate | None, now_s: float) -> float:
-        """Queue and computation on `c`, and the transfer to D where that is another."""
-        name, load = c.instance.name, c.load
-        ready_s = self.latency.wait_s(name, now_s) + self.latency.prefill_s(
-            name, c.new_tokens, c.hit_tokens, load.decode_requests, load.decode_tokens
-        )
-        if d is None:
-            return ready_s
-        return ready_s + self._transfer_s(c, d)
-
-    def _transfer_s(self, p: Candidate, d: Candidate) -> float:
-        return self.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
-
-    def _kv_wait_s(self, name: str, new_tokens: int, now_s: float) -> float:
-        """An engine begins a prompt only when its new KV fits beside what is running."""
-        capacity = self.gate.kv_tokens(name)
-        if not capacity:
-            return 0.0
-        load = self.ledger.load(name)
-        held = load.ongoing_tokens + load.pinned_tokens
-        excess = held + new_tokens - KV_USABLE_RATIO * capacity
-        if excess <= 0:
-            return 0.0
-        rate = self.gate.release_tps(name, now_s) or capacity / KV_TURNOVER_S
-        return excess / rate
-
-    def _kv_full(self, name: str) -> float:
-        """How full an instance's cache is, reusable blocks included; 0 while size is unknown."""
-        capacity = self.prefixes.capacity(name)
-        return min(1.0, self.prefixes.blocks(name) / capacity) if capacity else 0.0
-
-    def _charge_colocated(self, route: Route, now_s: float) -> None:
+    def _charge_colocated(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
+        self._uses.begin(route, name, facts)
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
-            self._course.reserve(route, route.decode, route.hit_tokens, load, now_s)
+            kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
+            self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
-
-
-def _route_class(size: Size, *, offloaded: bool) -> RouteClass:
-    if size is Size.HEAVY:
-        return RouteClass.HEAVY_P2P if offloaded else RouteClass.HEAVY_COLO
-    return RouteClass.WARM if size is Size.WARM else RouteClass.MEDIUM

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proxy.core.ledger import Lease
+    from proxy.core.options import Options
+    from proxy.core.reuse import Use
 
 
 class RouteClass(StrEnum):
@@ -53,6 +55,7 @@ class Fallback(StrEnum):
     P_REFUSED = "p_refused"
     P_ERROR = "p_error"
     P_TIMEOUT = "p_timeout"
+    P_LATE = "p_late"
     P_FINISH_REASON = "p_finish_reason"
     P_GONE = "p_gone"
     ENGINE_ID_UNKNOWN = "engine_id_unknown"
@@ -159,6 +162,9 @@ class Load:
 class Candidate:
     """One instance as a decision saw it; `last_placed` numbers placements, 0 for never.
 
+    Nobody changes one; it is not frozen, since a decision makes one per instance and that would
+    take three times as long.
+
     `kv_full` is the share of its KV cache that holds something, running or reusable, 0..1;
     `kv_wait_s` how long until running streams will have freed enough for this prompt, seconds.
     """
@@ -173,12 +179,28 @@ class Candidate:
     kv_wait_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Shadowed:
+    """What another policy would have done; only `policy` and `error` are set where it failed."""
+
+    policy: str
+    agrees: bool | None = None
+    """Whether D and P are the same."""
+    decode_instance: str | None = None
+    prefill_instance: str | None = None
+    route_class: RouteClass | None = None
+    reason: Reason | None = None
+    predicted_ttft_s: float | None = None
+    error: str | None = None
+
+
 @dataclass(slots=True)
 class Route:
     """The decision for one request, and the lease that charges it.
 
     `prefill` is None when the request is computed where it decodes. `new_tokens` is what D would
-    have to compute, `new_tokens_prefill` what P has to.
+    have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
+    attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
     """
 
     decode: Instance
@@ -194,7 +216,10 @@ class Route:
     turn: int
     predicted_ttft_s: float
     predicted_transfer_s: float | None = None
-    candidates: tuple[Candidate, ...] = ()
+    predicted_prefill_s: float = 0.0
+    predicted_ttft_bound_s: float | None = None
+    options: Options | None = None
+    shadow: Shadowed | None = None
     fallback: Fallback | None = None
     reserved_s: float = 0.0
     computes_tokens: int = 0
@@ -202,6 +227,20 @@ class Route:
     handed_s: float | None = None
     first_token_s: float | None = None
     tried: set[str] = field(default_factory=set)
+    use: Use | None = None
+    hedge: Hedge | None = None
+
+
+@dataclass(slots=True)
+class Hedge:
+    """D computes while P is late: since `started_s`, for `work_s` behind what was there before."""
+
+    started_s: float
+    work_s: float
+    predicted_prefill_s: float
+    computes_tokens: int
+    ran_alone: bool
+    use: Use | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ def _candidate(name: str, hit: int = 0, placed: int = 0, **load: int) -> Candida
 
 def _scene(*free: Candidate, home: str | None = None, tokens: int = PROMPT) -> Scene:
     facts = RequestFacts("m", "s", tokens, (), BLOCK)
-    return Scene(CONFIG, facts, home, list(free), 0.0, 0.0, Latency(20_000, 0.5, 8192))
+    return Scene(CONFIG, facts, home, list(free), lambda: 0.0, 0.0, Latency(20_000, 0.5, 8192))
 
 
 def _names(chosen: Sequence[Candidate]) -> list[str]:

@@ -40,7 +40,7 @@ def scene(
     for i, (name, seconds) in enumerate((busy_s or {}).items()):
         latency.begin(name, i, seconds, 0.0)
     facts = RequestFacts("m", "s", PROMPT, [], 1.0, offloadable)
-    return Scene(config, facts, home, free, 0.0, 0.0, latency)
+    return Scene(config, facts, home, free, lambda: 0.0, 0.0, latency)
 
 
 def names(choice: Choice) -> tuple[str, str | None]:
@@ -131,3 +131,30 @@ def test_a_longer_queue_never_attracts(drawn: list[tuple[int, int, float]], more
         if other is not chosen.decode:
             longer = busy_s | {name: busy_s[name] + more_s}
             assert by_cost(scene(free, busy_s=longer, connector="none")).decode is chosen.decode
+
+
+def test_the_next_turns_matter_more_than_a_moment_s_quiet() -> None:
+    """Both idle now, nothing cached; one of them was busy for most of the last minute."""
+    asked = scene([candidate("a"), candidate("b")])
+    for i in range(10):
+        asked.latency.begin("a", i, 4.0, -40.0 + 4.0 * i)
+        asked.latency.end("a", i, -36.0 + 4.0 * i)
+    assert asked.latency.wait_s("a", 0.0) == 0.0
+    assert names(by_cost(asked)) == ("b", None)
+
+
+def test_half_of_the_target_is_spent_more_freely_than_the_rest() -> None:
+    """The same second of queue counts less below the TTFT target's half than above it."""
+
+    def cost_s(busy_s: float) -> float:
+        priced = by_cost(scene([candidate("a", 39_000)], busy_s={"a": busy_s})).options
+        return priced[0].cost_s
+
+    assert 0.0 < cost_s(0.6) - cost_s(0.1) < 0.6 * (cost_s(4.5) - cost_s(4.0))
+
+
+def test_home_is_kept_where_moving_gains_nothing() -> None:
+    """A short prompt leaves no whole block behind, so no hit speaks for home."""
+    free = [candidate("a"), candidate("b")]
+    assert names(by_cost(scene(free, "b"))) == ("b", None)
+    assert names(by_cost(scene(free, "a"))) == ("a", None)

@@ -367,3 +367,16 @@ def test_any_history_agrees_with_the_rules_as_they_read(history: list[Any]) -> N
         busy = g.busy(instance, model, load, now_s)
         assert (busy is not None) == ref.is_busy(instance, model, load, now_s)
         assert busy is None or busy.free_in_s > 0
+
+
+def test_open_is_when_nobody_can_be_busy() -> None:
+    gate = Gate(Thresholds(), 8192, 20_000)
+    assert gate.is_open("m", 0.0)
+    gate.mark_busy("a", 5.0)
+    assert not gate.is_open("m", 4.9)
+    assert gate.busy("a", "m", Load(), 4.9) is not None
+    assert gate.is_open("m", 5.0)
+    assert gate.busy("a", "m", Load(), 5.0) is None
+    gate.set("m", Thresholds(active_prefill_tokens_threshold=1))
+    assert not gate.is_open("m", 5.0)
+    assert gate.is_open("other", 5.0)

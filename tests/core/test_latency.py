@@ -19,7 +19,7 @@ def model() -> Latency:
 
 def test_priors_are_the_flags() -> None:
     m = model()
-    assert m.prefill_s("a", 10_000, 0, 0, 0) == pytest.approx(0.5)
+    assert m.prefill_s("a", 8192, 0, 0, 0) == pytest.approx(8192 / 20_000)
     assert m.prefill_tps("a") == pytest.approx(PT)
     assert m.transfer_s("a", "b", 30_000) == pytest.approx(0.5)
     assert m.step_s("a", 0) == STEP_PRIOR_S
@@ -44,7 +44,7 @@ def test_learns_an_instances_own_rates(a1: float, a4: float) -> None:
     for new, context in ((2000, 0), (20_000, 10_000), (10_000, 60_000)):
         true_s = a1 * new + a4 * new * (context + new / 2)
         assert m.prefill_s("a", new, context, 0, 0) == pytest.approx(true_s, rel=0.15)
-    assert m.prefill_s("b", 10_000, 0, 0, 0) == pytest.approx(0.5), "nothing of it is b's"
+    assert m.prefill_s("b", 8192, 0, 0, 0) == pytest.approx(8192 / PT), "nothing of it is b's"
 
 
 def test_one_stall_moves_nothing_much() -> None:
@@ -118,3 +118,35 @@ class TestOccupation:
         m.forget("a")
         assert m.wait_s("a", 0.0) == 0.0
         assert not m.end("a", 1, 0.0)
+
+
+class TestBounds:
+    """When something predicted is late."""
+
+    def test_until_something_was_seen_it_is_twice_the_prediction(self) -> None:
+        m = model()
+        assert m.prefill_bound_s("a", 3.0) == 6.0
+        assert m.transfer_bound_s("a", "b", 3.0) == 6.0
+        assert m.ttft_bound_s(3.0) == 6.0
+
+    def test_the_95th_of_what_was_seen_on_that_instance(self) -> None:
+        m = model()
+        m.begin("a", 1, 1.0, 0.0)
+        for i in range(100):
+            m.observe_ready("a", 2.0, 2.0 + 0.02 * i)
+        assert m.prefill_bound_s("a", 1.0) == pytest.approx(1.95)
+        assert m.prefill_bound_s("b", 1.0) == 2.0, "nothing of it is b's"
+
+    def test_of_a_pair_and_of_the_fleet(self) -> None:
+        m = model()
+        for _ in range(20):
+            expected = m.transfer_s("a", "b", 30_000)
+            m.observe_transfer("a", "b", 30_000, 1.5 * expected)
+            m.observe_ttft(1.0, 4.0)
+        assert m.transfer_bound_s("a", "b", 1.0) == pytest.approx(1.5)
+        assert m.ttft_bound_s(0.5) == pytest.approx(2.0)
+
+    def test_an_instance_that_left_is_not_brought_back(self) -> None:
+        m = model()
+        m.observe_ready("gone", 1.0, 9.0)
+        assert not m._instances

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from proxy.core.latency import Latency
 from proxy.core.learn import Course
 from proxy.core.ledger import Ledger
+from proxy.core.strain import Strain
 from proxy.core.types import Instance, Load, Reason, RequestFacts, Route, RouteClass
 
 D, P = Instance("d", "u"), Instance("p", "u", "b")
@@ -12,7 +15,7 @@ FACTS = RequestFacts("m", None, 10_000, [], 1.0)
 
 
 def course() -> Course:
-    return Course(Latency(20_000.0, 0.5, 8192))
+    return Course(Latency(20_000.0, 0.5, 8192), Strain(0.05))
 
 
 def route(prefill: Instance | None = None) -> Route:
@@ -84,3 +87,41 @@ def test_released_is_released_on_both() -> None:
     c.reserve(r, P, 0, Load(), 0.0)
     c.release(r, 0.1)
     assert c.latency.wait_s("p", 0.1) == 0.0
+
+
+def test_a_leg_given_up_was_at_least_so_late() -> None:
+    """Else hedging would teach the model that legs which are not waited for are quick."""
+    c = course()
+    for i in range(20):
+        r, now_s = route(P), 10.0 * i
+        c.reserve(r, P, 0, Load(), now_s)
+        c.release(r, now_s + 4.0 * r.predicted_prefill_s)
+        early = route(P)
+        c.reserve(early, P, 0, Load(), now_s + 5.0)
+        c.release(early, now_s + 5.001)
+    assert c.latency.prefill_bound_s("p", 1.0) > 3.9
+
+
+def test_a_queue_is_part_of_what_was_predicted() -> None:
+    c = course()
+    for i in range(20):
+        now_s = 10.0 * i
+        first, second = route(), route()
+        c.reserve(first, D, 0, Load(), now_s)
+        c.reserve(second, D, 0, Load(), now_s, kv_wait_s=0.1)
+        assert second.predicted_prefill_s == pytest.approx(2 * first.predicted_prefill_s)
+        c.first_token(first, FACTS, now_s + first.predicted_prefill_s)
+        c.first_token(second, FACTS, now_s + second.predicted_prefill_s)
+    assert c.latency.prefill_bound_s("d", 1.0) < 1.01
+
+
+def test_an_answer_in_one_piece_teaches_no_prefill() -> None:
+    c = course()
+    before = c.latency.prefill_s("d", 10_000, 0, 0, 0)
+    for i in range(20):
+        r = route()
+        c.reserve(r, D, 0, Load(), 10.0 * i)
+        c.first_token(r, FACTS, 10.0 * i + 5.0, seen=False)
+        assert c.latency.wait_s("d", 10.0 * i + 5.0) == 0.0
+    assert c.latency.prefill_s("d", 10_000, 0, 0, 0) == before
+    assert c.latency.prefill_bound_s("d", 1.0) == 2.0

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from proxy.core.prefix import BYTES_PER_BLOCK, PrefixIndex
+from proxy.core.prefix import BYTES_PER_BLOCK, Hold, PrefixIndex
 
 NAMES = ("a", "b", "c", "d")
 names = st.sampled_from(NAMES)
@@ -90,7 +90,7 @@ class Index(RuleBasedStateMachine):
 
 def traces(index: PrefixIndex) -> list[str]:
     """The fields in which anything is left."""
-    tables = ("_masks", "_bits", "_names", "_lru", "_everyone", "_total")
+    tables = ("_masks", "_bits", "_names", "_lru", "_everyone", "_total", "_holds", "_reserved")
     return [table for table in tables if getattr(index, table)]
 
 
@@ -176,15 +176,75 @@ def test_forgetting_one_never_seen_is_nothing() -> None:
     assert ix.hits([1]) == {"a": 1}
 
 
-@given(st.lists(st.tuples(names, prompts), max_size=20), st.integers(1, 10))
+def test_a_held_prompt_outlives_younger_ones() -> None:
+    ix = PrefixIndex(1 << 20, max_blocks=6)
+    ix.insert("a", [1, 2, 3])
+    hold = ix.hold("a", [1, 2, 3])
+    assert hold is not None
+    for block in range(10, 20):
+        ix.insert("a", [block])
+    assert ix.hits([1, 2, 3]) == {"a": 3}
+    assert (ix.blocks("a"), ix.holds) == (6, 1)
+    ix.trim("a", 1)
+    assert ix.hits([1, 2, 3]) == {"a": 3}
+    ix.release(hold)
+    for block in range(20, 29):
+        ix.insert("a", [block])
+    assert (ix.hits([1, 2, 3]), ix.holds) == ({"a": 0}, 0)
+
+
+def test_holds_do_not_exceed_what_there_is_room_for() -> None:
+    ix = PrefixIndex(1 << 20, max_blocks=6)
+    for start in range(0, 100, 10):
+        ix.insert("a", range(start, start + 4))
+        ix.hold("a", range(start, start + 4))
+        assert ix.blocks("a") <= 6
+
+
+def test_room_that_is_reserved_is_taken_from_the_oldest() -> None:
+    ix = PrefixIndex(1 << 20, max_blocks=6)
+    ix.insert("a", [1, 2])
+    ix.insert("a", [11, 12, 13, 14])
+    ix.reserve("a", 3)
+    assert (ix.hits([1])["a"], ix.hits([11, 12, 13, 14])["a"], ix.full_ratio("a")) == (0, 3, 1.0)
+    ix.reserve("a", 9)
+    assert ix.blocks("a") == 0
+
+
+def test_trim_goes_by_the_last_use() -> None:
+    ix = PrefixIndex(1 << 20)
+    ix.insert("a", [1, 2])
+    age = ix.insert("a", [11, 12])
+    ix.insert("a", [1, 2, 3])
+    ix.trim("a", age)
+    assert (ix.held("a", [1, 2, 3]), ix.held("a", [11, 12])) == (3, 0)
+    ix.trim("b", age)
+
+
+@given(
+    st.lists(st.tuples(names, prompts, st.booleans(), st.integers(0, 8)), max_size=30),
+    st.integers(1, 10),
+)
 def test_what_is_held_is_closed_under_prefixes(
-    inserts: list[tuple[str, list[int]]], cap: int
+    inserts: list[tuple[str, list[int], bool, int]], cap: int
 ) -> None:
     """An ancestor is never less recent than what stands on it, so no block is held in vain."""
     ix = PrefixIndex(1 << 20, max_blocks=cap)
-    for name, prompt in inserts:
-        ix.insert(name, prompt)
-    for name, prompt in inserts:
+    holds: list[Hold] = []
+    for name, prompt, in_use, number in inserts:
+        age = ix.insert(name, prompt)
+        if in_use and (hold := ix.hold(name, prompt)) is not None:
+            holds.append(hold)
+        if number == 0:
+            ix.trim(name, age - 3)
+        elif number == 1 and holds:
+            ix.release(holds.pop(0))
+        ix.reserve(name, number % 3)
+    for hold in holds:
+        ix.release(hold)
+        ix.release(hold)
+    assert ix.holds == 0
+    for name, prompt, *_ in inserts:
         held = [block in ix._lru[name] for block in prompt]
         assert held == sorted(held, reverse=True)
 

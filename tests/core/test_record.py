@@ -53,3 +53,14 @@ def test_times(
         request_id="r", t_proxy_recv=100.0, t_first_token=first_token, t_done=done, osl_tokens=osl
     )
     assert (record.ttft_s(), record.e2e_s(), record.tpot_s()) == (ttft_s, e2e_s, tpot_s)
+
+
+def test_prefill_and_transfer_are_those_of_an_offload_that_went_well() -> None:
+    record = RequestRecord(request_id="r", t_decode_sent=101.0, t_first_token=103.0)
+    assert (record.prefill_s(), record.transfer_s()) == (None, None), "colocated"
+    record.t_prefill_sent = 100.0
+    assert (record.prefill_s(), record.transfer_s()) == (None, None), "P never answered"
+    record.t_prefill_done = 100.5
+    assert (record.prefill_s(), record.transfer_s()) == (0.5, 2.0)
+    record.fallback = "transfer_timeout"
+    assert (record.prefill_s(), record.transfer_s()) == (0.5, None), "D computed it itself"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -33,7 +33,8 @@ def facts(
 
 
 def router(n: int = 4, **options: Any) -> Router:
-    made = Router(RouterConfig(prefill_throughput=20_000, **options))
+    policy = {"offload_policy": "seed-heuristic"} | options
+    made = Router(RouterConfig(prefill_throughput=20_000, **policy))
     for i in range(n):
         made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
     return made
@@ -215,11 +216,36 @@ class TestOffload:
         f = facts("s", 20_000)
         route = admitted(r, f)
         d = route.decode.name
-        r.fall_back(route, why, 0.0)
+        r.fall_back(route, f, why, 0.0)
         assert (route.decode.name, route.prefill, route.reason) == (d, None, reason)
         assert route.route_class is RouteClass.HEAVY_COLO
         assert r.ledger.load(d).prefill_tokens == 20_000
         assert sum(r.ledger.load(n).ongoing_tokens for n in ("i0", "i1")) == 20_000
+
+
+class TestSiblings:
+    def test_the_second_waits_for_the_firsts_blocks(self) -> None:
+        """Computing 40,000 tokens again elsewhere takes longer than waiting for them here."""
+        r = router(4, offload_policy="cost")
+        f, g = facts("s", 40_000, range(40)), facts("t", 41_000, range(41))
+        first, second = admitted(r, f), admitted(r, g, 0.3)
+        assert second.decode.name == first.decode.name
+        assert (second.hit_tokens, second.new_tokens) == (40_000, 1000)
+        assert second.predicted_ttft_s < first.predicted_ttft_s
+        r.finish(first, 0.4)
+        assert r.prefixes.hits(f.block_hashes) == {}
+        r.finish(second, 0.4)
+        assert r.reuse.is_at_rest
+
+    def test_an_engine_that_lost_it_is_believed(self) -> None:
+        r = router(1)
+        f = facts("s", 40_000, range(40))
+        for found in (None, 0.0):
+            route = admitted(r, f)
+            r.first_token(route, f, 0.0)
+            r.completed(route, f, found)
+            r.finish(route, 1.0)
+        assert r.prefixes.capacity("i0") == 40
 
 
 class TestGate:
@@ -303,11 +329,11 @@ class TestRetry:
         assert r.sessions.home("s", 0.0) == route.decode.name
 
 
+STEPS = ["admit", "prefill", "token", "grow", "back", "retry", "whole", "end"]
+STEPS += ["hedge", "unhedge", "kill", "up", "out", "in"]
 steps = st.lists(
     st.tuples(
-        st.sampled_from(
-            ["admit", "prefill", "token", "grow", "back", "retry", "end", "kill", "up", "out", "in"]
-        ),
+        st.sampled_from(STEPS),
         st.integers(0, 7),
         st.integers(1, 60_000),
     ),
@@ -337,6 +363,8 @@ def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) ->
         r.finish(route, 1.0)
         r.finish(route, 1.0)
     assert r.ledger.live == 0
+    assert r.reuse.is_at_rest
+    assert r.hedges.live == 0
     for member in r.fleet.members():
         assert r.ledger.load(member.instance.name) == Load()
 
@@ -353,15 +381,17 @@ def _shake(r: Router, step: str, name: str) -> None:
 
 
 def _advance(r: Router, step: str, route: Route, f: RequestFacts) -> None:
-    if step == "prefill":
-        r.prefill_done(route, f, 0.0)
-    elif step == "token":
-        r.first_token(route, f, 0.0)
-    elif step == "grow":
-        route.lease.grow(3)
-    elif step == "back" and route.prefill is not None:
-        r.fall_back(route, Fallback.P_TIMEOUT, 0.0)
-    elif step == "retry":
-        r.retry(route, f, 0.0)
-    elif step == "end":
-        r.finish(route, 0.5)
+    if step == "back" and route.prefill is None:
+        return
+    calls: dict[str, Callable[[], object]] = {
+        "prefill": lambda: r.prefill_done(route, f, 0.0),
+        "token": lambda: r.first_token(route, f, 0.0),
+        "grow": lambda: route.lease.grow(3),
+        "back": lambda: r.fall_back(route, f, Fallback.P_TIMEOUT, 0.0),
+        "retry": lambda: r.retry(route, f, 0.0),
+        "hedge": lambda: r.hedges.start(route, f, 0.0),
+        "unhedge": lambda: r.hedges.drop(route, 0.0),
+        "whole": lambda: r.completed(route, f, 0.3),
+        "end": lambda: r.finish(route, 0.5),
+    }
+    calls[step]()

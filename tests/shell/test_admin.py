@@ -72,7 +72,7 @@ async def test_metrics_parse_and_carry_the_fleet(tmp_path: Path) -> None:
 
 
 async def test_instances_come_and_go(tmp_path: Path) -> None:
-    async with proxied(tmp_path, 2) as (proxy, fleet):
+    async with proxied(tmp_path, 2, offload_policy="never") as (proxy, fleet):
         first, second = addresses(fleet)
         _, listed = await call(proxy, "GET", "/instances")
         assert [i["is_up"] for i in listed] == [True, True]
@@ -120,6 +120,34 @@ async def test_the_last_decisions(tmp_path: Path) -> None:
         assert {c["instance"] for c in found[1]["candidates"]} == set(proxy.router.ledger._accounts)
         for bad in ("0", "1001", "x", "-1"):
             assert (await call(proxy, "GET", f"/decisions?n={bad}"))[0] == 400
+
+
+async def test_every_decision_shows_its_options_and_the_shadow(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"offload_policy": "cost", "shadow_policy": "always"}
+    options |= {"heavy_threshold": 500, "warm_threshold": 100}
+    async with proxied(tmp_path, **options) as (proxy, _):
+        for size in (10, 2000):
+            await proxy.post(chat(words(size)))
+        _, found = await call(proxy, "GET", "/decisions")
+        large, small = found
+        for decision in found:
+            costs = [c["cost_s"] for c in decision["candidates"] if c["prefill"] is None]
+            assert costs == sorted(costs)
+            assert decision["predicted_ttft_bound_s"] >= decision["predicted_ttft_s"] > 0
+            assert decision["predicted_prefill_s"] > 0
+        assert small["shadow"]["agrees"] is True
+        assert large["shadow"]["policy"] == "always"
+        assert large["shadow"]["route_class"] == "HEAVY_P2P"
+        assert large["shadow"]["reason"] == "policy_always"
+        records = {r["request_id"]: r for r in await proxy.records(2)}
+        assert records[large["request_id"]]["candidates"] == large["candidates"]
+        assert records[large["request_id"]]["shadow"] == large["shadow"]
+        agreed = "true" if large["shadow"]["agrees"] else "false"
+        assert proxy.metric("shadow_decisions_total", policy="always", agrees=agreed) >= 1
+        assert proxy.metric("prediction_error_ratio_count", what="ttft") == 2
+        _, listed = await call(proxy, "GET", "/instances")
+        ratios = listed[0]["residual_ratios"]
+        assert ratios["queue_and_prefill"] == {"p50": None, "p95": None}, "too few yet"
 
 
 async def test_a_session_can_be_ended(tmp_path: Path) -> None:

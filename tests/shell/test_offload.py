@@ -54,6 +54,9 @@ async def test_kv_moves_and_is_counted_alike_on_both_sides(tmp_path: Path) -> No
         assert sent == got > 1900
         assert proxy.metric("offload_kv_misses_total") == 0
         assert proxy.metric("prefill_leg_seconds_count") == 1
+        for what in ("ttft", "prefill", "transfer"):
+            assert record[f"predicted_{what}_s"] > 0
+            assert proxy.metric("prediction_error_ratio_count", what=what) == 1
         await proxy.at_rest()
 
 
@@ -88,7 +91,8 @@ async def test_the_session_stays_on_d(tmp_path: Path) -> None:
 
 async def test_the_heuristic_offloads_when_d_decodes(tmp_path: Path) -> None:
     sim = {"speed": 2.0}  # slow enough that the stream is there while the HEAVY one comes
-    async with proxied(tmp_path, sim=sim, **HEAVY) as (proxy, _):
+    options = HEAVY | {"offload_policy": "seed-heuristic"}
+    async with proxied(tmp_path, sim=sim, **options) as (proxy, _):
         async with asyncio.TaskGroup() as group:
             running = group.create_task(ask(proxy, words(50), max_tokens=150))
             loads = proxy.router.ledger.load

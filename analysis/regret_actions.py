@@ -1,0 +1,106 @@
+"""What could be done with a HEAVY request: the actions that an oracle tries, and their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.core.classify import Size
+from proxy.core.connectors import CONNECTORS
+from proxy.core.decide import Choice, Scene, peers, size_on
+from proxy.core.types import Candidate, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Where a request decodes, and who prefills for it when that is another; instances by name."""
+
+    decode: str
+    prefill: str | None = None
+
+    def kind(self, home: str | None) -> str:
+        """The action's name, seen from the session's home (None for a first turn).
+
+        place: a first turn, computed where it decodes; colocate: computed at home; rehome: computed
+        elsewhere, and the session moves; offload: a P hands over to home (or to a first turn's D);
+        pull: home hands over and the session moves; offload-rehome: P and D are both others.
+        """
+        if self.prefill is None:
+            if home is None:
+                return "place"
+            return "colocate" if self.decode == home else "rehome"
+        if home is None or self.decode == home:
+            return "offload"
+        return "pull" if self.prefill == home else "offload-rehome"
+
+
+def action_of(choice: Choice) -> Action:
+    """What a choice does."""
+    prefill = choice.prefill.instance.name if choice.prefill else None
+    return Action(choice.decode.instance.name, prefill)
+
+
+def is_heavy(scene: Scene, choice: Choice) -> bool:
+    """Whether the request is HEAVY on the chosen D or on its home."""
+    if size_on(scene, choice.decode) is Size.HEAVY:
+        return True
+    return any(
+        c.instance.name == scene.home and size_on(scene, c) is Size.HEAVY for c in scene.free
+    )
+
+
+def actions(scene: Scene, choice: Choice) -> list[Action]:
+    """The policy's own action first, then the others, without repetition.
+
+    Computed on each instance; prefilled by each P for home, for the chosen D and for the D with the
+    fewest ongoing tokens; and handed over by home to each other instance. With 4 instances that is
+    at most 14, with 8 at most 36.
+    """
+    found = [action_of(choice), *(Action(c.instance.name) for c in scene.free)]
+    if CONNECTORS[scene.config.kv_connector].can_offload and scene.facts.offloadable:
+        least = min(scene.free, key=lambda c: c.load.ongoing_tokens)
+        ds = {choice.decode.instance.name, least.instance.name, scene.home}
+        for d in scene.free:
+            name = d.instance.name
+            found += [
+                Action(name, p.instance.name)
+                for p in peers(scene, d)
+                if name in ds or p.instance.name == scene.home
+            ]
+    return list(dict.fromkeys(found))
+
+
+def forced(scene: Scene, action: Action) -> Choice:
+    """The choice that does it."""
+    by_name = {c.instance.name: c for c in scene.free}
+    d = by_name[action.decode]
+    p = by_name[action.prefill] if action.prefill is not None else None
+    reason = Reason.POLICY_NEVER if p is None else Reason.POLICY_ALWAYS
+    return Choice(d, p, size_on(scene, d), reason, action.decode != scene.home)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One instance as the decision saw it. `queue_s`: until reserved prefills are computed."""
+
+    name: str
+    hit_tokens: int
+    new_tokens: int
+    queue_s: float
+    room_s: float
+    streams: int
+    decode_tokens: int
+    kv_full: float
+
+
+def view(scene: Scene, c: Candidate) -> View:
+    """Note what a decision saw of an instance; `room_s` is the wait for free KV."""
+    return View(
+        name=c.instance.name,
+        hit_tokens=c.hit_tokens,
+        new_tokens=c.new_tokens,
+        queue_s=scene.latency.wait_s(c.instance.name, scene.now_s),
+        room_s=c.kv_wait_s,
+        streams=c.load.decode_requests,
+        decode_tokens=c.load.decode_tokens,
+        kv_full=c.kv_full,
+    )

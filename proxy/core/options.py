@@ -1,0 +1,92 @@
+"""What a decision could have done instead, with what each would have cost: kept, shown later.
+
+A decision keeps references to what it computed anyway. Dictionaries are made when somebody reads
+them: by the thread that writes the request log, or for `GET /decisions`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.types import Candidate
+
+COLOCATIONS_KEPT = 16
+OFFLOADS_KEPT = 8
+_DIGITS = 4
+
+
+@dataclass(slots=True)
+class Priced:
+    """One option: D, P or None where D computes, the predicted TTFT and the cost, in seconds.
+
+    `cost_s` is the sum of what the wait for the first token counts and of the four terms after
+    `ttft_s`, weighted: `harm_s` to the streams beside the computation, `decode_s` for the output on
+    D, `next_s` for the session's next turns there, `memory_s` for the KV displaced. It is nan where
+    the policy puts no price on anything. `wait_s`: the queue where it is computed.
+    Like a Candidate, nobody changes one, and it is made too often to be frozen.
+    """
+
+    cost_s: float
+    ttft_s: float
+    harm_s: float
+    decode_s: float
+    next_s: float
+    memory_s: float
+    wait_s: float
+    decode: Candidate
+    prefill: Candidate | None = None
+
+
+def unpriced(decode: Candidate, ttft_s: float) -> Priced:
+    """An option of a policy that goes by rules."""
+    return Priced(math.nan, ttft_s, math.nan, math.nan, math.nan, math.nan, math.nan, decode)
+
+
+class Options:
+    """The options of one decision, at most so many of each kind, the cheapest first."""
+
+    __slots__ = ("_priced",)
+
+    def __init__(self, priced: Sequence[Priced]) -> None:
+        self._priced = priced
+
+    def rows(self) -> list[dict[str, object]]:
+        """One JSON object per option; its state is that of the instance it decodes on."""
+        return [_row(option) for option in self._priced]
+
+
+def _row(option: Priced) -> dict[str, object]:
+    d, p = option.decode, option.prefill
+    row: dict[str, object] = {
+        "instance": d.instance.name,
+        "prefill": p.instance.name if p else None,
+        "ttft_s": _seconds(option.ttft_s),
+        "cost_s": _seconds(option.cost_s),
+        "felt_s": _seconds(_felt_s(option)),
+        "harm_s": _seconds(option.harm_s),
+        "decode_s": _seconds(option.decode_s),
+        "next_s": _seconds(option.next_s),
+        "memory_s": _seconds(option.memory_s),
+        "hit_tokens": d.hit_tokens,
+        "new_tokens": d.new_tokens,
+    }
+    if p is not None:
+        return {**row, "new_tokens_prefill": p.new_tokens}
+    return {
+        **row,
+        "ongoing_tokens": d.load.ongoing_tokens,
+        "prefill_tokens": d.load.prefill_tokens,
+        "decode_tokens": d.load.decode_tokens,
+        "kv_wait_s": _seconds(d.kv_wait_s),
+    }
+
+
+def _felt_s(option: Priced) -> float:
+    others_s = option.harm_s + option.decode_s + option.next_s + option.memory_s
+    return option.cost_s - others_s
+
+
+def _seconds(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, _DIGITS)

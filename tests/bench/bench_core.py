@@ -1,0 +1,219 @@
+"""What one decision costs, without any network: `make bench-core`.
+
+One request is parsed, turned into facts (texts, hashes), admitted, has its first token (its blocks
+enter the prefix index) and is finished. The router is in the middle of its work: every instance
+runs streams, all share a system prompt, and four fifths of each prompt are known somewhere. CPU
+time, garbage collector off; the median over repeats of the mean over a batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, product
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+import orjson
+from rich.console import Console
+
+from proxy.core.gate import EngineKv
+from proxy.core.ledger import Phase
+from proxy.core.router import Router, RouterConfig
+from proxy.core.tokens import TokenEstimator, block_hashes, prompt_bytes
+from proxy.core.types import Instance, RequestFacts, Route
+from tests.bench import bodies
+from tests.bench.tables import Grid, number
+
+SIZES = ("2k", "32k", "400k", "2m")
+INSTANCES = (8, 64, 512)
+POLICIES = ("seed-heuristic", "cost")
+STEPS = ("parse", "texts", "hash", "admit", "first token", "finish")
+"""`texts` is everything of the facts but the hashing of blocks, which is timed by itself."""
+ENDPOINT = "/v1/chat/completions"
+VARIANTS = 4
+KNOWN_RATIO, SHARED_RATIO = 0.8, 0.1
+UNIQUE = "0123456789abcdef"
+"""Stands where a prompt begins to be new; each request has something else there."""
+KV_TOKENS = 4_000_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of the table."""
+
+    size: str
+    instances: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU time of each step per request, and of all of them."""
+
+    case: Case
+    steps_s: dict[str, float]
+
+    @property
+    def whole_s(self) -> float:
+        """From the body's bytes to the released lease."""
+        return sum(self.steps_s.values())
+
+
+class Traffic:
+    """Bodies of one size: a shared system prompt, a known conversation, a new end."""
+
+    def __init__(self, size: str) -> None:
+        self._numbers = count(1)
+        self._halves = [self._split(size, variant) for variant in range(VARIANTS)]
+
+    @staticmethod
+    def _split(size: str, variant: int) -> tuple[bytes, bytes]:
+        chars, turns = bodies.SIZES[size]
+        own = bodies.prompt(f"{size}{variant}", chars)
+        shared = bodies.prompt(size, int(chars * SHARED_RATIO))
+        new = int(chars * KNOWN_RATIO)
+        text = shared + own[len(shared) : new] + UNIQUE + own[new + len(UNIQUE) :]
+        request = {"model": "bench", "messages": bodies.messages(text, turns), "stream": True}
+        before, _, after = orjson.dumps(request | {"max_tokens": 256}).partition(UNIQUE.encode())
+        return before, after
+
+    def batch(self, n: int) -> list[bytes]:
+        """The next requests; no two are alike."""
+        chosen = (self._halves[i % VARIANTS] for i in range(n))
+        return [before + f"{next(self._numbers):016d}".encode() + after for before, after in chosen]
+
+
+def busy_router(case: Case, traffic: Traffic, estimator: TokenEstimator) -> Router:
+    """Instances with running streams and filled caches; each conversation is known to two."""
+    rng = random.Random(case.instances)
+    router = Router(RouterConfig(prefill_throughput=20_000, offload_policy=case.policy))
+    names = [f"instance{i}" for i in range(case.instances)]
+    for name in names:
+        router.add(Instance(name, f"http://{name}:8000", f"http://{name}:8998"))
+        router.probe_succeeded(name)
+        router.gate.observe_engine(name, EngineKv(KV_TOKENS, 0.5), 0.0)
+        for _ in range(rng.randint(1, 8)):
+            router.ledger.open(router.ledger.charge(name, Phase.DECODE, rng.randint(500, 50_000)))
+    for raw in traffic.batch(VARIANTS):
+        known = _facts(estimator, orjson.loads(raw)).block_hashes
+        for name in names:
+            router.prefixes.insert(name, known[: int(len(known) * SHARED_RATIO)])
+        for name in rng.sample(names, 2):
+            router.prefixes.insert(name, known[: int(len(known) * KNOWN_RATIO)])
+    return router
+
+
+def _facts(
+    estimator: TokenEstimator, parsed: dict[str, Any], session_id: str = "s"
+) -> RequestFacts:
+    """What the proxy does with a parsed body."""
+    return estimator.facts(ENDPOINT, {"X-Session-ID": session_id}, parsed)[0]
+
+
+def measure(case: Case, repeats: int, batch: int) -> Cost:
+    """The median cost of each step."""
+    traffic, estimator = Traffic(case.size), TokenEstimator()
+    router = busy_router(case, traffic, estimator)
+    clock = count(1)
+    samples = [_once(router, estimator, traffic.batch(batch), clock) for _ in range(repeats + 1)]
+    samples = samples[1:]  # the first one warms the caches
+    return Cost(case, {step: median(sample[step] for sample in samples) for step in STEPS})
+
+
+def _once(
+    router: Router, estimator: TokenEstimator, raws: Sequence[bytes], clock: Iterator[int]
+) -> dict[str, float]:
+    """A batch of requests, step by step: all are parsed, then all admitted, and so on."""
+    now_s, spent = float(next(clock)), {}
+    parsed, spent["parse"] = _timed(lambda: [orjson.loads(raw) for raw in raws])
+    names = [f"session-{now_s:.0f}-{i}" for i in range(len(raws))]
+    pairs = list(zip(parsed, names, strict=True))
+    facts, facts_s = _timed(lambda: [_facts(estimator, body, name) for body, name in pairs])
+    texts = [prompt_bytes(body) for body in parsed]
+    _, spent["hash"] = _timed(lambda: [block_hashes(text) for text in texts])
+    spent["texts"] = max(0.0, facts_s - spent["hash"])
+    routes, spent["admit"] = _timed(lambda: [_admit(router, one, now_s) for one in facts])
+    both = list(zip(routes, facts, strict=True))
+    _, spent["first token"] = _timed(lambda: _first_tokens(router, both, now_s + 0.1))
+    _, spent["finish"] = _timed(lambda: _finish(router, routes, now_s + 0.2))
+    return {step: seconds / len(raws) for step, seconds in spent.items()}
+
+
+def _admit(router: Router, facts: RequestFacts, now_s: float) -> Route:
+    route = router.admit(facts, now_s)
+    if not isinstance(route, Route):
+        raise RuntimeError(f"nobody takes the request: {route.reason}")
+    return route
+
+
+def _first_tokens(
+    router: Router, placed: Sequence[tuple[Route, RequestFacts]], now_s: float
+) -> None:
+    for route, facts in placed:
+        router.first_token(route, facts, now_s)
+
+
+def _finish(router: Router, routes: Sequence[Route], now_s: float) -> None:
+    for route in routes:
+        router.finish(route, now_s)
+
+
+def _timed(work: Callable[[], T]) -> tuple[T, float]:
+    """What it gives, and the CPU time it took."""
+    gc.disable()
+    try:
+        begun_ns = time.process_time_ns()
+        done = work()
+        return done, (time.process_time_ns() - begun_ns) / 1e9
+    finally:
+        gc.enable()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.bench_core", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="OUT", help="every figure, in seconds")
+    parser.add_argument("--repeats", type=int, default=15, help="batches per row, %(default)s")
+    parser.add_argument("--batch", type=int, default=8, help="requests per batch, %(default)s")
+    parser.add_argument("--sizes", default=",".join(SIZES), help="%(default)s")
+    parser.add_argument("--instances", default=",".join(map(str, INSTANCES)), help="%(default)s")
+    parser.add_argument("--policies", default=",".join(POLICIES), help="%(default)s")
+    options = parser.parse_args(argv)
+    cases = product(
+        options.sizes.split(","),
+        map(int, options.instances.split(",")),
+        options.policies.split(","),
+    )
+    costs = [measure(Case(*case), options.repeats, options.batch) for case in cases]
+    Console(width=None if sys.stdout.isatty() else 120).print(grid(costs).rich())
+    if options.json:
+        rows = [{"whole_s": cost.whole_s} | orjson.loads(orjson.dumps(cost)) for cost in costs]
+        options.json.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+    return 0
+
+
+def grid(costs: Sequence[Cost]) -> Grid:
+    """One row per case, in microseconds."""
+    rows = [
+        [
+            cost.case.size,
+            str(cost.case.instances),
+            cost.case.policy,
+            *(number(cost.steps_s[step] * 1e6) for step in STEPS),
+            number(cost.whole_s * 1e6),
+        ]
+        for cost in costs
+    ]
+    return Grid("CPU µs per request", ["body", "instances", "policy", *STEPS, "whole"], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

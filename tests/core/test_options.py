@@ -1,0 +1,77 @@
+"""What a decision keeps of what it could have done."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT
+from proxy.core.router import Router, RouterConfig
+from proxy.core.types import Instance, RequestFacts, Route
+
+
+def router(n: int, policy: str, **options: Any) -> Router:
+    made = Router(RouterConfig(prefill_throughput=20_000, offload_policy=policy, **options))
+    for i in range(n):
+        made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+    return made
+
+
+def rows(r: Router, tokens: int = 40_000, session: str = "s") -> tuple[Route, list[dict[str, Any]]]:
+    route = r.admit(RequestFacts("m", session, tokens, [], 1.0), 0.0)
+    assert isinstance(route, Route)
+    assert route.options is not None
+    found: list[dict[str, Any]] = route.options.rows()
+    assert orjson.loads(orjson.dumps(found)) == found
+    return route, found
+
+
+def test_the_cost_policy_keeps_what_it_priced() -> None:
+    r = router(3, "cost")
+    for i in range(6):
+        busy = r.admit(RequestFacts("m", f"b{i}", 30_000, [], 1.0), 0.0)
+        assert isinstance(busy, Route)
+        if i % 2:
+            r.first_token(busy, RequestFacts("m", None, 30_000, [], 1.0), 0.0)
+    route, found = rows(r)
+    colocated = [row for row in found if row["prefill"] is None]
+    offloads = [row for row in found if row["prefill"] is not None]
+    assert {row["instance"] for row in colocated} == {"i0", "i1", "i2"}
+    assert offloads
+    for kind in (colocated, offloads):
+        assert kind == sorted(kind, key=lambda row: row["cost_s"])
+    for row in found:
+        names = ("felt_s", "harm_s", "decode_s", "next_s", "memory_s")
+        terms = sum(row[name] for name in names)
+        assert 0 < row["felt_s"] < row["ttft_s"]
+        assert row["cost_s"] == pytest.approx(terms, abs=1e-3)
+    p = route.prefill.name if route.prefill else None
+    (chosen,) = [r for r in found if (r["instance"], r["prefill"]) == (route.decode.name, p)]
+    assert chosen["ttft_s"] == pytest.approx(route.predicted_ttft_s, abs=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["seed-heuristic", "never"])
+def test_a_rule_keeps_what_each_place_would_take(policy: str) -> None:
+    route, found = rows(router(4, policy))
+    assert {row["instance"] for row in found} == {f"i{i}" for i in range(4)}
+    assert all(row["cost_s"] is None for row in found)
+    (ttft_s,) = {row["ttft_s"] for row in found}
+    assert ttft_s > 2.0, "40,000 tokens at 20,000 tokens/s, attention beside it"
+    assert route.predicted_ttft_s == pytest.approx(ttft_s, abs=1e-3)
+
+
+@pytest.mark.parametrize("policy", ["cost", "seed-heuristic"])
+def test_what_is_kept_is_bounded_and_has_what_was_chosen(policy: str) -> None:
+    r = router(100, policy)
+    for i in range(110):
+        route, found = rows(r, 20_000, session=f"s{i}")
+        assert len(found) <= COLOCATIONS_KEPT + OFFLOADS_KEPT
+        assert route.decode.name in {row["instance"] for row in found}
+
+
+def test_a_number_that_is_not_there_is_null() -> None:
+    _, found = rows(router(1, "always"))
+    assert not [v for v in found[0].values() if isinstance(v, float) and math.isnan(v)]

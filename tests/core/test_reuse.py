@@ -1,0 +1,184 @@
+"""What engines report corrects what is believed; siblings in flight are seen, and vanish."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.prefix import PrefixIndex
+from proxy.core.reuse import JOIN_TOKENS, Reuse, Use, cached_ratio, usage_ratio
+from proxy.core.types import RequestFacts
+
+BLOCK = 1000
+
+
+def facts(*runs: tuple[int, int], offloadable: bool = True) -> RequestFacts:
+    """A prompt of runs of blocks: (name of the run, how many)."""
+    hashes = [name * 10_000 + i for name, count in runs for i in range(count)]
+    return RequestFacts("m", None, len(hashes) * BLOCK + 500, hashes, BLOCK, offloadable)
+
+
+def made() -> tuple[Reuse, PrefixIndex]:
+    index = PrefixIndex(1 << 20)
+    return Reuse(index), index
+
+
+def served(reuse: Reuse, f: RequestFacts, found: int | None = None) -> Use:
+    """One whole request on `a`, whose engine finds so many blocks (None: it does not tell)."""
+    use = reuse.begin("a", 0, f)
+    reuse.computed(use, f)
+    if found is not None:
+        reuse.reported(use, f, found * BLOCK / f.prompt_tokens)
+    reuse.released(use, f)
+    return use
+
+
+OLD, MINE, NEW = facts((1, 20)), facts((2, 20)), facts((3, 20))
+
+
+def test_a_shortfall_takes_along_what_was_used_before() -> None:
+    reuse, index = made()
+    for f in (OLD, MINE, NEW):
+        served(reuse, f)
+    served(reuse, MINE, found=0)
+    assert index.held("a", OLD.block_hashes) == 0
+    assert index.held("a", MINE.block_hashes) == 20  # computed again meanwhile
+    assert index.held("a", NEW.block_hashes) == 20
+    assert index.capacity("a") == 40
+
+
+@pytest.mark.parametrize("found", [20, 19, 18])
+def test_what_was_found_is_confirmed(found: int) -> None:
+    """Two blocks less are rounding, not eviction."""
+    reuse, index = made()
+    for f in (OLD, MINE):
+        served(reuse, f)
+    served(reuse, MINE, found)
+    assert index.held("a", OLD.block_hashes) == 20
+    assert index.capacity("a") is None
+
+
+def test_a_confirmed_prompt_is_the_newest() -> None:
+    reuse, index = made()
+    for f in (MINE, OLD):
+        served(reuse, f)
+    served(reuse, MINE, 20)
+    index.limit("a", 20)
+    assert (index.held("a", MINE.block_hashes), index.held("a", OLD.block_hashes)) == (20, 0)
+
+
+def test_the_size_that_an_engine_reports_stands() -> None:
+    reuse, index = made()
+    reuse.limit("a", 100 * BLOCK, MINE)
+    for f in (OLD, MINE):
+        served(reuse, f)
+    served(reuse, MINE, 0)
+    assert index.capacity("a") == 100
+    assert index.held("a", OLD.block_hashes) == 0
+
+
+def test_a_learned_size_grows_with_hits_that_nobody_expected() -> None:
+    reuse, index = made()
+    for f in (OLD, MINE, NEW):
+        served(reuse, f)
+    served(reuse, MINE, 0)
+    before = index.capacity("a") or 0
+    served(reuse, OLD, 20)
+    assert (index.capacity("a") or 0) > before
+
+
+def test_one_flushed_cache_is_not_taken_for_a_small_one() -> None:
+    reuse, index = made()
+    for f in (OLD, MINE, NEW):
+        served(reuse, f)
+    served(reuse, MINE, 0)
+    served(reuse, MINE, 0)
+    assert 20 < (index.capacity("a") or 0) < 40
+
+
+def test_kv_from_a_peer_is_no_hit() -> None:
+    reuse, index = made()
+    served(reuse, OLD)
+    use = reuse.received("a", 0, MINE)
+    reuse.reported(use, MINE, 0.0)
+    assert index.held("a", OLD.block_hashes) == index.held("a", MINE.block_hashes) == 20
+
+
+def test_answers_in_parts_say_nothing() -> None:
+    reuse, index = made()
+    served(reuse, OLD)
+    odd = facts((1, 20), offloadable=False)
+    served(reuse, odd, 0)
+    assert index.held("a", OLD.block_hashes) == 20
+    assert index.capacity("a") is None
+
+
+LONG = -(-JOIN_TOKENS // BLOCK)
+
+
+def test_a_sibling_counts_what_is_being_computed() -> None:
+    reuse, index = made()
+    first, second = facts((1, LONG), (2, 3)), facts((1, LONG), (3, 5))
+    use = reuse.begin("a", 0, first)
+    assert reuse.hits(second) == {"a": LONG}
+    other = reuse.begin("a", 0, second)
+    assert other.blocks == 0  # was not there: its lack is no eviction
+    reuse.reported(other, second, 0.0)
+    assert index.capacity("a") is None
+    reuse.end(use)
+    reuse.end(use)
+    assert reuse.hits(first) == {}
+    reuse.end(other)
+    assert reuse.is_at_rest
+
+
+def test_a_short_one_is_computed_twice() -> None:
+    reuse, _ = made()
+    reuse.begin("a", 0, facts((1, LONG - 1)))
+    assert reuse.hits(facts((1, LONG - 1))) == {}
+
+
+def test_what_comes_makes_place_when_it_is_placed_not_when_it_is_there() -> None:
+    reuse, index = made()
+    index.limit("a", 40)
+    for f in (OLD, MINE):
+        served(reuse, f)
+    use = reuse.begin("a", 0, NEW)
+    assert (index.blocks("a"), index.full_ratio("a")) == (20, 1.0)
+    assert index.held("a", OLD.block_hashes) == 0
+    reuse.computed(use, NEW)
+    assert index.blocks("a") == 40
+
+
+def test_what_is_in_use_stays() -> None:
+    """An engine evicts what nobody runs on, however long ago it was used."""
+    reuse, index = made()
+    index.limit("a", 45)
+    running = reuse.begin("a", 0, OLD)
+    reuse.computed(running, OLD)
+    served(reuse, MINE)
+    served(reuse, NEW)
+    assert (index.held("a", OLD.block_hashes), index.held("a", MINE.block_hashes)) == (20, 5)
+    reuse.end(running)
+    served(reuse, facts((4, 30)))
+    assert index.held("a", OLD.block_hashes) == 0
+
+
+def test_an_instance_that_left_holds_nothing() -> None:
+    reuse, _ = made()
+    use = reuse.begin("a", 0, OLD)
+    reuse.computed(use, OLD)
+    reuse.begin("a", 0, MINE)
+    reuse.forget("a")
+    assert reuse.is_at_rest
+    reuse.end(use)
+    assert reuse.hits(OLD) == {}
+
+
+def test_ratio_of_a_usage() -> None:
+    usage = {"prompt_tokens": 100, "prompt_tokens_details": {"cached_tokens": 25}}
+    assert usage_ratio(usage) == 0.25
+    odds: tuple[object, ...] = (None, [], {}, {"prompt_tokens": 5}, {"prompt_tokens_details": {}})
+    for odd in odds:
+        assert usage_ratio(odd) is None
+    assert cached_ratio(5, 0) is None
+    assert cached_ratio(9, 5) == 1.0
