@@ -11,6 +11,7 @@ from aiohttp import web
 from proxy import background
 from proxy.admin import Admin, error_response, guarded
 from proxy.config import Settings
+from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.handler import Exchange
 from proxy.service import Service
 from proxy.thresholds import BusyThreshold
@@ -57,6 +58,7 @@ class Server:
         self._runner = await self._listen(
             application(self.service, admin=one_listener), settings.host, settings.port
         )
+        self._take_short_cut(self._runner)
         if settings.admin_port is not None:
             self._admin_runner = await self._listen(
                 application(self.service, public=False), settings.admin_host, settings.admin_port
@@ -80,6 +82,20 @@ class Server:
             await self.close()
             raise
         return runner
+
+    def _take_short_cut(self, runner: web.AppRunner) -> None:
+        """Lead the paths that matter past the router, which would cost as much as a decision."""
+        server = runner.server
+        assert server is not None
+        service, routed = self.service, server.request_handler
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            is_short = request.raw_path in OFFLOAD_ENDPOINTS and "Expect" not in request.headers
+            if is_short and isinstance(request, web.Request):
+                return await Exchange(service, request).run()
+            return await routed(request)
+
+        server.request_handler = handle
 
     def catch_signals(self) -> None:
         """From now on SIGTERM and SIGINT end `run`; before it says that it listens, better."""

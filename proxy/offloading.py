@@ -7,13 +7,13 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.answer import Reply
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
 from proxy.core.types import Fallback, RequestFacts, Route
 from proxy.errors import UpstreamFailure
 from proxy.legs import Outgoing, fallback_of, prefill_leg
 from proxy.race import Local, race
-from proxy.relay import Answer
 from proxy.service import Service
 
 
@@ -29,11 +29,11 @@ class Offloading:
     out: Outgoing
     facts: RequestFacts
     route: Route
-    decode: Callable[[], Coroutine[Any, Any, Answer]]
+    decode: Callable[[], Coroutine[Any, Any, Reply]]
     blame: Callable[[str, UpstreamFailure], None]
     fall_back: Callable[[Route, Fallback], None]
 
-    async def run(self, name: str) -> Edits | Answer | None:
+    async def run(self, name: str) -> Edits | Reply | None:
         """What D needs to fetch P's KV, or D's own answer; None: colocate now.
 
         Raises UpstreamFailure when P had failed and D, which was computing already, has as well.
@@ -44,11 +44,11 @@ class Offloading:
         # Of an answer in one piece nobody sees how far it is: its end would have to win.
         due_s = service.router.hedges.due_s(route) if self.record.stream else math.inf
         if math.isinf(due_s):
-            result: Edits | Fallback | Answer = await self._leg(name)
+            result: Edits | Fallback | Reply = await self._leg(name)
         else:
             local = Local(self._start, self.decode, self._alone, self._failed, close)
             result = await race(lambda: self._leg(name), local, max(0.0, due_s - start_s))
-        if isinstance(result, Answer):
+        if isinstance(result, Reply):
             self._won("local")
             if route.prefill is not None:
                 self.fall_back(route, Fallback.P_LATE)
@@ -91,6 +91,6 @@ class Offloading:
         self.service.metrics.hedges.labels(winner).inc()
 
 
-def close(answer: Answer) -> None:
+def close(reply: Reply) -> None:
     """Give back an answer that nobody reads."""
-    answer.response.close()
+    reply.close()

@@ -47,7 +47,7 @@ class RouterConfig:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Scene:
     """Everything a decision may look at. `free`: instances that may be chosen, at least one.
 
@@ -68,7 +68,7 @@ class Scene:
     kv_tokens: Callable[[str], int | None] = lambda _name: None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """D, the class of the request on it, and P or None; each with its reason."""
 
@@ -100,12 +100,14 @@ def place(scene: Scene) -> tuple[Candidate, bool]:
         for candidate in scene.free:
             if candidate.instance.name == scene.home:
                 return candidate, False
-    score = SCORERS[config.placement]
+    scores = list(map(SCORERS[config.placement], scene.free))
+    lowest = min(scores)
+    best = [c for c, score in zip(scene.free, scores, strict=True) if score == lowest]
+    return (best[0] if len(best) == 1 else min(best, key=_longest_unused)), True
 
-    def rank(c: Candidate) -> tuple[float, int, int, int]:
-        return score(c), c.load.ongoing_tokens, c.sessions, c.last_placed
 
-    return min(scene.free, key=rank), True
+def _longest_unused(c: Candidate) -> tuple[int, int, int]:
+    return c.load.ongoing_tokens, c.sessions, c.last_placed
 
 
 def size_on(scene: Scene, d: Candidate) -> Size:

@@ -284,7 +284,8 @@ class Router:
         return Scene(self.config, facts, home, free, mean, now_s, self.latency, price, kv_tokens)
 
     def _mean_ongoing(self) -> float:
-        loads = [self.ledger.load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
+        load = self.ledger.load
+        loads = [load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
         return sum(loads) / len(loads) if loads else 0.0
 
     def _route(self, scene: Scene, choice: Choice, turn: int) -> Route:
