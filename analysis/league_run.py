@@ -166,6 +166,7 @@ def figures(
         "hit_ratio": 1.0 - computed / max(1, prompt),
         "offloads": sum(row.prefill is not None for row in run.rows),
         "fallbacks": sum(row.fallback is not None for row in run.rows),
+        "hedges": sum(row.hedge is not None for row in run.rows),
         "moved_bytes": run.moved_bytes,
         "preemptions": run.preemptions,
         "evicted_blocks": run.evicted_blocks,

@@ -11,6 +11,7 @@ from aiohttp import web
 from proxy import background
 from proxy.admin import Admin, error_response, guarded
 from proxy.config import Settings
+from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.handler import Exchange
 from proxy.service import Service
 from proxy.thresholds import BusyThreshold
@@ -57,6 +58,7 @@ class Server:
         self._runner = await self._listen(
             application(self.service, admin=one_listener), settings.host, settings.port
         )
+        self._take_short_cut(self._runner)
         if settings.admin_port is not None:
             self._admin_runner = await self._listen(
                 application(self.service, public=False), settings.admin_host, settings.admin_port
@@ -81,11 +83,28 @@ class Server:
             raise
         return runner
 
-    async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
+    def _take_short_cut(self, runner: web.AppRunner) -> None:
+        """Lead the paths that matter past the router, which would cost as much as a decision."""
+        server = runner.server
+        assert server is not None
+        service, routed = self.service, server.request_handler
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            is_short = request.raw_path in OFFLOAD_ENDPOINTS and "Expect" not in request.headers
+            if is_short and isinstance(request, web.Request):
+                return await Exchange(service, request).run()
+            return await routed(request)
+
+        server.request_handler = handle
+
+    def catch_signals(self) -> None:
+        """From now on SIGTERM and SIGINT end `run`; before it says that it listens, better."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
+
+    async def run(self) -> None:
+        """Serve until a signal comes, then drain; a second one ends at once."""
         try:
             async with asyncio.TaskGroup() as group:
                 periodic = group.create_task(background.run(self.service), name="background")

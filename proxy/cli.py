@@ -13,6 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.app import Server
 from proxy.config import ConfigError, Loaded, Settings, load, print_config
+from proxy.tuning import collect_rarely, keep_big_blocks, share_the_interpreter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(print_config(loaded), end="")
         return 0
     _set_up_logging(loaded.settings)
+    keep_big_blocks()
+    share_the_interpreter()
     try:
         uvloop.run(_serve(loaded))
     except OSError as error:
@@ -39,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _serve(loaded: Loaded) -> None:
     server = Server(loaded.settings)
     await server.start()
+    server.catch_signals()
+    collect_rarely()
     logger = logging.getLogger("proxy")
     count = len(loaded.settings.instances)
     logger.info("listening on %s (instances: %d)", server.url, count)

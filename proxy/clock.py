@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 
 class Clock:
@@ -10,15 +11,13 @@ class Clock:
 
     def __init__(self) -> None:
         self._offset_s = time.time_ns() / 1e9 - time.monotonic()
-
-    def now_s(self) -> float:
+        self.now_s: Callable[[], float] = time.monotonic
         """Monotonic seconds."""
-        return time.monotonic()
 
     def unix(self, now_s: float) -> float:
         """Unix seconds of a monotonic moment."""
-        return round(self._offset_s + now_s, 6)
+        return self._offset_s + now_s
 
     def unix_now(self) -> float:
         """Unix seconds now."""
-        return self.unix(self.now_s())
+        return self._offset_s + time.monotonic()

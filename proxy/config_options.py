@@ -142,7 +142,7 @@ class Settings(BaseModel):
     offload_policy: Annotated[
         OffloadPolicy,
         Option(OFFLOAD, "Who computes what: cost prices every place; others rule on HEAVY only."),
-    ] = "seed-heuristic"
+    ] = "cost"
     shadow_policy: Annotated[
         OffloadPolicy | None,
         Option(OFFLOAD, "A policy that only looks: logged and counted is what it would have done."),
@@ -156,6 +156,20 @@ class Settings(BaseModel):
     kv_transfer_time: Annotated[
         NonNegative, Option(OFFLOAD, "Cost of one KV transfer that the policies assume.", "s")
     ] = 0.5
+    ttft_slo: Annotated[
+        Seconds,
+        Option(OFFLOAD, "Target of the cost policy: time to first token of a short prompt.", "s"),
+    ] = 2.0
+    tpot_slo: Annotated[
+        Seconds,
+        Option(
+            OFFLOAD, "Its target for an answer's mean time per token; 9 of 10 should keep it.", "s"
+        ),
+    ] = 0.05
+    hedge: Annotated[
+        bool,
+        Option(OFFLOAD, "Compute on the decode instance too when a prefill leg is late."),
+    ] = True
 
     active_decode_blocks_threshold: Annotated[
         float | None,

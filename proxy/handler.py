@@ -6,6 +6,7 @@ Whatever happens, and at whichever await, one `finally` closes the lease and wri
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from collections.abc import Mapping
 
@@ -14,22 +15,25 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy import intake, journal, replies
+from proxy.answer import Reply
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
 from proxy.core.retry import Next, after_failure, fallback_reason
 from proxy.core.reuse import cached_ratio
 from proxy.core.sse import Scanner
 from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
+from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
-from proxy.legs import Outgoing, decode_leg, fallback_of, prefill_leg, with_request_id
+from proxy.heads import with_request_id
+from proxy.legs import Outgoing, decode_leg
+from proxy.offloading import Offloading
 from proxy.relay import (
+    CLOSE,
     GROW_EVENTS,
-    Answer,
+    Relay,
     RelayResponse,
     StalledClientError,
     StreamCutError,
-    client_response,
-    relay,
 )
 from proxy.service import Service
 
@@ -47,9 +51,31 @@ ENDPOINTS = frozenset(
     }
 )
 """Paths that are a value of the label `endpoint`; every other one counts as `other`."""
-_LAST_WORDS_S = 1.0
+_GIANT_BYTES = 1 << 19
+"""From here on a body's texts take about a millisecond and more."""
 _COOLDOWN_S = 1.0
 """How long an engine that said it is busy is left alone when it names no Retry-After."""
+
+
+class _Total(Limit):
+    """The time limit of a whole exchange, and the end of one whose client cannot be seen leaving.
+
+    aiohttp stops reading from a client that has 32 more requests waiting, and then learns of no
+    disconnect either: the request in service would run to its end for nobody.
+    """
+
+    __slots__ = ("_request",)
+
+    def __init__(self, seconds: float, request: web.Request) -> None:
+        super().__init__(seconds)
+        self._request = request
+
+    def look(self, now_s: float) -> None:
+        """Called with every tick."""
+        protocol = self._request.protocol
+        if protocol._buffer_paused and protocol.transport is not None:
+            protocol.transport.abort()
+        super().look(now_s)
 
 
 class Exchange:
@@ -68,21 +94,21 @@ class Exchange:
         self.facts: RequestFacts
         self.prompt_bytes = 0
         self.route: Route | None = None
-        self.response: RelayResponse | None = None
+        self.relay: Relay | None = None
         self._charged_events = 0
 
     async def run(self) -> web.StreamResponse:
         """Serve the request; only a client that left makes this raise."""
         total_s = self.service.settings.total_timeout
-        scope = asyncio.timeout(total_s)
+        scope = _Total(total_s, self.request)
         try:
-            async with scope:
+            with scope:
                 self.service.enter(scope)
                 return await self._serve()
         except ProxyError as error:
             return self._refuse(error)
         except TimeoutError:
-            return await self._end_early(total_s)
+            return self._end_early(total_s)
         except (asyncio.CancelledError, ConnectionResetError) as gone:
             stalled = isinstance(gone, StalledClientError)
             self._end(Outcome.CLIENT_GONE, 499, str(gone) if stalled else "the client left")
@@ -93,11 +119,13 @@ class Exchange:
         finally:
             self.service.leave(scope)
             self._finish()
+            self.relay = None  # a cycle that only the collector would end
 
     async def _serve(self) -> web.StreamResponse:
         settings = self.service.settings
         limits = intake.Limits(settings.max_body_bytes, settings.body_timeout)
         self.out = await intake.read(self.request, self.request_id, limits)
+        self.facts, self.prompt_bytes = await self._look()
         admitted = self._admit()
         if isinstance(admitted, Reject):
             return self._reject(admitted)
@@ -109,11 +137,15 @@ class Exchange:
             return response
         return await self._relay(admitted, answer)
 
+    async def _look(self) -> tuple[RequestFacts, int]:
+        """The facts; of a giant prompt in a thread, so that no stream waits for all of it."""
+        facts, request = self.service.estimator.facts, self.request
+        if len(self.out.raw or b"") < _GIANT_BYTES:
+            return facts(request.path, request.headers, self.out.parsed)
+        return await asyncio.to_thread(facts, request.path, request.headers, self.out.parsed)
+
     def _admit(self) -> Route | Reject:
         service, record, parsed = self.service, self.record, self.out.parsed
-        self.facts, self.prompt_bytes = service.estimator.facts(
-            self.request.path, self.request.headers, parsed
-        )
         service.metrics.issued.inc()
         record.stream = bool(parsed.get("stream"))
         journal.note_facts(record, self.facts)
@@ -127,45 +159,39 @@ class Exchange:
             service.decisions.append(record)
         return admitted
 
-    async def _answer(self, route: Route) -> Answer:
+    async def _answer(self, route: Route) -> Reply:
         """Run the legs until an instance answers; raises the last UpstreamFailure."""
         while True:
-            edits = await self._prefill(route)
+            got: Edits | Reply | None = None
             try:
-                return await self._decode(route, edits)
+                got = await self._prefill(route)
+                if isinstance(got, Reply):
+                    return got
+                return await self._decode(route, got)
             except UpstreamFailure as failure:
-                if not self._route_around(route, failure, offloaded=edits is not None):
+                if not self._route_around(route, failure, offloaded=got is not None):
                     raise
 
-    async def _prefill(self, route: Route) -> Edits | None:
+    async def _prefill(self, route: Route) -> Edits | Reply | None:
         if route.prefill is None:
             return None
-        service, name = self.service, route.prefill.name
-        start_s = service.clock.now_s()
-        self.record.t_prefill_sent = service.clock.unix(start_s)
-        limit_s = service.settings.prefill_timeout
-        leg_id = f"{self.request_id}-p"
-        try:
-            p = service.upstream(name)
-            result = await prefill_leg(self.out, p, service.connector, leg_id, limit_s)
-        except UpstreamFailure as failure:
-            self._blame(name, failure)
-            result = fallback_of(failure)
-        if isinstance(result, Fallback):
-            self._fall_back(route, result)
-            return None
-        end_s = service.clock.now_s()
-        self.record.t_prefill_done = service.clock.unix(end_s)
-        service.metrics.prefill_leg.observe(end_s - start_s)
-        service.router.answered(name)
-        service.router.prefill_done(route, self.facts, end_s, result.cached_ratio)
-        return result
+        offloading = Offloading(
+            service=self.service,
+            record=self.record,
+            out=self.out,
+            facts=self.facts,
+            route=route,
+            decode=lambda: self._decode(route, None, again=True),
+            blame=self._blame,
+            fall_back=self._fall_back,
+        )
+        return await offloading.run(route.prefill.name)
 
-    async def _decode(self, route: Route, edits: Edits | None) -> Answer:
+    async def _decode(self, route: Route, edits: Edits | None, *, again: bool = False) -> Reply:
         service, settings = self.service, self.service.settings
         source = service.upstreams.get(route.prefill.name) if edits and route.prefill else None
         headers = self.out.headers
-        if self.record.retries or route.fallback:
+        if again or self.record.retries or route.fallback:
             headers = with_request_id(headers, f"{self.request_id}-{uuid.uuid4().hex[:6]}")
         limit_s = settings.transfer_timeout if edits else settings.ttft_timeout
         self.record.t_decode_sent = service.clock.unix_now()
@@ -200,41 +226,50 @@ class Exchange:
 
     def _fall_back(self, route: Route, why: Fallback) -> None:
         p = self.service.upstreams.get(route.prefill.name) if route.prefill else None
-        if p is not None:
+        if p is not None and why is not Fallback.P_LATE:
             p.forget_engine_id()
         self.service.router.fall_back(route, self.facts, why, self.service.clock.now_s())
         self.service.metrics.fallbacks.labels(why).inc()
         self.record.fallback = why
 
-    async def _relay(self, route: Route, answer: Answer) -> web.StreamResponse:
-        response = self.response = client_response(answer, self._extra_headers())
-        self.record.status = answer.response.status
+    async def _relay(self, route: Route, answer: Reply) -> web.StreamResponse:
+        self.record.status = answer.status
         if not answer.is_stream:
             now_s = self.service.clock.now_s()
             self.service.router.first_token(route, self.facts, now_s, seen=False)
         try:
-            await response.prepare(self.request)
-            idle_s = self.service.settings.idle_timeout
-            await relay(answer, response, self.scanner, lambda: self._on_piece(route), idle_s)
-            await response.write_eof()
-        except StreamCutError as error:
-            outcome = Outcome.UPSTREAM_TIMEOUT if error.timed_out else Outcome.UPSTREAM_TRUNCATED
-            await self._cut(outcome, error.detail, is_stream=answer.is_stream)
+            relay = self._begin(answer)
+            try:
+                await relay.run(self.service.settings.idle_timeout)
+            except StreamCutError as error:
+                late, cut = Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED
+                self._cut(relay, late if error.timed_out else cut, error.detail)
+            return relay.response
         finally:
             # An answer read to its end has given its connection back; any other one is closed.
-            answer.response.close()
-        return response
+            answer.close()
 
-    def _on_piece(self, route: Route) -> None:
-        if self.record.t_first_token is None and self.scanner.has_content:
+    def _begin(self, answer: Reply) -> Relay:
+        response = RelayResponse(self.request, answer, self._extra_lines())
+        self.relay = Relay(self.request, answer, response, self.scanner, self._on_mark)
+        return self.relay
+
+    def _on_mark(self) -> int:
+        """A piece passes: note the first token, charge what came since the last time."""
+        record, scanner, route = self.record, self.scanner, self.route
+        if not record.stream or route is None:
+            return sys.maxsize
+        if record.t_first_token is None:
+            if not scanner.has_content:
+                return 0
             now_s = self.service.clock.now_s()
-            if self.record.stream:
-                self.record.t_first_token = self.service.clock.unix(now_s)
-                self.service.router.first_token(route, self.facts, now_s)
-                self._observe_transfer(route)
-        elif self.scanner.events - self._charged_events >= GROW_EVENTS:
-            route.lease.grow(self.scanner.events - self._charged_events)
-            self._charged_events = self.scanner.events
+            record.t_first_token = self.service.clock.unix(now_s)
+            self.service.router.first_token(route, self.facts, now_s)
+            self._observe_transfer(route)
+        elif scanner.events - self._charged_events >= GROW_EVENTS:
+            route.lease.grow(scanner.events - self._charged_events)
+            self._charged_events = scanner.events
+        return self._charged_events + GROW_EVENTS
 
     def _observe_transfer(self, route: Route) -> None:
         sent, first = self.record.t_decode_sent, self.record.t_first_token
@@ -242,25 +277,15 @@ class Exchange:
             transfer = self.service.metrics.kv_transfer
             transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
 
-    async def _cut(self, outcome: Outcome, detail: str, *, is_stream: bool) -> None:
+    def _cut(self, relay: Relay, outcome: Outcome, detail: str) -> None:
         """Say in the stream what happened, and close without a clean end."""
         self._end(outcome, self.record.status, detail)
-        assert self.response is not None
-        if is_stream:
+        words = None
+        if relay.reply.is_stream:
             error = {"message": detail, "type": str(outcome), "param": None}
             event = orjson.dumps({"error": {**error, "code": 502}})
-            await self._last_words(b"\n\ndata: " + event + b"\n\n")
-        self.response.cut(self.request)
-
-    async def _last_words(self, event: bytes) -> None:
-        """Write, but not for ever: the client may be the one that does not read."""
-        assert self.response is not None
-        try:
-            async with asyncio.timeout(_LAST_WORDS_S):
-                await self.response.write(event)
-        except TimeoutError:
-            if self.request.transport is not None:
-                self.request.transport.abort()
+            words = relay.last_words(b"\n\ndata: " + event + b"\n\n")
+        relay.response.cut(words)
 
     def _reject(self, reject: Reject) -> web.Response:
         metrics, status = self.service.metrics, self.service.settings.overload_status
@@ -274,16 +299,15 @@ class Exchange:
         self._end(error.outcome, error.status, error.message)
         return replies.error(error, self._extra_headers())
 
-    async def _end_early(self, total_s: float) -> web.StreamResponse:
+    def _end_early(self, total_s: float) -> web.StreamResponse:
         """The time is up: the request's own, or the proxy's."""
         error: ProxyError = UpstreamTimeoutError(f"not finished in {total_s:g} s (--total-timeout)")
         if self.service.is_cutting:
             error = StoppingError("the proxy is stopping (--drain-seconds)")
-        if self.response is None or not self.response.prepared:
+        if self.relay is None or not self.relay.response.prepared:
             return self._refuse(error)
-        is_stream = self.response.content_type == "text/event-stream"
-        await self._cut(error.outcome, error.message, is_stream=is_stream)
-        return self.response
+        self._cut(self.relay, error.outcome, error.message)
+        return self.relay.response
 
     def _extra_headers(self) -> CIMultiDict[str]:
         headers = CIMultiDict({"X-Request-Id": self.request_id})
@@ -294,6 +318,19 @@ class Exchange:
             headers["X-Cache-Proxy-Route"] = self.route.route_class
             headers["X-Cache-Proxy-Reason"] = self.route.reason
         return headers
+
+    def _extra_lines(self) -> bytes:
+        """The same as lines, for an answer that is passed on."""
+        lines = [f"X-Request-Id: {self.request_id}\r\n".encode()]
+        if self.service.is_draining:
+            lines.append(CLOSE)
+        if self.route is not None and self.service.settings.response_headers:
+            name, kind, reason = self.route.decode.name, self.route.route_class, self.route.reason
+            lines.append(
+                f"X-Cache-Proxy-Instance: {name}\r\nX-Cache-Proxy-Route: {kind}\r\n"
+                f"X-Cache-Proxy-Reason: {reason}\r\n".encode()
+            )
+        return b"".join(lines)
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
         if self.record.outcome is None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import os
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from aiohttp import web
 from proxy.core.connectors import KV_PARAMS
 from proxy.core.splice import splice
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
+from proxy.deadline import Limit
 from proxy.errors import (
     BadRequestError,
     BodyTimeoutError,
@@ -23,8 +23,8 @@ from proxy.errors import (
     NotForClientsError,
     UnsupportedEncodingError,
 )
+from proxy.heads import forwarded
 from proxy.legs import Outgoing
-from proxy.upstream import forwarded
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
@@ -43,7 +43,7 @@ class Limits:
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's own id where it is printable and of sane length, else a new one."""
     given = headers.get("X-Request-Id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 
 
 async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
@@ -56,12 +56,14 @@ async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
     parsed = _parse(request, raw)
     if KV_PARAMS in parsed:
         raw = splice(raw, {}, {KV_PARAMS})
-    headers = forwarded(request.headers, name)
+    headers = forwarded(request.raw_headers, name)
     return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
 
 
 def _check_path(request: web.Request) -> None:
     """Only what stays below /v1 once an engine has resolved it, and changes no engine."""
+    if request.raw_path in OFFLOAD_ENDPOINTS and request.method == "POST":
+        return
     segments = request.path.split("/")
     if {".", ".."} & set(segments) or "\\" in request.path:
         raise BadRequestError("path: must not have . or .. in it")
@@ -74,14 +76,33 @@ def _check_path(request: web.Request) -> None:
 async def _body(request: web.Request, limits: Limits) -> bytes:
     if request.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise UnsupportedEncodingError("Content-Encoding: only identity is accepted")
-    too_large = BodyTooLargeError(f"body: over {limits.bytes} bytes (--max-body-bytes)")
-    if (request.content_length or 0) > limits.bytes:
-        raise too_large
+    length = request.content_length
+    if (length or 0) > limits.bytes:
+        raise _too_large(limits)
+    raw = request.content.read_nowait() if request.content.is_eof() else None
+    if raw is None:
+        raw = await _rest(request, limits, length)
+    if len(raw) > limits.bytes:
+        raise _too_large(limits)
+    return raw
+
+
+def _too_large(limits: Limits) -> BodyTooLargeError:
+    return BodyTooLargeError(f"body: over {limits.bytes} bytes (--max-body-bytes)")
+
+
+async def _rest(request: web.Request, limits: Limits, length: int | None) -> bytes:
+    """The body once it is complete; this is woken once where its length is known."""
+    content = request.content
     try:
-        async with asyncio.timeout(limits.seconds):
-            return await request.read()
+        with Limit(limits.seconds):
+            if length is None or content.exception() is not None:
+                return await request.read()
+            content.set_read_chunk_size(limits.bytes)
+            await content.wait_eof()
+            return content.read_nowait()
     except web.HTTPRequestEntityTooLarge as error:
-        raise too_large from error
+        raise _too_large(limits) from error
     except TimeoutError as error:
         late = f"body: not complete in {limits.seconds:g} s (--body-timeout)"
         raise BodyTimeoutError(late) from error

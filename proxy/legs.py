@@ -6,23 +6,23 @@ to colocate. The decode leg gives an answer whose first event is good, or raises
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-import aiohttp
 import orjson
 
+from proxy.answer import Reply
 from proxy.core.connectors import Connector, Edits, Transfer
 from proxy.core.reuse import usage_ratio
 from proxy.core.splice import splice
 from proxy.core.types import FailureKind, Fallback
+from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
-from proxy.relay import Answer, open_answer
-from proxy.upstream import Upstream
+from proxy.heads import with_request_id
+from proxy.judge import is_plainly_good, look_at
+from proxy.upstream import ANSWER_BYTES, Upstream
 
 _FALLBACKS = {
     FailureKind.CONNECT: Fallback.P_REFUSED,
@@ -32,11 +32,14 @@ _FALLBACKS = {
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A request as it goes to instances: the original body, and its parse to look at."""
+    """A request as it goes to instances: the original body, and its parse to look at.
+
+    `headers` are lines as bytes, see `heads.forwarded`.
+    """
 
     method: str
     path: str
-    headers: Mapping[str, str]
+    headers: bytes
     raw: bytes | None
     parsed: Mapping[str, Any]
 
@@ -48,11 +51,6 @@ class Outgoing:
         return splice(self.raw, put, edits.drop)
 
 
-def with_request_id(headers: Mapping[str, str], request_id: str) -> dict[str, str]:
-    """The same headers under another id: legs and repetitions must not share one."""
-    return {**headers, "X-Request-Id": request_id}
-
-
 async def prefill_leg(
     out: Outgoing, p: Upstream, connector: Connector, request_id: str, timeout_s: float
 ) -> Edits | Fallback:
@@ -61,9 +59,8 @@ async def prefill_leg(
     `timeout_s` is `--prefill-timeout`: queue and computation on P.
     """
     try:
-        async with asyncio.timeout(timeout_s) as scope:
-            with p.watch(scope):
-                return await _prefill(out, p, connector, request_id)
+        with Limit(timeout_s) as scope, p.watch(scope):
+            return await _prefill(out, p, connector, request_id)
     except TimeoutError:
         return Fallback.P_GONE if p.is_down else Fallback.P_TIMEOUT
 
@@ -80,13 +77,12 @@ async def _prefill(
     transfer = Transfer(f"xfer-{uuid.uuid4().hex}", p.instance, engine_id)
     body = out.with_edits(connector.prepare(transfer, out.parsed))
     headers = with_request_id(out.headers, request_id)
-    response = await p.send(out.method, out.path, headers, body)
-    async with response:
-        try:
-            answer = await response.read()
-        except aiohttp.ClientError as error:
-            raise UpstreamFailure(FailureKind.RESET, "the connection broke") from error
-    if response.status != 200:
+    reply = await p.send(out.method, out.path, headers, body)
+    try:
+        answer = await reply.read(ANSWER_BYTES)
+    finally:
+        reply.close()
+    if reply.status != 200:
         return Fallback.P_ERROR
     return _after_prefill(connector, transfer, answer)
 
@@ -111,28 +107,28 @@ def fallback_of(failure: UpstreamFailure) -> Fallback:
 async def decode_leg(
     out: Outgoing,
     d: Upstream,
-    headers: Mapping[str, str],
+    headers: bytes,
     edits: Edits | None,
     source: Upstream | None,
     timeout_s: float,
-) -> Answer:
+) -> Reply:
     """Ask D, wait for the first event; raises UpstreamFailure.
 
     `source` is the P that D fetches from. When it or D goes down, the wait ends at once: a frozen
     process answers nobody, and a Mooncake D would wait for a dead P for minutes. `timeout_s`:
     `--ttft-timeout`, or `--transfer-timeout`.
     """
-    response: aiohttp.ClientResponse | None = None
-    answer: Answer | None = None
+    # Not `watch`: a generator apiece is a noticeable part of a request.
+    watched = [d.watchers] if source is None else [d.watchers, source.watchers]
     try:
-        async with asyncio.timeout(timeout_s) as scope:
-            with ExitStack() as stack:
-                for upstream in (d, source):
-                    if upstream is not None:
-                        stack.enter_context(upstream.watch(scope))
-                body = out.with_edits(edits)
-                response = await d.send(out.method, out.path, headers, body)
-                answer = await open_answer(response)
+        with Limit(timeout_s) as scope:
+            for watchers in watched:
+                watchers.add(scope)
+            try:
+                return await _decode(out, d, headers, out.with_edits(edits))
+            finally:
+                for watchers in watched:
+                    watchers.discard(scope)
     except TimeoutError as error:
         if d.is_down:
             raise UpstreamFailure(FailureKind.WENT_DOWN, "it answers no probe") from error
@@ -140,7 +136,16 @@ async def decode_leg(
             raise UpstreamFailure(FailureKind.PEER_GONE, "the peer answers no probe") from error
         late = f"no first event in {timeout_s:g} s"
         raise UpstreamFailure(FailureKind.TIMEOUT, late) from error
+
+
+async def _decode(out: Outgoing, d: Upstream, headers: bytes, body: bytes | None) -> Reply:
+    reply = await d.send(out.method, out.path, headers, body)
+    is_good = False
+    try:
+        if not is_plainly_good(reply):
+            await look_at(reply)
+        is_good = True
     finally:
-        if answer is None and response is not None:
-            response.close()
-    return answer
+        if not is_good:
+            reply.close()
+    return reply

@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Histogram,
-    Info,
-    disable_created_metrics,
-)
+from prometheus_client import CollectorRegistry, Info
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,6 +19,7 @@ from proxy.core.residuals import SHORT_S
 from proxy.core.router import Router
 from proxy.core.types import FailureKind, Fallback, Load, RejectReason
 from proxy.scrape import EngineStats
+from proxy.tally import Counts, Spreads
 
 PREFIX = "cache_proxy"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240)
@@ -61,8 +56,6 @@ class Metrics:
     """The registry and what is counted in it."""
 
     def __init__(self) -> None:
-        # A `_created` series beside every counter would double the exposition for nobody.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         count, hist = self._counter, self._histogram
         self.requests = count("requests", "Requests", "endpoint", "route_class", "outcome")
@@ -72,6 +65,7 @@ class Metrics:
         self.new_tokens = count("new_tokens", "Prompt tokens believed new where they ran")
         self.decisions = count("offload_decisions", "Placements", "decision", "reason")
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
+        self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
         self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
@@ -117,6 +111,7 @@ class Metrics:
         for counter, values in (
             (self.rejected, RejectReason),
             (self.fallbacks, Fallback),
+            (self.hedges, ("local", "peer", "none")),
             (self.retries, FailureKind),
             (self.disconnects, ("upload", "prefill", "first_token", "decode")),
         ):
@@ -125,13 +120,15 @@ class Metrics:
         for what in ("ttft", "prefill", "transfer"):
             self.prediction_error.labels(what)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"{PREFIX}_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counts:
+        counts = Counts(f"{PREFIX}_{name}", text, labels)
+        self.registry.register(counts)
+        return counts
 
-    def _histogram(
-        self, name: str, text: str, buckets: tuple[float, ...], *labels: str
-    ) -> Histogram:
-        return Histogram(f"{PREFIX}_{name}", text, labels, registry=self.registry, buckets=buckets)
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Spreads:
+        spreads = Spreads(f"{PREFIX}_{name}", text, labels, buckets)
+        self.registry.register(spreads)
+        return spreads
 
     def observe(self, record: RequestRecord, endpoint: str) -> None:
         """Count one finished request."""

@@ -6,8 +6,8 @@ A full queue or a disk that refuses drops lines and counts them; serving goes on
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +18,9 @@ from proxy.core.options import Options
 from proxy.core.record import RequestRecord
 
 QUEUE_LINES = 10_000
+BATCH_LINES = 64
+"""Lines made in one go: the event loop waits that long for the interpreter, a few 0.1 ms."""
+LOOK_S = 0.05
 _log = logging.getLogger(__name__)
 
 
@@ -36,10 +39,10 @@ class RequestLog:
     """Appends records to a file; without a path every call is a no-op."""
 
     def __init__(self, path: Path | None, on_drop: Callable[[], None]) -> None:
-        # SimpleQueue: its put takes no lock that the writing thread could hold.
-        self._queue: queue.SimpleQueue[RequestRecord | None] = queue.SimpleQueue()
+        self._queue: deque[RequestRecord] = deque()
         self._on_drop = on_drop
         self._failing = False
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if path is not None:
             file = path.open("ab", buffering=0)
@@ -50,29 +53,27 @@ class RequestLog:
         """Queue one record; the caller must not change it afterwards."""
         if self._thread is None:
             return
-        if self._queue.qsize() < QUEUE_LINES:
-            self._queue.put(record)
+        if len(self._queue) < QUEUE_LINES:
+            self._queue.append(record)
         else:
             self._on_drop()
 
     def close(self) -> None:
         """Write what is queued and end the thread; waits for the disk."""
         if self._thread is not None:
-            self._queue.put(None)
+            self._closing.set()
             self._thread.join()
             self._thread = None
 
     def _run(self, file: BinaryIO) -> None:
+        """Look every `LOOK_S`: waking the thread for each record would cost more than the line."""
         with file:
-            while (record := self._queue.get()) is not None:
-                batch = [record]
-                while not self._queue.empty() and len(batch) < 256:
-                    item = self._queue.get_nowait()
-                    if item is None:
-                        self._append(file, batch)
-                        return
-                    batch.append(item)
-                self._append(file, batch)
+            is_last = False
+            while not is_last:
+                is_last = self._closing.wait(LOOK_S)
+                while self._queue:
+                    size = min(len(self._queue), BATCH_LINES)
+                    self._append(file, [self._queue.popleft() for _ in range(size)])
 
     def _append(self, file: BinaryIO, batch: list[RequestRecord]) -> None:
         try:

@@ -17,6 +17,7 @@ from proxy.core.record import RequestRecord
 from proxy.core.router import Router, RouterConfig
 from proxy.core.tokens import TokenEstimator
 from proxy.core.types import FailureKind, Instance
+from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.metrics import FleetCollector, Metrics
 from proxy.reqlog import RequestLog
@@ -39,6 +40,10 @@ def router_config(settings: Settings) -> RouterConfig:
         offload_non_cached_tokens=settings.offload_non_cached_tokens,
         kv_connector=settings.kv_connector,
         kv_transfer_time_s=settings.kv_transfer_time,
+        ttft_slo_s=settings.ttft_slo,
+        tpot_slo_s=settings.tpot_slo,
+        prefill_timeout_s=settings.prefill_timeout,
+        hedge=settings.hedge,
         session_ttl_s=settings.session_ttl,
         max_sessions=settings.max_sessions,
         prefix_cache_bytes=settings.prefix_cache_bytes,
@@ -65,7 +70,7 @@ class Service:
     stats: dict[str, EngineStats] = field(default_factory=dict)
     is_draining: bool = False
     is_cutting: bool = False
-    scopes: set[asyncio.Timeout] = field(default_factory=set)
+    scopes: set[Limit] = field(default_factory=set)
     decisions: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     collector: FleetCollector = field(init=False)
@@ -120,12 +125,12 @@ class Service:
         """Requests that have begun and are not over."""
         return len(self.scopes)
 
-    def enter(self, scope: asyncio.Timeout) -> None:
+    def enter(self, scope: Limit) -> None:
         """A request begins; `scope` is its total timeout."""
         self.scopes.add(scope)
         self.idle.clear()
 
-    def leave(self, scope: asyncio.Timeout) -> None:
+    def leave(self, scope: Limit) -> None:
         """A request is over."""
         self.scopes.discard(scope)
         if not self.scopes:

@@ -1,60 +1,34 @@
 """HTTP/1.1 to one instance: its connections, its engine id, and the news that it has gone.
 
-vLLM closes an idle connection after 5 s, so ours are kept for 4; a connection that turns out to be
-stale is replayed once on a fresh one, which no client notices.
+A kept connection that turns out to be stale is replayed once on a fresh one, which no client
+notices.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
-import aiohttp
 import orjson
-from multidict import CIMultiDict
-from yarl import URL
 
+from proxy.answer import Reply
 from proxy.core.types import FailureKind, Instance
+from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
+from proxy.heads import request_head
+from proxy.pool import Pool
 
-KEEPALIVE_S = 4.0
-READ_BUFFER_BYTES = 16384
-ERROR_BODY_BYTES = 65536
-HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-_NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "accept-encoding", "expect"}
+ANSWER_BYTES = 16 << 20
+"""The most that is read of an answer which is for the proxy itself."""
 
 
-def forwarded(headers: Mapping[str, str], request_id: str) -> CIMultiDict[str]:
-    """A client's headers as an instance gets them: end-to-end ones, and the request id."""
-    named = headers.get("Connection", "").lower().replace(" ", "").split(",")
-    kept = CIMultiDict[str]()
-    for key, value in headers.items():
-        lower = key.lower()
-        if lower not in _NOT_FORWARDED and lower not in named:
-            kept.add(key, value)
-    kept["X-Request-Id"] = request_id
-    kept["Accept-Encoding"] = "identity"
-    return kept
+class Scope(Protocol):
+    """What can be ended early: `Limit`, or `asyncio.Timeout`."""
 
-
-_WORDS: dict[type[BaseException], str] = {
-    aiohttp.ConnectionTimeoutError: "no connection in time (--connect-timeout)",
-    aiohttp.ServerDisconnectedError: "the connection was closed",
-    aiohttp.ClientResponseError: "the answer is not HTTP",
-}
+    def reschedule(self, when_s: float, /) -> None:
+        """Set the end, in the loop's time."""
 
 
 class Upstream:
@@ -65,87 +39,41 @@ class Upstream:
         self._connect_timeout_s = connect_timeout_s
         self.is_down = False
         self._engine_id: str | None = None
-        self._watchers: set[asyncio.Timeout] = set()
-        self._session = self._open(
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=10)
-        )
-        self._fresh = self._open(aiohttp.TCPConnector(limit=0, force_close=True))
-
-    def _open(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
-            auto_decompress=False,
-            read_bufsize=READ_BUFFER_BYTES,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-        )
+        self.watchers: set[Scope] = set()
+        """What `watch` holds; to be used alone where its own cost matters."""
+        self._pool = Pool(instance.url, connect_timeout_s)
+        bootstrap_url = instance.bootstrap_url
+        self._bootstrap = Pool(bootstrap_url, connect_timeout_s) if bootstrap_url else None
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
-        await self._fresh.close()
+        await self._pool.close()
+        if self._bootstrap is not None:
+            await self._bootstrap.close()
 
-    async def send(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None
-    ) -> aiohttp.ClientResponse:
-        """Send a request and wait for the answer's head; raises UpstreamFailure."""
-        try:
-            return await self._attempt(self._session, method, path, headers, body)
-        except UpstreamFailure as failure:
-            if failure.kind is not FailureKind.RESET:
-                raise
-        return await self._attempt(self._fresh, method, path, headers, body)
+    @property
+    def in_use(self) -> int:
+        """Connections that serve a request."""
+        return self._pool.in_use
 
-    async def _attempt(
-        self,
-        session: aiohttp.ClientSession,
-        method: str,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes | None,
-    ) -> aiohttp.ClientResponse:
-        try:
-            return await session.request(
-                method,
-                URL(self.instance.url + path, encoded=True),
-                headers=headers,
-                data=body,
-                allow_redirects=False,
-            )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise UpstreamFailure(FailureKind.CONNECT, _plain(error)) from error
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            raise UpstreamFailure(FailureKind.RESET, _plain(error)) from error
-        except aiohttp.ClientError as error:
-            raise UpstreamFailure(FailureKind.MALFORMED, _plain(error)) from error
+    def send(
+        self, method: str, path: str, headers: bytes, body: bytes | None
+    ) -> Coroutine[None, None, Reply]:
+        """Send a request and wait for the answer's head; raises UpstreamFailure.
 
-    async def get(
-        self, path: str, timeout_s: float, headers: Mapping[str, str] | None = None
-    ) -> bytes:
+        `headers`: lines, each with its end. Of a stream the first bytes are waited for as well.
+        """
+        return _ask(self._pool, method, path, headers, body)
+
+    async def get(self, path: str, timeout_s: float, headers: bytes = b"") -> bytes:
         """The body of a 200 answer to GET; raises UpstreamFailure. For probes and scrapes."""
-        return await self._fetch(self.instance.url + path, timeout_s, headers)
-
-    async def _fetch(
-        self, url: str, timeout_s: float, headers: Mapping[str, str] | None = None
-    ) -> bytes:
-        get = self._session.get
-        try:
-            async with asyncio.timeout(timeout_s), get(url, headers=headers) as answer:
-                body = await answer.read()
-                if answer.status != 200:
-                    raise UpstreamFailure(FailureKind.SERVER_ERROR, f"status {answer.status}")
-                return body
-        except TimeoutError as error:
-            raise UpstreamFailure(FailureKind.TIMEOUT, f"no answer in {timeout_s} s") from error
-        except aiohttp.ClientError as error:
-            raise UpstreamFailure(FailureKind.CONNECT, _plain(error)) from error
+        return await _get(self._pool, path, timeout_s, headers)
 
     async def engine_id(self) -> str | None:
         """The KV engine's id, asked from the bootstrap server when not known; None without one."""
-        if self._engine_id is None and self.instance.bootstrap_url is not None:
-            url = self.instance.bootstrap_url + "/query"
-            self._engine_id = _engine_id(await self._fetch(url, self._connect_timeout_s))
+        if self._engine_id is None and self._bootstrap is not None:
+            body = await _get(self._bootstrap, "/query", self._connect_timeout_s)
+            self._engine_id = _engine_id(body)
         return self._engine_id
 
     def forget_engine_id(self) -> None:
@@ -153,13 +81,13 @@ class Upstream:
         self._engine_id = None
 
     @contextmanager
-    def watch(self, scope: asyncio.Timeout) -> Iterator[None]:
+    def watch(self, scope: Scope) -> Iterator[None]:
         """Let a timeout scope run out at once when this instance goes down."""
-        self._watchers.add(scope)
+        self.watchers.add(scope)
         try:
             yield
         finally:
-            self._watchers.discard(scope)
+            self.watchers.discard(scope)
 
     def came_up(self) -> None:
         """It answers again."""
@@ -170,8 +98,38 @@ class Upstream:
         self.is_down = True
         self.forget_engine_id()
         now_s = asyncio.get_running_loop().time()
-        for scope in list(self._watchers):
+        for scope in list(self.watchers):
             scope.reschedule(now_s)
+
+
+async def _ask(pool: Pool, method: str, path: str, headers: bytes, body: bytes | None) -> Reply:
+    head = request_head(method, path, pool.host_header, headers, body)
+    is_head = method == "HEAD"
+    connection = pool.idle()
+    if connection is not None:
+        reply = connection.ask(head, body, is_head=is_head)
+        try:
+            return await reply.begun()
+        except UpstreamFailure as failure:
+            if failure.kind is not FailureKind.RESET or reply.heard:
+                raise
+    connection = await pool.connect()
+    return await connection.ask(head, body, is_head=is_head).begun()
+
+
+async def _get(pool: Pool, path: str, timeout_s: float, headers: bytes = b"") -> bytes:
+    try:
+        with Limit(timeout_s):
+            reply = await _ask(pool, "GET", path, headers, None)
+            try:
+                body = await reply.read(ANSWER_BYTES)
+            finally:
+                reply.close()
+    except TimeoutError as error:
+        raise UpstreamFailure(FailureKind.TIMEOUT, f"no answer in {timeout_s:g} s") from error
+    if reply.status != 200:
+        raise UpstreamFailure(FailureKind.SERVER_ERROR, f"status {reply.status}")
+    return body
 
 
 def _engine_id(body: bytes) -> str | None:
@@ -193,11 +151,3 @@ def model_cards(body: bytes) -> list[dict[str, object]]:
         return []
     cards = answer.get("data") if isinstance(answer, dict) else None
     return [c for c in cards or () if isinstance(c, dict) and isinstance(c.get("id"), str)]
-
-
-def _plain(error: BaseException) -> str:
-    """What a client may read: neither addresses nor a library's names."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror.split(" [")[0][:100]
-    return _WORDS.get(type(error), "the connection failed")

@@ -114,6 +114,8 @@ class VirtualFleet:
             self._admit(what, now_s)
         elif kind is Kind.GIVE_UP:
             self._give_up(what, now_s)
+        elif kind is Kind.PREFILL_LATE:
+            self._hedge(what, number, now_s)
         elif what.legs == number and what.leg is not None and what.row.ttft_s is None:
             late = Fallback.P_TIMEOUT if what.prefilling else Fallback.TRANSFER_TIMEOUT
             self._fall_back(what, late, now_s)
@@ -127,6 +129,8 @@ class VirtualFleet:
     def _dispatch(self, event: Event, engine: Engine, now_s: float) -> None:
         if isinstance(event, FirstToken):
             live = self._legs.get(event.request)
+            if live is not None and event.request is live.hedge:
+                self._fall_back(live, Fallback.P_LATE, now_s)
             if live is not None and not live.prefilling:
                 self._first_token(live, event.request, now_s)
         elif isinstance(event, Finished):
@@ -175,6 +179,28 @@ class VirtualFleet:
         self._start(live, p, job, now_s)
         live.row.prefill = p.name
         self._at(now_s + self.options.prefill_timeout_s, Kind.LEG_LATE, live, live.legs)
+        late_s = math.inf if live.route is None else self.router.hedges.due_s(live.route)
+        if late_s < math.inf:
+            self._at(late_s, Kind.PREFILL_LATE, live, live.legs)
+
+    def _hedge(self, live: Live, leg: int, now_s: float) -> None:
+        """P is late: D begins as well, where the router allows it."""
+        route = live.route
+        if route is None or live.legs != leg or live.leg is None or not live.prefilling:
+            return
+        if self.router.hedges.start(route, live.facts, now_s):
+            job = job_of(live, live.row.output_tokens)
+            live.hedge = self._by_name[route.decode.name].submit(job, now_s)
+            self._legs[live.hedge] = live
+            self._dirty.add(self._place[self._by_name[route.decode.name]])
+
+    def _drop_hedge(self, live: Live, now_s: float) -> None:
+        hedge, live.hedge = live.hedge, None
+        if hedge is not None and live.route is not None:
+            self._legs.pop(hedge, None)
+            engine = self._by_name[live.route.decode.name]
+            engine.abort(hedge, now_s)
+            self._dirty.add(self._place[engine])
 
     def _submit(self, live: Live, d: Instance, now_s: float, fetch: RemoteKv | None) -> None:
         live.prefilling = False
@@ -196,6 +222,9 @@ class VirtualFleet:
             return
         if live.prefilling and route.prefill is not None:
             live.row.computed_tokens += leg.prompt_computed_tokens
+            if live.hedge is not None:
+                live.row.hedge = "peer"
+                self._drop_hedge(live, now_s)
             found = leg.local_hit_tokens / leg.job.prompt_tokens
             self.router.prefill_done(route, live.facts, now_s, found)
             self._hooks.prefill_done(route, live.facts, leg, now_s)
@@ -232,11 +261,19 @@ class VirtualFleet:
         self._abort(live, now_s)
         live.row.fallback = why.value
         self.router.fall_back(route, live.facts, why, now_s)
-        self._submit(live, route.decode, now_s, fetch=None)
+        if live.hedge is None:
+            self._submit(live, route.decode, now_s, fetch=None)
+            return
+        # What D has begun goes on; a late leg's timer is for another leg now.
+        live.row.hedge = "local"
+        live.leg, live.hedge, live.prefilling = live.hedge, None, False
+        live.engine = self._place[self._by_name[route.decode.name]]
+        live.legs += 1
 
     def _give_up(self, live: Live, now_s: float) -> None:
         if live.row.ttft_s is None and live.row.outcome == "ok" and live.row.end_s is None:
             self._abort(live, now_s)
+            self._drop_hedge(live, now_s)
             if live.route is not None:
                 self._hooks.failed(live.route, live.facts, now_s)
             self._end(live, "timeout", now_s)

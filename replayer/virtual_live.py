@@ -17,11 +17,15 @@ class Kind(IntEnum):
     GIVE_UP = 1
     LEG_LATE = 2
     SCRAPE = 3
+    PREFILL_LATE = 4
 
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """A request between arrival and end; `leg` is what an engine now works on for it."""
+    """A request between arrival and end; `leg` is what an engine now works on for it.
+
+    `hedge`: the same on D, while P is late.
+    """
 
     index: int
     row: VirtualRow
@@ -32,6 +36,7 @@ class Live:
     engine: int = 0
     prefilling: bool = False
     legs: int = 0
+    hedge: SimRequest | None = None
     charged_tokens: int = 0
 
     @property

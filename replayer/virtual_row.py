@@ -36,6 +36,7 @@ class VirtualRow:
     """One request. `arrival_s`: when the client sent it first; `outcome`: ok, rejected, timeout.
 
     `moved_tokens` is KV that crossed between instances; `computed_tokens` what P and D prefilled.
+    `hedge`: who won, local or peer, where D computed as well because P was late.
     """
 
     index: int
@@ -59,6 +60,7 @@ class VirtualRow:
     moved_tokens: int = 0
     rejects: int = 0
     fallback: str | None = None
+    hedge: str | None = None
 
     @property
     def e2e_s(self) -> float | None:

@@ -1,5 +1,6 @@
 """Fixtures for all tests: hypothesis profiles, and aioresponses on the aiohttp in use."""
 
+import signal
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,6 +13,15 @@ settings.register_profile(
     "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
+
+
+def pytest_configure() -> None:
+    """Take SIGINT back where it is ignored, as under `nohup` or in a script's background.
+
+    A child inherits that, and a test that interrupts one would wait for its end for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Response(aiohttp.ClientResponse):

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import orjson
 import pytest
-from prometheus_client.metrics import MetricWrapperBase
 
 from proxy.config import Settings, default_toml, load, readme_table
 from proxy.core.router import Router, RouterConfig
 from proxy.core.types import Fallback, Instance, Outcome, Reason, RejectReason, RouteClass
 from proxy.metrics import FleetCollector, Metrics
 from proxy.scrape import EngineStats
+from proxy.tally import Counts, Spreads
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -29,8 +29,8 @@ def exported():
     """Every sample name of the proxy's /metrics with its labels, one child of each metric made."""
     metrics = Metrics()
     for metric in vars(metrics).values():
-        if isinstance(metric, MetricWrapperBase) and metric._labelnames:
-            metric.labels(*("x" for _ in metric._labelnames))
+        if isinstance(metric, Counts | Spreads) and metric.label_names:
+            metric.labels(*("x" for _ in metric.label_names))
     router = Router(RouterConfig(prefill_throughput=20000))
     router.add(Instance("a", "http://a:1"))
     stats = EngineStats(kv_used_ratio=0.5, hit_ratio=0.5, external_hit_ratio=0.5)

@@ -18,7 +18,18 @@ CORE_THIRD_PARTY = {"xxhash"}
 OURS = "proxy.core"
 LEAF = {OURS, "proxy.errors", "proxy.config", "proxy.config_options", "proxy.config_sources"}
 LEAF |= {"proxy.config_values", "proxy.clock"}
-SHELL = LEAF | {"proxy.upstream", "proxy.relay", "proxy.scrape", "proxy.metrics", "proxy.reqlog"}
+WIRE = LEAF | {"proxy.deadline", "proxy.heads"}
+SHELL = WIRE | {
+    "proxy.answer",
+    "proxy.judge",
+    "proxy.wire",
+    "proxy.pool",
+    "proxy.upstream",
+    "proxy.relay",
+    "proxy.scrape",
+    "proxy.metrics",
+    "proxy.reqlog",
+}
 REQUEST = SHELL | {"proxy.service", "proxy.legs", "proxy.intake", "proxy.replies", "proxy.journal"}
 ALLOWED: dict[str, set[str]] = {
     "proxy.errors": {OURS},
@@ -27,22 +38,32 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.config_sources": {"proxy.config_values"},
     "proxy.config_options": {OURS, "proxy.config_sources", "proxy.config_values"},
     "proxy.config": LEAF,
-    "proxy.upstream": LEAF,
+    "proxy.deadline": set(),
+    "proxy.heads": set(),
+    "proxy.answer": LEAF,
+    "proxy.judge": LEAF | {"proxy.answer"},
+    "proxy.wire": LEAF | {"proxy.answer"},
+    "proxy.pool": WIRE | {"proxy.wire"},
+    "proxy.upstream": WIRE | {"proxy.answer", "proxy.pool"},
     "proxy.scrape": LEAF,
     "proxy.reqlog": LEAF,
-    "proxy.metrics": LEAF | {"proxy.scrape"},
-    "proxy.relay": LEAF | {"proxy.upstream"},
+    "proxy.tally": set(),
+    "proxy.metrics": LEAF | {"proxy.scrape", "proxy.tally"},
+    "proxy.relay": WIRE | {"proxy.answer"},
     "proxy.service": SHELL,
     "proxy.legs": SHELL,
     "proxy.intake": SHELL | {"proxy.legs"},
     "proxy.replies": SHELL,
     "proxy.journal": LEAF,
-    "proxy.handler": REQUEST,
+    "proxy.race": LEAF,
+    "proxy.offloading": REQUEST | {"proxy.race"},
+    "proxy.handler": REQUEST | {"proxy.offloading"},
     "proxy.background": SHELL | {"proxy.service"},
     "proxy.admin": SHELL | {"proxy.service"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.admin"},
     "proxy.app": REQUEST | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"},
-    "proxy.cli": LEAF | {"proxy.app"},
+    "proxy.tuning": set(),
+    "proxy.cli": LEAF | {"proxy.app", "proxy.tuning"},
 }
 
 

@@ -1,8 +1,14 @@
 """The cost policy: every place a request could be computed and decoded, priced in seconds.
 
-    J(P, D) = ttft + weight_harm * stalled streams * stall + weight_decode * decode time on D
+    J(P, D) = felt(ttft) + strain * (weight_harm * stalled streams * stall
+                                     + weight_decode * decode time on D)
+              + weight_next_turn * busy ratio of D
               + weight_memory * seconds to compute again what the new KV displaces
     ttft    = wait(P) + prefill(P, prompt - hit_P) [ + transfer(P, D, prompt - hit_D) + step(D) ]
+
+Time up to half of the TTFT target is felt only in part: nobody misses the target by it, and it buys
+the output a calmer instance. `strain` follows the TPOT target (core.strain). The busy ratio, over
+the last minute, is what the session's next turns will meet on D: queues are too short a memory.
 
 P = D is colocation, at home or elsewhere: a session follows its tokens, and affinity is worth
 exactly what the lost prefix would cost. P != D is an offload; where P is the old home it hands its
@@ -23,19 +29,28 @@ from proxy.core.decide import Choice, Scene, can_prefill, size_on
 from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT, Priced
 from proxy.core.types import Reason
 
+EARLY_RATIO = 0.5
 MARGIN_S = 0.020
-MARGIN_RATIO = 0.05
-MAX_WAIT_S = 2.0
+MARGIN_RATIO = 0.15
+MAX_WAIT_S = 4.0
 """P takes no offload behind a longer queue: the founding design lost a quarter of its HEAVY
 requests in such queues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How seconds of others count against seconds of this request's first token."""
+    """How seconds of others count against seconds of this request's first token.
 
-    harm: float = 0.1
-    decode: float = 0.1
+    Found in the league (docs/figures.md) by search over two traces, both regimes and three loads;
+    the optimum is flat. `early`: of a second within the first half of the TTFT target; `harm`: per
+    stream and second of stall; `decode`: per second of an output of `output_tokens`; `next_turn`:
+    seconds per unit of D's busy ratio; `memory`: per second of displaced computation.
+    """
+
+    early: float = 0.4
+    harm: float = 0.15
+    decode: float = 0.2
+    next_turn: float = 5.0
     memory: float = 1.0
     output_tokens: float = 300.0
 
@@ -44,10 +59,10 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
     """The cheapest option."""
     w = weights or Weights()
     colocated = _colocations(scene, w)
-    ranked = sorted(colocated, key=_COST)
-    best = ranked[0]
+    ranked = sorted(colocated, key=_order)
+    best = _stay(scene, ranked)
     size = size_on(scene, best.decode)
-    offloads = _offloads(scene, colocated)
+    offloads = _offloads(scene, w, colocated)
     reason = _why_not(scene, best, size, offloads)
     chosen = best if reason is not None else offloads[0]
     d = chosen.decode
@@ -62,6 +77,21 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
     )
 
 
+def _stay(scene: Scene, ranked: Sequence[Priced]) -> Priced:
+    """The cheapest, or home where that costs hardly more: short prompts leave no hits to hold."""
+    best = ranked[0]
+    for one in ranked:
+        if one.cost_s > best.cost_s + MARGIN_S:
+            break
+        if one.decode.instance.name == scene.home:
+            return one
+    return best
+
+
+def _order(one: Priced) -> tuple[float, int, int]:
+    return one.cost_s, one.decode.sessions, one.decode.last_placed
+
+
 _COST = attrgetter("cost_s")
 _DECODE = attrgetter("decode_s")
 
@@ -73,7 +103,8 @@ def _colocations(scene: Scene, w: Weights) -> list[Priced]:
     grow with the KV that they read. One loop: it is most of what a decision takes.
     """
     times_of, now_s, prompt_tokens = scene.latency.of, scene.now_s, scene.facts.prompt_tokens
-    harm, decode, memory = w.harm, w.decode * w.output_tokens, w.memory
+    harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
+    next_turn, memory = w.next_turn, w.memory
     priced = []
     for c in scene.free:
         load, new, times = c.load, c.new_tokens, times_of(c.instance.name)
@@ -84,9 +115,18 @@ def _colocations(scene: Scene, w: Weights) -> list[Priced]:
         harm_s = harm * streams * prefill_s
         decode_s = decode * times.step_s(decode_tokens + load.inbound_tokens + prompt_tokens)
         memory_s = memory * c.kv_full * times.prefill_s(new, 0, 0, 0)
-        cost_s = ready_s + harm_s + decode_s + memory_s
-        priced.append(Priced(cost_s, ready_s, harm_s, decode_s, memory_s, wait_s, c))
+        next_s = next_turn * times.busy_ratio(now_s)
+        cost_s = _felt_s(scene, w, ready_s) + harm_s + decode_s + next_s + memory_s
+        priced.append(Priced(cost_s, ready_s, harm_s, decode_s, next_s, memory_s, wait_s, c))
     return priced
+
+
+def _felt_s(scene: Scene, w: Weights, ttft_s: float) -> float:
+    """What a wait of this length costs: little until half of the TTFT target is used up."""
+    early_s = EARLY_RATIO * scene.config.ttft_slo_s
+    if ttft_s <= early_s:
+        return w.early * ttft_s
+    return ttft_s - (1.0 - w.early) * early_s
 
 
 def _why_not(scene: Scene, best: Priced, size: Size, offloads: Sequence[Priced]) -> Reason | None:
@@ -114,7 +154,7 @@ def _unless_small(size: Size, reason: Reason) -> Reason:
     return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
 
 
-def _offloads(scene: Scene, colocated: Sequence[Priced]) -> list[Priced]:
+def _offloads(scene: Scene, w: Weights, colocated: Sequence[Priced]) -> list[Priced]:
     """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
 
     What each costs alone is in its colocation already.
@@ -129,10 +169,13 @@ def _offloads(scene: Scene, colocated: Sequence[Priced]) -> list[Priced]:
     home, ds = scene.home, sorted(heavy, key=_DECODE)[:2]
     ds += [one for one in heavy if one.decode.instance.name == home and one not in ds]
     quickest = sorted(colocated, key=_computing)
-    able = (p for p in quickest if p.wait_s <= MAX_WAIT_S and can_prefill(p.decode, connector))
+    able = (
+        p for p in quickest if p.wait_s <= MAX_WAIT_S and can_prefill(scene, p.decode, connector)
+    )
     ps = list(islice(able, 3))
-    pairs = [_offloaded(scene, p, d) for d in ds for p in ps if p is not d]
-    return sorted(pairs, key=_COST)
+    pairs = (_offloaded(scene, w, p, d) for d in ds for p in ps if p is not d)
+    in_time = scene.config.prefill_timeout_s
+    return sorted((pair for pair in pairs if pair.ttft_s < in_time), key=_COST)
 
 
 def _computing(p: Priced) -> float:
@@ -140,17 +183,20 @@ def _computing(p: Priced) -> float:
     return p.ttft_s + p.harm_s + p.memory_s
 
 
-def _offloaded(scene: Scene, p: Priced, d: Priced) -> Priced:
+def _offloaded(scene: Scene, w: Weights, p: Priced, d: Priced) -> Priced:
     """Computed as if on P, decoded as if on D, and moved."""
     p_name, d_name = p.decode.instance.name, d.decode.instance.name
     moved_s = scene.latency.transfer_s(p_name, d_name, d.decode.new_tokens)
-    moved_s += max(0.0, d.decode.kv_wait_s - p.ttft_s)
-    whole_s = _computing(p) + moved_s + d.decode_s + d.memory_s
+    # D reads what came over in its turn, behind what it has to compute, and where there is room.
+    moved_s += max(0.0, max(d.decode.kv_wait_s, d.wait_s) - p.ttft_s)
+    ttft_s = p.ttft_s + moved_s
+    whole_s = _felt_s(scene, w, ttft_s) + p.harm_s + p.memory_s + d.decode_s + d.next_s + d.memory_s
     return Priced(
         whole_s,
-        p.ttft_s + moved_s,
+        ttft_s,
         p.harm_s,
         d.decode_s,
+        d.next_s,
         p.memory_s + d.memory_s,
         p.wait_s,
         d.decode,

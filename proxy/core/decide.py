@@ -19,6 +19,9 @@ from proxy.core.options import COLOCATIONS_KEPT, Options, Priced, unpriced
 from proxy.core.policy import SCORERS, STICKY
 from proxy.core.types import Candidate, Reason, RequestFacts, RouteClass
 
+PINNED_RATIO = 0.3
+"""Of a KV cache, for prompts that others have not fetched yet; one prompt always may."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
@@ -28,11 +31,15 @@ class RouterConfig:
     warm_threshold: int = 1500
     heavy_threshold: int = 8192
     placement: str = "affinity"
-    offload_policy: str = "seed-heuristic"
+    offload_policy: str = "cost"
     offload_non_cached_tokens: int = 512
     shadow_policy: str | None = None
     kv_connector: str = "mooncake"
     kv_transfer_time_s: float = 0.5
+    ttft_slo_s: float = 2.0
+    tpot_slo_s: float = 0.05
+    prefill_timeout_s: float = 120.0
+    hedge: bool = True
     session_ttl_s: float = 3600.0
     max_sessions: int = 100_000
     prefix_cache_bytes: int = 256 << 20
@@ -40,13 +47,14 @@ class RouterConfig:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Scene:
     """Everything a decision may look at. `free`: instances that may be chosen, at least one.
 
     `home` is the name of the session's instance, which need not be among the free ones;
     `mean_ongoing_tokens()` is over all instances that are up, busy ones included; most policies do
-    not ask.
+    not ask. `strain`: the price of running streams' time (core.strain);
+    `kv_tokens`: what an instance's cache holds, None while unknown.
     """
 
     config: RouterConfig
@@ -56,9 +64,11 @@ class Scene:
     mean_ongoing_tokens: Callable[[], float]
     now_s: float
     latency: Latency
+    strain: float = 1.0
+    kv_tokens: Callable[[str], int | None] = lambda _name: None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """D, the class of the request on it, and P or None; each with its reason."""
 
@@ -90,12 +100,14 @@ def place(scene: Scene) -> tuple[Candidate, bool]:
         for candidate in scene.free:
             if candidate.instance.name == scene.home:
                 return candidate, False
-    score = SCORERS[config.placement]
+    scores = list(map(SCORERS[config.placement], scene.free))
+    lowest = min(scores)
+    best = [c for c, score in zip(scene.free, scores, strict=True) if score == lowest]
+    return (best[0] if len(best) == 1 else min(best, key=_longest_unused)), True
 
-    def rank(c: Candidate) -> tuple[float, int, int, int]:
-        return score(c), c.load.ongoing_tokens, c.sessions, c.last_placed
 
-    return min(scene.free, key=rank), True
+def _longest_unused(c: Candidate) -> tuple[int, int, int]:
+    return c.load.ongoing_tokens, c.sessions, c.last_placed
 
 
 def size_on(scene: Scene, d: Candidate) -> Size:
@@ -106,12 +118,21 @@ def size_on(scene: Scene, d: Candidate) -> Size:
 def peers(scene: Scene, d: Candidate | None = None) -> list[Candidate]:
     """Who could prefill (for D): reachable by the connector, with transfers to spare."""
     connector = CONNECTORS[scene.config.kv_connector]
-    return [c for c in scene.free if c is not d and can_prefill(c, connector)]
+    return [c for c in scene.free if c is not d and can_prefill(scene, c, connector)]
 
 
-def can_prefill(c: Candidate, connector: Connector) -> bool:
-    """Whether an instance may compute for another: reachable, with a transfer to spare."""
-    return c.instance.bootstrap_url is not None and c.load.pinned_requests < connector.max_parallel
+def can_prefill(scene: Scene, c: Candidate, connector: Connector) -> bool:
+    """Whether an instance may compute for another: reachable, with a transfer and room to spare.
+
+    What it holds for others to fetch is out of its own streams' reach, so that is bounded.
+    """
+    pinned = c.load.pinned_requests
+    if c.instance.bootstrap_url is None or pinned >= connector.max_parallel:
+        return False
+    kv_tokens = scene.kv_tokens(c.instance.name) if pinned else None
+    if kv_tokens is None:
+        return True
+    return c.load.pinned_tokens + scene.facts.prompt_tokens <= PINNED_RATIO * kv_tokens
 
 
 def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decision]:

@@ -28,6 +28,9 @@ class Fleet:
         self._members: dict[str, Member] = {}
         self._placements = 0
 
+    def __len__(self) -> int:
+        return len(self._members)
+
     def add(self, instance: Instance) -> None:
         """Bring an instance in."""
         self._members[instance.name] = Member(instance)

@@ -1,20 +1,26 @@
 """What a request's course teaches the model of time, and what it occupies until then.
 
 The router tells each step with its time; this module knows which of them say something. A prefill
-counts only when it met no queue, a step time only over a whole answer.
+lasts from its turn on, which is when the one before it ended; a step time counts only over a whole
+answer.
 """
 
 from __future__ import annotations
 
 from proxy.core.latency import Latency
-from proxy.core.types import Instance, Load, RequestFacts, Route
+from proxy.core.strain import Strain
+from proxy.core.types import Hedge, Instance, Load, RequestFacts, Route
+
+BUSY_MOST = 0.9
+"""An instance that only prefills would say nothing of its steps."""
 
 
 class Course:
-    """Reservations and observations of requests, over one Latency."""
+    """Reservations and observations of requests, over one Latency and one Strain."""
 
-    def __init__(self, latency: Latency) -> None:
+    def __init__(self, latency: Latency, strain: Strain) -> None:
         self.latency = latency
+        self.strain = strain
 
     def reserve(
         self,
@@ -36,9 +42,27 @@ class Course:
         route.reserved_s = now_s
         route.computes_tokens = new
         wait_s = self.latency.wait_s(name, now_s)
-        route.ran_alone = wait_s <= 0.0
+        route.waited_for_room = kv_wait_s > wait_s
         route.predicted_prefill_s = max(wait_s, kv_wait_s) + work_s
         self.latency.begin(name, id(route.lease), work_s, now_s)
+
+    def hedge(self, route: Route, load: Load, now_s: float, kv_wait_s: float) -> Hedge:
+        """Occupy D as well, for what it would have to compute; P's reservation stays."""
+        name, new = route.decode.name, max(1, route.prompt_tokens - route.hit_tokens)
+        work_s = self.latency.prefill_s(
+            name, new, route.hit_tokens, load.decode_requests, load.decode_tokens
+        )
+        wait_s = self.latency.wait_s(name, now_s)
+        self.latency.begin(name, id(route.lease), work_s, now_s)
+        return Hedge(now_s, work_s, max(wait_s, kv_wait_s) + work_s, new, kv_wait_s > wait_s)
+
+    def resume(self, route: Route, hedge: Hedge, now_s: float) -> None:
+        """P's leg is over: the hedge is now the attempt that counts, and has run for a while."""
+        route.reserved_s, route.computes_tokens = hedge.started_s, hedge.computes_tokens
+        route.predicted_prefill_s = hedge.predicted_prefill_s
+        route.waited_for_room = hedge.waited_for_room
+        left_s = max(0.0, hedge.work_s - (now_s - hedge.started_s))
+        self.latency.begin(route.decode.name, id(route.lease), left_s, now_s)
 
     def release(self, route: Route, now_s: float) -> None:
         """The prefill is over or given up; all that is learned is how late a leg was already."""
@@ -84,11 +108,12 @@ class Course:
     ) -> None:
         seconds = now_s - route.reserved_s
         self._observe_ready(route, computing, seconds)
-        was_last = self.latency.end(computing.name, id(route.lease), now_s)
-        if was_last and route.ran_alone:
+        turn_s = self.latency.end(computing.name, id(route.lease), now_s)
+        if turn_s is not None and not route.waited_for_room:
             new = route.computes_tokens
             context = facts.prompt_tokens - new
-            self.latency.observe_prefill(computing.name, new, context, seconds)
+            alone_s = now_s - max(turn_s, route.reserved_s)
+            self.latency.observe_prefill(computing.name, new, context, alone_s)
 
     def _observe_ready(self, route: Route, computing: Instance, seconds: float) -> None:
         self.latency.observe_ready(computing.name, route.predicted_prefill_s, seconds)
@@ -98,5 +123,9 @@ class Course:
     ) -> None:
         """The answer is whole, beside `kv_tokens` of running streams, its own included."""
         if route.first_token_s is not None and output_tokens is not None and output_tokens > 1:
-            seconds = (now_s - route.first_token_s) / (output_tokens - 1)
-            self.latency.observe_step(route.decode.name, kv_tokens, seconds)
+            tpot_s = (now_s - route.first_token_s) / (output_tokens - 1)
+            self.strain.observe(tpot_s)
+            # What the instance prefilled meanwhile is not the step's: that comes and goes.
+            busy_ratio = self.latency.of(route.decode.name).busy_ratio(now_s)
+            step_s = tpot_s * (1.0 - min(BUSY_MOST, busy_ratio))
+            self.latency.observe_step(route.decode.name, kv_tokens, step_s)

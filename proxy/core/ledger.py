@@ -56,7 +56,7 @@ class Account:
         return self.seen
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Charge:
     """`tokens` on one account, for one phase."""
 

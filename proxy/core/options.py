@@ -21,9 +21,10 @@ _DIGITS = 4
 class Priced:
     """One option: D, P or None where D computes, the predicted TTFT and the cost, in seconds.
 
-    `cost_s` is the sum of TTFT and the three terms after it, weighted: `harm_s` to the streams
-    beside the computation, `decode_s` for the output on D, `memory_s` for the KV displaced. It is
-    nan where the policy puts no price on anything. `wait_s`: the queue where it is computed.
+    `cost_s` is the sum of what the wait for the first token counts and of the four terms after
+    `ttft_s`, weighted: `harm_s` to the streams beside the computation, `decode_s` for the output on
+    D, `next_s` for the session's next turns there, `memory_s` for the KV displaced. It is nan where
+    the policy puts no price on anything. `wait_s`: the queue where it is computed.
     Like a Candidate, nobody changes one, and it is made too often to be frozen.
     """
 
@@ -31,6 +32,7 @@ class Priced:
     ttft_s: float
     harm_s: float
     decode_s: float
+    next_s: float
     memory_s: float
     wait_s: float
     decode: Candidate
@@ -39,7 +41,7 @@ class Priced:
 
 def unpriced(decode: Candidate, ttft_s: float) -> Priced:
     """An option of a policy that goes by rules."""
-    return Priced(math.nan, ttft_s, math.nan, math.nan, math.nan, math.nan, decode)
+    return Priced(math.nan, ttft_s, math.nan, math.nan, math.nan, math.nan, math.nan, decode)
 
 
 class Options:
@@ -62,8 +64,10 @@ def _row(option: Priced) -> dict[str, object]:
         "prefill": p.instance.name if p else None,
         "ttft_s": _seconds(option.ttft_s),
         "cost_s": _seconds(option.cost_s),
+        "felt_s": _seconds(_felt_s(option)),
         "harm_s": _seconds(option.harm_s),
         "decode_s": _seconds(option.decode_s),
+        "next_s": _seconds(option.next_s),
         "memory_s": _seconds(option.memory_s),
         "hit_tokens": d.hit_tokens,
         "new_tokens": d.new_tokens,
@@ -77,6 +81,11 @@ def _row(option: Priced) -> dict[str, object]:
         "decode_tokens": d.load.decode_tokens,
         "kv_wait_s": _seconds(d.kv_wait_s),
     }
+
+
+def _felt_s(option: Priced) -> float:
+    others_s = option.harm_s + option.decode_s + option.next_s + option.memory_s
+    return option.cost_s - others_s
 
 
 def _seconds(value: float) -> float | None:

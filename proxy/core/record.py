@@ -51,6 +51,7 @@ class RequestRecord:
     error: str | None = None
     retries: int = 0
     fallback: str | None = None
+    hedge: str | None = None
 
     def ttft_s(self) -> float | None:
         """Seconds from the proxy's receipt to the first token."""

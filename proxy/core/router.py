@@ -24,6 +24,7 @@ from proxy.core.decide import (
 )
 from proxy.core.fleet import Fleet, Member
 from proxy.core.gate import Busy, Gate, retry_after_s
+from proxy.core.hedge import Hedges, Parts
 from proxy.core.latency import Latency
 from proxy.core.learn import Course
 from proxy.core.ledger import Ledger, Phase
@@ -31,6 +32,7 @@ from proxy.core.prefix import PrefixIndex
 from proxy.core.reuse import Reuse
 from proxy.core.sessions import Sessions
 from proxy.core.shadow import Shadow
+from proxy.core.strain import Strain
 from proxy.core.types import (
     Candidate,
     Fallback,
@@ -69,7 +71,8 @@ class Router:
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
         self.ledger = Ledger()
-        self._course = Course(self.latency)
+        self.strain = Strain(config.tpot_slo_s)
+        self._course = Course(self.latency, self.strain)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
@@ -78,6 +81,8 @@ class Router:
         )
         self.fleet = Fleet()
         self._uses = Uses(self.reuse, self.fleet, self.gate)
+        parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
+        self.hedges = Hedges(parts, is_on=config.hedge)
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
@@ -145,6 +150,7 @@ class Router:
         if isinstance(free, Reject):
             return free
         d = self._decide(self._scene(facts, free, now_s)).decode
+        self.hedges.end(route, now_s)
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
@@ -160,6 +166,7 @@ class Router:
         """
         if route.prefill is None:
             return
+        self.hedges.drop(route, now_s)
         self._course.prefill_done(route, facts, now_s)
         p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
         self._uses.computed(route, facts, cached_ratio)
@@ -174,6 +181,7 @@ class Router:
         Not `seen`: the answer came in one piece, so its time teaches nothing of prefills.
         """
         name = route.decode.name
+        self.hedges.end(route, now_s)
         self._course.first_token(route, facts, now_s, seen=seen)
         if route.prefill is not None:
             self._uses.received(route, facts)
@@ -191,14 +199,18 @@ class Router:
         self._uses.completed(route, facts, cached_ratio)
 
     def fall_back(self, route: Route, facts: RequestFacts, why: Fallback, now_s: float) -> None:
-        """The offload failed before the client's first byte: compute on D instead."""
+        """The offload failed before the client's first byte: compute on D instead.
+
+        Where a hedge does so already, it goes on.
+        """
         route.fallback = why
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
         self._course.release(route, now_s)
         route.prefill = None
-        self._charge_colocated(route, facts, now_s)
+        if not self.hedges.adopt(route, now_s):
+            self._charge_colocated(route, facts, now_s)
 
     def finish(self, route: Route, now_s: float, output_tokens: int | None = None) -> None:
         """The request is over, however it ended: take back what is charged.
@@ -212,6 +224,7 @@ class Router:
         for charge in route.lease.charges:
             if charge.phase is Phase.DECODE:
                 self.gate.released(route.decode.name, charge.tokens, now_s)
+        self.hedges.end(route, now_s)
         self._course.release(route, now_s)
         self._uses.end(route)
         route.lease.close()
@@ -266,10 +279,13 @@ class Router:
 
     def _scene(self, facts: RequestFacts, free: list[Candidate], now_s: float) -> Scene:
         home = self.sessions.home(facts.session_id, now_s)
-        return Scene(self.config, facts, home, free, self._mean_ongoing, now_s, self.latency)
+        mean, price = self._mean_ongoing, self.strain.price
+        kv_tokens = self.gate.kv_tokens
+        return Scene(self.config, facts, home, free, mean, now_s, self.latency, price, kv_tokens)
 
     def _mean_ongoing(self) -> float:
-        loads = [self.ledger.load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
+        load = self.ledger.load
+        loads = [load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
         return sum(loads) / len(loads) if loads else 0.0
 
     def _route(self, scene: Scene, choice: Choice, turn: int) -> Route:

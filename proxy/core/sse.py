@@ -67,13 +67,16 @@ class Scanner:
     def feed(self, data: bytes) -> None:
         """Take in the next piece of the answer's body."""
         self.size += len(data)
-        self._count_events(self._open + data if self._open else data)
+        if data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n") and not self._open:
+            self.events += 1  # one event of one line, as nearly always
+        else:
+            self._count_events(self._open + data)
         if not self.has_content:
             seen = self._edge + data
             self.has_content = _CONTENT.search(seen) is not None
             self._edge = seen[-_CONTENT_BYTES:]
         self._recent += data
-        if len(self._recent) > 4 * TAIL_BYTES:
+        if len(self._recent) > 3 * TAIL_BYTES:
             self._look_back()
             del self._recent[:-TAIL_BYTES]
 
@@ -85,9 +88,11 @@ class Scanner:
 
     def _look_back(self) -> None:
         """Note what is in the recent bytes, before they go and whenever somebody asks."""
-        if not self._ended and any(hint in self._recent for hint in _HINTS):
-            self._ended = any(end in self._recent for end in _ENDS)
-        self._usage = _last_usage(self._recent) or self._usage
+        recent = self._recent
+        # From the end: several times as fast as `in`, where most of the text matches nothing.
+        if not self._ended and (recent.rfind(_HINTS[0]) >= 0 or recent.rfind(_HINTS[1]) >= 0):
+            self._ended = any(end in recent for end in _ENDS)
+        self._usage = _last_usage(recent) or self._usage
 
     @property
     def is_done(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
@@ -42,6 +42,7 @@ PROMPT_KEYS = (
     "documents",
 )
 OFFLOAD_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions"})
+_UNUSUAL = frozenset({"use_beam_search", "echo", "prompt_logprobs", "prompt_embeds", KV_PARAMS})
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
 _MODELS_MAX = 64
@@ -56,8 +57,10 @@ def session_identity(headers: Mapping[str, str], body: Mapping[str, Any]) -> str
     """
     metadata = body.get("metadata")
     in_metadata = metadata.get("session_id") if isinstance(metadata, dict) else None
+    for header in SESSION_HEADERS:
+        if given := headers.get(header):
+            return bounded(given)
     named = (
-        *(headers.get(name) for name in SESSION_HEADERS),
         body.get("session_id"),
         in_metadata,
         body.get("prompt_cache_key"),
@@ -80,39 +83,46 @@ def bounded(session_id: str) -> str:
 
 def prompt_bytes(body: Mapping[str, Any]) -> bytes:
     """All prompt texts as UTF-8, in rendering order; token ids as 4 bytes each."""
-    return b"\x1f".join(text for key in PROMPT_KEYS if key in body for text in _texts(body[key]))
+    texts: list[bytes] = []
+    for key in PROMPT_KEYS:
+        if key in body:
+            _collect(body[key], texts)
+    return b"\x1f".join(texts)
 
 
-def _texts(value: Any) -> Iterator[bytes]:
+def _collect(value: Any, texts: list[bytes]) -> None:
     """The texts of a nested value, without recursion: depth is the client's to choose."""
     stack = [value]
     while stack:
         item = stack.pop()
         if isinstance(item, str):
-            yield _text(item)
+            texts.append(_text(item))
         elif isinstance(item, dict):
             stack.extend(_inner(item))
         elif isinstance(item, list):
             if ids := _token_ids(item):
-                yield ids
+                texts.append(ids)
             else:
                 stack.extend(reversed(item))
         elif item is not None:
-            yield str(item).encode()
+            texts.append(str(item).encode())
 
 
-def _inner(item: dict[str, Any]) -> Iterator[Any]:
+def _inner(item: dict[str, Any]) -> Iterable[Any]:
     """Keys and values, last first. A text part is its text, as if it were not in parts."""
     if item.get("type") == "text" and isinstance(item.get("text"), str):
-        yield item["text"]
-        return
-    for key, value in reversed(item.items()):
-        yield value
-        yield key
+        return (item["text"],)
+    parts: list[Any] = []
+    for pair in item.items():
+        parts += pair
+    parts.reverse()
+    return parts
 
 
 def _token_ids(item: list[Any]) -> bytes:
     """The ids of a tokenised prompt; nothing for any other list."""
+    if not item or not isinstance(item[0], int):
+        return b""
     try:
         return array(_IDS, item).tobytes()
     except (TypeError, OverflowError):
@@ -127,16 +137,19 @@ def _count_ids(prompt: Any) -> int:
 def _text(item: str) -> bytes:
     """UTF-8; an inlined image or sound stands for itself by its digest, not by its megabytes."""
     raw = item.encode("utf-8", "surrogatepass")
-    return xxh3_128_hexdigest(raw).encode() if _INLINED.match(item) else raw
+    is_inlined = item.startswith("data:") and _INLINED.match(item)
+    return xxh3_128_hexdigest(raw).encode() if is_inlined else raw
 
 
 def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
     """Chained xxh3-64 over whole blocks of the prompt; a partial last block has no hash."""
+    if len(prompt) < BLOCK_BYTES:
+        return []
     view = memoryview(prompt)
     chain = xxh3_64_intdigest(root)
     hashes = []
     for start in range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        chain = xxh3_64_intdigest(view[start : start + BLOCK_BYTES], seed=chain)
+        chain = xxh3_64_intdigest(view[start : start + BLOCK_BYTES], chain)
         hashes.append(chain)
     return hashes
 
@@ -145,16 +158,21 @@ def is_offloadable(endpoint: str, body: Mapping[str, Any]) -> bool:
     """Whether two legs give the same answer as one request, and there is something to decode."""
     if endpoint not in OFFLOAD_ENDPOINTS:
         return False
-    prompt = body.get("prompt")
-    several_prompts = isinstance(prompt, list) and not _count_ids(prompt)
-    one_answer = all(body.get(key) in (None, 1) for key in ("n", "best_of"))
-    limits = (body.get("max_tokens"), body.get("max_completion_tokens"))
-    return (
-        one_answer
-        and not several_prompts
-        and not any(limit in (0, 1) for limit in limits)
-        and not any(body.get(key) for key in ("use_beam_search", "echo"))
-        and all(body.get(key) is None for key in ("prompt_logprobs", "prompt_embeds", KV_PARAMS))
+    get = body.get
+    if get("n") not in (None, 1) or get("best_of") not in (None, 1):
+        return False
+    if get("max_tokens") in (0, 1) or get("max_completion_tokens") in (0, 1):
+        return False
+    if not _UNUSUAL.isdisjoint(body) and _is_unusual(body):
+        return False
+    prompt = get("prompt")
+    return not isinstance(prompt, list) or bool(_count_ids(prompt))
+
+
+def _is_unusual(body: Mapping[str, Any]) -> bool:
+    """Asks for something that only one request over the whole prompt can answer."""
+    return any(body.get(key) for key in ("use_beam_search", "echo")) or any(
+        body.get(key) is not None for key in ("prompt_logprobs", "prompt_embeds", KV_PARAMS)
     )
 
 

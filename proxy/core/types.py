@@ -2,6 +2,9 @@
 
 Everything here is a value. Token counts are estimates of the engine's tokens unless a name says
 `cached` or `reported`; `None` means unknown.
+
+Nobody changes a value. Those that a request makes several of are not declared frozen all the same:
+a frozen dataclass takes three times as long to make.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ class Fallback(StrEnum):
     P_REFUSED = "p_refused"
     P_ERROR = "p_error"
     P_TIMEOUT = "p_timeout"
+    P_LATE = "p_late"
     P_FINISH_REASON = "p_finish_reason"
     P_GONE = "p_gone"
     ENGINE_ID_UNKNOWN = "engine_id_unknown"
@@ -104,7 +108,7 @@ class Instance:
     bootstrap_url: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestFacts:
     """What the decision needs to know of a request, and nothing of how it arrived.
 
@@ -125,7 +129,7 @@ class RequestFacts:
         return max(0, min(round(hit_blocks * self.block_tokens), self.prompt_tokens - 1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Load:
     """One instance's ongoing tokens at one moment, from this proxy's own leases.
 
@@ -142,11 +146,11 @@ class Load:
     decode_requests: int = 0
     pinned_tokens: int = 0
     pinned_requests: int = 0
+    ongoing_tokens: int = field(init=False, compare=False)
+    """Prefill backlog plus KV that is running or on its way here."""
 
-    @property
-    def ongoing_tokens(self) -> int:
-        """Prefill backlog plus KV that is running or on its way here."""
-        return self.prefill_tokens + self.inbound_tokens + self.decode_tokens
+    def __post_init__(self) -> None:
+        self.ongoing_tokens = self.prefill_tokens + self.inbound_tokens + self.decode_tokens
 
     @property
     def is_idle(self) -> bool:
@@ -219,10 +223,23 @@ class Route:
     fallback: Fallback | None = None
     reserved_s: float = 0.0
     computes_tokens: int = 0
-    ran_alone: bool = False
+    waited_for_room: bool = False
     handed_s: float | None = None
     first_token_s: float | None = None
     tried: set[str] = field(default_factory=set)
+    use: Use | None = None
+    hedge: Hedge | None = None
+
+
+@dataclass(slots=True)
+class Hedge:
+    """D computes while P is late: since `started_s`, for `work_s` behind what was there before."""
+
+    started_s: float
+    work_s: float
+    predicted_prefill_s: float
+    computes_tokens: int
+    waited_for_room: bool
     use: Use | None = None
 
 

@@ -23,10 +23,20 @@ class Uses:
     def begin(self, route: Route, name: str, facts: RequestFacts) -> None:
         """An instance is going to compute the prompt, instead of whoever was before."""
         self.end(route)
-        member = self._fleet.get(name)
-        if route.lease.is_open and member is not None:
-            self._reuse.limit(name, self._gate.kv_tokens(name), facts)
-            route.use = self._reuse.begin(name, member.incarnation, facts)
+        if route.lease.is_open:
+            route.use = self.open(name, facts)
+
+    def open(self, name: str, facts: RequestFacts) -> Use | None:
+        """A use that is not, or not yet, the route's own."""
+        if (member := self._fleet.get(name)) is None:
+            return None
+        self._reuse.limit(name, self._gate.kv_tokens(name), facts)
+        return self._reuse.begin(name, member.incarnation, facts)
+
+    def close(self, use: Use | None) -> None:
+        """It is not wanted any more."""
+        if use is not None:
+            self._reuse.end(use)
 
     def computed(
         self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
@@ -55,8 +65,7 @@ class Uses:
     def end(self, route: Route) -> None:
         """Over, however it ended."""
         use, route.use = route.use, None
-        if use is not None:
-            self._reuse.end(use)
+        self.close(use)
 
     def _current(self, route: Route) -> Use | None:
         use = route.use if route.lease.is_open else None

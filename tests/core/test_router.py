@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -33,7 +33,8 @@ def facts(
 
 
 def router(n: int = 4, **options: Any) -> Router:
-    made = Router(RouterConfig(prefill_throughput=20_000, **options))
+    policy = {"offload_policy": "seed-heuristic"} | options
+    made = Router(RouterConfig(prefill_throughput=20_000, **policy))
     for i in range(n):
         made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
     return made
@@ -329,7 +330,7 @@ class TestRetry:
 
 
 STEPS = ["admit", "prefill", "token", "grow", "back", "retry", "whole", "end"]
-STEPS += ["kill", "up", "out", "in"]
+STEPS += ["hedge", "unhedge", "kill", "up", "out", "in"]
 steps = st.lists(
     st.tuples(
         st.sampled_from(STEPS),
@@ -363,6 +364,7 @@ def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) ->
         r.finish(route, 1.0)
     assert r.ledger.live == 0
     assert r.reuse.is_at_rest
+    assert r.hedges.live == 0
     for member in r.fleet.members():
         assert r.ledger.load(member.instance.name) == Load()
 
@@ -379,17 +381,17 @@ def _shake(r: Router, step: str, name: str) -> None:
 
 
 def _advance(r: Router, step: str, route: Route, f: RequestFacts) -> None:
-    if step == "prefill":
-        r.prefill_done(route, f, 0.0)
-    elif step == "token":
-        r.first_token(route, f, 0.0)
-    elif step == "grow":
-        route.lease.grow(3)
-    elif step == "back" and route.prefill is not None:
-        r.fall_back(route, f, Fallback.P_TIMEOUT, 0.0)
-    elif step == "retry":
-        r.retry(route, f, 0.0)
-    elif step == "whole":
-        r.completed(route, f, 0.3)
-    elif step == "end":
-        r.finish(route, 0.5)
+    if step == "back" and route.prefill is None:
+        return
+    calls: dict[str, Callable[[], object]] = {
+        "prefill": lambda: r.prefill_done(route, f, 0.0),
+        "token": lambda: r.first_token(route, f, 0.0),
+        "grow": lambda: route.lease.grow(3),
+        "back": lambda: r.fall_back(route, f, Fallback.P_TIMEOUT, 0.0),
+        "retry": lambda: r.retry(route, f, 0.0),
+        "hedge": lambda: r.hedges.start(route, f, 0.0),
+        "unhedge": lambda: r.hedges.drop(route, 0.0),
+        "whole": lambda: r.completed(route, f, 0.3),
+        "end": lambda: r.finish(route, 0.5),
+    }
+    calls[step]()

@@ -111,6 +111,22 @@ def test_a_late_leg_falls_back_to_d(limits: dict[str, Any], fallback: str) -> No
     assert row.external_tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("slower", "hedge", "winner"),
+    [(20.0, True, "local"), (20.0, False, None), (2.2, True, "peer"), (1.0, True, None)],
+)
+def test_a_late_p_is_hedged(slower: float, hedge: bool, winner: str | None) -> None:
+    """Late is twice the prediction: a much slower P loses, a little slower one is ready first."""
+    step = ENGINE.step
+    slow = replace(ENGINE, step=replace(step, a1=step.a1 * slower, a4=step.a4 * slower))
+    config = RouterConfig(prefill_throughput=1 / step.a1, hedge=hedge)
+    options = VirtualOptions((ENGINE, slow), BLOCK)
+    row = _run([_planned("a", 40)], Router(config, decide=_split), options).rows[0]
+    assert (row.outcome, row.hedge) == ("ok", winner)
+    assert (row.fallback == "p_late") == (winner == "local")
+    assert (row.moved_tokens > 0) == (winner != "local")
+
+
 def test_a_client_that_waits_too_long_goes_and_its_session_goes_on() -> None:
     planned = [_planned("a", 200), _planned("a", 2, wait_for=(0,), delay_s=1.0)]
     first, second = _run(planned, _router(), _options(timeout_s=2.0)).rows

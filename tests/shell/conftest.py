@@ -1,9 +1,15 @@
-"""No blocking call on the event loop, in any shell test."""
+"""The event loop that the command runs on, and no blocking call on it, in any shell test."""
 
-from collections.abc import Iterator
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator
 
 import pytest
+import uvloop
 from blockbuster import BlockBuster, blockbuster_ctx
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(autouse=True)

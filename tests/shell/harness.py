@@ -114,10 +114,7 @@ class Proxy:
 
     def connections(self) -> int:
         """Upstream connections that are in use."""
-        service = self.server.service
-        pools = [u._session.connector for u in service.upstreams.values()]
-        pools += [u._fresh.connector for u in service.upstreams.values()]
-        return sum(len(pool._acquired) for pool in pools if pool)
+        return sum(u.in_use for u in self.server.service.upstreams.values())
 
     def metric(self, name: str, **labels: str) -> float:
         value = self.server.service.metrics.registry.get_sample_value(f"cache_proxy_{name}", labels)

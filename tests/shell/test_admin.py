@@ -72,7 +72,7 @@ async def test_metrics_parse_and_carry_the_fleet(tmp_path: Path) -> None:
 
 
 async def test_instances_come_and_go(tmp_path: Path) -> None:
-    async with proxied(tmp_path, 2) as (proxy, fleet):
+    async with proxied(tmp_path, 2, offload_policy="never") as (proxy, fleet):
         first, second = addresses(fleet)
         _, listed = await call(proxy, "GET", "/instances")
         assert [i["is_up"] for i in listed] == [True, True]

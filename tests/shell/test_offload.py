@@ -91,7 +91,8 @@ async def test_the_session_stays_on_d(tmp_path: Path) -> None:
 
 async def test_the_heuristic_offloads_when_d_decodes(tmp_path: Path) -> None:
     sim = {"speed": 2.0}  # slow enough that the stream is there while the HEAVY one comes
-    async with proxied(tmp_path, sim=sim, **HEAVY) as (proxy, _):
+    options = HEAVY | {"offload_policy": "seed-heuristic"}
+    async with proxied(tmp_path, sim=sim, **options) as (proxy, _):
         async with asyncio.TaskGroup() as group:
             running = group.create_task(ask(proxy, words(50), max_tokens=150))
             loads = proxy.router.ledger.load

@@ -1,0 +1,214 @@
+"""An instance's answer while it comes: its head, then its body in pieces.
+
+Until somebody takes it over (`Reply.pour`), its bytes are held, up to `HOLD_BYTES`, then the
+connection is paused; afterwards each piece is handed on in the call in which it was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from proxy.core.framing import Chunked, Framing, FramingError, Length, UntilClose
+from proxy.errors import UpstreamFailure
+
+HOLD_BYTES = 65536
+_NO_BODY = Length(0)
+
+Fields = list[tuple[bytes, bytes]]
+Sink = Callable[[bytes], None]
+
+
+class Line(Protocol):
+    """The connection that an answer comes over, as far as the answer uses it."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def pause(self) -> None:
+        """Stop reading."""
+
+    def resume(self) -> None:
+        """Read on."""
+
+    def leave(self, reply: Reply, /) -> None:
+        """Nobody wants the rest of this answer."""
+
+
+def _nowhere(data: bytes) -> None:
+    """The sink of an answer that nobody wants."""
+
+
+class Reply:
+    """The answer to one request: `status` and `fields` once its head is there, then the body.
+
+    Names in `fields` are in lower case. `heard`: any byte of it has come. `is_over`: nothing more
+    comes, and `failure` says so if that is too early.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_held",
+        "_held_bytes",
+        "_is_head",
+        "_waiter",
+        "body",
+        "failure",
+        "fields",
+        "framing",
+        "has_begun",
+        "heard",
+        "is_over",
+        "is_stream",
+        "keeps",
+        "reason",
+        "sink",
+        "status",
+    )
+
+    def __init__(self, connection: Line, *, is_head: bool) -> None:
+        self._connection = connection
+        self._is_head = is_head
+        self._held: list[bytes] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self.sink: Sink = self.hold
+        self.body: list[bytes] = []
+        self.failure: UpstreamFailure | None = None
+        self.fields: Fields = []
+        self.framing: Framing = _NO_BODY
+        self.has_begun = self.heard = self.is_over = self.is_stream = self.keeps = False
+        self._held_bytes = 0
+        self.status = 0
+        self.reason = b""
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this name (lower case)."""
+        for key, value in self.fields:
+            if key == name:
+                return value
+        return None
+
+    def begin(self, head: bytes, status: int, fields: Fields) -> None:
+        """Its head is complete and good."""
+        self.status = status
+        self.reason = head[13 : head.index(b"\r\n")]
+        self.fields = fields
+        self.has_begun = True
+        kind = self.header(b"content-type") or b""
+        self.is_stream = self.status == 200 and kind.lower().startswith(b"text/event-stream")
+        self.framing = self._framing()
+        self.keeps = self._keeps(is_1_1=head.startswith(b"HTTP/1.1"))
+
+    def _keeps(self, *, is_1_1: bool) -> bool:
+        """Whether the connection can carry another request after this answer."""
+        if self._is_head or isinstance(self.framing, UntilClose):
+            return False
+        wish = (self.header(b"connection") or b"").lower()
+        return b"close" not in wish if is_1_1 else b"keep-alive" in wish
+
+    def _framing(self) -> Framing:
+        if self._is_head or self.status in (204, 304):
+            return Length(0)
+        if (coding := self.header(b"transfer-encoding")) is not None:
+            if coding.strip().lower() != b"chunked":
+                raise FramingError("an unknown transfer coding")
+            return Chunked()
+        length = self.header(b"content-length")
+        return UntilClose() if length is None else Length(int(length))
+
+    def hold(self, data: bytes) -> None:
+        """The sink until `pour`: keep a piece of the body, and tell who waits."""
+        body = self.framing.feed(data)
+        self._held.append(self.ended(data) if self.framing.at_end else data)
+        self.body.append(body)
+        self._held_bytes += len(data)
+        if self._held_bytes > HOLD_BYTES:
+            self.pause()
+        if not self.is_over:
+            self.wake()
+
+    def ended(self, data: bytes) -> bytes:
+        """A piece in which the body ends, or begins to, without what is not the body's."""
+        framing = self.framing
+        self.is_over = framing.is_done
+        if not framing.is_done or framing.end == len(data):
+            return data
+        # Bytes that nobody asked for: they are not the client's, and the connection ends.
+        self.keeps = False
+        return data[: framing.end]
+
+    def wake(self) -> None:
+        """Let who waits look again."""
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def moved(self) -> None:
+        """Wait until `wake`; bounded by the caller."""
+        self._waiter = self._connection.loop.create_future()
+        await self._waiter
+
+    async def begun(self) -> Reply:
+        """Wait for the head, and of a stream for its first bytes; raises UpstreamFailure.
+
+        Given up while it waits, the answer is closed.
+        """
+        is_there = False
+        try:
+            while not (self.is_over or (self.has_begun and (self.body or not self.is_stream))):
+                self._waiter = self._connection.loop.create_future()
+                await self._waiter
+            is_there = self.has_begun
+        finally:
+            if not is_there:
+                self.close()
+        if not is_there:
+            assert self.failure is not None
+            raise self.failure
+        return self
+
+    async def more(self) -> bool:
+        """Wait for the next held piece; false when there is none. Raises UpstreamFailure."""
+        pieces = len(self.body)
+        self.resume()
+        while len(self.body) == pieces and not self.is_over:
+            await self.moved()
+        if len(self.body) == pieces and self.failure is not None:
+            raise self.failure
+        return len(self.body) > pieces
+
+    async def read(self, limit: int) -> bytes:
+        """The body, of which at most `limit` bytes are waited for; raises UpstreamFailure."""
+        while sum(map(len, self.body)) <= limit and await self.more():
+            pass
+        return b"".join(self.body)[:limit]
+
+    def pour(self, sink: Sink) -> bytes:
+        """From now on each piece of the wire goes to `sink`; what was held so far is returned."""
+        self.sink = sink
+        held = b"".join(self._held)
+        # Where the last chunk begins is known within the last piece; now all are one.
+        if self.framing.at_end and self._held:
+            self.framing.last_at += len(held) - len(self._held[-1])
+        self._held.clear()
+        return held
+
+    def pause(self) -> None:
+        """Read no more from the instance."""
+        self._connection.pause()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._connection.resume()
+
+    def fail(self, failure: UpstreamFailure) -> None:
+        """The answer ends before its end."""
+        self.failure, self.is_over = failure, True
+        self.wake()
+
+    def close(self) -> None:
+        """Done with it. One that is not over takes its connection along."""
+        self.sink = _nowhere
+        self._connection.leave(self)

@@ -1,0 +1,181 @@
+"""Where an answer's body ends, read from its bytes: by length, by chunks, or with the connection.
+
+A framing is fed every piece of a body as it came from the wire, in any segmentation, and gives the
+body's own bytes. It knows to the byte where the message ends and what a client that got everything
+so far is in the middle of, since the wire's bytes are passed on unchanged.
+"""
+
+from __future__ import annotations
+
+import re
+
+LINE_BYTES = 256
+"""A longer chunk size line, extensions included, is refused; a trailer line may have 8 KiB."""
+TRAILER_BYTES = 8192
+_SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
+_TRAILER_LINE = re.compile(rb"[!#-'*+.^-z|~0-9A-Z-]+:[^\r\n\0]*\r\n")
+_sizes: dict[bytes, int] = {}
+"""Sizes of chunks by their size lines, without the line's end: few different ones occur."""
+_SIZES_MAX = 4096
+_NEWLINE = ord("\n")
+_SIZE, _DATA, _DATA_END, _TRAILER = range(4)
+
+
+class FramingError(Exception):
+    """The bytes are not a body in this framing."""
+
+
+def wrap(data: bytes) -> bytes:
+    """The bytes as one chunk."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Length:
+    """A body of `length` bytes; 0 for an answer without one."""
+
+    __slots__ = ("at_end", "end", "is_done", "last_at", "left")
+
+    def __init__(self, length: int) -> None:
+        self.left = length
+        self.at_end = self.is_done = length == 0
+        self.end = self.last_at = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """The body's bytes in this piece; `end` is where they end once `is_done`."""
+        left = self.left - len(data)
+        if left > 0:
+            self.left = left
+            return data
+        self.end = self.last_at = self.left
+        self.left = 0
+        self.at_end = self.is_done = True
+        return data if left == 0 else data[: self.end]
+
+    def amid(self, event: bytes) -> bytes | None:
+        """Wire bytes that bring `event` to a client that got everything so far."""
+        return event[: self.left]
+
+
+class UntilClose:
+    """A body that ends with its connection."""
+
+    __slots__ = ("at_end", "end", "is_done", "last_at")
+
+    def __init__(self) -> None:
+        self.at_end = self.is_done = False
+        self.end = self.last_at = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Everything is body."""
+        return data
+
+    def amid(self, event: bytes) -> bytes | None:
+        """Wire bytes that bring `event` to a client that got everything so far."""
+        return event
+
+
+class Chunked:
+    """A body in chunks, which may be cut anywhere. Raises FramingError for what is none.
+
+    `at_end` from the last chunk's size line on, which begins at `last_at` of the last piece (below
+    0: in an earlier one); `is_done` with the empty line after it, which ends at `end`.
+    """
+
+    __slots__ = ("_left", "_line", "_seen", "_state", "at_end", "end", "is_done", "last_at")
+
+    def __init__(self) -> None:
+        self.at_end = self.is_done = False
+        self.end = self.last_at = 0
+        self._state = _SIZE
+        self._left = 0
+        self._line = b""
+        self._seen = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """The body's bytes in this piece."""
+        if self._state == _SIZE and not self._line:
+            # By far the most pieces of a stream are exactly one chunk.
+            at = data.find(b"\r")
+            size = _sizes.get(data[:at])
+            whole = size is not None and len(data) == at + size + 4
+            if whole and data[at + 1] == _NEWLINE and data.endswith(b"\r\n"):
+                return data[at + 2 : -2]
+        return self._walk(data)
+
+    def _walk(self, data: bytes) -> bytes:
+        body = []
+        at, size = 0, len(data)
+        if self.at_end:
+            self.last_at -= self._seen
+        self._seen = size
+        while at < size and not self.is_done:
+            if self._state == _DATA:
+                piece = data[at : at + self._left]
+                body.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                self._state = _DATA if self._left else _DATA_END
+            else:
+                at = self._take_line(data, at)
+        self.end = at
+        return body[0] if len(body) == 1 else b"".join(body)
+
+    def _take_line(self, data: bytes, at: int) -> int:
+        """A size line, a chunk's end or a trailer line, or the part of it that is there."""
+        stop = data.find(b"\n", at) + 1
+        line = self._line + data[at : stop or None]
+        limit = TRAILER_BYTES if self._state == _TRAILER else LINE_BYTES
+        if len(line) > limit:
+            raise FramingError("a line between chunks is too long")
+        if self._state == _DATA_END and not b"\r\n".startswith(line):
+            raise FramingError("a chunk does not end where it should")
+        if not stop:
+            self._line = line
+            return len(data)
+        start, self._line = at - len(self._line), b""
+        if self._state == _SIZE:
+            self._begin(line, start)
+        elif self._state == _DATA_END:
+            self._state = _SIZE
+        elif line == b"\r\n":
+            self.is_done = True
+        else:
+            self._check_trailer(line)
+        return stop
+
+    def _begin(self, line: bytes, start: int) -> None:
+        match = _SIZE_LINE.fullmatch(line)
+        if match is None:
+            raise FramingError("a chunk without a size")
+        self._left = int(match[1], 16)
+        if self._left == 0:
+            self._state, self.at_end, self.last_at = _TRAILER, True, start
+            return
+        self._state = _DATA
+        if len(line) == len(match[1]) + 2:
+            if len(_sizes) >= _SIZES_MAX:
+                _sizes.clear()
+            _sizes[match[1]] = self._left
+
+    def _check_trailer(self, line: bytes) -> None:
+        self._left += len(line)
+        if self._left > TRAILER_BYTES or _TRAILER_LINE.fullmatch(line) is None:
+            raise FramingError("bad trailers")
+
+    def amid(self, event: bytes) -> bytes | None:
+        """Wire bytes that bring `event` to a client that got everything so far.
+
+        None where that cannot be: in the middle of a size line, or in the trailers.
+        """
+        if self._state == _SIZE and not self._line:
+            return wrap(event)
+        if self._state == _DATA_END:
+            return b"\r\n"[len(self._line) :] + wrap(event)
+        if self._state != _DATA:
+            return None
+        if self._left >= len(event):
+            return event
+        return event[: self._left] + b"\r\n" + wrap(event[self._left :])
+
+
+Framing = Length | Chunked | UntilClose

@@ -1,0 +1,122 @@
+"""Timeouts that cost no timer each: one coarse tick per event loop looks at all of them.
+
+A request has several time limits and nearly never meets one. A timer for each, made and cancelled,
+costs more than everything else that the request waits for, so limits are kept in a set which is
+looked at every `TICK_S`. They are met up to that much late, never early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+TICK_S = 0.05
+
+
+class _Keeper:
+    """The running limits of one event loop; ticks only while there are any."""
+
+    __slots__ = ("_handle", "loop", "running")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.running: set[Limit] = set()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def add(self, limit: Limit) -> None:
+        self.running.add(limit)
+        if self._handle is None:
+            self._handle = self.loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        self._handle = None
+        now_s = self.loop.time()
+        for limit in tuple(self.running):
+            limit.look(now_s)
+        if self.running:
+            self._handle = self.loop.call_later(TICK_S, self._tick)
+
+
+_last: list[_Keeper] = []
+"""The keeper of the loop that asked last; a process has one loop, a test run one after another."""
+
+
+def _keeper_of(loop: asyncio.AbstractEventLoop) -> _Keeper:
+    if not _last or _last[0].loop is not loop:
+        _last[:] = [_Keeper(loop)]
+    return _last[0]
+
+
+class Limit:
+    """Like `asyncio.timeout`: past the limit the body is cancelled and TimeoutError raised."""
+
+    __slots__ = ("_cancelling", "_expired", "_keeper", "_loop", "_task", "_when_s", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._expired = False
+        self._keeper = _keeper_of(self._loop)
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task(self._loop)
+        assert task is not None
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._when_s = self._loop.time() + self.seconds
+        self._keeper.add(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._keeper.running.discard(self)
+        if not self._expired:
+            return
+        is_ours = self._task.uncancel() <= self._cancelling
+        if is_ours and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def reschedule(self, when_s: float) -> None:
+        """Another end, in the loop's time; one that has passed ends the body at once."""
+        self._when_s = when_s
+        self._loop.call_soon(self._look_again)
+
+    def _look_again(self) -> None:
+        if self in self._keeper.running:
+            self.look(self._loop.time())
+
+    def look(self, now_s: float) -> None:
+        """Called with every tick."""
+        if now_s >= self._when_s:
+            self._expire()
+
+    def _expire(self) -> None:
+        if not self._expired:
+            self._expired = True
+            self._task.cancel()
+
+
+class IdleLimit(Limit):
+    """Runs out when `progress()` has given the same value for `seconds`."""
+
+    __slots__ = ("_last", "_progress")
+
+    def __init__(self, seconds: float, progress: Callable[[], object]) -> None:
+        super().__init__(seconds)
+        self._progress = progress
+        self._last = progress()
+
+    def look(self, now_s: float) -> None:
+        """Called with every tick."""
+        seen = self._progress()
+        if seen != self._last:
+            self._last = seen
+            self._when_s = now_s + self.seconds
+        elif now_s >= self._when_s:
+            self._expire()

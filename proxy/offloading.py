@@ -1,0 +1,96 @@
+"""The first half of an offload: P's leg, hedged by D where P is late."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.answer import Reply
+from proxy.core.connectors import Edits
+from proxy.core.record import RequestRecord
+from proxy.core.types import Fallback, RequestFacts, Route
+from proxy.errors import UpstreamFailure
+from proxy.legs import Outgoing, fallback_of, prefill_leg
+from proxy.race import Local, race
+from proxy.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Offloading:
+    """One request's prefill leg; `decode` asks D to compute by itself, under an id of its own.
+
+    `blame` hears which instance failed how, `fall_back` why the offload ended.
+    """
+
+    service: Service
+    record: RequestRecord
+    out: Outgoing
+    facts: RequestFacts
+    route: Route
+    decode: Callable[[], Coroutine[Any, Any, Reply]]
+    blame: Callable[[str, UpstreamFailure], None]
+    fall_back: Callable[[Route, Fallback], None]
+
+    async def run(self, name: str) -> Edits | Reply | None:
+        """What D needs to fetch P's KV, or D's own answer; None: colocate now.
+
+        Raises UpstreamFailure when P had failed and D, which was computing already, has as well.
+        """
+        service, route = self.service, self.route
+        start_s = service.clock.now_s()
+        self.record.t_prefill_sent = service.clock.unix(start_s)
+        # Of an answer in one piece nobody sees how far it is: its end would have to win.
+        due_s = service.router.hedges.due_s(route) if self.record.stream else math.inf
+        if math.isinf(due_s):
+            result: Edits | Fallback | Reply = await self._leg(name)
+        else:
+            local = Local(self._start, self.decode, self._alone, self._failed, close)
+            result = await race(lambda: self._leg(name), local, max(0.0, due_s - start_s))
+        if isinstance(result, Reply):
+            self._won("local")
+            if route.prefill is not None:
+                self.fall_back(route, Fallback.P_LATE)
+            return result
+        if isinstance(result, Fallback):
+            self.fall_back(route, result)
+            return None
+        if route.hedge is not None:
+            self._won("peer")
+        end_s = service.clock.now_s()
+        self.record.t_prefill_done = service.clock.unix(end_s)
+        service.metrics.prefill_leg.observe(end_s - start_s)
+        service.router.answered(name)
+        service.router.prefill_done(route, self.facts, end_s, result.cached_ratio)
+        return result
+
+    async def _leg(self, name: str) -> Edits | Fallback:
+        service, leg_id = self.service, f"{self.record.request_id}-p"
+        try:
+            p, limit_s = service.upstream(name), service.settings.prefill_timeout
+            return await prefill_leg(self.out, p, service.connector, leg_id, limit_s)
+        except UpstreamFailure as failure:
+            self.blame(name, failure)
+            return fallback_of(failure)
+
+    def _start(self) -> bool:
+        service = self.service
+        return service.router.hedges.start(self.route, self.facts, service.clock.now_s())
+
+    def _alone(self, why: Fallback) -> None:
+        self.fall_back(self.route, why)
+
+    def _failed(self, failure: UpstreamFailure) -> None:
+        self._won("none")
+        self.blame(self.route.decode.name, failure)
+        self.service.router.hedges.drop(self.route, self.service.clock.now_s())
+
+    def _won(self, winner: str) -> None:
+        self.record.hedge = winner
+        self.service.metrics.hedges.labels(winner).inc()
+
+
+def close(reply: Reply) -> None:
+    """Give back an answer that nobody reads."""
+    reply.close()

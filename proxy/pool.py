@@ -1,0 +1,118 @@
+"""The connections to one address: made when needed, kept while idle, the last used first.
+
+vLLM closes an idle connection after 5 s, so ours are kept for 4. The last one that rested is the
+first to be used again, so that the others grow old and are closed after a peak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from urllib.parse import urlsplit
+
+from proxy.core.types import FailureKind
+from proxy.deadline import Limit
+from proxy.errors import UpstreamFailure
+from proxy.wire import Connection
+
+KEEPALIVE_S = 4.0
+
+
+class Pool:
+    """Connections to the scheme, host and port of `url`."""
+
+    def __init__(self, url: str, connect_timeout_s: float) -> None:
+        parts = urlsplit(url)
+        is_tls = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if is_tls else 80)
+        self.host_header = parts.netloc.encode()
+        self._tls = ssl.create_default_context() if is_tls else None
+        self._connect_timeout_s = connect_timeout_s
+        self._open: set[Connection] = set()
+        self._idle: list[Connection] = []
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    @property
+    def in_use(self) -> int:
+        """Connections that serve a request, or are still open after one was given up."""
+        return len(self._open) - len(self._idle)
+
+    def idle(self) -> Connection | None:
+        """A connection that has served before; it may turn out to be stale."""
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.is_closed and not self._is_old(connection):
+                return connection
+            connection.abort()
+        return None
+
+    def _is_old(self, connection: Connection) -> bool:
+        return connection.loop.time() - connection.idle_since_s >= KEEPALIVE_S
+
+    async def connect(self) -> Connection:
+        """A fresh connection; raises UpstreamFailure (CONNECT)."""
+        loop = asyncio.get_running_loop()
+        name = self._host if self._tls else None
+        try:
+            with Limit(self._connect_timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop, self._rest, self._lost),
+                    self._host,
+                    self._port,
+                    ssl=self._tls,
+                    server_hostname=name,
+                )
+        except TimeoutError as error:
+            late = "no connection in time (--connect-timeout)"
+            raise UpstreamFailure(FailureKind.CONNECT, late) from error
+        except ssl.SSLError as error:
+            raise UpstreamFailure(FailureKind.CONNECT, "TLS: " + _plain(error)) from error
+        except OSError as error:
+            raise UpstreamFailure(FailureKind.CONNECT, _plain(error)) from error
+        self._open.add(connection)
+        if self._is_closed:
+            connection.abort()
+        return connection
+
+    def _rest(self, connection: Connection) -> None:
+        """A connection is free again."""
+        if self._is_closed:
+            connection.abort()
+            return
+        connection.idle_since_s = connection.loop.time()
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = connection.loop.call_later(KEEPALIVE_S, self._close_old)
+
+    def _close_old(self) -> None:
+        self._sweep = None
+        while self._idle and (self._idle[0].is_closed or self._is_old(self._idle[0])):
+            self._idle.pop(0).abort()
+        if self._idle:
+            loop = self._idle[0].loop
+            due_s = self._idle[0].idle_since_s + KEEPALIVE_S
+            self._sweep = loop.call_later(max(0.05, due_s - loop.time()), self._close_old)
+
+    def _lost(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        self._is_closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        for connection in list(self._open):
+            connection.abort()
+        self._idle.clear()
+        await asyncio.sleep(0)  # lets the transports say goodbye
+
+
+def _plain(error: OSError) -> str:
+    """What a client may read: neither addresses nor a library's names."""
+    text = getattr(error, "reason", None) if isinstance(error, ssl.SSLError) else error.strerror
+    return text.split(" [")[0][:100] if text else "the connection failed"

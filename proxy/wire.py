@@ -1,0 +1,220 @@
+"""One HTTP/1.1 connection to an instance.
+
+llhttp (httptools) reads and judges an answer's head, once; the body is framed by `core.framing`,
+see `answer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from proxy.answer import Fields, Reply
+from proxy.core.framing import FramingError, UntilClose
+from proxy.core.types import FailureKind
+from proxy.errors import UpstreamFailure
+
+HEAD_BYTES = 65536
+"""A longer head is refused; informational ones before it count in."""
+JOIN_BYTES = 32768
+"""Up to here a body is copied behind its head: one buffer is written faster than two."""
+_NOT_HTTP = "the answer is not HTTP"
+_CLOSED = "the connection was closed"
+
+
+class _Head:
+    """What llhttp calls while it reads a head."""
+
+    __slots__ = ("fields", "is_complete")
+
+    def __init__(self) -> None:
+        self.fields: Fields = []
+        self.is_complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.is_complete = True
+
+
+class Connection(asyncio.Protocol):
+    """A connection, of use to one request at a time. `on_rest` is called when it is free again."""
+
+    __slots__ = (
+        "_buffer",
+        "_head_bytes",
+        "_is_paused",
+        "_on_lost",
+        "_on_rest",
+        "_reply",
+        "_transport",
+        "idle_since_s",
+        "is_closed",
+        "loop",
+        "requests",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_rest: Callable[[Connection], None],
+        on_lost: Callable[[Connection], None],
+    ) -> None:
+        self.loop = loop
+        self._on_rest, self._on_lost = on_rest, on_lost
+        self._reply: Reply | None = None
+        self._buffer = b""
+        self._head_bytes = 0
+        self._is_paused = False
+        self._transport: asyncio.Transport
+        self.is_closed = False
+        self.idle_since_s = 0.0
+        self.requests = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connected, TLS included."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def ask(self, head: bytes, body: bytes | None, *, is_head: bool = False) -> Reply:
+        """Send a request."""
+        reply = self._reply = Reply(self, is_head=is_head)
+        self.requests += 1
+        self._head_bytes = 0
+        try:
+            if not body:
+                self._transport.write(head)
+            elif len(body) <= JOIN_BYTES:
+                self._transport.write(head + body)
+            else:
+                self._transport.writelines([head, body])
+        except RuntimeError:
+            # uvloop's word for a connection that was closed in this turn of the loop.
+            self._broke(UpstreamFailure(FailureKind.RESET, _CLOSED))
+        return reply
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the instance."""
+        reply = self._reply
+        if reply is None:
+            self.abort()  # unasked for: nothing that follows could be told from an answer
+            return
+        try:
+            if reply.has_begun:
+                reply.sink(data)
+            else:
+                self._take_head(reply, data)
+        except (HttpParserError, FramingError) as error:
+            detail = str(error) if isinstance(error, FramingError) else _NOT_HTTP
+            self._broke(UpstreamFailure(FailureKind.MALFORMED, detail))
+            return
+        if reply.is_over:
+            self._finish(reply)
+
+    def _take_head(self, reply: Reply, data: bytes) -> None:
+        reply.heard = True
+        self._buffer += data
+        while not reply.has_begun:
+            end = self._buffer.find(b"\r\n\r\n") + 4
+            if end < 4:
+                if len(self._buffer) > HEAD_BYTES or not b"HTTP/1."[: len(self._buffer)].startswith(
+                    self._buffer[:7]
+                ):
+                    raise FramingError(_NOT_HTTP)
+                return
+            self._head_bytes += end
+            if self._head_bytes > HEAD_BYTES:
+                raise FramingError("the answer's head is too long")
+            head, self._buffer = self._buffer[:end], self._buffer[end:]
+            self._read_head(reply, head)
+        rest, self._buffer = self._buffer, b""
+        if rest or reply.framing.is_done:
+            reply.hold(rest)
+        else:
+            reply.wake()
+
+    def _read_head(self, reply: Reply, head: bytes) -> None:
+        seen = _Head()
+        parser = HttpResponseParser(seen)
+        try:
+            parser.feed_data(head)
+        except HttpParserUpgrade as error:
+            raise FramingError("switches protocols unasked") from error
+        if not seen.is_complete or not head.startswith(b"HTTP/1."):
+            raise FramingError(_NOT_HTTP)
+        status = parser.get_status_code()
+        if status >= 200:
+            reply.begin(head, status, seen.fields)
+        elif status == 101 or status < 100:
+            raise FramingError("switches protocols unasked")
+
+    def _finish(self, reply: Reply) -> None:
+        """The answer is complete: the connection is free again, or of no more use."""
+        self._reply = None
+        # A request that is still being sent was answered early; its rest would precede the next.
+        is_sent = self._transport.get_write_buffer_size() == 0
+        if reply.keeps and is_sent and not self.is_closed:
+            self.resume()
+            self._on_rest(self)
+        else:
+            self.abort()
+        reply.wake()
+
+    def eof_received(self) -> bool:
+        """The instance sends nothing more; so do we."""
+        self.is_closed = True
+        self._end(UpstreamFailure(FailureKind.RESET, _CLOSED))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Gone."""
+        self.is_closed = True
+        detail = "the connection broke" if exc is not None else _CLOSED
+        self._end(UpstreamFailure(FailureKind.RESET, detail), is_clean=exc is None)
+        self._on_lost(self)
+
+    def _end(self, failure: UpstreamFailure, *, is_clean: bool = True) -> None:
+        reply = self._reply
+        if reply is None:
+            return
+        if is_clean and reply.has_begun and isinstance(reply.framing, UntilClose):
+            self._reply = None
+            reply.is_over = True
+            reply.framing.is_done = reply.framing.at_end = True
+            reply.sink(b"")
+            reply.wake()
+            self.abort()
+            return
+        self._broke(failure)
+
+    def _broke(self, failure: UpstreamFailure) -> None:
+        reply, self._reply = self._reply, None
+        self.abort()
+        if reply is not None:
+            reply.fail(failure)
+
+    def leave(self, reply: Reply) -> None:
+        """Nobody wants the rest of this answer."""
+        if self._reply is reply:
+            self._reply = None
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once, whatever is not sent yet."""
+        self.is_closed = True
+        self._transport.abort()
+
+    def pause(self) -> None:
+        """Stop reading."""
+        if not self._is_paused and not self.is_closed:
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._is_paused and not self.is_closed:
+            self._is_paused = False
+            self._transport.resume_reading()
