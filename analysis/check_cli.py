@@ -14,7 +14,7 @@ from analysis.check_fit import NAMES
 
 KS_BOUND = 0.1
 """Quoted beside the distance: beyond it a simulator's figures are not to be believed."""
-WIDTH = 100
+WIDTH = 110
 UNITS = {
     "a0": ("fixed part of a step", 1e3, "ms"),
     "a1": ("step, per prefill token", 1e6, "µs"),
@@ -90,7 +90,7 @@ def _constants(result: Check) -> Table:
         title, factor, unit = UNITS[name]
         fitted, true = (getattr(of, name) * factor for of in (result.fitted.constants, result.true))
         real = f"{true:.3g} {unit}" if true else "real sockets"
-        note = "" if name in result.fitted.seen else "not seen in this run: as engine-sim has it"
+        note = "" if name in result.fitted.seen else "not seen: as engine-sim has it"
         table.add_row(f"{name}: {title}", f"{fitted:.3g} {unit}", real, note)
     proxy = result.proxy
     for title, text in (
