@@ -235,8 +235,11 @@ class Exchange:
     async def _relay(self, route: Route, answer: Reply) -> web.StreamResponse:
         self.record.status = answer.status
         if not answer.is_stream:
-            now_s = self.service.clock.now_s()
-            self.service.router.first_token(route, self.facts, now_s, seen=False)
+            router, now_s = self.service.router, self.service.clock.now_s()
+            if answer.is_over and route.prefill is None and answer.failure is None:
+                router.came_whole(route, now_s)
+            else:
+                router.first_token(route, self.facts, now_s, seen=False)
         try:
             relay = self._begin(answer)
             try:
@@ -250,6 +253,7 @@ class Exchange:
             answer.close()
 
     def _begin(self, answer: Reply) -> Relay:
+        del self.out  # nobody is asked again: the prompt need not stay for as long as the stream
         response = RelayResponse(self.request, answer, self._extra_lines())
         self.relay = Relay(self.request, answer, response, self.scanner, self._on_mark)
         return self.relay
