@@ -7,6 +7,7 @@ intervals; the rows themselves go to `--json`.
 
 from __future__ import annotations
 
+import gc
 import math
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from analysis.league_scale import REGIMES, Bench, Scale
 from analysis.rivals import BASELINE, RIVALS
 from replayer.virtual import LoadRules, Source, load_source
 
+GC_OBJECTS = 200_000
 RESAMPLES = 1000
 INTERVAL_PERCENT = 95
 
@@ -69,6 +71,9 @@ _source: Source | None = None
 def _begin(trace: Path) -> None:
     global _source  # noqa: PLW0603 - a worker process reads its trace once
     _source = load_source(trace)
+    # A run makes few cycles and many objects that live to its end: a tenth of the time saved.
+    gc.freeze()
+    gc.set_threshold(GC_OBJECTS, 50, 100)
 
 
 def _scale(job: tuple[str, LeagueOptions]) -> Scale:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import orjson
 from rich.console import Console
 from rich.progress import Progress
 
-from analysis.league import League, LeagueOptions, print_league, run_league
+from analysis.league import League, LeagueOptions, print_league, run_league, summarise
 from analysis.league_figures import write_figures
 from analysis.league_perturb import PERTURBATIONS
 from analysis.league_scale import REGIMES, Scale
+from analysis.league_verdict import print_verdicts
 from analysis.rivals import RIVALS
 
 TABLE_WIDTH = 200
@@ -49,6 +51,8 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def run_command(options: argparse.Namespace, console: Console) -> int:
     """Run the league as asked, print and write it."""
     perturb = tuple(PERTURBATIONS) if options.perturb == ("all",) else options.perturb
+    # A worker outlives a parent that is killed; one that exits takes its workers along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wanted = LeagueOptions(
         trace=options.trace,
         instances=options.instances,
@@ -67,7 +71,9 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
         line = bar.add_task("league", total=None)
         league = run_league(wanted, lambda n, of: bar.update(line, completed=n, total=of))
     # A line of the table is never cut or wrapped, whatever the terminal.
-    print_league(league, Console(width=max(console.width, TABLE_WIDTH)))
+    wide = Console(width=max(console.width, TABLE_WIDTH))
+    print_league(league, wide)
+    print_verdicts(summarise(league.rows), wide)
     _write(league, wanted, options, console)
     return 0
 

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from analysis.league import League, summarise
+from analysis.rivals import DEFAULT
 
 
 def write_figures(folder: Path, league: League, title: str) -> list[str]:
@@ -63,5 +64,5 @@ def _bars(part: list[dict[str, Any]], name: str) -> Any:
             "array": [one[name][2] - mean for one, mean in zip(part, means, strict=True)],
             "arrayminus": [mean - one[name][1] for one, mean in zip(part, means, strict=True)],
         },
-        marker_color=["#d62728" if one["policy"] == "default" else "#7f7f7f" for one in part],
+        marker_color=["#d62728" if one["policy"] == DEFAULT else "#7f7f7f" for one in part],
     )

@@ -55,7 +55,6 @@ def _ours(policy: str, source: str) -> Rival:
 
 
 RIVALS: dict[str, Rival] = {
-    "default": Rival("this project: RouterConfig's defaults", lambda _kv: None),
     "cost": _ours("cost", "this project: proxy/core/cost.py"),
     "session-sticky": Rival(
         "the baseline: vllm-project/router sticky_least_loaded, everything computed at home",
@@ -115,3 +114,5 @@ RIVALS: dict[str, Rival] = {
 
 BASELINE = "session-sticky"
 """Whose saturation is load 1.0."""
+DEFAULT = "cost"
+"""What the proxy does when nothing is said."""

@@ -42,6 +42,7 @@ def router_config(settings: Settings) -> RouterConfig:
         kv_transfer_time_s=settings.kv_transfer_time,
         ttft_slo_s=settings.ttft_slo,
         tpot_slo_s=settings.tpot_slo,
+        prefill_timeout_s=settings.prefill_timeout,
         hedge=settings.hedge,
         session_ttl_s=settings.session_ttl,
         max_sessions=settings.max_sessions,

@@ -181,10 +181,13 @@ def _offloads(scene: Scene, w: Weights, colocated: Sequence[Priced]) -> list[Pri
     home, ds = scene.home, sorted(heavy, key=_DECODE)[:2]
     ds += [one for one in heavy if one.decode.instance.name == home and one not in ds]
     quickest = sorted(colocated, key=_computing)
-    able = (p for p in quickest if p.wait_s <= MAX_WAIT_S and can_prefill(p.decode, connector))
+    able = (
+        p for p in quickest if p.wait_s <= MAX_WAIT_S and can_prefill(scene, p.decode, connector)
+    )
     ps = list(islice(able, 3))
-    pairs = [_offloaded(scene, w, p, d) for d in ds for p in ps if p is not d]
-    return sorted(pairs, key=_COST)
+    pairs = (_offloaded(scene, w, p, d) for d in ds for p in ps if p is not d)
+    in_time = scene.config.prefill_timeout_s
+    return sorted((pair for pair in pairs if pair.ttft_s < in_time), key=_COST)
 
 
 def _computing(p: Priced) -> float:
@@ -196,7 +199,8 @@ def _offloaded(scene: Scene, w: Weights, p: Priced, d: Priced) -> Priced:
     """Computed as if on P, decoded as if on D, and moved."""
     p_name, d_name = p.decode.instance.name, d.decode.instance.name
     moved_s = scene.latency.transfer_s(p_name, d_name, d.decode.new_tokens)
-    moved_s += max(0.0, d.decode.kv_wait_s - p.ttft_s)
+    # D reads what came over in its turn, behind what it has to compute, and where there is room.
+    moved_s += max(0.0, max(d.decode.kv_wait_s, d.wait_s) - p.ttft_s)
     ttft_s = p.ttft_s + moved_s
     whole_s = _felt_s(scene, w, ttft_s) + p.harm_s + p.memory_s + d.decode_s + d.next_s + d.memory_s
     return Priced(

@@ -19,6 +19,9 @@ from proxy.core.options import COLOCATIONS_KEPT, Options, Priced, unpriced
 from proxy.core.policy import SCORERS, STICKY
 from proxy.core.types import Candidate, Reason, RequestFacts, RouteClass
 
+PINNED_RATIO = 0.3
+"""Of a KV cache, for prompts that others have not fetched yet; one prompt always may."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
@@ -35,6 +38,7 @@ class RouterConfig:
     kv_transfer_time_s: float = 0.5
     ttft_slo_s: float = 2.0
     tpot_slo_s: float = 0.05
+    prefill_timeout_s: float = 120.0
     hedge: bool = True
     session_ttl_s: float = 3600.0
     max_sessions: int = 100_000
@@ -49,7 +53,8 @@ class Scene:
 
     `home` is the name of the session's instance, which need not be among the free ones;
     `mean_ongoing_tokens()` is over all instances that are up, busy ones included; most policies do
-    not ask. `strain`: the price of running streams' time (core.strain).
+    not ask. `strain`: the price of running streams' time (core.strain);
+    `kv_tokens`: what an instance's cache holds, None while unknown.
     """
 
     config: RouterConfig
@@ -60,6 +65,7 @@ class Scene:
     now_s: float
     latency: Latency
     strain: float = 1.0
+    kv_tokens: Callable[[str], int | None] = lambda _name: None
 
 
 @dataclass(slots=True)
@@ -112,12 +118,21 @@ def size_on(scene: Scene, d: Candidate) -> Size:
 def peers(scene: Scene, d: Candidate | None = None) -> list[Candidate]:
     """Who could prefill (for D): reachable by the connector, with transfers to spare."""
     connector = CONNECTORS[scene.config.kv_connector]
-    return [c for c in scene.free if c is not d and can_prefill(c, connector)]
+    return [c for c in scene.free if c is not d and can_prefill(scene, c, connector)]
 
 
-def can_prefill(c: Candidate, connector: Connector) -> bool:
-    """Whether an instance may compute for another: reachable, with a transfer to spare."""
-    return c.instance.bootstrap_url is not None and c.load.pinned_requests < connector.max_parallel
+def can_prefill(scene: Scene, c: Candidate, connector: Connector) -> bool:
+    """Whether an instance may compute for another: reachable, with a transfer and room to spare.
+
+    What it holds for others to fetch is out of its own streams' reach, so that is bounded.
+    """
+    pinned = c.load.pinned_requests
+    if c.instance.bootstrap_url is None or pinned >= connector.max_parallel:
+        return False
+    kv_tokens = scene.kv_tokens(c.instance.name) if pinned else None
+    if kv_tokens is None:
+        return True
+    return c.load.pinned_tokens + scene.facts.prompt_tokens <= PINNED_RATIO * kv_tokens
 
 
 def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decision]:

@@ -27,6 +27,7 @@ CLIP = 2.0
 one stall does not move a model."""
 PRIOR_WEIGHT = 4.0
 """The prior counts as this many observations."""
+SHAPE_WEIGHT = 2.0
 TYPICAL_PREFILL_TOKENS = 8192.0
 ATTENTION_SHARE = 0.06
 """Part of such a prefill that grows with the square of its length, for an 8B model on an H100.
@@ -45,17 +46,28 @@ LATE = 0.95
 
 
 class Line:
-    """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading."""
+    """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading.
 
-    __slots__ = ("_prior", "_s", "p", "q", "residuals")
+    `shape`: a point (f, g) at which the prior's ratio q / p keeps a small weight for ever, for a
+    term that few observations tell anything of.
+    """
 
-    def __init__(self, p: float, q: float, prior: tuple[tuple[float, float], ...]) -> None:
+    __slots__ = ("_prior", "_s", "_shape", "p", "q", "residuals")
+
+    def __init__(
+        self,
+        p: float,
+        q: float,
+        prior: tuple[tuple[float, float], ...],
+        shape: tuple[float, float] | None = None,
+    ) -> None:
         self.p, self.q = p, q
         self.residuals = Residuals()
         self._prior = p, q
         self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
         for f, g in prior:
             self._add(f, g, self.at(f, g), PRIOR_WEIGHT)
+        self._shape = shape
 
     def at(self, f: float, g: float) -> float:
         """The prediction."""
@@ -87,6 +99,16 @@ class Line:
 
     def _solve(self) -> None:
         ff, fg, gg, f1, g1 = self._s
+        if self._shape is not None:
+            # One more observation, 0 = q * g - (q0 / p0) * p * g, weighted.
+            (p0, q0), (f, g) = self._prior, self._shape
+            g /= p0 * f + q0 * g
+            r = q0 / p0 * g
+            ff, fg, gg = (
+                ff + SHAPE_WEIGHT * r * r,
+                fg - SHAPE_WEIGHT * r * g,
+                gg + SHAPE_WEIGHT * g * g,
+            )
         det = ff * gg - fg * fg
         if det > 1e-9 * ff * gg:
             p, q = (f1 * gg - g1 * fg) / det, (g1 * ff - f1 * fg) / det
@@ -113,6 +135,7 @@ class Times:
         "_budget",
         "_recent_at_s",
         "_recent_s",
+        "_turn_s",
         "busy_until_s",
         "pending",
         "prefill",
@@ -124,13 +147,15 @@ class Times:
         x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
         a1, a4 = (1 - share) / prefill_throughput, share / prefill_throughput / (x / 2)
         self._budget = max_batched_tokens
-        self.prefill = Line(a1, a4, ((x, x * x / 2), (x, x * 2 * x)))
+        points = (x, x * x / 2), (x, x * 2 * x)
+        self.prefill = Line(a1, a4, points, shape=points[1])
         self.step = Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
         self.ready = Residuals()
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
         self._recent_s = 0.0
         self._recent_at_s = 0.0
+        self._turn_s = 0.0
 
     def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """Computing `new` tokens behind `context` cached ones, beside running streams."""
@@ -158,6 +183,20 @@ class Times:
         self.busy_until_s = max(now_s, self.busy_until_s) + work_s
         self._recent_s = self._faded_s(now_s) + work_s
         self._recent_at_s = now_s
+
+    def end(self, key: int, now_s: float) -> float | None:
+        """Take a reservation back; when its turn came, None when it had not come."""
+        if key not in self.pending:
+            return None
+        # First come, first served: those behind the first have not begun.
+        was_first = next(iter(self.pending)) == key
+        work_s = self.pending.pop(key)
+        if was_first:
+            self.busy_until_s = now_s + sum(self.pending.values())
+            begun_s, self._turn_s = self._turn_s, now_s
+            return begun_s
+        self.busy_until_s = max(now_s, self.busy_until_s - work_s)
+        return None
 
     def busy_ratio(self, now_s: float) -> float:
         """Seconds of prefill per second, lately; over 1 where a queue grows."""
@@ -247,15 +286,13 @@ class Latency:
         """Reserve a prefill; `key` is its owner's."""
         self.of(name).reserve(key, work_s, now_s)
 
-    def end(self, name: str, key: int, now_s: float) -> bool:
-        """A prefill ended, or was given up; true when nothing was reserved before or beside it."""
+    def end(self, name: str, key: int, now_s: float) -> float | None:
+        """A prefill ended, or was given up; when the instance could begin with it, if it had.
+
+        That is when the one before it ended, at the earliest, or None where it was not its turn.
+        """
         instance = self._instances.get(name)
-        if instance is None or instance.pending.pop(key, None) is None:
-            return False
-        # First come, first served: those behind it have not begun.
-        rest_s = sum(instance.pending.values())
-        instance.busy_until_s = min(instance.busy_until_s, now_s + rest_s) if rest_s else now_s
-        return not instance.pending
+        return instance.end(key, now_s) if instance else None
 
     def observe_ready(self, name: str, predicted_s: float, seconds: float) -> None:
         """A prompt was computed `seconds` after its decision; queue included, as predicted."""

@@ -1,7 +1,8 @@
 """What a request's course teaches the model of time, and what it occupies until then.
 
 The router tells each step with its time; this module knows which of them say something. A prefill
-counts only when it met no queue, a step time only over a whole answer.
+lasts from its turn on, which is when the one before it ended; a step time counts only over a whole
+answer.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Course:
         route.reserved_s = now_s
         route.computes_tokens = new
         wait_s = self.latency.wait_s(name, now_s)
-        route.ran_alone = wait_s <= 0.0
+        route.waited_for_room = kv_wait_s > wait_s
         route.predicted_prefill_s = max(wait_s, kv_wait_s) + work_s
         self.latency.begin(name, id(route.lease), work_s, now_s)
 
@@ -53,12 +54,13 @@ class Course:
         )
         wait_s = self.latency.wait_s(name, now_s)
         self.latency.begin(name, id(route.lease), work_s, now_s)
-        return Hedge(now_s, work_s, max(wait_s, kv_wait_s) + work_s, new, wait_s <= 0.0)
+        return Hedge(now_s, work_s, max(wait_s, kv_wait_s) + work_s, new, kv_wait_s > wait_s)
 
     def resume(self, route: Route, hedge: Hedge, now_s: float) -> None:
         """P's leg is over: the hedge is now the attempt that counts, and has run for a while."""
         route.reserved_s, route.computes_tokens = hedge.started_s, hedge.computes_tokens
-        route.predicted_prefill_s, route.ran_alone = hedge.predicted_prefill_s, hedge.ran_alone
+        route.predicted_prefill_s = hedge.predicted_prefill_s
+        route.waited_for_room = hedge.waited_for_room
         left_s = max(0.0, hedge.work_s - (now_s - hedge.started_s))
         self.latency.begin(route.decode.name, id(route.lease), left_s, now_s)
 
@@ -106,11 +108,12 @@ class Course:
     ) -> None:
         seconds = now_s - route.reserved_s
         self._observe_ready(route, computing, seconds)
-        was_last = self.latency.end(computing.name, id(route.lease), now_s)
-        if was_last and route.ran_alone:
+        turn_s = self.latency.end(computing.name, id(route.lease), now_s)
+        if turn_s is not None and not route.waited_for_room:
             new = route.computes_tokens
             context = facts.prompt_tokens - new
-            self.latency.observe_prefill(computing.name, new, context, seconds)
+            alone_s = now_s - max(turn_s, route.reserved_s)
+            self.latency.observe_prefill(computing.name, new, context, alone_s)
 
     def _observe_ready(self, route: Route, computing: Instance, seconds: float) -> None:
         self.latency.observe_ready(computing.name, route.predicted_prefill_s, seconds)

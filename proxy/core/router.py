@@ -289,7 +289,8 @@ class Router:
     def _scene(self, facts: RequestFacts, free: list[Candidate], now_s: float) -> Scene:
         home = self.sessions.home(facts.session_id, now_s)
         mean, price = self._mean_ongoing, self.strain.price
-        return Scene(self.config, facts, home, free, mean, now_s, self.latency, price)
+        kv_tokens = self.gate.kv_tokens
+        return Scene(self.config, facts, home, free, mean, now_s, self.latency, price, kv_tokens)
 
     def _mean_ongoing(self) -> float:
         load = self.ledger.load

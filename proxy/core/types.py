@@ -223,7 +223,7 @@ class Route:
     fallback: Fallback | None = None
     reserved_s: float = 0.0
     computes_tokens: int = 0
-    ran_alone: bool = False
+    waited_for_room: bool = False
     handed_s: float | None = None
     first_token_s: float | None = None
     tried: set[str] = field(default_factory=set)
@@ -239,7 +239,7 @@ class Hedge:
     work_s: float
     predicted_prefill_s: float
     computes_tokens: int
-    ran_alone: bool
+    waited_for_room: bool
     use: Use | None = None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import plotly.graph_objects as go
 import pytest
+from rich.console import Console
 
 from analysis.cli import main
 from analysis.league import LeagueError, LeagueOptions, mean_and_interval, run_league, summarise
@@ -22,6 +23,7 @@ from analysis.league_run import (
     working_set_tokens,
 )
 from analysis.league_scale import KEEP_UP_RATIO, Bench, Scale
+from analysis.league_verdict import print_verdicts, verdicts
 from replayer.virtual import LoadRules, VirtualRow, load_source, plan
 
 TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
@@ -137,7 +139,7 @@ def test_the_command_prints_a_table_and_writes_rows_and_figures(
 ) -> None:
     out = tmp_path / "league.json"
     options = "--instances 2 --load 0.5,1 --seeds 2 --regime fits --horizon 60 --jobs 1"
-    policies = "default,session-sticky"
+    policies = "cost,session-sticky"
     arguments = ["league", str(TRACE), *options.split(), "--policies", policies]
     assert main([*arguments, "--json", str(out), "--figures", str(tmp_path / "figures")]) == 0
     document = orjson.loads(out.read_bytes())
@@ -157,3 +159,34 @@ def test_the_command_prints_a_table_and_writes_rows_and_figures(
     assert "(no league-load-0.5.png: no browser was found)" in printed
     best = [one["goodput_ratio"][0] for one in summarise(rows) if one["load"] == 1.0]
     assert best == sorted(best, reverse=True)
+
+
+def summary(policy: str, goodput: float, ttft_p90: float, failures: float = 0.0) -> dict[str, Any]:
+    figures = {
+        "goodput_ratio": goodput,
+        "ttft_s.p50": 0.2,
+        "ttft_s.p90": ttft_p90,
+        "tpot_s.p90": 0.03,
+        "makespan_s": 900.0,
+        "failures": failures,
+    }
+    cell = {"regime": "fits", "perturb": "none", "load": 0.8, "policy": policy}
+    return cell | {name: (value, value, value) for name, value in figures.items()}
+
+
+def test_the_verdict_names_the_best_and_what_it_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        summary("cost", 0.6, 2.0),
+        summary("session-sticky", 0.5, 4.0),
+        summary("consistent-hash", 0.75, math.inf, failures=4.0),
+    ]
+    (verdict,) = verdicts(rows)
+    assert verdict.goodput_gap == pytest.approx(-0.2)
+    assert verdict.ttft_gap == 0.0
+    assert verdict.against_baseline("ttft_s.p90") == pytest.approx(-0.5)
+    print_verdicts(rows, Console(width=220))
+    printed = capsys.readouterr().out
+    assert "75.0 consistent-hash (4.0 failed)" in printed
+    assert "-20.0 %" in printed
+    print_verdicts(rows[1:], Console(width=220))
+    assert capsys.readouterr().out == ""

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.classify import Size
+from proxy.core.connectors import CONNECTORS
 from proxy.core.cost import MAX_WAIT_S, Weights, by_cost
-from proxy.core.decide import Choice, RouterConfig, Scene
+from proxy.core.decide import Choice, RouterConfig, Scene, can_prefill
 from proxy.core.latency import Latency
 from proxy.core.types import Candidate, Instance, Load, Reason, RequestFacts
 
@@ -158,3 +159,26 @@ def test_home_is_kept_where_moving_gains_nothing() -> None:
     free = [candidate("a"), candidate("b")]
     assert names(by_cost(scene(free, "b"))) == ("b", None)
     assert names(by_cost(scene(free, "a"))) == ("a", None)
+
+
+def test_what_a_peer_holds_for_others_is_bounded() -> None:
+    """One prompt may always be pinned; more only up to a part of the peer's cache."""
+    quiet = candidate("b", 39_000)
+    pinned = replace(quiet, load=replace(quiet.load, pinned_requests=1, pinned_tokens=30_000))
+    connector = CONNECTORS["mooncake"]
+
+    def able(peer: Candidate, kv_tokens: int | None) -> bool:
+        asked = replace(scene([peer]), kv_tokens=lambda _name: kv_tokens)
+        return can_prefill(asked, peer, connector)
+
+    assert able(quiet, 50_000)
+    assert able(pinned, None)
+    assert able(pinned, 300_000)
+    assert not able(pinned, 200_000)
+
+
+def test_no_offload_that_the_prefill_timeout_would_end() -> None:
+    asked = scene([candidate("a", decode=900_000), candidate("b", decode=20_000)], "a")
+    hurried = replace(asked, config=replace(asked.config, prefill_timeout_s=0.5))
+    assert any(one.prefill for one in by_cost(asked).options)
+    assert not any(one.prefill for one in by_cost(hurried).options)

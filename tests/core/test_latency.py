@@ -106,9 +106,9 @@ class TestOccupation:
     def test_ending_twice_or_something_unknown_changes_nothing(self) -> None:
         m = model()
         m.begin("a", 1, 5.0, 0.0)
-        assert not m.end("a", 99, 0.1)
-        assert not m.end("b", 1, 0.1)
-        assert m.end("a", 1, 0.2)
+        assert m.end("a", 99, 0.1) is None
+        assert m.end("b", 1, 0.1) is None
+        assert m.end("a", 1, 0.2) is not None
         assert not m.end("a", 1, 0.3)
 
     def test_an_instance_that_leaves_is_forgotten(self) -> None:

@@ -45,15 +45,38 @@ def test_a_lone_prefill_teaches_its_instance() -> None:
     assert 0.9 < c.latency.prefill_s("d", 10_000, 0, 0, 0) <= 1.01
 
 
-def test_one_behind_another_teaches_nothing() -> None:
+def test_one_behind_another_teaches_from_its_turn_on() -> None:
+    """10,000 tokens take 1 s each; five come at once, so an instance that is never idle learns."""
+    c = course()
+    for i in range(40):
+        burst, now_s = [route() for _ in range(5)], 10.0 * i
+        for r in burst:
+            c.reserve(r, D, 0, Load(), now_s)
+        for n, r in enumerate(burst):
+            c.first_token(r, FACTS, now_s + n + 1.0)
+    assert c.latency.prefill_s("d", 10_000, 0, 0, 0) == pytest.approx(1.0, rel=0.03)
+
+
+def test_a_late_prefill_makes_those_behind_it_late() -> None:
     c = course()
     first, second = route(), route()
     c.reserve(first, D, 0, Load(), 0.0)
     c.reserve(second, D, 0, Load(), 0.0)
-    assert (first.ran_alone, second.ran_alone) == (True, False)
+    c.first_token(first, FACTS, 30.0)
+    assert c.latency.wait_s("d", 30.0) == pytest.approx(second.predicted_prefill_s / 2)
+
+
+def test_who_waited_for_room_or_overtook_teaches_no_prefill() -> None:
+    c = course()
     before = c.latency.prefill_s("d", 10_000, 0, 0, 0)
-    c.first_token(first, FACTS, 3.0)
-    c.first_token(second, FACTS, 9.0)
+    for i in range(20):
+        roomless, first, second = route(), route(), route()
+        c.reserve(roomless, D, 0, Load(), 100.0 * i, kv_wait_s=20.0)
+        c.first_token(roomless, FACTS, 100.0 * i + 21.0)
+        c.reserve(first, D, 0, Load(), 100.0 * i + 30.0)
+        c.reserve(second, D, 0, Load(), 100.0 * i + 30.0)
+        c.first_token(second, FACTS, 100.0 * i + 39.0)
+        c.release(first, 100.0 * i + 40.0)
     assert c.latency.prefill_s("d", 10_000, 0, 0, 0) == before
 
 
