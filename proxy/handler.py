@@ -325,16 +325,15 @@ class Exchange:
 
     def _extra_lines(self) -> bytes:
         """The same as lines, for an answer that is passed on."""
-        lines = [f"X-Request-Id: {self.request_id}\r\n".encode()]
-        if self.service.is_draining:
-            lines.append(CLOSE)
-        if self.route is not None and self.service.settings.response_headers:
-            name, kind, reason = self.route.decode.name, self.route.route_class, self.route.reason
-            lines.append(
-                f"X-Cache-Proxy-Instance: {name}\r\nX-Cache-Proxy-Route: {kind}\r\n"
-                f"X-Cache-Proxy-Reason: {reason}\r\n".encode()
+        route = self.route
+        text = f"X-Request-Id: {self.request_id}\r\n"
+        if route is not None and self.service.settings.response_headers:
+            text += (
+                f"X-Cache-Proxy-Instance: {route.decode.name}\r\n"
+                f"X-Cache-Proxy-Route: {route.route_class.value}\r\n"
+                f"X-Cache-Proxy-Reason: {route.reason.value}\r\n"
             )
-        return b"".join(lines)
+        return text.encode() + (CLOSE if self.service.is_draining else b"")
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
         if self.record.outcome is None:
