@@ -62,14 +62,12 @@ def print_check(result: Check, within: float, console: Console) -> None:
     if result.time_scale != 1.0:
         head += f" (measured x {result.time_scale:g})"
     console.print(head, highlight=False)
-    table = _table("", "realised", "predicted", "predicted / realised")
+    table = _table("", "realised", "predicted", "predicted / realised", "range of predictions")
     for name, rows in (("", result.times), (" as placed", result.as_placed)):
         for one in rows:
-            ms = [f"{value * 1e3:,.1f} ms" for value in (one.realised, one.predicted)]
-            table.add_row(_title(one) + name, *ms, _ratio_text(one))
+            table.add_row(_title(one) + name, *_cells(one, 1e3, ",.1f", " ms"))
     for one in result.counts:
-        counts = [f"{value:,.0f}" for value in (one.realised, one.predicted)]
-        table.add_row(one.name, *counts, _ratio_text(one))
+        table.add_row(one.name, *_cells(one, 1.0, ",.0f", ""))
     console.print(table)
     console.print(_constants(result))
     spread = ", ".join(f"{kind} {value:.1%}" for kind, value in result.fitted.spread.items())
@@ -113,8 +111,11 @@ def _title(one: Compared) -> str:
     return f"{name.removesuffix('_s').upper()} {percent}"
 
 
-def _ratio_text(one: Compared) -> str:
-    return "" if one.ratio is None else f"{one.ratio:.3f}"
+def _cells(one: Compared, factor: float, form: str, unit: str) -> list[str]:
+    values = (one.realised, one.predicted, one.low, one.high)
+    realised, predicted, low, high = (format(value * factor, form) + unit for value in values)
+    ratio = "" if one.ratio is None else f"{one.ratio:.3f}"
+    return [realised, predicted, ratio, "" if one.low == one.high else f"{low} to {high}"]
 
 
 def _ratio(text: str) -> float:

@@ -3,9 +3,19 @@
 import orjson
 import pytest
 
-from analysis.check import Check, Compared, check_run, ks_distance
-from analysis.check_fit import Constants, line
-from analysis.check_log import Overhead
+from analysis.check import (
+    Check,
+    Compared,
+    Model,
+    as_placed,
+    check_run,
+    engine_sizes,
+    instance_names,
+    ks_distance,
+    predict,
+)
+from analysis.check_fit import Constants, Fit, line
+from analysis.check_log import Overhead, read_run_log, samples_of
 from analysis.cli import main
 from replayer.sim_cost import IntakeCost
 from replayer.virtual_recorded import read_recorded
@@ -30,7 +40,7 @@ def chunk_s(constants: Constants) -> float:
 
 
 def moving_s(constants: Constants) -> float:
-    return constants.x0 + constants.x1 * 16_000
+    return constants.x0 + constants.x1 * 8_000
 
 
 def assert_recovered(check: Check, constants: Constants) -> None:
@@ -40,7 +50,6 @@ def assert_recovered(check: Check, constants: Constants) -> None:
     assert found.a3 == pytest.approx(constants.a3, rel=0.1)
     # Some constants move the same times: what they say together is sharper than each alone.
     assert chunk_s(found) == pytest.approx(chunk_s(constants), rel=0.03)
-    assert moving_s(found) == pytest.approx(moving_s(constants), rel=0.2)
     assert check.proxy.fixed_s == pytest.approx(PROXY.fixed_s, rel=0.01)
     assert check.proxy.per_token_s == pytest.approx(PROXY.per_token_s, rel=0.01)
 
@@ -49,17 +58,43 @@ def ratios(check: Check) -> dict[str, float]:
     return {one.name: one.ratio for one in (*check.times, *check.counts) if one.ratio is not None}
 
 
-@pytest.mark.parametrize(("constants", "scale"), [(SLOW, 1.0), (FAST, 6.0)])
-def test_known_constants_are_recovered_and_predict_the_run(tmp_path, constants, scale):
-    write_run(tmp_path, constants, PROXY, scale=scale)
+def test_known_constants_are_recovered_from_a_run_with_transfers(tmp_path):
+    write_run(tmp_path, SLOW, PROXY, limit=80, offload_policy="seed-heuristic")
     check = check_run(tmp_path)
-    assert_recovered(check, constants)
-    found = ratios(check)
-    assert found["HEAVY_P2P"] == 1.0
-    assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=0.05)
-    assert check.within(0.05)
-    assert check.ks_ratio < 0.1
+    assert_recovered(check, SLOW)
+    assert moving_s(check.fitted.constants) == pytest.approx(moving_s(SLOW), rel=0.3)
+    assert all(one.within(0.1) for one in check.as_placed)
     assert check.ks_as_placed < 0.1
+
+
+def test_fitted_constants_predict_a_run_of_the_cost_policy(tmp_path):
+    write_run(tmp_path, FAST, PROXY, scale=6.0, offload_policy="cost")
+    check = check_run(tmp_path)
+    assert_recovered(check, FAST)
+    found = ratios(check)
+    assert found == pytest.approx(dict.fromkeys(found, 1.0), abs=0.1)
+    assert check.within(0.1)
+    assert check.ks_ratio < 0.1
+    assert all(one.low <= one.predicted <= one.high for one in check.times)
+
+
+@pytest.mark.parametrize("policy", ["always", "seed-heuristic", "cost"])
+def test_with_the_true_constants_the_prediction_is_the_run(tmp_path, policy):
+    write_run(tmp_path, SLOW, PROXY, scale=6.0, offload_policy=policy)
+    recorded = read_recorded(tmp_path)
+    log = read_run_log(tmp_path, recorded)
+    own = SLOW.scaled(1 / 6.0)
+    engines = [own.engine(one) for one in engine_sizes(recorded)]
+    proxy = IntakeCost(PROXY.fixed_s / 6.0, PROXY.per_token_s / 6.0)
+    run = predict(recorded, log, engines, proxy)
+    waited_s = [row["first_token_s"] - row["sent_s"] for row in log.client.values()]
+    assert [row.ttft_s for row in run.rows] == pytest.approx(waited_s, rel=1e-9)
+    model = Model(Fit(own, frozenset(), {}, 0), proxy, engines)
+    placed_s = as_placed(samples_of(recorded, log, instance_names(recorded)), model)
+    # Times of the log are unix seconds, a quarter of a microsecond apart: a step's end may be
+    # missed by that, which costs a whole step.
+    off = [abs(a - b) for a, b in zip(placed_s, waited_s, strict=True)]
+    assert sum(one > 1e-5 for one in off) < len(off) / 10
 
 
 def test_a_disturbed_log_still_gives_the_constants(tmp_path):
@@ -101,9 +136,9 @@ def test_the_command_tells_by_its_status(tmp_path, capsys):
 
 
 def test_within_is_relative_to_the_prediction():
-    assert Compared("ttft_s p50", 1.15, 1.0).within(0.15)
-    assert not Compared("ttft_s p50", 1.0, 1.2).within(0.15)
-    assert Compared("offloads", 0, 3).ratio is None
+    assert Compared("ttft_s p50", 1.15, 1.0, 1.0, 1.0).within(0.15)
+    assert not Compared("ttft_s p50", 1.0, 1.2, 1.2, 1.2).within(0.15)
+    assert Compared("offloads", 0, 3, 2, 4).ratio is None
 
 
 def test_ks_distance():
