@@ -12,6 +12,7 @@ from typing import Protocol
 
 from proxy.core.framing import Chunked, Framing, FramingError, Length, UntilClose
 from proxy.errors import UpstreamFailure
+from proxy.heads import answer_lines
 
 HOLD_BYTES = 65536
 _NO_BODY = Length(0)
@@ -35,15 +36,57 @@ class Line(Protocol):
         """Nobody wants the rest of this answer."""
 
 
+class Head:
+    """An answer's head, read: the same for every answer that begins with the same bytes.
+
+    Names in `fields` are in lower case; `after_version` is what a client gets after "HTTP/1.x",
+    its framing left out.
+    """
+
+    __slots__ = (
+        "after_version",
+        "coding",
+        "fields",
+        "is_stream",
+        "keeps",
+        "length",
+        "reason",
+        "status",
+    )
+
+    def __init__(self, head: bytes, status: int, fields: Fields) -> None:
+        self.status, self.fields = status, fields
+        self.reason = head[13 : head.index(b"\r\n")]
+        kind = self.header(b"content-type") or b""
+        self.is_stream = status == 200 and kind.lower().startswith(b"text/event-stream")
+        self.coding = self.header(b"transfer-encoding")
+        self.length = self.header(b"content-length")
+        wish = (self.header(b"connection") or b"").lower()
+        is_1_1 = head.startswith(b"HTTP/1.1")
+        self.keeps = b"close" not in wish if is_1_1 else b"keep-alive" in wish
+        start = b" %d %b\r\n" % (status, self.reason)
+        self.after_version = start + b"".join(answer_lines(fields))
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this name (lower case)."""
+        for key, value in self.fields:
+            if key == name:
+                return value
+        return None
+
+
+NO_HEAD = Head(b"HTTP/1.1 000 \r\n\r\n", 0, [])
+
+
 def _nowhere(data: bytes) -> None:
     """The sink of an answer that nobody wants."""
 
 
 class Reply:
-    """The answer to one request: `status` and `fields` once its head is there, then the body.
+    """The answer to one request: its head once that is there, then the body.
 
-    Names in `fields` are in lower case. `heard`: any byte of it has come. `is_over`: nothing more
-    comes, and `failure` says so if that is too early.
+    `heard`: any byte of it has come. `is_over`: nothing more comes, and `failure` says so if that
+    is too early.
     """
 
     __slots__ = (
@@ -54,14 +97,13 @@ class Reply:
         "_waiter",
         "body",
         "failure",
-        "fields",
         "framing",
         "has_begun",
+        "head",
         "heard",
         "is_over",
         "is_stream",
         "keeps",
-        "reason",
         "sink",
         "status",
     )
@@ -74,47 +116,33 @@ class Reply:
         self.sink: Sink = self.hold
         self.body: list[bytes] = []
         self.failure: UpstreamFailure | None = None
-        self.fields: Fields = []
+        self.head = NO_HEAD
         self.framing: Framing = _NO_BODY
         self.has_begun = self.heard = self.is_over = self.is_stream = self.keeps = False
         self._held_bytes = 0
         self.status = 0
-        self.reason = b""
 
     def header(self, name: bytes) -> bytes | None:
         """The first header of this name (lower case)."""
-        for key, value in self.fields:
-            if key == name:
-                return value
-        return None
+        return self.head.header(name)
 
-    def begin(self, head: bytes, status: int, fields: Fields) -> None:
+    def begin(self, head: Head) -> None:
         """Its head is complete and good."""
-        self.status = status
-        self.reason = head[13 : head.index(b"\r\n")]
-        self.fields = fields
+        self.head, self.status, self.is_stream = head, head.status, head.is_stream
         self.has_begun = True
-        kind = self.header(b"content-type") or b""
-        self.is_stream = self.status == 200 and kind.lower().startswith(b"text/event-stream")
-        self.framing = self._framing()
-        self.keeps = self._keeps(is_1_1=head.startswith(b"HTTP/1.1"))
+        self.framing = self._framing(head)
+        # Whether the connection can carry another request after this answer.
+        can_keep = not self._is_head and not isinstance(self.framing, UntilClose)
+        self.keeps = can_keep and head.keeps
 
-    def _keeps(self, *, is_1_1: bool) -> bool:
-        """Whether the connection can carry another request after this answer."""
-        if self._is_head or isinstance(self.framing, UntilClose):
-            return False
-        wish = (self.header(b"connection") or b"").lower()
-        return b"close" not in wish if is_1_1 else b"keep-alive" in wish
-
-    def _framing(self) -> Framing:
-        if self._is_head or self.status in (204, 304):
+    def _framing(self, head: Head) -> Framing:
+        if self._is_head or head.status in (204, 304):
             return Length(0)
-        if (coding := self.header(b"transfer-encoding")) is not None:
-            if coding.strip().lower() != b"chunked":
+        if head.coding is not None:
+            if head.coding.strip().lower() != b"chunked":
                 raise FramingError("an unknown transfer coding")
             return Chunked()
-        length = self.header(b"content-length")
-        return UntilClose() if length is None else Length(int(length))
+        return UntilClose() if head.length is None else Length(int(head.length))
 
     def hold(self, data: bytes) -> None:
         """The sink until `pour`: keep a piece of the body, and tell who waits."""

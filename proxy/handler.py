@@ -235,8 +235,11 @@ class Exchange:
     async def _relay(self, route: Route, answer: Reply) -> web.StreamResponse:
         self.record.status = answer.status
         if not answer.is_stream:
-            now_s = self.service.clock.now_s()
-            self.service.router.first_token(route, self.facts, now_s, seen=False)
+            router, now_s = self.service.router, self.service.clock.now_s()
+            if answer.is_over and route.prefill is None and answer.failure is None:
+                router.came_whole(route, now_s)
+            else:
+                router.first_token(route, self.facts, now_s, seen=False)
         try:
             relay = self._begin(answer)
             try:
@@ -250,6 +253,7 @@ class Exchange:
             answer.close()
 
     def _begin(self, answer: Reply) -> Relay:
+        del self.out  # nobody is asked again: the prompt need not stay for as long as the stream
         response = RelayResponse(self.request, answer, self._extra_lines())
         self.relay = Relay(self.request, answer, response, self.scanner, self._on_mark)
         return self.relay
@@ -321,16 +325,15 @@ class Exchange:
 
     def _extra_lines(self) -> bytes:
         """The same as lines, for an answer that is passed on."""
-        lines = [f"X-Request-Id: {self.request_id}\r\n".encode()]
-        if self.service.is_draining:
-            lines.append(CLOSE)
-        if self.route is not None and self.service.settings.response_headers:
-            name, kind, reason = self.route.decode.name, self.route.route_class, self.route.reason
-            lines.append(
-                f"X-Cache-Proxy-Instance: {name}\r\nX-Cache-Proxy-Route: {kind}\r\n"
-                f"X-Cache-Proxy-Reason: {reason}\r\n".encode()
+        route = self.route
+        text = f"X-Request-Id: {self.request_id}\r\n"
+        if route is not None and self.service.settings.response_headers:
+            text += (
+                f"X-Cache-Proxy-Instance: {route.decode.name}\r\n"
+                f"X-Cache-Proxy-Route: {route.route_class.value}\r\n"
+                f"X-Cache-Proxy-Reason: {route.reason.value}\r\n"
             )
-        return b"".join(lines)
+        return text.encode() + (CLOSE if self.service.is_draining else b"")
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
         if self.record.outcome is None:

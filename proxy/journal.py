@@ -22,15 +22,13 @@ def note_route(record: RequestRecord, route: Route) -> None:
     record.route_class, record.offload_decision_reason = route.route_class, route.reason
     record.decode_instance = route.decode.name
     record.hit_tokens, record.new_tokens = route.hit_tokens, route.new_tokens
-    record.predicted_ttft_s = round(route.predicted_ttft_s, 6)
+    record.predicted_ttft_s = route.predicted_ttft_s
     if route.prefill is not None:
         record.prefill_instance = route.prefill.name
         record.new_tokens_prefill = route.new_tokens_prefill
-    if route.predicted_transfer_s is not None:
-        record.predicted_transfer_s = round(route.predicted_transfer_s, 6)
-    if route.predicted_ttft_bound_s is not None:
-        record.predicted_ttft_bound_s = round(route.predicted_ttft_bound_s, 6)
-    record.predicted_prefill_s = round(route.predicted_prefill_s, 6)
+    record.predicted_transfer_s = route.predicted_transfer_s
+    record.predicted_ttft_bound_s = route.predicted_ttft_bound_s
+    record.predicted_prefill_s = route.predicted_prefill_s
     record.candidates, record.shadow = route.options, route.shadow
 
 

@@ -19,7 +19,6 @@ from proxy.answer import Reply
 from proxy.core.framing import Chunked, UntilClose, wrap
 from proxy.core.sse import Scanner
 from proxy.deadline import IdleLimit
-from proxy.heads import answer_lines
 
 GROW_EVENTS = 16
 """Output is charged in steps of this many events."""
@@ -66,11 +65,10 @@ class RelayResponse(web.StreamResponse):
 
     def begin(self, reply: Reply) -> bytes:
         """The head, for the caller to write: from now on no other answer can be given."""
-        parts = [b"HTTP/1.%d %d %b\r\n" % (self._is_1_1, reply.status, reply.reason)]
-        parts += answer_lines(reply.fields)
+        parts = [b"HTTP/1.1" if self._is_1_1 else b"HTTP/1.0", reply.head.after_version]
         if self.rechunks or (isinstance(reply.framing, Chunked) and not self.unchunks):
             parts.append(b"Transfer-Encoding: chunked\r\n")
-        elif (length := reply.header(b"content-length")) is not None and not self.unchunks:
+        elif (length := reply.head.length) is not None and not self.unchunks:
             parts.append(b"Content-Length: %b\r\n" % length)
         if self._keep_alive != self._is_1_1 and not self.closes:
             parts.append(CLOSE if self._is_1_1 else KEEP_ALIVE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from contextlib import suppress
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEEP_BYTES = 32 << 20
@@ -38,5 +39,12 @@ def collect_rarely() -> None:
     A request leaves no cycles behind; what little appears elsewhere can wait.
     """
     gc.collect()
+    _give_back()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+
+
+def _give_back() -> None:
+    """What loading left free in the middle of the heap goes back to the kernel, where glibc can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

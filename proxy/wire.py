@@ -12,7 +12,7 @@ from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from proxy.answer import Fields, Reply
+from proxy.answer import Fields, Head, Reply
 from proxy.core.framing import FramingError, UntilClose
 from proxy.core.types import FailureKind
 from proxy.errors import UpstreamFailure
@@ -21,11 +21,17 @@ HEAD_BYTES = 65536
 """A longer head is refused; informational ones before it count in."""
 JOIN_BYTES = 32768
 """Up to here a body is copied behind its head: one buffer is written faster than two."""
+KNOWN_HEADS, KNOWN_HEAD_BYTES = 256, 2048
+"""An instance's answers of one second, and streams of one length, begin with the same bytes: so
+many heads, up to this size, are kept as they were read."""
 _NOT_HTTP = "the answer is not HTTP"
 _CLOSED = "the connection was closed"
 
 
-class _Head:
+_known: dict[bytes, Head] = {}
+
+
+class _Reader:
     """What llhttp calls while it reads a head."""
 
     __slots__ = ("fields", "is_complete")
@@ -137,19 +143,15 @@ class Connection(asyncio.Protocol):
             reply.wake()
 
     def _read_head(self, reply: Reply, head: bytes) -> None:
-        seen = _Head()
-        parser = HttpResponseParser(seen)
-        try:
-            parser.feed_data(head)
-        except HttpParserUpgrade as error:
-            raise FramingError("switches protocols unasked") from error
-        if not seen.is_complete or not head.startswith(b"HTTP/1."):
-            raise FramingError(_NOT_HTTP)
-        status = parser.get_status_code()
-        if status >= 200:
-            reply.begin(head, status, seen.fields)
-        elif status == 101 or status < 100:
-            raise FramingError("switches protocols unasked")
+        known = _known.get(head)
+        if known is None:
+            known = _parsed(head)
+            if len(head) <= KNOWN_HEAD_BYTES:
+                if len(_known) >= KNOWN_HEADS:
+                    _known.clear()
+                _known[head] = known
+        if known.status >= 200:
+            reply.begin(known)
 
     def _finish(self, reply: Reply) -> None:
         """The answer is complete: the connection is free again, or of no more use."""
@@ -218,3 +220,19 @@ class Connection(asyncio.Protocol):
         if self._is_paused and not self.is_closed:
             self._is_paused = False
             self._transport.resume_reading()
+
+
+def _parsed(head: bytes) -> Head:
+    """A head that llhttp takes for one; raises FramingError or HttpParserError."""
+    seen = _Reader()
+    parser = HttpResponseParser(seen)
+    try:
+        parser.feed_data(head)
+    except HttpParserUpgrade as error:
+        raise FramingError("switches protocols unasked") from error
+    if not seen.is_complete or not head.startswith(b"HTTP/1."):
+        raise FramingError(_NOT_HTTP)
+    status = parser.get_status_code()
+    if status == 101 or status < 100:
+        raise FramingError("switches protocols unasked")
+    return Head(head, status, seen.fields)

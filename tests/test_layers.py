@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.config": LEAF,
     "proxy.deadline": set(),
     "proxy.heads": set(),
-    "proxy.answer": LEAF,
+    "proxy.answer": LEAF | {"proxy.heads"},
     "proxy.judge": LEAF | {"proxy.answer"},
     "proxy.wire": LEAF | {"proxy.answer"},
     "proxy.pool": WIRE | {"proxy.wire"},

@@ -55,9 +55,12 @@ class Weights:
     output_tokens: float = 300.0
 
 
+WEIGHTS = Weights()
+
+
 def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
     """The cheapest option."""
-    w = weights or Weights()
+    w = weights or WEIGHTS
     colocated = _colocations(scene, w)
     ranked = sorted(colocated, key=_order)
     best = _stay(scene, ranked)
@@ -104,19 +107,28 @@ def _colocations(scene: Scene, w: Weights) -> list[Priced]:
     """
     times_of, now_s, prompt_tokens = scene.latency.of, scene.now_s, scene.facts.prompt_tokens
     harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
-    next_turn, memory = w.next_turn, w.memory
+    next_turn, memory, early = w.next_turn, w.memory, w.early
+    early_s = EARLY_RATIO * scene.config.ttft_slo_s
     priced = []
     for c in scene.free:
         load, new, times = c.load, c.new_tokens, times_of(c.instance.name)
         streams, decode_tokens = load.decode_requests, load.decode_tokens
         prefill_s = times.prefill_s(new, c.hit_tokens, streams, decode_tokens)
-        wait_s = times.wait_s(now_s)
+        wait_s = times.busy_until_s - now_s
+        if wait_s < 0.0:
+            wait_s = 0.0
         ready_s = max(wait_s, c.kv_wait_s) + prefill_s
         harm_s = harm * streams * prefill_s
-        decode_s = decode * times.step_s(decode_tokens + load.inbound_tokens + prompt_tokens)
-        memory_s = memory * c.kv_full * times.prefill_s(new, 0, 0, 0)
+        step = times.step
+        decode_s = decode * (
+            step.p + step.q * (decode_tokens + load.inbound_tokens + prompt_tokens)
+        )
+        full = c.kv_full
+        memory_s = memory * full * times.prefill_s(new, 0, 0, 0) if full else 0.0
         next_s = next_turn * times.busy_ratio(now_s)
-        cost_s = _felt_s(scene, w, ready_s) + harm_s + decode_s + next_s + memory_s
+        # As in _felt_s.
+        felt_s = early * ready_s if ready_s <= early_s else ready_s - (1.0 - early) * early_s
+        cost_s = felt_s + harm_s + decode_s + next_s + memory_s
         priced.append(Priced(cost_s, ready_s, harm_s, decode_s, next_s, memory_s, wait_s, c))
     return priced
 

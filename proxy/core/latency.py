@@ -200,7 +200,8 @@ class Times:
 
     def busy_ratio(self, now_s: float) -> float:
         """Seconds of prefill per second, lately; over 1 where a queue grows."""
-        return self._faded_s(now_s) / RECENT_S
+        recent_s = self._recent_s
+        return recent_s and recent_s * math.exp((self._recent_at_s - now_s) / RECENT_S) / RECENT_S
 
     def _faded_s(self, now_s: float) -> float:
         return self._recent_s * math.exp((self._recent_at_s - now_s) / RECENT_S)

@@ -14,7 +14,6 @@ from proxy.core.types import Candidate
 
 COLOCATIONS_KEPT = 16
 OFFLOADS_KEPT = 8
-_DIGITS = 4
 
 
 @dataclass(slots=True)
@@ -59,6 +58,7 @@ class Options:
 
 def _row(option: Priced) -> dict[str, object]:
     d, p = option.decode, option.prefill
+    load = d.load
     row: dict[str, object] = {
         "instance": d.instance.name,
         "prefill": p.instance.name if p else None,
@@ -73,14 +73,13 @@ def _row(option: Priced) -> dict[str, object]:
         "new_tokens": d.new_tokens,
     }
     if p is not None:
-        return {**row, "new_tokens_prefill": p.new_tokens}
-    return {
-        **row,
-        "ongoing_tokens": d.load.ongoing_tokens,
-        "prefill_tokens": d.load.prefill_tokens,
-        "decode_tokens": d.load.decode_tokens,
-        "kv_wait_s": _seconds(d.kv_wait_s),
-    }
+        row["new_tokens_prefill"] = p.new_tokens
+        return row
+    row["ongoing_tokens"] = load.ongoing_tokens
+    row["prefill_tokens"] = load.prefill_tokens
+    row["decode_tokens"] = load.decode_tokens
+    row["kv_wait_s"] = _seconds(d.kv_wait_s)
+    return row
 
 
 def _felt_s(option: Priced) -> float:
@@ -89,4 +88,7 @@ def _felt_s(option: Priced) -> float:
 
 
 def _seconds(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, _DIGITS)
+    """Rounded to 0.1 ms; `round` takes four times as long, and a line has some sixty of these."""
+    if not value:
+        return 0.0
+    return int(value * 10_000 + 0.5) / 10_000 if math.isfinite(value) else None

@@ -130,6 +130,8 @@ class PrefixIndex:
             self._enter(instance)
         lru, bit = self._lru[instance], self._bits[instance]
         known, age = self.held(instance, hashes), self._uses + 1
+        if known == len(hashes):
+            return self._touch(lru, hashes)  # as every turn but the first ends
         for block in reversed(hashes[known:]):
             if block not in lru:
                 lru[block] = age
@@ -153,6 +155,8 @@ class PrefixIndex:
         """
         lru = self._lru.get(instance, ())
         low, high = 0, len(hashes)
+        if not high or hashes[-1] in lru:
+            return high
         while low < high:
             middle = (low + high) // 2
             if hashes[middle] in lru:
@@ -161,9 +165,20 @@ class PrefixIndex:
                 high = middle
         return low
 
-    def hold(self, instance: str, hashes: Sequence[int]) -> Hold | None:
-        """What an instance has of a prompt is not evicted until the hold is released."""
-        blocks = self.held(instance, hashes)
+    def is_newest(self, instance: str, hashes: Sequence[int], age: int) -> bool:
+        """Whether the use of this number found all of the prompt there, and was the last one."""
+        lru = self._lru.get(instance)
+        if not lru or not hashes or lru.get(hashes[-1]) != age:
+            return False
+        return next(reversed(lru.values())) == age
+
+    def hold(self, instance: str, hashes: Sequence[int], blocks: int | None = None) -> Hold | None:
+        """What an instance has of a prompt is not evicted until the hold is released.
+
+        `blocks`: how much that is, where `held` has just said so.
+        """
+        if blocks is None:
+            blocks = self.held(instance, hashes)
         if not blocks:
             return None
         hold = Hold(instance, hashes, self._lru[instance][hashes[blocks - 1]])

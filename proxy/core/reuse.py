@@ -102,11 +102,12 @@ class Reuse:
         """An instance is going to compute a prompt."""
         hashes = facts.block_hashes
         blocks = self._prefixes.held(instance, hashes)
-        hold = self._prefixes.hold(instance, hashes)
+        hold = self._prefixes.hold(instance, hashes, blocks)
         use = Use(instance, incarnation, blocks, hold.age if hold else 0, hold)
-        reach = self._inflight.reach(instance, hashes, blocks)
-        self._inflight.enter(instance, use, hashes, reach)
-        self._reserve(instance)
+        if blocks < len(hashes):
+            reach = self._inflight.reach(instance, hashes, blocks)
+            self._inflight.enter(instance, use, hashes, reach)
+            self._reserve(instance)
         return use
 
     def received(self, instance: str, incarnation: int, facts: RequestFacts) -> Use:
@@ -118,13 +119,17 @@ class Reuse:
     def computed(self, use: Use, facts: RequestFacts) -> None:
         """The prompt's blocks are there, and in use."""
         self.end(use)
-        self._prefixes.insert(use.instance, facts.block_hashes)
-        use.hold = self._prefixes.hold(use.instance, facts.block_hashes)
+        hashes = facts.block_hashes
+        self._prefixes.insert(use.instance, hashes)
+        blocks = self._prefixes.held(use.instance, hashes)
+        use.hold = self._prefixes.hold(use.instance, hashes, blocks)
 
     def released(self, use: Use, facts: RequestFacts) -> None:
         """The answer is whole: its blocks are in use no more, and the newest."""
+        hold, hashes = use.hold, facts.block_hashes
         self.end(use)
-        self._prefixes.insert(use.instance, facts.block_hashes)
+        if hold is None or not self._prefixes.is_newest(use.instance, hashes, hold.age):
+            self._prefixes.insert(use.instance, hashes)
 
     def end(self, use: Use) -> None:
         """Over or given up; without effect when this was said before."""

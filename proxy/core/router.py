@@ -189,6 +189,14 @@ class Router:
             self._uses.computed(route, facts)
         route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
 
+    def came_whole(self, route: Route, now_s: float) -> None:
+        """D's answer was there at once, to its end: instead of `first_token`, without a stream.
+
+        For a request that is not offloaded; `completed` and `finish` follow now.
+        """
+        route.first_token_s = now_s
+        self.gate.released(route.decode.name, route.prompt_tokens, now_s)
+
     def completed(
         self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
     ) -> None:
@@ -254,6 +262,7 @@ class Router:
         self, facts: RequestFacts, members: list[Member], now_s: float
     ) -> list[Candidate]:
         hits = self.reuse.hits(facts)
+        prompt_tokens = facts.prompt_tokens
         tokens = {blocks: facts.hit_tokens(blocks) for blocks in {0, *hits.values()}}
         load_of, sessions_on = self.ledger.load, self.sessions.count
         full_ratio, kv_wait_s = self.prefixes.full_ratio, self.gate.kv_wait_s
@@ -262,7 +271,7 @@ class Router:
             instance = member.instance
             name = instance.name
             hit, load = tokens[hits.get(name, 0)], load_of(name)
-            new = facts.prompt_tokens - hit
+            new = prompt_tokens - hit
             candidates.append(
                 Candidate(
                     instance,

@@ -91,12 +91,17 @@ def prompt_bytes(body: Mapping[str, Any]) -> bytes:
 
 
 def _collect(value: Any, texts: list[bytes]) -> None:
-    """The texts of a nested value, without recursion: depth is the client's to choose."""
+    """The texts of a nested value, without recursion: depth is the client's to choose.
+
+    An inlined image or sound stands for itself by its digest, not by its megabytes.
+    """
     stack = [value]
     while stack:
         item = stack.pop()
         if isinstance(item, str):
-            texts.append(_text(item))
+            is_inlined = item[:5] == "data:" and _INLINED.match(item)
+            raw = item.encode("utf-8", "surrogatepass")
+            texts.append(xxh3_128_hexdigest(raw).encode() if is_inlined else raw)
         elif isinstance(item, dict):
             stack.extend(_inner(item))
         elif isinstance(item, list):
@@ -134,24 +139,14 @@ def _count_ids(prompt: Any) -> int:
     return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is int else 0
 
 
-def _text(item: str) -> bytes:
-    """UTF-8; an inlined image or sound stands for itself by its digest, not by its megabytes."""
-    raw = item.encode("utf-8", "surrogatepass")
-    is_inlined = item.startswith("data:") and _INLINED.match(item)
-    return xxh3_128_hexdigest(raw).encode() if is_inlined else raw
-
-
 def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
     """Chained xxh3-64 over whole blocks of the prompt; a partial last block has no hash."""
     if len(prompt) < BLOCK_BYTES:
         return []
     view = memoryview(prompt)
     chain = xxh3_64_intdigest(root)
-    hashes = []
-    for start in range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        chain = xxh3_64_intdigest(view[start : start + BLOCK_BYTES], chain)
-        hashes.append(chain)
-    return hashes
+    starts = range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES)
+    return [chain := xxh3_64_intdigest(view[at : at + BLOCK_BYTES], chain) for at in starts]
 
 
 def is_offloadable(endpoint: str, body: Mapping[str, Any]) -> bool:
