@@ -110,6 +110,9 @@ async def _rest(request: web.Request, limits: Limits, length: int | None) -> byt
             if length is None or content.exception() is not None:
                 return await request.read()
             content.set_read_chunk_size(limits.bytes)
+            # More than aiohttp's own limit may have come in the first read: then it waits for a
+            # reader, and nobody will read before the end.
+            request.protocol.resume_reading()
             await content.wait_eof()
             return content.read_nowait()
     except web.HTTPRequestEntityTooLarge as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -372,3 +373,19 @@ async def test_clients_vanish_amid_their_streams(
                     raw.writer.transport.abort()
         await proxy.at_rest()
         assert not [record.message for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_body_that_fills_the_first_read_is_read_on(tmp_path: Path) -> None:
+    """aiohttp pauses a client who is ahead of its reader; nobody reads before the body's end."""
+    body = orjson.dumps(chat("x" * 4_000_000, stream=False))
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+
+    def ask(host: str, port: int) -> None:
+        with socket.create_connection((host, port), timeout=5) as client:
+            for _ in range(8):
+                client.sendall(head % len(body) + body)
+                assert client.recv(65536).startswith(b"HTTP/1.1 200")
+
+    async with between(tmp_path, *[says(plain(b"{}"))] * 8) as (proxy, _, _):
+        host, port = proxy.server.url.removeprefix("http://").split(":")
+        await asyncio.to_thread(ask, host, int(port))
