@@ -137,11 +137,10 @@ class BranchingFleet(VirtualFleet):
             if self._pipe is not None:
                 self._answer(self._pipe)
             return run
-        except BaseException:
+        finally:
             # Whatever stops a child must not run its parent's code a second time.
             if self.is_branch:
                 os._exit(1)
-            raise
 
     def branch(
         self, now_s: float, draw: random.Random | None, members: tuple[int, ...] | None
@@ -269,10 +268,9 @@ def _read(reader: int, child: int) -> Outcome:
     try:
         with os.fdopen(reader, "rb") as answer:
             data = answer.read()
-    except BaseException:
-        os.kill(child, signal.SIGKILL)
-        raise
     finally:
+        # One that has answered is ending anyway; one that nobody listens to has to.
+        os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     if not data:
         raise RuntimeError("a branch of the run died")
