@@ -77,9 +77,9 @@ class Child:
                     os.kill(pid, number)
             deadline_s = time.monotonic() + STOP_S
             while time.monotonic() < deadline_s:
-                self.process.poll()
                 pids = [pid for pid in pids if is_running(pid)]
-                if not pids:
+                # Its own end must also be collected: between two looks it can have become a zombie.
+                if self.process.poll() is not None and not pids:
                     return
                 time.sleep(0.02)
 
