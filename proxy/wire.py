@@ -19,6 +19,8 @@ from proxy.errors import UpstreamFailure
 
 HEAD_BYTES = 65536
 """A longer head is refused; informational ones before it count in."""
+INTERIM_ANSWERS = 20
+"""So many informational heads may come before the answer's own."""
 JOIN_BYTES = 32768
 """Up to here a body is copied behind its head: one buffer is written faster than two."""
 KNOWN_HEADS, KNOWN_HEAD_BYTES = 256, 2048
@@ -53,6 +55,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_buffer",
         "_head_bytes",
+        "_interim",
         "_is_paused",
         "_on_lost",
         "_on_rest",
@@ -74,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._on_rest, self._on_lost = on_rest, on_lost
         self._reply: Reply | None = None
         self._buffer = b""
-        self._head_bytes = 0
+        self._head_bytes = self._interim = 0
         self._is_paused = False
         self._transport: asyncio.Transport
         self.is_closed = False
@@ -89,7 +92,7 @@ class Connection(asyncio.Protocol):
         """Send a request."""
         reply = self._reply = Reply(self, is_head=is_head)
         self.requests += 1
-        self._head_bytes = 0
+        self._head_bytes = self._interim = 0
         try:
             if not body:
                 self._transport.write(head)
@@ -152,6 +155,10 @@ class Connection(asyncio.Protocol):
                 _known[head] = known
         if known.status >= 200:
             reply.begin(known)
+            return
+        self._interim += 1
+        if self._interim > INTERIM_ANSWERS:
+            raise FramingError("too many informational answers")
 
     def _finish(self, reply: Reply) -> None:
         """The answer is complete: the connection is free again, or of no more use."""

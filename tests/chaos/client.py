@@ -101,32 +101,34 @@ class Connection:
         if is_head or got.status in (204, 304):
             got.is_clean = True
             return got
+        body = bytearray()
         try:
-            await self._body(got)
+            await self._body(got, body)
             got.is_clean = True
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            got.body += getattr(error, "partial", b"")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        got.body = bytes(body)
         return got
 
-    async def _body(self, got: Got) -> None:
+    async def _body(self, got: Got, body: bytearray) -> None:
         if "chunked" in got.headers.get("transfer-encoding", ""):
             while size := int((await self.reader.readuntil(b"\r\n")).split(b";")[0], 16):
-                await self._exactly(got, size)
+                await self._exactly(body, size)
                 await self.reader.readexactly(2)
             while await self.reader.readuntil(b"\r\n") != b"\r\n":
                 got.headers["trailer-seen"] = "yes"
         elif (length := got.headers.get("content-length")) is not None:
-            await self._exactly(got, int(length))
+            await self._exactly(body, int(length))
         else:
             while piece := await self.reader.read(65536):
-                got.body += piece
+                body += piece
 
-    async def _exactly(self, got: Got, size: int) -> None:
+    async def _exactly(self, body: bytearray, size: int) -> None:
         while size > 0:
             piece = await self.reader.read(min(size, 65536))
             if not piece:
                 raise asyncio.IncompleteReadError(b"", size)
-            got.body += piece
+            body += piece
             size -= len(piece)
 
     def close(self, how: str = "FIN") -> None:

@@ -136,7 +136,7 @@ class Command:
         errors = [line for line in self.log.splitlines() if " ERROR " in line]
         errors = [line for line in errors if not any(word in line for word in self.may_log)]
         holds("I5", not errors, f"errors in the log: {errors[:2]}")
-        bad = inv.bad_lines(self.log)
+        bad = inv.bad_lines(self.log.splitlines())
         holds("I5", not bad, f"in the log: {bad[:2]}")
 
 

@@ -237,7 +237,7 @@ class FaultProxy:
                     continue
                 if not await self._pass(toxics, link, name, data, writer):
                     return
-        except ConnectionError:
+        except (ConnectionError, RuntimeError):  # uvloop's word for a closed one
             link.end(resets=True)
             return
         with contextlib.suppress(OSError, RuntimeError):
