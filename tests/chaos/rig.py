@@ -24,6 +24,7 @@ import orjson
 import pytest
 
 from replayer.sim_fleet import SimFleet
+from replayer.sim_host import SimEngine
 from tests.chaos import invariants as inv
 from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.faultproxy import FaultProxy
@@ -72,11 +73,14 @@ class Rig:
     proxy: Proxy
     engines: Sequence[Any]
     links: list[FaultProxy]
+    boots: list[FaultProxy]
+    """Before the simulated engines' bootstrap servers; pulls of KV pass here too."""
     log: LogCatcher
     lag: LagProbe
     sims: SimFleet | None = None
     sent: list[Sent] = field(default_factory=list)
     answers: list[Got] = field(default_factory=list)
+    connections: list[Connection] = field(default_factory=list)
     flow: Flow = field(default_factory=Flow)
     may_log: tuple[str, ...] = ()
     """Words of lines at ERROR that the row expects."""
@@ -122,7 +126,9 @@ class Rig:
         return got
 
     async def connection(self, **options: Any) -> Connection:
-        return await connect(self.url, **options)
+        made = await connect(self.url, **options)
+        self.connections.append(made)
+        return made
 
     async def records(self, count: int) -> list[dict[str, Any]]:
         """Log lines of the caller's requests, once there are this many."""
@@ -255,6 +261,19 @@ class Rig:
             holds("I10", not late, f"{sent.request_id} asked again after its first byte")
 
 
+def _boot(engine: SimEngine) -> FaultProxy:
+    """A fault proxy before a bootstrap server, which then names it as its worker's address too."""
+    gate = FaultProxy(engine.bootstrap_url)
+
+    def rename(data: bytes) -> bytes:
+        there, here = (b"tcp://127.0.0.1:%d" % p for p in (engine.bootstrap_port, gate.port))
+        assert len(there) == len(here), "the answer's length is already said"
+        return data.replace(there, here)
+
+    gate.down.change = rename
+    return gate
+
+
 def _is_of(request_id: str, sent: Sent) -> bool:
     return request_id == sent.request_id or request_id.startswith(sent.request_id + "-")
 
@@ -327,6 +346,8 @@ class Floor:
                 await rig.check()
             except Exception as error:  # noqa: BLE001 - raised below, without groups round it
                 failure = error
+            for connection in rig.connections:
+                connection.close()
         if failure is not None:
             self.failed = True
             raise failure
@@ -354,15 +375,16 @@ class Floor:
             made = [e if isinstance(e, Scripted) else Scripted(e) for e in engines]
             there = [await enter(engine) for engine in made]
         links = [await enter(FaultProxy(engine.url)) for engine in there]
+        gates = [await enter(_boot(engine)) for engine in there if boots and sims]
         calm = await enter(Scripted(model=CALM_MODEL))
         instances = [f"calm={calm.url}"]
-        for i, (engine, link) in enumerate(zip(there, links, strict=True)):
-            boot = f";bootstrap={getattr(engine, 'bootstrap_url', link.address)}" if boots else ""
-            instances.append(f"i{i}={link.address}{boot}")
+        for i, link in enumerate(links):
+            gate = (gates or links)[i].address
+            instances.append(f"i{i}={link.address}" + (f";bootstrap={gate}" if boots else ""))
         defaults: dict[str, Any] = {"kv_connector": "mooncake" if boots else "none"}
         folder = self._folder / str(next(self._number))
         folder.mkdir()
         proxy = Proxy(folder / "requests.jsonl", instances, **(defaults | options))
         await enter(proxy)
         await proxy.up()
-        return Rig(proxy, there, links, catcher, LagProbe(), fleet)
+        return Rig(proxy, there, links, gates, catcher, LagProbe(), fleet)
