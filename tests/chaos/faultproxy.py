@@ -249,11 +249,13 @@ class FaultProxy:
                 link.end()
 
     async def _read(self, toxics: Toxics, reader: asyncio.StreamReader) -> bytes:
+        """The next piece, once it may pass."""
+        data = b"" if toxics.stalls else await reader.read(_PIECE_BYTES)
         while toxics.stalls:
             await asyncio.sleep(0.005)
             if reader.at_eof():
                 return b""
-        return await reader.read(_PIECE_BYTES)
+        return data or await reader.read(_PIECE_BYTES)
 
     def _note(self, data: bytes) -> None:
         now_s = asyncio.get_running_loop().time()
