@@ -19,13 +19,13 @@ from proxy.errors import UpstreamFailure
 
 HEAD_BYTES = 65536
 """A longer head is refused; informational ones before it count in."""
-INTERIM_ANSWERS = 20
-"""So many informational heads may come before the answer's own."""
 JOIN_BYTES = 32768
 """Up to here a body is copied behind its head: one buffer is written faster than two."""
 KNOWN_HEADS, KNOWN_HEAD_BYTES = 256, 2048
 """An instance's answers of one second, and streams of one length, begin with the same bytes: so
 many heads, up to this size, are kept as they were read."""
+INTERIM_MAX = 20
+"""Informational answers (1xx) before the one that counts."""
 _NOT_HTTP = "the answer is not HTTP"
 _CLOSED = "the connection was closed"
 
@@ -157,7 +157,7 @@ class Connection(asyncio.Protocol):
             reply.begin(known)
             return
         self._interim += 1
-        if self._interim > INTERIM_ANSWERS:
+        if self._interim > INTERIM_MAX:
             raise FramingError("too many informational answers")
 
     def _finish(self, reply: Reply) -> None:
