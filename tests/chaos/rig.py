@@ -166,6 +166,21 @@ class Rig:
         """Requests that reached the caller's instances, every attempt and leg."""
         return sum(len(link.posts) for link in self.links)
 
+    async def kill(self, i: int) -> None:
+        """A simulated engine's process ends: its connections are cut, nobody listens."""
+        await self.engines[i].kill()
+        for link in self._ports(i):
+            await link.accept("refuse")
+
+    async def start(self, i: int) -> None:
+        """It comes back, with a new engine id and nothing in its cache."""
+        await self.engines[i].start()
+        for link in self._ports(i):
+            await link.accept("serve")
+
+    def _ports(self, i: int) -> list[FaultProxy]:
+        return [self.links[i], *self.boots[i : i + 1]]
+
     async def quiet(self) -> None:
         """Wait until nothing is in flight, in the proxy and behind it."""
         await until(lambda: self.service.in_flight == 0, "no request in flight")

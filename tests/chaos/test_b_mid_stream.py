@@ -63,9 +63,9 @@ async def lost_after(r: Rig, tokens: int, how: str) -> Got:
     engine = r.sims.engines[0]
     asked = asyncio.create_task(r.ask(max_tokens=6000))
     await until(lambda: engine.stats()["generated_tokens"] >= tokens, "tokens")
-    await until(lambda: r.links[0].links, "a connection")
+    await until(lambda: r.router.ledger.load("i0").decode_requests, "the client has the first")
     if how == "kill":
-        await engine.kill()
+        await r.kill(0)
     else:
         r.links[0].cut(resets=True)
     return await asked

@@ -157,7 +157,7 @@ async def test_f46_p_dies_before_the_pull(rig: Floor) -> None:
         await until(lambda: any(e.driver.engine.sender.pinned for e in engines), "pinned")
         await until(lambda: any(e.driver.engine.fetching for e in engines), "D waits")
         (p,) = (e for e in engines if e.driver.engine.sender.pinned)
-        await p.kill()
+        await r.kill(engines.index(p))
         assert is_fine(await asked)
         record = (await r.records(2))[-1]
         assert (record["fallback"], record["outcome"]) == ("p_gone", "ok")
@@ -189,14 +189,14 @@ async def test_f48_p_is_far_too_slow(rig: Floor) -> None:
 async def test_f49_the_engine_has_a_new_id(rig: Floor) -> None:
     async with rig(sims=2, sim=SHORT_PIN, transfer_timeout=0.5, **ALWAYS) as r:
         p, _ = await offload(r)
-        await r.engines[p].restart()
+        await r.kill(p)
+        await r.start(p)
         for i in range(6):
-            got = await r.ask(words(2000, f"n{i}"))
-            assert is_fine(got)
-        records = (await r.records(7))[1:]
+            assert is_fine(await r.ask(words(2000, f"n{i}")))
+        await until(lambda: r.is_up(f"i{p}"), "it is back")
+        await offload(r, "z")
+        records = await r.records(8)
         assert all(record["retries"] <= 1 for record in records)
-        moved = [record["route_class"] == "HEAVY_P2P" for record in records]
-        assert moved[-1], "KV moves again"
 
 
 BOOTS: dict[str, bytes | Script] = {
@@ -267,7 +267,7 @@ async def test_f53_client_leaves_during_the_pull(rig: Floor) -> None:
 
 async def test_f54_one_instance_left(rig: Floor) -> None:
     async with rig(sims=2, **ALWAYS) as r:
-        await r.engines[1].kill()
+        await r.kill(1)
         await until(lambda: not r.is_up("i1"), "down")
         record = await colocated(r, None)
         assert (record["prefill_instance"], record["decode_instance"]) == (None, "i0")
@@ -275,8 +275,8 @@ async def test_f54_one_instance_left(rig: Floor) -> None:
 
 async def test_f55_no_p_is_healthy(rig: Floor) -> None:
     async with rig(sims=3, **ALWAYS) as r:
-        for engine in r.engines[1:]:
-            await engine.kill()
+        for i in (1, 2):
+            await r.kill(i)
         await until(lambda: not r.is_up("i1") and not r.is_up("i2"), "down")
         for i in range(3):
             record = await colocated(r, None, text=words(2000, f"t{i}"))
