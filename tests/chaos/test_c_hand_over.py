@@ -148,7 +148,7 @@ async def test_f45_d_waits_for_ever(rig: Floor) -> None:
 
 async def test_f46_p_dies_before_the_pull(rig: Floor) -> None:
     options = ALWAYS | {"transfer_timeout": 20.0, "health_timeout": 0.2}
-    async with rig(sims=2, **options) as r:
+    async with rig(sims=2, sim={"abort_timeout": 100.0}, **options) as r:
         await offload(r)
         for gate in r.boots:
             gate.up.stalls = True
@@ -194,9 +194,12 @@ async def test_f49_the_engine_has_a_new_id(rig: Floor) -> None:
         for i in range(6):
             assert is_fine(await r.ask(words(2000, f"n{i}")))
         await until(lambda: r.is_up(f"i{p}"), "it is back")
-        await offload(r, "z")
-        records = await r.records(8)
-        assert all(record["retries"] <= 1 for record in records)
+        moved: list[str] = []
+        while "HEAVY_P2P" not in moved:
+            assert len(moved) < 10, f"KV never moves again: {moved}"
+            assert is_fine(await r.ask(words(2000, f"m{len(moved)}")))
+            moved = [record["route_class"] for record in await r.records(len(r.sent))][7:]
+        assert all(record["retries"] <= 1 for record in await r.records(8))
 
 
 BOOTS: dict[str, bytes | Script] = {
@@ -241,17 +244,20 @@ async def test_f51_client_leaves_during_prefill(rig: Floor) -> None:
         assert sum(e.stats()["generated_tokens"] for e in r.engines) == 0
 
 
+@TODO(reason="P's KV stays pinned until the engine's own timeout")
 async def test_f52_client_leaves_between_the_legs(rig: Floor) -> None:
     async with rig(sims=2, sim={"abort_timeout": 2000.0}, **ALWAYS) as r:
         p, d = await offload(r)
         before = r.engines[d].stats()["generated_tokens"]
-        r.links[d].up.delay_s = 0.3
+        r.links[d].up.stalls = True
         connection = await sends(r)
         await until(lambda: r.engines[p].stats()["pinned"], "P's KV waits")
         connection.close()
         await until(lambda: r.service.in_flight - len(r.flow.bad) <= 1)
         r.links[d].heal()
-        await until(lambda: not r.engines[p].stats()["pinned"], "P's KV is released")
+        async with asyncio.timeout(3.0):
+            while r.engines[p].stats()["pinned"]:
+                await asyncio.sleep(0.01)
         assert r.engines[d].stats()["generated_tokens"] - before <= 8
 
 
