@@ -30,7 +30,7 @@ async def look_at(reply: Reply) -> None:
             raise UpstreamFailure(FailureKind.RESET, "the stream ended before its first event")
         head = b"".join(reply.body)
     if event is not None and is_error_event(event):
-        raise _in_band_error(event)
+        raise in_band_error(event)
 
 
 async def _refusal(reply: Reply) -> UpstreamFailure:
@@ -50,16 +50,21 @@ async def _refusal(reply: Reply) -> UpstreamFailure:
     )
 
 
-def _in_band_error(event: bytes) -> UpstreamFailure:
-    """An engine error inside a 200, before any content: as good as an error status."""
+def in_band_error(event: bytes) -> UpstreamFailure:
+    """An engine error inside a 200: before any content as good as an error status."""
     body = event[event.find(b"{") :]
     try:
         error = orjson.loads(body).get("error")
     except (orjson.JSONDecodeError, AttributeError):
         error = None
     code = error.get("code") if isinstance(error, dict) else None
-    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    is_status = isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600
+    status = code if is_status else 500
     headers = {"Content-Type": "application/json"}
     return UpstreamFailure(
-        FailureKind.SERVER_ERROR, "error event", status=status, body=body, headers=headers
+        FailureKind.SERVER_ERROR,
+        f"error event (code {status})",
+        status=status,
+        body=body,
+        headers=headers,
     )
