@@ -122,6 +122,7 @@ class Server:
         """Readiness off at once; accept a little longer; let what runs finish, up to the limit."""
         service, limit_s = self.service, self._settings.drain_seconds
         service.is_draining = True
+        service.waiting.close()
         _log.info("draining: %d requests in flight", service.in_flight)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
         if await self._idle_within(accept_s):

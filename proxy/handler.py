@@ -14,7 +14,7 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy import intake, journal, replies
+from proxy import intake, journal, replies, waiting
 from proxy.answer import Reply
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
@@ -128,7 +128,10 @@ class Exchange:
         self.facts, self.prompt_bytes = await self._look()
         admitted = self._admit()
         if isinstance(admitted, Reject):
+            admitted = await self._wait(admitted)
+        if isinstance(admitted, Reject):
             return self._reject(admitted)
+        self._place(admitted)
         try:
             answer = await self._answer(admitted)
         except UpstreamFailure as failure:
@@ -149,15 +152,31 @@ class Exchange:
         service.metrics.issued.inc()
         record.stream = bool(parsed.get("stream"))
         journal.note_facts(record, self.facts)
-        admitted = service.router.admit(self.facts, service.clock.now_s())
-        record.t_decided = service.clock.unix_now()
-        if isinstance(admitted, Route):
-            self.route = admitted
-            journal.note_route(record, admitted)
-            decision = "offload" if admitted.prefill else "colocate"
-            service.metrics.decisions.labels(decision, admitted.reason).inc()
-            service.decisions.append(record)
+        return service.waiting.admit(self.facts)
+
+    async def _wait(self, reject: Reject) -> Route | Reject:
+        """Everybody is busy: wait for a turn, where there is room and time for it."""
+        record, headers = self.record, self.request.headers
+        record.t_queued = self.service.clock.unix_now()
+        admitted = await self.service.waiting.wait(
+            self.facts,
+            reject,
+            waiting.tenant_of(self.facts, headers),
+            waiting.priority_of(headers, self.out.parsed),
+            len(self.out.raw or b""),
+        )
+        record.t_decided = self.service.clock.unix_now()
         return admitted
+
+    def _place(self, route: Route) -> None:
+        """An instance has been found: nothing may wait between the admission and this."""
+        self.route = route
+        service, record = self.service, self.record
+        record.t_decided = service.clock.unix_now()
+        journal.note_route(record, route)
+        decision = "offload" if route.prefill else "colocate"
+        service.metrics.decisions.labels(decision, route.reason).inc()
+        service.decisions.append(record)
 
     async def _answer(self, route: Route) -> Reply:
         """Run the legs until an instance answers; raises the last UpstreamFailure."""

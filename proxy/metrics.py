@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Info
+from prometheus_client import CollectorRegistry, Gauge, Info
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -99,7 +99,13 @@ class Metrics:
             ERROR_TOKENS,
         )
         self.retry_after = hist(
-            "retry_after_seconds", "Retry-After of busy answers", (1, 2, 5, 10, 20, 30, 60)
+            "retry_after_seconds", "Retry-After of busy answers", (1, 2, 5, 10, 20, 30)
+        )
+        gauge = self._gauge
+        self.queued_requests = gauge("queued_requests", "Requests that wait for a free instance")
+        self.queued_bytes = gauge("queued_bytes", "Bytes of their bodies")
+        self.queue_wait = hist(
+            "queue_wait_seconds", "Time in the wait queue, by how it ended", SECONDS, "end"
         )
         self.loop_lag = hist("loop_lag_seconds", "Event loop's lateness", LAG_S)
         self._name_known_labels()
@@ -113,7 +119,8 @@ class Metrics:
             (self.fallbacks, Fallback),
             (self.hedges, ("local", "peer", "none")),
             (self.retries, FailureKind),
-            (self.disconnects, ("upload", "prefill", "first_token", "decode")),
+            (self.disconnects, ("upload", "queue", "prefill", "first_token", "decode")),
+            (self.queue_wait, ("admitted", "refused", "gone")),
         ):
             for value in values:
                 counter.labels(value)
@@ -124,6 +131,9 @@ class Metrics:
         counts = Counts(f"{PREFIX}_{name}", text, labels)
         self.registry.register(counts)
         return counts
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"{PREFIX}_{name}", text, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Spreads:
         spreads = Spreads(f"{PREFIX}_{name}", text, labels, buckets)
@@ -152,7 +162,10 @@ class Metrics:
             self.shadow.labels(shadow.policy, agrees).inc()
 
     def _observe_predictions(self, record: RequestRecord) -> None:
+        # A prediction is made when the turn has come: the wait before it is not its error.
         ttft_s = record.ttft_s()
+        if ttft_s is not None:
+            ttft_s -= record.queue_s() or 0.0
         if ttft_s is not None and record.predicted_ttft_s is not None:
             self.ttft_error.observe(ttft_s - record.predicted_ttft_s)
         for what, predicted_s, seconds in (

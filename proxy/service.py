@@ -13,6 +13,7 @@ from proxy.clock import Clock
 from proxy.config import InstanceSpec, Settings
 from proxy.core.connectors import CONNECTORS, Connector
 from proxy.core.gate import EngineKv, Thresholds
+from proxy.core.queue import QueueLimits
 from proxy.core.record import RequestRecord
 from proxy.core.router import Router, RouterConfig
 from proxy.core.tokens import TokenEstimator
@@ -23,6 +24,7 @@ from proxy.metrics import FleetCollector, Metrics
 from proxy.reqlog import RequestLog
 from proxy.scrape import EngineStats
 from proxy.upstream import Upstream
+from proxy.waiting import WaitingRoom
 
 DECISIONS_KEPT = 1000
 _log = logging.getLogger(__name__)
@@ -74,11 +76,16 @@ class Service:
     decisions: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     collector: FleetCollector = field(init=False)
+    waiting: WaitingRoom = field(init=False)
 
     def __post_init__(self) -> None:
         self.idle.set()
         self.collector = FleetCollector(self.router, self.stats)
         self.metrics.registry.register(self.collector)
+        options = self.settings
+        limits = QueueLimits(options.max_queue, options.max_queue_bytes, options.max_queue_seconds)
+        weights = {share.tenant: share.weight for share in options.tenant_weights}
+        self.waiting = WaitingRoom(self.router, self.clock, self.metrics, limits, weights)
         for spec in self.settings.instances:
             self.add(spec)
 

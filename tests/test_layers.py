@@ -30,7 +30,14 @@ SHELL = WIRE | {
     "proxy.metrics",
     "proxy.reqlog",
 }
-REQUEST = SHELL | {"proxy.service", "proxy.legs", "proxy.intake", "proxy.replies", "proxy.journal"}
+REQUEST = SHELL | {
+    "proxy.waiting",
+    "proxy.service",
+    "proxy.legs",
+    "proxy.intake",
+    "proxy.replies",
+    "proxy.journal",
+}
 ALLOWED: dict[str, set[str]] = {
     "proxy.errors": {OURS},
     "proxy.clock": set(),
@@ -50,7 +57,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.tally": set(),
     "proxy.metrics": LEAF | {"proxy.scrape", "proxy.tally"},
     "proxy.relay": WIRE | {"proxy.answer"},
-    "proxy.service": SHELL,
+    "proxy.waiting": LEAF | {"proxy.deadline", "proxy.metrics"},
+    "proxy.service": SHELL | {"proxy.waiting"},
     "proxy.legs": SHELL,
     "proxy.intake": SHELL | {"proxy.legs"},
     "proxy.replies": SHELL,

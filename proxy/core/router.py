@@ -8,7 +8,7 @@ step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from proxy.core.cost import by_cost
 from proxy.core.decide import (
@@ -83,11 +83,13 @@ class Router:
         self._uses = Uses(self.reuse, self.fleet, self.gate)
         parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
+        self._on_freed: Callable[[], None] | None = None
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
         self.fleet.add(instance)
         self.ledger.add(instance.name)
+        self._freed()
 
     def remove(self, name: str) -> None:
         """Take an instance out; its live leases go on against its detached account."""
@@ -113,6 +115,7 @@ class Router:
         if member is None or not member.health.probed():
             return False
         member.incarnation += 1
+        self._freed()
         return True
 
     def answered(self, name: str) -> None:
@@ -125,6 +128,17 @@ class Router:
         self.gate.forget(name)
         self.sessions.forget(name)
         self.latency.forget(name)
+
+    def watch(self, on_freed: Callable[[], None] | None) -> None:
+        """From now on call this after anything that may let a rejected request in; None: nothing.
+
+        It is called in the middle of changes, so it must not ask the router anything itself.
+        """
+        self.ledger.on_freed = self.gate.on_change = self._on_freed = on_freed
+
+    def _freed(self) -> None:
+        if self._on_freed is not None:
+            self._on_freed()
 
     def busy(self, name: str, model: str, now_s: float) -> Busy | None:
         """Which threshold an instance is past, if any; KeyError when unknown."""
@@ -240,7 +254,7 @@ class Router:
     def _free(
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
     ) -> list[Candidate] | Reject:
-        busy: list[Busy] = []
+        busy: list[tuple[str, Busy]] = []
         members = self.fleet.serving(facts.model, exclude)
         if members and self.gate.is_open(facts.model, now_s):
             return self._candidates(facts, members, now_s)
@@ -250,12 +264,14 @@ class Router:
             if state is None:
                 free.append(member)
             else:
-                busy.append(state)
+                busy.append((member.instance.name, state))
         if free:
             return self._candidates(facts, free, now_s)
         if busy:
-            soonest = min(busy, key=lambda b: b.free_in_s)
-            return Reject(soonest.check, retry_after_s([soonest.free_in_s]))
+            soonest = min((state for _, state in busy), key=lambda b: b.free_in_s)
+            tps = sum(self.gate.intake_tps(name, state.check, now_s) for name, state in busy)
+            wait_s = soonest.free_in_s
+            return Reject(soonest.check, retry_after_s([wait_s]), wait_s, tps)
         return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
 
     def _candidates(
