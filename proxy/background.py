@@ -7,12 +7,18 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from proxy.core.watermark import Level
 from proxy.errors import UpstreamFailure
+from proxy.memory import resident_bytes
 from proxy.scrape import parse
 from proxy.service import Service
+from proxy.tuning import give_back
 from proxy.upstream import Upstream, model_cards
 
 LAG_INTERVAL_S = 0.25
+MEMORY_INTERVAL_S = 0.5
+GIVE_BACK_S = 5.0
+"""So long between two attempts to return free memory to the kernel, which cost a few ms."""
 MODELS_EVERY = 15
 """Models are asked again with every n-th probe: adapters come and go, but rarely."""
 _log = logging.getLogger(__name__)
@@ -23,6 +29,7 @@ async def run(service: Service) -> None:
     settings = service.settings
     async with asyncio.TaskGroup() as group:
         group.create_task(_lag(service), name="loop-lag")
+        group.create_task(_memory(service), name="memory")
         group.create_task(_every(settings.health_interval, service, probe), name="health")
         group.create_task(_every(settings.scrape_interval, service, scrape), name="scrape")
 
@@ -87,3 +94,20 @@ async def _lag(service: Service) -> None:
         due_s = loop.time() + LAG_INTERVAL_S
         await asyncio.sleep(LAG_INTERVAL_S)
         service.metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
+
+
+async def _memory(service: Service) -> None:
+    """Measure now and then, and near the limit first give back what is free."""
+    state, loop = service.memory, asyncio.get_running_loop()
+    gave_s = -GIVE_BACK_S
+    while True:
+        before = state.level
+        level = state.observe(await asyncio.to_thread(resident_bytes))
+        if level is not Level.NORMAL and loop.time() - gave_s >= GIVE_BACK_S:
+            gave_s = loop.time()
+            await asyncio.to_thread(give_back)
+            level = state.observe(await asyncio.to_thread(resident_bytes))
+        if level is not before:
+            used, limit = state.used_bytes >> 20, (state.limit_bytes or 0) >> 20
+            _log.warning("memory: %d of %d MiB: %s", used, limit, level.name.lower())
+        await asyncio.sleep(MEMORY_INTERVAL_S)

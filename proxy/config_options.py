@@ -222,6 +222,23 @@ class Settings(BaseModel):
         ),
     ] = ()
 
+    max_connections: Annotated[
+        int | None,
+        Field(ge=1),
+        Option(
+            QUEUE, "Client connections; more get a 503. None: 0.45 of the descriptors, less 32."
+        ),
+    ] = None
+    max_memory_bytes: Annotated[
+        ByteSize | None,
+        Field(ge=64 * MIB),
+        Option(
+            QUEUE,
+            "Near it keep-alive, HEAVY requests, all requests are refused. None: the cgroup's.",
+            "bytes",
+        ),
+    ] = None
+
     connect_timeout: Annotated[Seconds, Option(TIMEOUTS, "TCP connect to an instance.", "s")] = 2.0
     prefill_timeout: Annotated[
         Seconds,

@@ -21,7 +21,17 @@ from proxy.core.record import RequestRecord
 from proxy.core.retry import Next, after_failure, fallback_reason
 from proxy.core.reuse import cached_ratio
 from proxy.core.sse import Scanner
-from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
+from proxy.core.types import (
+    FailureKind,
+    Fallback,
+    Outcome,
+    Reject,
+    RejectReason,
+    RequestFacts,
+    Route,
+    RouteClass,
+)
+from proxy.core.watermark import Level
 from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.heads import with_request_id
@@ -53,6 +63,8 @@ ENDPOINTS = frozenset(
 """Paths that are a value of the label `endpoint`; every other one counts as `other`."""
 _GIANT_BYTES = 1 << 19
 """From here on a body's texts take about a millisecond and more."""
+SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
+"""Streams end meanwhile, and their buffers with them."""
 _COOLDOWN_S = 1.0
 """How long an engine that said it is busy is left alone when it names no Retry-After."""
 
@@ -123,6 +135,8 @@ class Exchange:
 
     async def _serve(self) -> web.StreamResponse:
         settings = self.service.settings
+        if self.service.memory.level is Level.NOTHING:
+            return self._reject(SHORT_OF_MEMORY)
         limits = intake.Limits(settings.max_body_bytes, settings.body_timeout)
         self.out = await intake.read(self.request, self.request_id, limits)
         self.facts, self.prompt_bytes = await self._look()
@@ -152,11 +166,15 @@ class Exchange:
         service.metrics.issued.inc()
         record.stream = bool(parsed.get("stream"))
         journal.note_facts(record, self.facts)
+        if service.memory.level and service.is_too_heavy_now(self.facts):
+            return SHORT_OF_MEMORY
         return service.waiting.admit(self.facts)
 
     async def _wait(self, reject: Reject) -> Route | Reject:
         """Everybody is busy: wait for a turn, where there is room and time for it."""
         record, headers = self.record, self.request.headers
+        if reject is SHORT_OF_MEMORY:
+            return reject
         record.t_queued = self.service.clock.unix_now()
         admitted = await self.service.waiting.wait(
             self.facts,
@@ -334,7 +352,7 @@ class Exchange:
 
     def _extra_headers(self) -> CIMultiDict[str]:
         headers = CIMultiDict({"X-Request-Id": self.request_id})
-        if self.service.is_draining:
+        if not self.service.wants_keepalive:
             headers["Connection"] = "close"
         if self.route is not None and self.service.settings.response_headers:
             headers["X-Cache-Proxy-Instance"] = self.route.decode.name
@@ -352,7 +370,7 @@ class Exchange:
                 f"X-Cache-Proxy-Route: {route.route_class.value}\r\n"
                 f"X-Cache-Proxy-Reason: {route.reason.value}\r\n"
             )
-        return text.encode() + (CLOSE if self.service.is_draining else b"")
+        return text.encode() + (b"" if self.service.wants_keepalive else CLOSE)
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
         if self.record.outcome is None:

@@ -18,6 +18,7 @@ from proxy.core.record import RequestRecord
 from proxy.core.residuals import SHORT_S
 from proxy.core.router import Router
 from proxy.core.types import FailureKind, Fallback, Load, RejectReason
+from proxy.core.watermark import Watermark
 from proxy.scrape import EngineStats
 from proxy.tally import Counts, Spreads
 
@@ -107,6 +108,11 @@ class Metrics:
         self.queue_wait = hist(
             "queue_wait_seconds", "Time in the wait queue, by how it ended", SECONDS, "end"
         )
+        self.open_connections = gauge("open_connections", "Client connections")
+        self.connections_refused = count("connections_refused", "Clients above --max-connections")
+        self.memory_used = gauge("memory_used_bytes", "Resident memory, as last measured")
+        self.memory_limit = gauge("memory_limit_bytes", "What is kept below; 0: no limit")
+        self.memory_level = gauge("memory_level", "1 no keep-alive, 2 no HEAVY, 3 no requests")
         self.loop_lag = hist("loop_lag_seconds", "Event loop's lateness", LAG_S)
         self._name_known_labels()
         build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
@@ -139,6 +145,12 @@ class Metrics:
         spreads = Spreads(f"{PREFIX}_{name}", text, labels, buckets)
         self.registry.register(spreads)
         return spreads
+
+    def show_memory(self, state: Watermark) -> None:
+        """Read the memory gauges from here when somebody scrapes."""
+        self.memory_used.set_function(lambda: state.used_bytes)
+        self.memory_limit.set_function(lambda: state.limit_bytes or 0)
+        self.memory_level.set_function(lambda: state.level)
 
     def observe(self, record: RequestRecord, endpoint: str) -> None:
         """Count one finished request."""

@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.metrics": LEAF | {"proxy.scrape", "proxy.tally"},
     "proxy.relay": WIRE | {"proxy.answer"},
     "proxy.waiting": LEAF | {"proxy.deadline", "proxy.metrics"},
-    "proxy.service": SHELL | {"proxy.waiting"},
+    "proxy.service": SHELL | {"proxy.waiting", "proxy.memory"},
     "proxy.legs": SHELL,
     "proxy.intake": SHELL | {"proxy.legs"},
     "proxy.replies": SHELL,
@@ -66,10 +66,14 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.race": LEAF,
     "proxy.offloading": REQUEST | {"proxy.race"},
     "proxy.handler": REQUEST | {"proxy.offloading"},
-    "proxy.background": SHELL | {"proxy.service"},
+    "proxy.memory": set(),
+    "proxy.connections": set(),
+    "proxy.background": SHELL | {"proxy.service", "proxy.memory", "proxy.tuning"},
     "proxy.admin": SHELL | {"proxy.service"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.admin"},
-    "proxy.app": REQUEST | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"},
+    "proxy.app": REQUEST
+    | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
+    | {"proxy.connections"},
     "proxy.tuning": set(),
     "proxy.cli": LEAF | {"proxy.app", "proxy.tuning"},
 }

@@ -144,6 +144,11 @@ class Router:
         """Which threshold an instance is past, if any; KeyError when unknown."""
         return self.gate.busy(name, model, self.ledger.load(name), now_s)
 
+    def least_new_tokens(self, facts: RequestFacts) -> int:
+        """What a prompt brings that nobody has, estimated tokens."""
+        most = max(self.reuse.hits(facts).values(), default=0)
+        return facts.prompt_tokens - facts.hit_tokens(most)
+
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Choose D, the class and P, and charge them; or say why not and when to come back."""
         free = self._free(facts, now_s, exclude=())
