@@ -96,6 +96,7 @@ class Router:
         self.fleet.remove(name)
         self.ledger.remove(name)
         self._forget(name)
+        self._freed()
 
     def probe_failed(self, name: str, error: str, *, is_dead: bool) -> bool:
         """A probe or a connection failed; true when this took the instance down.
@@ -107,6 +108,8 @@ class Router:
         went_down = member is not None and member.health.failed(error)
         if went_down and is_dead:
             self._forget(name)
+        if went_down:
+            self._freed()
         return went_down
 
     def probe_succeeded(self, name: str) -> bool:
@@ -130,7 +133,7 @@ class Router:
         self.latency.forget(name)
 
     def watch(self, on_freed: Callable[[], None] | None) -> None:
-        """From now on call this after anything that may let a rejected request in; None: nothing.
+        """From now on call this after what may change a rejected request's lot; None: nothing.
 
         It is called in the middle of changes, so it must not ask the router anything itself.
         """
