@@ -101,9 +101,8 @@ class WaitingRoom:
         self, facts: RequestFacts, reject: Reject, tenant: str, priority: Priority, size_bytes: int
     ) -> Route | Reject:
         """Wait for a turn after `reject`; a refusal when there is none to be had in time."""
-        if reject.reason is RejectReason.NO_INSTANCE or self._is_closed:
-            return reject
-        if not self.queue.limits.requests:
+        may_wait = self.queue.limits.requests and not self._is_closed
+        if reject.reason is RejectReason.NO_INSTANCE or not may_wait:
             return self.refusal(reject, facts.prompt_tokens)
         done = asyncio.get_running_loop().create_future()
         model, tokens = facts.model, facts.prompt_tokens

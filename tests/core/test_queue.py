@@ -108,7 +108,9 @@ class TestFairness:
     def test_one_model_waiting_does_not_hold_up_another(self) -> None:
         q = queue()
         put(q, entry(model="m"), entry(model="n"))
-        assert (found := q.next({"m"}, 0.0)) and found.model == "n"
+        found = q.next({"m"}, 0.0)
+        assert found is not None
+        assert found.model == "n"
         assert q.next({"m", "n"}, 0.0) is None
 
 
