@@ -31,6 +31,7 @@ SHELL = WIRE | {
     "proxy.reqlog",
 }
 REQUEST = SHELL | {
+    "proxy.waiting",
     "proxy.service",
     "proxy.waits",
     "proxy.lastwords",
@@ -60,7 +61,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.metrics": LEAF | {"proxy.scrape", "proxy.tally"},
     "proxy.relay": WIRE | {"proxy.answer"},
     "proxy.watcher": SHELL,
-    "proxy.service": SHELL | {"proxy.watcher"},
+    "proxy.waiting": LEAF | {"proxy.deadline", "proxy.metrics"},
+    "proxy.service": SHELL | {"proxy.watcher", "proxy.waiting", "proxy.memory"},
     "proxy.legs": SHELL,
     "proxy.intake": SHELL | {"proxy.legs"},
     "proxy.replies": SHELL,
@@ -70,10 +72,14 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.waits": SHELL | {"proxy.service"},
     "proxy.offloading": REQUEST | {"proxy.race"},
     "proxy.handler": REQUEST | {"proxy.offloading", "proxy.retrying"},
-    "proxy.background": SHELL | {"proxy.service"},
+    "proxy.memory": set(),
+    "proxy.connections": set(),
+    "proxy.background": SHELL | {"proxy.service", "proxy.memory", "proxy.tuning"},
     "proxy.admin": SHELL | {"proxy.service"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.admin"},
-    "proxy.app": REQUEST | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"},
+    "proxy.app": REQUEST
+    | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
+    | {"proxy.connections"},
     "proxy.tuning": set(),
     "proxy.cli": LEAF | {"proxy.app", "proxy.tuning"},
 }
