@@ -30,7 +30,16 @@ SHELL = WIRE | {
     "proxy.metrics",
     "proxy.reqlog",
 }
-REQUEST = SHELL | {"proxy.service", "proxy.legs", "proxy.intake", "proxy.replies", "proxy.journal"}
+REQUEST = SHELL | {
+    "proxy.waiting",
+    "proxy.service",
+    "proxy.waits",
+    "proxy.lastwords",
+    "proxy.legs",
+    "proxy.intake",
+    "proxy.replies",
+    "proxy.journal",
+}
 ALLOWED: dict[str, set[str]] = {
     "proxy.errors": {OURS},
     "proxy.clock": set(),
@@ -40,7 +49,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.config": LEAF,
     "proxy.deadline": set(),
     "proxy.heads": set(),
-    "proxy.answer": LEAF | {"proxy.heads"},
+    "proxy.answer": LEAF | {"proxy.deadline", "proxy.heads"},
+    "proxy.lastwords": set(),
     "proxy.judge": LEAF | {"proxy.answer"},
     "proxy.wire": LEAF | {"proxy.answer"},
     "proxy.pool": WIRE | {"proxy.wire"},
@@ -51,19 +61,25 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.metrics": LEAF | {"proxy.scrape", "proxy.tally"},
     "proxy.relay": WIRE | {"proxy.answer"},
     "proxy.watcher": SHELL,
-    "proxy.service": SHELL | {"proxy.watcher"},
+    "proxy.waiting": LEAF | {"proxy.deadline", "proxy.metrics"},
+    "proxy.service": SHELL | {"proxy.watcher", "proxy.waiting", "proxy.memory"},
     "proxy.legs": SHELL,
     "proxy.intake": SHELL | {"proxy.legs"},
     "proxy.replies": SHELL,
     "proxy.journal": LEAF,
     "proxy.retrying": SHELL | {"proxy.service"},
     "proxy.race": LEAF,
+    "proxy.waits": SHELL | {"proxy.service"},
     "proxy.offloading": REQUEST | {"proxy.race"},
     "proxy.handler": REQUEST | {"proxy.offloading", "proxy.retrying"},
-    "proxy.background": SHELL | {"proxy.service"},
+    "proxy.memory": set(),
+    "proxy.connections": set(),
+    "proxy.background": SHELL | {"proxy.service", "proxy.memory", "proxy.tuning"},
     "proxy.admin": SHELL | {"proxy.service"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.admin"},
-    "proxy.app": REQUEST | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"},
+    "proxy.app": REQUEST
+    | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
+    | {"proxy.connections"},
     "proxy.tuning": set(),
     "proxy.cli": LEAF | {"proxy.app", "proxy.tuning"},
 }
