@@ -22,6 +22,7 @@ from proxy.core.decide import (
     route_class,
     transfer_s,
 )
+from proxy.core.failopen import failing_open
 from proxy.core.fleet import Fleet, Member
 from proxy.core.gate import Busy, Gate, retry_after_s
 from proxy.core.hedge import Hedges, Parts
@@ -63,7 +64,7 @@ class Router:
 
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
-        self._decide = decide or DECIDERS.get(config.offload_policy, by_rules)
+        self._decide = decide or failing_open(DECIDERS.get(config.offload_policy, by_rules))
         self._shadow: Shadow | None = None
         if config.shadow_policy is not None:
             decide = DECIDERS.get(config.shadow_policy, by_rules)

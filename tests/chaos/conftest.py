@@ -35,11 +35,12 @@ def blockbuster() -> Iterator[BlockBuster]:
 
 
 @pytest.fixture
-def rig(tmp_path: Path) -> Iterator[Floor]:
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Floor]:
     """Builds rigs; a row that never left one in order has shown nothing."""
     floor = Floor(tmp_path)
     yield floor
-    assert floor.checked or floor.failed, "no invariant was checked"
+    is_to_come = request.node.get_closest_marker("xfail") is not None
+    assert floor.checked or floor.failed or is_to_come, "no invariant was checked"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
