@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -190,7 +191,7 @@ async def test_f35_wrong_length(rig: Floor) -> None:
     body = b'{"choices":[]}'
     long = lengthy(100, body)
     for script in (says(long, close=True), resets(long), stalls(long)):
-        options = {"idle_timeout": 0.3, "ttft_timeout": 0.5}
+        options: dict[str, Any] = {"idle_timeout": 0.3, "ttft_timeout": 0.5}
         async with rig([script], **options, **SLOW_PROBES) as r:
             got = await r.ask(stream=False)
             assert got.status == 502 or not got.is_clean

@@ -14,7 +14,7 @@ import pytest
 from proxy.core import offload
 from tests.chaos.client import Got
 from tests.chaos.invariants import holds, samples
-from tests.chaos.rig import SLOW_PROBES, Floor
+from tests.chaos.rig import SLOW_PROBES, TODO, Floor
 from tests.chaos.scripted import GOOD, Scripted
 from tests.shell.harness import (
     ANSWER,
@@ -34,7 +34,7 @@ from tests.shell.harness import (
 
 CONFIG = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1\n'
 USED = b'vllm:kv_cache_usage_perc{engine="0"} %s\n'
-QUICK = {"scrape_interval": 0.05}
+QUICK: dict[str, Any] = {"scrape_interval": 0.05}
 
 
 def is_fine(got: Got) -> bool:
