@@ -194,7 +194,7 @@ async def test_f35_wrong_length(rig: Floor) -> None:
         options: dict[str, Any] = {"idle_timeout": 0.3, "ttft_timeout": 0.5}
         async with rig([script], **options, **SLOW_PROBES) as r:
             got = await r.ask(stream=False)
-            assert got.status == 502 or not got.is_clean
+            assert got.status in (502, 504) or not got.is_clean
             assert (await r.record())["outcome"] != "ok"
     async with rig([Scripted(says(lengthy(len(body), body + body)), GOOD)], **SLOW_PROBES) as r:
         assert (await r.ask(stream=False)).body == body

@@ -126,13 +126,14 @@ async def test_f63_unhealthy_but_working(rig: Floor) -> None:
 
 
 async def test_f64_flapping_health(rig: Floor) -> None:
+    asked = 0
+
     async def flaps(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal asked
         asked += 1
         bad = (asked // 3) % 2 == 1
         writer.write(plain(b"", "500 Oops" if bad else "200 OK"))
 
-    asked = 0
     engine = Scripted()
     async with rig([engine, GOOD], health_interval=0.02) as r:
         engine.gets["/health"] = flaps
