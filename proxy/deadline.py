@@ -120,3 +120,21 @@ class IdleLimit(Limit):
             self._when_s = now_s + self.seconds
         elif now_s >= self._when_s:
             self._expire()
+
+
+class RateLimit(Limit):
+    """Also runs out when `progress()` has been below `per_s` on average, a third of it on."""
+
+    __slots__ = ("_per_s", "_progress")
+
+    def __init__(self, seconds: float, progress: Callable[[], float], per_s: float) -> None:
+        super().__init__(seconds)
+        self._progress = progress
+        self._per_s = per_s
+
+    def look(self, now_s: float) -> None:
+        """Called with every tick."""
+        elapsed_s = now_s - (self._when_s - self.seconds)
+        if elapsed_s >= self.seconds / 3 and self._progress() < self._per_s * elapsed_s:
+            self._expire()
+        super().look(now_s)

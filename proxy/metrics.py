@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from proxy.core.gate import ANY_MODEL
+from proxy.core.inbound import Refusal
 from proxy.core.record import RequestRecord
 from proxy.core.residuals import SHORT_S
 from proxy.core.router import Router
@@ -68,6 +69,7 @@ class Metrics:
         self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
         self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
+        self.client_errors = count("client_errors", "Malformed requests refused", "reason")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
         self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
         self.ttft = hist("ttft_seconds", "Receipt to first token", SECONDS, "route_class")
@@ -113,6 +115,7 @@ class Metrics:
             (self.fallbacks, Fallback),
             (self.hedges, ("local", "peer", "none")),
             (self.retries, FailureKind),
+            (self.client_errors, Refusal),
             (self.disconnects, ("upload", "prefill", "first_token", "decode")),
         ):
             for value in values:
