@@ -132,7 +132,9 @@ class Exchange:
         except UpstreamFailure as failure:
             now_s = self.service.clock.unix_now()
             response = replies.refusal(failure, self._extra_headers(), now_s)
-            self._end(Outcome.UPSTREAM_ERROR, failure.status, failure.detail)
+            is_clients = failure.kind is FailureKind.NO_MODEL
+            outcome = Outcome.BAD_REQUEST if is_clients else Outcome.UPSTREAM_ERROR
+            self._end(outcome, failure.status, failure.detail)
             return response
         return await self._relay(admitted, answer)
 

@@ -129,6 +129,22 @@ async def test_when_all_fail_nothing_is_amplified(tmp_path: Path, how: str, at_o
         await proxy.at_rest()
 
 
+async def test_a_dead_one_is_asked_a_few_times_and_comes_back(tmp_path: Path) -> None:
+    options = {"health_interval": 0.2, "slow_start": 0}
+    async with fleet(tmp_path, GOOD, GOOD, **options) as (proxy, engines):
+        await engines[0].__aexit__()
+        assert await burst(proxy, at_once=4) == {200: MANY}
+        assert proxy.metric("upstream_retries_total", reason="connect") < 5
+        assert proxy.router.fleet.get("e0").health.is_gone
+        again = RawEngine(GOOD)
+        again.port = engines[0].port
+        async with again:
+            await until(lambda: proxy.router.fleet.is_up("e0"), "back")
+            assert await burst(proxy, 10, at_once=1) == {200: 10}
+            assert len(again.posts) == 5
+            await proxy.at_rest()
+
+
 async def test_when_nobody_listens_nothing_is_sent(tmp_path: Path) -> None:
     async with fleet(tmp_path, GOOD, GOOD) as (proxy, engines):
         for engine in engines:
