@@ -32,9 +32,9 @@ async def look_at(reply: Reply) -> None:
             raise UpstreamFailure(FailureKind.RESET, "the stream ended before its first event")
         head = b"".join(reply.body)
     if event is not None and is_error_event(event):
-        failure = _in_band_error(event)
-        if failure is not None:
-            raise failure
+        failure = in_band_error(event)
+        if failure.kind is FailureKind.BUSY or (failure.status or 0) >= 500:
+            raise failure  # the client's own error is the answer, and stays as it is
 
 
 async def _look_at_status(reply: Reply) -> None:
@@ -81,21 +81,17 @@ def _headers(reply: Reply) -> dict[str, str]:
     return {shown: value.decode("latin-1") for shown, value in found if value is not None}
 
 
-def _in_band_error(event: bytes) -> UpstreamFailure | None:
-    """An engine error inside a 200, before any content: as good as an error status.
-
-    None where it is the client's own: that is the answer, and stays as it is.
-    """
+def in_band_error(event: bytes) -> UpstreamFailure:
+    """An engine error inside a 200: before any content as good as an error status."""
     body = event[event.find(b"{") :]
     try:
         error = orjson.loads(body).get("error")
     except (orjson.JSONDecodeError, AttributeError):
         error = None
     code = error.get("code") if isinstance(error, dict) else None
-    status = code if isinstance(code, int) and 400 <= code < 600 else 500
-    is_busy = status in BUSY_STATUSES
-    if status < 500 and not is_busy:
-        return None
-    kind = FailureKind.BUSY if is_busy else FailureKind.SERVER_ERROR
+    is_status = isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600
+    status = code if is_status else 500
+    kind = FailureKind.BUSY if status in BUSY_STATUSES else FailureKind.SERVER_ERROR
     headers = {"Content-Type": "application/json"}
-    return UpstreamFailure(kind, "error event", status=status, body=body, headers=headers)
+    detail = f"error event (code {status})"
+    return UpstreamFailure(kind, detail, status=status, body=body, headers=headers)

@@ -39,8 +39,9 @@ def error(failed: ProxyError, headers: Headers) -> web.Response:
 
 def refusal(failure: UpstreamFailure, headers: Headers, unix_now_s: float) -> web.Response:
     """Nobody could answer: the last instance's own words; raises ProxyError if it had none."""
-    if failure.status is None and failure.kind is FailureKind.TIMEOUT:
-        raise UpstreamTimeoutError(f"upstream: {failure.detail} (--ttft-timeout)")
+    if failure.status is None and failure.kind in (FailureKind.TIMEOUT, FailureKind.LATE):
+        late = f"upstream: {failure.detail} (--ttft-timeout)"
+        raise UpstreamTimeoutError(late, code="ttft_timeout")
     if failure.kind is FailureKind.NO_ROOM:
         raise NoRoomError(f"no connection to an instance can be made ({failure.detail})")
     if failure.kind is FailureKind.MALFORMED:

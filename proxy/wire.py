@@ -191,8 +191,8 @@ class Connection(asyncio.Protocol):
             return
         if is_clean and reply.has_begun and isinstance(reply.framing, UntilClose):
             self._reply = None
-            reply.is_over = True
-            reply.framing.is_done = reply.framing.at_end = True
+            reply.framing.is_done = reply.is_over = True
+            reply.framing.is_whole = False
             reply.sink(b"")
             reply.wake()
             self.abort()

@@ -30,7 +30,15 @@ SHELL = WIRE | {
     "proxy.metrics",
     "proxy.reqlog",
 }
-REQUEST = SHELL | {"proxy.service", "proxy.legs", "proxy.intake", "proxy.replies", "proxy.journal"}
+REQUEST = SHELL | {
+    "proxy.service",
+    "proxy.waits",
+    "proxy.lastwords",
+    "proxy.legs",
+    "proxy.intake",
+    "proxy.replies",
+    "proxy.journal",
+}
 ALLOWED: dict[str, set[str]] = {
     "proxy.errors": {OURS},
     "proxy.clock": set(),
@@ -40,7 +48,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.config": LEAF,
     "proxy.deadline": set(),
     "proxy.heads": set(),
-    "proxy.answer": LEAF | {"proxy.heads"},
+    "proxy.answer": LEAF | {"proxy.deadline", "proxy.heads"},
+    "proxy.lastwords": set(),
     "proxy.judge": LEAF | {"proxy.answer"},
     "proxy.wire": LEAF | {"proxy.answer"},
     "proxy.pool": WIRE | {"proxy.wire"},
@@ -58,6 +67,7 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.journal": LEAF,
     "proxy.retrying": SHELL | {"proxy.service"},
     "proxy.race": LEAF,
+    "proxy.waits": SHELL | {"proxy.service"},
     "proxy.offloading": REQUEST | {"proxy.race"},
     "proxy.handler": REQUEST | {"proxy.offloading", "proxy.retrying"},
     "proxy.background": SHELL | {"proxy.service"},

@@ -41,6 +41,7 @@ FAULT_KINDS = frozenset(
         FailureKind.RESET,
         FailureKind.SERVER_ERROR,
         FailureKind.TIMEOUT,
+        FailureKind.LATE,
         FailureKind.MALFORMED,
     }
 )

@@ -24,6 +24,7 @@ BUSY_MIN_S, BUSY_MAX_S = 1, 30
 _D_INNOCENT = {
     FailureKind.PEER_GONE: Fallback.P_GONE,
     FailureKind.TIMEOUT: Fallback.TRANSFER_TIMEOUT,
+    FailureKind.LATE: Fallback.TRANSFER_TIMEOUT,
     FailureKind.SERVER_ERROR: Fallback.D_FAILED,
 }
 _ONCE = frozenset({FailureKind.TIMEOUT, FailureKind.NO_MODEL})
@@ -82,10 +83,14 @@ class Budget:
 
         `is_free`: to an instance without a spot; that counts, but is never refused.
         """
-        if not is_free and self.in_flight >= max(BUDGET_MIN, BUDGET_RATIO * active):
+        if not is_free and not self.has_room(active):
             return False
         self.in_flight += 1
         return True
+
+    def has_room(self, active: int) -> bool:
+        """Whether one more may run while `active` requests are in flight."""
+        return self.in_flight < max(BUDGET_MIN, BUDGET_RATIO * active)
 
     def give_back(self) -> None:
         """One that had begun has its answer, or has failed."""

@@ -151,6 +151,10 @@ class Router:
         self._charge_colocated(route, facts, now_s)
         return route
 
+    def has_other(self, route: Route, facts: RequestFacts) -> bool:
+        """Whether an instance is up that has not been tried for this request."""
+        return bool(self.fleet.serving(facts.model, {*route.tried, route.decode.name}))
+
     def prefill_done(
         self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None
     ) -> None:

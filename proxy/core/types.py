@@ -71,6 +71,8 @@ class FailureKind(StrEnum):
     BUSY = "busy"
     SERVER_ERROR = "server_error"
     TIMEOUT = "timeout"
+    LATE = "late"
+    """Past a limit scaled by the prediction, before the flat one: another instance may be asked."""
     MALFORMED = "malformed"
     PEER_GONE = "peer_gone"
     WENT_DOWN = "went_down"

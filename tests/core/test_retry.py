@@ -30,6 +30,7 @@ TABLE = {
     FailureKind.BUSY: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.SERVER_ERROR: (OTHER, SAME, Fallback.D_FAILED),
     FailureKind.TIMEOUT: (OTHER, SAME, Fallback.TRANSFER_TIMEOUT),
+    FailureKind.LATE: (OTHER, SAME, Fallback.TRANSFER_TIMEOUT),
     FailureKind.MALFORMED: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.PEER_GONE: (OTHER, SAME, Fallback.P_GONE),
     FailureKind.WENT_DOWN: (OTHER, OTHER, Fallback.D_FAILED),

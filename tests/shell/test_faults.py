@@ -195,7 +195,7 @@ async def test_what_is_no_answer_is_502_where_there_is_nobody_else(
     async with RawEngine(says(answer, close=True)) as engine:
         async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             got = await proxy.post(chat("x"))
-            assert (got.status, got.json["error"]["type"]) == (502, "bad_upstream")
+            assert (got.status, got.json["error"]["code"]) == (502, "bad_upstream")
             assert b"169.254" not in got.body
             await proxy.at_rest()
 
