@@ -149,7 +149,8 @@ class Rig:
     def _lines(self) -> list[dict[str, Any]]:
         path = self.proxy.settings.request_log
         assert path is not None
-        return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+        lines = path.read_bytes().split(b"\n")[:-1]  # the last one may be half written
+        return [orjson.loads(line) for line in lines]
 
     def metric(self, name: str, **labels: str) -> float:
         return self.proxy.metric(name, **labels)

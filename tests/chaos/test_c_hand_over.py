@@ -244,6 +244,7 @@ async def test_f51_client_leaves_during_prefill(rig: Floor) -> None:
         assert sum(e.stats()["generated_tokens"] for e in r.engines) == 0
 
 
+@TODO(reason="P's KV stays pinned until the engine's own timeout")
 async def test_f52_client_leaves_between_the_legs(rig: Floor) -> None:
     async with rig(sims=2, sim={"abort_timeout": 2000.0}, **ALWAYS) as r:
         p, d = await offload(r)
