@@ -75,6 +75,7 @@ class Rig:
     links: list[FaultProxy]
     boots: list[FaultProxy]
     """Before the simulated engines' bootstrap servers; pulls of KV pass here too."""
+    calm: Scripted
     log: LogCatcher
     lag: LagProbe
     sims: SimFleet | None = None
@@ -403,4 +404,4 @@ class Floor:
         proxy = Proxy(folder / "requests.jsonl", instances, **(defaults | options))
         await enter(proxy)
         await proxy.up()
-        return Rig(proxy, there, links, gates, catcher, LagProbe(), fleet)
+        return Rig(proxy, there, links, gates, calm, catcher, LagProbe(), fleet)
