@@ -78,6 +78,7 @@ class Watch:
         if (member := self._fleet.get(name)) is not None:
             self._forget(name)
             self._renew(member)
+            member.health.renew(now_s)
             member.health.back_s = now_s
             self._fleet.returned(name)
 

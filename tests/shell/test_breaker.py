@@ -284,3 +284,62 @@ async def test_a_restart_between_two_probes_is_noticed(tmp_path: Path) -> None:
         await background.scrape(service, upstream)
         assert member.incarnation == 1, "told twice, it is one restart"
         await proxy.at_rest()
+
+
+def _raw_bootstrap(ids: list[str]) -> Script:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(plain(b'{"0":{"engine_id":"%s"}}' % ids[-1].encode()))
+        writer.close()
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends"), [(BOOM, "open"), (plain(b"{}", "429 Busy", "Retry-After: 9\r\n"), "busy")]
+)
+async def test_a_p_that_fails_or_is_busy_is_not_asked_for_ever(
+    tmp_path: Path, answer: bytes, ends: str
+) -> None:
+    """Every client gets its answer from D all the while."""
+    boot = await asyncio.start_server(_raw_bootstrap(["e-1"]), "127.0.0.1", 0)
+    port = boot.sockets[0].getsockname()[1]
+    options = {"health_interval": 60, "offload_policy": "always"}
+    async with boot, RawEngine(GOOD) as d, RawEngine(says(answer)) as p:
+        urls = [f"d={d.address}", f"p={p.address};bootstrap={port}"]
+        limits = {"warm_threshold": 10, "heavy_threshold": 20}
+        async with Proxy(tmp_path / "log", urls, **options, **limits) as proxy:
+            await proxy.up()
+            for i in range(FAULTS + 3):
+                proxy.router.sessions.assign(f"s{i}", "d", proxy.server.service.clock.now_s())
+                headers = {"X-Session-ID": f"s{i}"}
+                got = await proxy.post(chat(f"{i} " * 3000), headers=headers)
+                assert (got.text, got.headers["X-Cache-Proxy-Instance"]) == ("fine", "d")
+            if ends == "open":
+                assert len(p.posts) == FAULTS
+                assert proxy.router.fleet.open() == {"p"}
+            else:
+                assert len(p.posts) == 1
+                assert proxy.router.fleet.is_spotless("p")
+            assert proxy.metric("upstream_retries_total", reason="server_error") == 0
+            await proxy.at_rest()
+
+
+async def test_a_new_engine_id_that_a_request_sees_first_is_a_restart_too(tmp_path: Path) -> None:
+    ids = ["e-1"]
+    boot = await asyncio.start_server(_raw_bootstrap(ids), "127.0.0.1", 0)
+    port = boot.sockets[0].getsockname()[1]
+    async with boot, RawEngine(GOOD) as engine:
+        urls = [f"e={engine.address};bootstrap={port}"]
+        async with Proxy(tmp_path / "log", urls, health_interval=60) as proxy:
+            await proxy.up()
+            service, member = proxy.server.service, proxy.router.fleet.get("e")
+            upstream = service.upstreams["e"]
+            assert await upstream.engine_id() == "e-1"
+            ids.append("e-2")
+            upstream.forget_engine_id()
+            assert await upstream.engine_id() == "e-2"
+            await background.probe(service, upstream)
+            assert member.incarnation == 1
+            await background.probe(service, upstream)
+            assert member.incarnation == 1
