@@ -270,7 +270,8 @@ async def test_when_nobody_can_the_last_refusal_is_passed_on(tmp_path: Path) -> 
 
 async def test_busy_everywhere_is_503_with_retry_after(tmp_path: Path) -> None:
     async with RawEngine(says(BUSY)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        options: dict[str, Any] = {"kv_connector": "none", "max_queue": 0}
+        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
             first = await proxy.post(chat("x"))
             assert (first.status, first.headers["Retry-After"]) == (503, "1")
             second = await proxy.post(chat("x"))
