@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from proxy import background
 from proxy.core import health
-from proxy.core.health import FAULTS, State
+from proxy.core.health import FAULTS, Health, State
 from proxy.core.types import FailureKind
 from proxy.errors import UpstreamFailure
 from tests.shell.harness import (
@@ -37,6 +38,7 @@ FAILS: dict[str, Script] = {
     "closes": says(b"", close=True),
     "garbage": says(b"\x16\x03\x01 not HTTP at all\r\n\r\n", close=True),
 }
+CASES = [("500", 1), ("500", 8), ("500", 40), ("reset", 40), ("closes", 8), ("garbage", 40)]
 MANY = 120
 
 
@@ -74,8 +76,7 @@ async def burst(proxy: Proxy, count: int = MANY, at_once: int = 8) -> Counter[in
     return statuses
 
 
-@pytest.mark.parametrize("how", FAILS)
-@pytest.mark.parametrize("at_once", [1, 40])
+@pytest.mark.parametrize(("how", "at_once"), CASES)
 async def test_one_of_three_fails_and_no_client_notices(
     tmp_path: Path, how: str, at_once: int
 ) -> None:
@@ -114,8 +115,7 @@ async def test_one_of_three_fails_all_it_has_at_once(tmp_path: Path) -> None:
         assert proxy.server.service.budget.in_flight == 0
 
 
-@pytest.mark.parametrize("how", FAILS)
-@pytest.mark.parametrize("at_once", [1, 40])
+@pytest.mark.parametrize(("how", "at_once"), CASES)
 async def test_when_all_fail_nothing_is_amplified(tmp_path: Path, how: str, at_once: int) -> None:
     async with fleet(tmp_path, *[FAILS[how]] * 3) as (proxy, engines):
         assert set(await burst(proxy, at_once=at_once)) <= {500, 502}
@@ -244,6 +244,33 @@ async def test_health_that_fails_everywhere_while_inference_works(tmp_path: Path
         assert await burst(proxy, 10, at_once=2) == {200: 10}
         async with proxy.http.get("/ready") as ready:
             assert ready.status == 200
+
+
+async def test_health_that_fails_on_one_and_health_that_flaps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What fails is left out; what comes and goes changes twice in ten seconds, at the most."""
+    sick = plain(b"", "500 Internal Server Error")
+    async with fleet(tmp_path, GOOD, GOOD, GOOD, health_interval=0.02) as (proxy, engines):
+        engines[0].health = sick
+        await until(lambda: not proxy.router.fleet.is_up("e0"), "ejected")
+        asked = len(engines[0].posts)
+        assert await burst(proxy, 30, at_once=3) == {200: 30}
+        assert len(engines[0].posts) == asked
+        assert proxy.metric("panic") == 0
+        caplog.clear()
+        flapping = proxy.router.fleet.get("e1").health
+        for round_ in range(10):
+            seen = flapping.probes
+            engines[1].health = plain(b"") if round_ % 2 else sick
+            await until(partial(_probed_since, flapping, seen + 4), "probed")
+            assert (await proxy.post(chat("x"))).status == 200
+        changes = [r for r in caplog.records if "e1" in r.getMessage() and r.levelname != "DEBUG"]
+        assert len(changes) <= 2
+
+
+def _probed_since(of: Health, probes: int) -> bool:
+    return of.probes >= probes
 
 
 async def test_a_model_that_one_instance_denies(tmp_path: Path) -> None:
