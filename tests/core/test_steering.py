@@ -142,8 +142,8 @@ def nested(depth: int, kind: type) -> Any:
 
 @pytest.mark.parametrize("kind", [list, dict])
 def test_depth(kind: type) -> None:
-    assert not is_deep(nested(MAX_DEPTH, kind))
-    assert is_deep(nested(MAX_DEPTH + 1, kind))
+    assert not is_deep({"a": nested(MAX_DEPTH - 1, kind)})
+    assert is_deep({"a": nested(MAX_DEPTH, kind)})
     for depth in (MAX_DEPTH + 1, 1000):
         body = {"x": nested(depth, kind)}
         unfit = complaint(body, orjson.dumps({"x": None}) + b"[" * depth)
