@@ -12,6 +12,7 @@ from aiohttp import web
 from proxy import background, tcp
 from proxy.admin import Admin, error_response, guarded
 from proxy.config import Settings
+from proxy.connections import Door, GuardedSite, default_cap, raise_descriptor_limit
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
@@ -86,7 +87,7 @@ class Server:
         await runner.setup()
         self._runners.append(runner)
         try:
-            site = web.TCPSite(runner, host, port, backlog=BACKLOG)
+            site = self._site(runner, host, port)
             await site.start()
         except OSError:
             await self.close()
@@ -94,6 +95,16 @@ class Server:
         for sock in cast(asyncio.Server, site._server).sockets:
             tcp.watch(sock)
         return runner
+
+    def _site(self, runner: web.AppRunner, host: str, port: int) -> web.TCPSite:
+        """Clients share a limited number of connections; operators get in beside them."""
+        if len(self._runners) > 1:
+            return web.TCPSite(runner, host, port, backlog=BACKLOG)
+        metrics = self.service.metrics
+        cap = self._settings.max_connections or default_cap(raise_descriptor_limit())
+        door = Door(cap, metrics.connections_refused.inc)
+        metrics.open_connections.set_function(lambda: door.open)
+        return GuardedSite(runner, host, port, door, backlog=BACKLOG)
 
     def _take_short_cut(self, runner: web.AppRunner) -> None:
         """Lead the paths that matter past the router, which would cost as much as a decision."""
@@ -134,6 +145,7 @@ class Server:
         """Readiness off at once; accept a little longer; let what runs finish, up to the limit."""
         service, limit_s = self.service, self._settings.drain_seconds
         service.is_draining = True
+        service.waiting.close()
         _log.info("draining: %d requests in flight", service.in_flight)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
         if await self._idle_within(accept_s):

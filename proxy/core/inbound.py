@@ -89,8 +89,8 @@ class ClientChunks(Chunked):
         super().__init__()
         self._chunks = self._size = 0
 
-    def _begin(self, line: bytes, start: int) -> None:
-        super()._begin(line, start)
+    def _begin(self, line: bytes) -> None:
+        super()._begin(line)
         self._chunks += 1
         self._size += self._left
         if self._chunks > SMALL_CHUNKS + self._size // CHUNK_BYTES:

@@ -21,7 +21,7 @@ AT_ONCE = 128
 SENTINEL = b"GET /live HTTP/1.1\r\nHost: proxy\r\nConnection: close\r\n\r\n"
 PROBES = (b"GET /health ", b"GET /metrics ", b"GET /v1/models ")
 OPTIONS = {"header_timeout": 3.0, "body_timeout": 9.0, "kv_connector": "none"}
-"""Short, for those who wait for them; long enough for 300 pieces, beside 127 others."""
+"""Short, for those who wait for them; enough for a request in 300 pieces, beside 127 others."""
 
 
 @dataclass(slots=True)
