@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from proxy.core.gate import ANY_MODEL
+from proxy.core.health import State
 from proxy.core.record import RequestRecord
 from proxy.core.residuals import SHORT_S
 from proxy.core.router import Router
@@ -58,7 +59,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        count, hist = self._counter, self._histogram
+        self._of_requests()
+        self._of_times()
+        self._of_overload()
+        self._name_known_labels()
+        build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
+        build.info({"version": version("cache-proxy")})
+
+    def _of_requests(self) -> None:
+        count = self._counter
         self.requests = count("requests", "Requests", "endpoint", "route_class", "outcome")
         self.issued = count("issued", "Requests that reached admission")
         self.rejected = count("rejected", "Requests answered busy", "reason")
@@ -68,9 +77,15 @@ class Metrics:
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
         self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
         self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
+        self.retries_refused = count("retry_budget_refused", "Repetitions beyond the budget")
+        self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
         self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
+        self.shadow = count("shadow_decisions", "Shadow policy's choices", "policy", "agrees")
+
+    def _of_times(self) -> None:
+        hist = self._histogram
         self.ttft = hist("ttft_seconds", "Receipt to first token", SECONDS, "route_class")
         self.tpot = hist("tpot_seconds", "Per token after the first", PER_TOKEN_S, "route_class")
         self.e2e = hist("e2e_seconds", "Receipt to last byte", SECONDS, "route_class")
@@ -93,16 +108,18 @@ class Metrics:
             ERROR_RATIO,
             "what",
         )
-        self.shadow = count("shadow_decisions", "Shadow policy's choices", "policy", "agrees")
         self.hit_error = hist(
             "prefix_hit_prediction_error_tokens",
             "Engine's cached_tokens minus predicted hit tokens, colocated requests",
             ERROR_TOKENS,
         )
+        self.loop_lag = hist("loop_lag_seconds", "Event loop's lateness", LAG_S)
+
+    def _of_overload(self) -> None:
+        gauge, count, hist = self._gauge, self._counter, self._histogram
         self.retry_after = hist(
             "retry_after_seconds", "Retry-After of busy answers", (1, 2, 5, 10, 20, 30)
         )
-        gauge = self._gauge
         self.queued_requests = gauge("queued_requests", "Requests that wait for a free instance")
         self.queued_bytes = gauge("queued_bytes", "Bytes of their bodies")
         self.queue_wait = hist(
@@ -113,10 +130,6 @@ class Metrics:
         self.memory_used = gauge("memory_used_bytes", "Resident memory, as last measured")
         self.memory_limit = gauge("memory_limit_bytes", "What is kept below; 0: no limit")
         self.memory_level = gauge("memory_level", "1 no keep-alive, 2 no HEAVY, 3 no requests")
-        self.loop_lag = hist("loop_lag_seconds", "Event loop's lateness", LAG_S)
-        self._name_known_labels()
-        build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
-        build.info({"version": version("cache-proxy")})
 
     def _name_known_labels(self) -> None:
         """Closed label sets start at 0: an alert on a rate must not begin with "no data"."""
@@ -208,6 +221,9 @@ class FleetCollector(Collector):
         yield from self._tokens(loads)
         yield self._in_flight(loads)
         yield self._health(names)
+        yield self._breaker()
+        panic = self._router.fleet.is_panicking()
+        yield _single("panic", "1 while ejected instances are used for want of others", panic)
         yield self._busy(names)
         yield self._learned(names)
         yield from self._engine(names)
@@ -236,6 +252,14 @@ class FleetCollector(Collector):
         family = _gauge("instance_healthy", "1 when it may be chosen", "upstream")
         for name in names:
             family.add_metric([name], self._router.fleet.is_up(name))
+        return family
+
+    def _breaker(self) -> Metric:
+        text = "0 healthy, 1 suspect, 2 ejected, 3 probing"
+        family = _gauge("breaker_state", text, "upstream")
+        for member in self._router.fleet.members():
+            state = member.health.state(self.now_s)
+            family.add_metric([member.instance.name], list(State).index(state))
         return family
 
     def _learned(self, names: list[str]) -> Metric:

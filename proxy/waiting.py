@@ -114,7 +114,7 @@ class WaitingRoom:
         if isinstance(offer.displaced, Turn):
             self._refuse(offer.displaced, RejectReason.QUEUE_FULL)
         self._reject = reject
-        self._router.watch(self._wake)
+        self._router.call_when_freed(self._wake)
         self._set_timer()
         return await self._turn(turn)
 
@@ -195,7 +195,7 @@ class WaitingRoom:
     def _rest(self) -> None:
         """With nobody here, nothing is to be watched."""
         if not len(self.queue):
-            self._router.watch(None)
+            self._router.call_when_freed(None)
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
