@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from typing import cast
 
 from aiohttp import web
 
-from proxy import background
+from proxy import background, tcp
 from proxy.admin import Admin, error_response, guarded
 from proxy.config import Settings
 from proxy.connections import Door, GuardedSite, client_cap
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
+from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
+from proxy.refusals import RefusalLog
 from proxy.service import Service
 from proxy.thresholds import BusyThreshold
 
@@ -37,6 +40,7 @@ class Server:
         self._settings = settings
         self.service: Service
         self._runner: web.AppRunner
+        self._rules: Rules
         self._admin_runner: web.AppRunner | None = None
         self._runners: list[web.AppRunner] = []
         self._stop = asyncio.Event()
@@ -55,6 +59,9 @@ class Server:
         """Listen. Raises OSError when the port or the request log cannot be had."""
         settings = self._settings
         self.service = Service.start(settings)
+        refused = self.service.metrics.client_errors
+        log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
+        self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
         one_listener = settings.admin_port is None
         self._runner = await self._listen(
             application(self.service, admin=one_listener), settings.host, settings.port
@@ -66,8 +73,10 @@ class Server:
             )
 
     async def _listen(self, app: web.Application, host: str, port: int) -> web.AppRunner:
-        runner = web.AppRunner(
+        runner = Runner(
             app,
+            self._rules,
+            tcp_keepalive=False,  # the listener's is inherited
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
@@ -78,10 +87,13 @@ class Server:
         await runner.setup()
         self._runners.append(runner)
         try:
-            await self._site(runner, host, port).start()
+            site = self._site(runner, host, port)
+            await site.start()
         except OSError:
             await self.close()
             raise
+        for sock in cast(asyncio.Server, site._server).sockets:
+            tcp.watch(sock)
         return runner
 
     def _site(self, runner: web.AppRunner, host: str, port: int) -> web.TCPSite:
