@@ -6,6 +6,7 @@ every stream would feel. Old names of a series stand beside the new one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -27,9 +28,6 @@ _WANTED = tuple(
     for name in names
 )
 
-_MOST = 1e15
-"""More than any count or time that an engine could mean."""
-
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
@@ -47,22 +45,16 @@ class EngineStats:
 
 
 def parse(exposition: bytes) -> EngineStats:
-<<<<<<< HEAD
-    """Read an engine's metrics; lines that are no metric are ignored."""
-    samples = list(_samples(exposition))
-    used = [s.value for s in samples if s.name in _USAGE and s.value <= 1.0]
-=======
     """Read an engine's metrics; what is no metric, or cannot be its value, is ignored."""
     samples = [s for s in _samples(exposition) if 0 <= s.value < inf]
     used = [s.value for s in samples if s.name in _USAGE and s.value <= 1]
->>>>>>> main
     total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG]
     sources = {s.labels.get("source"): 0.0 for s in samples if s.name in _SOURCES}
     for sample in samples:
         if sample.name in _SOURCES:
             sources[sample.labels.get("source")] += sample.value
     external = sources.get("external_kv_transfer")
-    started = [s.value for s in samples if s.name in _STARTED]
+    started = [s.value for s in samples if s.name in _STARTED and math.isfinite(s.value)]
     known = [tokens for tokens in total if tokens]
     return EngineStats(
         kv_used_ratio=max(used, default=None),
@@ -77,12 +69,10 @@ def parse(exposition: bytes) -> EngineStats:
 
 
 def _samples(exposition: bytes) -> Iterable[Sample]:
-    """The samples that are wanted and can be true: no NaN, nothing negative or infinite."""
     lines = [line for line in exposition.splitlines() if line.startswith(_WANTED)]
     text = b"\n".join(lines).decode("utf-8", "replace") + "\n"
     try:
-        families = text_string_to_metric_families(text)
-        return [s for family in families for s in family.samples if 0 <= s.value < _MOST]
+        return [s for family in text_string_to_metric_families(text) for s in family.samples]
     except ValueError:
         return []
 
@@ -104,18 +94,9 @@ def _kv_tokens(labels: dict[str, str]) -> int | None:
     """Capacity in tokens: as stated, else blocks times block size."""
     try:
         if (stated := labels.get("kv_cache_size_tokens", "")) not in ("", "None"):
-<<<<<<< HEAD
-            tokens = float(stated)
-        else:
-            tokens = float(labels["num_gpu_blocks"]) * float(labels["block_size"])
-    except (KeyError, ValueError):
-        return None
-    return int(tokens) if 0 < tokens < _MOST else None
-=======
             tokens = int(float(stated))
         else:
             tokens = int(float(labels["num_gpu_blocks"]) * float(labels["block_size"]))
     except (KeyError, ValueError, OverflowError):
         return None
     return tokens if tokens >= 0 else None
->>>>>>> main
