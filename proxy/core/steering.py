@@ -82,6 +82,9 @@ def complaint(body: Mapping[str, Any], raw: bytes) -> Unfit | None:
         return Unfit(f"messages: over {MAX_MESSAGES}", "messages")
     if "cache_salt" in body and not _is_salt(body["cache_salt"]):
         return Unfit("cache_salt: 1 to 128 characters without @ / \\ and controls", "cache_salt")
+    xargs = body.get(EXTRA_ARGS)
+    if type(xargs) is dict and (steering := steering_keys(xargs)):
+        return Unfit(f"{EXTRA_ARGS}: {steering[0]} is not a client's to set", EXTRA_ARGS)
     if _may_be_deep(raw) and is_deep(body):
         return Unfit(f"body: nested deeper than {MAX_DEPTH}")
     return None
