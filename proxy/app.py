@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import socket
+import ssl
+from collections.abc import Callable
 
 from aiohttp import web
 
-from proxy import background
-from proxy.admin import Admin, error_response, guarded
+from proxy import background, tls
+from proxy.admin import Admin
 from proxy.config import Settings
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.handler import Exchange
+from proxy.operators import Denials, audited, error_response
+from proxy.reload import Reloader
 from proxy.service import Service
 from proxy.thresholds import BusyThreshold
 
@@ -32,9 +38,12 @@ _log = logging.getLogger(__name__)
 class Server:
     """One listening proxy: `start`, then `stop`; `run` does both around a signal."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, source: Callable[[], Settings] | None = None) -> None:
+        """`source` reads the options anew for a reload; raises ConfigError."""
         self._settings = settings
+        self._source = source or (lambda: settings)
         self.service: Service
+        self.reloader: Reloader
         self._runner: web.AppRunner
         self._admin_runner: web.AppRunner | None = None
         self._runners: list[web.AppRunner] = []
@@ -43,28 +52,44 @@ class Server:
     @property
     def url(self) -> str:
         """Where the proxy listens; the port is the kernel's choice when 0 was asked for."""
-        return _url(self._runner)
+        return self._url(self._runner)
 
     @property
     def admin_url(self) -> str:
         """Where the admin paths are."""
-        return _url(self._admin_runner or self._runner)
+        return self._url(self._admin_runner or self._runner)
+
+    def _url(self, runner: web.AppRunner) -> str:
+        host, port = runner.addresses[0][:2]
+        scheme = "https" if self._settings.tls_cert else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def start(self) -> None:
-        """Listen. Raises OSError when the port or the request log cannot be had."""
+        """Listen. Raises OSError when the port or the request log cannot be had.
+
+        ConfigError when certificates cannot be used.
+        """
         settings = self._settings
+        secure = tls.for_clients(settings)
         self.service = Service.start(settings)
+        self.reloader = Reloader(self.service, self._source, self._exchange)
         one_listener = settings.admin_port is None
         self._runner = await self._listen(
-            application(self.service, admin=one_listener), settings.host, settings.port
+            application(self.service, admin=one_listener), settings.host, settings.port, secure
         )
         self._take_short_cut(self._runner)
         if settings.admin_port is not None:
             self._admin_runner = await self._listen(
-                application(self.service, public=False), settings.admin_host, settings.admin_port
+                application(self.service, public=False),
+                settings.admin_host,
+                settings.admin_port,
+                secure,
             )
+        self.service.own_ports |= {at[1] for r in self._runners for at in r.addresses}
 
-    async def _listen(self, app: web.Application, host: str, port: int) -> web.AppRunner:
+    async def _listen(
+        self, app: web.Application, host: str, port: int, secure: ssl.SSLContext | None
+    ) -> web.AppRunner:
         runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -77,11 +102,20 @@ class Server:
         await runner.setup()
         self._runners.append(runner)
         try:
-            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+            await web.TCPSite(runner, host, port, backlog=BACKLOG, ssl_context=secure).start()
         except OSError:
             await self.close()
             raise
         return runner
+
+    async def _exchange(self, secure: ssl.SSLContext) -> None:
+        """Accept with another TLS context: on the same sockets, so nobody is refused meanwhile."""
+        for runner in self._runners:
+            old = list(runner.sites)
+            for shared in [s for site in old for s in _sockets(site)]:
+                await web.SockSite(runner, shared, backlog=BACKLOG, ssl_context=secure).start()
+            for site in old:
+                await site.stop()
 
     def _take_short_cut(self, runner: web.AppRunner) -> None:
         """Lead the paths that matter past the router, which would cost as much as a decision."""
@@ -98,18 +132,26 @@ class Server:
         server.request_handler = handle
 
     def catch_signals(self) -> None:
-        """From now on SIGTERM and SIGINT end `run`; before it says that it listens, better."""
+        """From now on SIGTERM and SIGINT end `run`, SIGHUP reloads, SIGUSR1 does nothing.
+
+        Better before it says that it listens. The request log needs no signal to be rotated.
+        """
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self.reloader.ask)
+        loop.add_signal_handler(signal.SIGUSR1, lambda: None)
 
     async def run(self) -> None:
         """Serve until a signal comes, then drain; a second one ends at once."""
         try:
             async with asyncio.TaskGroup() as group:
                 periodic = group.create_task(background.run(self.service), name="background")
+                look_s = self._settings.health_interval
+                reloads = group.create_task(self.reloader.watch(look_s), name="reload")
                 await self._stop.wait()
                 self._stop.clear()
+                reloads.cancel()
                 await self.drain()
                 periodic.cancel()
         finally:
@@ -120,7 +162,7 @@ class Server:
 
     async def drain(self) -> None:
         """Readiness off at once; accept a little longer; let what runs finish, up to the limit."""
-        service, limit_s = self.service, self._settings.drain_seconds
+        service, limit_s = self.service, self.service.settings.drain_seconds
         service.is_draining = True
         _log.info("draining: %d requests in flight", service.in_flight)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
@@ -155,9 +197,12 @@ class Server:
         await self.service.close()
 
 
-def _url(runner: web.AppRunner) -> str:
-    host, port = runner.addresses[0][:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def _sockets(site: web.BaseSite) -> list[socket.socket]:
+    """A site's listening sockets, under descriptors of their own."""
+    server = site._server
+    assert isinstance(server, asyncio.AbstractServer)
+    found = getattr(server, "sockets", ())
+    return [socket.socket(fileno=os.dup(s.fileno())) for s in found]
 
 
 def application(service: Service, *, admin: bool = True, public: bool = True) -> web.Application:
@@ -185,8 +230,7 @@ def _probes(service: Service) -> list[web.RouteDef]:
 
 def _admin(service: Service) -> list[web.RouteDef]:
     """What changes or shows the fleet: for operators, behind the token where there is one."""
-    admin, thresholds = Admin(service), BusyThreshold(service)
-    token = service.settings.admin_token
+    admin, thresholds, denials = Admin(service), BusyThreshold(service), Denials(service)
     rows = (
         ("GET", "/instances", admin.instances),
         ("POST", "/instances", admin.add_instance),
@@ -197,8 +241,10 @@ def _admin(service: Service) -> list[web.RouteDef]:
         ("POST", "/busy_threshold", thresholds.post),
         ("DELETE", "/busy_threshold", thresholds.delete),
     )
-    secret = token.get_secret_value() if token is not None else None
-    return [web.route(method, path, guarded(handler, secret)) for method, path, handler in rows]
+    return [
+        web.route(method, path, audited(service, denials, handler))
+        for method, path, handler in rows
+    ]
 
 
 def _relayed(service: Service) -> list[web.RouteDef]:

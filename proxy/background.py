@@ -10,7 +10,7 @@ from typing import Any
 from proxy.errors import UpstreamFailure
 from proxy.scrape import parse
 from proxy.service import Service
-from proxy.upstream import Upstream, model_cards
+from proxy.upstream import LIST_BYTES, Upstream, model_cards
 
 LAG_INTERVAL_S = 0.25
 MODELS_EVERY = 15
@@ -64,7 +64,8 @@ async def _learn(service: Service, upstream: Upstream, rounds: int) -> None:
     if member is None:
         return
     if member.models is None or rounds % MODELS_EVERY == 0:
-        body = await upstream.get("/v1/models", service.settings.health_timeout)
+        limit_s = service.settings.health_timeout
+        body = await upstream.get("/v1/models", limit_s, limit=LIST_BYTES)
         names = [str(card["id"]) for card in model_cards(body)]
         service.router.fleet.observe_models(upstream.instance.name, names)
     if service.connector.needs_engine_id:
@@ -75,7 +76,8 @@ async def scrape(service: Service, upstream: Upstream, rounds: int) -> None:
     """GET /metrics; an engine without it is judged by our own counters alone."""
     del rounds
     try:
-        body = await upstream.get("/metrics", service.settings.health_timeout)
+        limit_s = service.settings.health_timeout
+        body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES)
     except UpstreamFailure:
         return
     service.observe_stats(upstream.instance.name, parse(body))

@@ -13,13 +13,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.app import Server
 from proxy.config import ConfigError, Loaded, Settings, load, print_config
+from proxy.keys import is_loopback
 from proxy.tuning import collect_rarely, keep_big_blocks, share_the_interpreter
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until a signal. Exit 2 for a bad option, 1 when the port cannot be had."""
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        loaded = load(sys.argv[1:] if argv is None else argv, os.environ)
+        loaded = load(given, os.environ)
     except ConfigError as error:
         print(f"cache-proxy: {error}", file=sys.stderr)
         return 2
@@ -30,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_big_blocks()
     share_the_interpreter()
     try:
-        uvloop.run(_serve(loaded))
+        uvloop.run(_serve(loaded, given))
+    except ConfigError as error:
+        print(f"cache-proxy: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"cache-proxy: {_what_failed(loaded.settings, error)}", file=sys.stderr)
         return 1
@@ -39,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(loaded: Loaded) -> None:
-    server = Server(loaded.settings)
+async def _serve(loaded: Loaded, given: Sequence[str]) -> None:
+    server = Server(loaded.settings, lambda: load(given, os.environ).settings)
     await server.start()
     server.catch_signals()
     collect_rarely()
@@ -59,6 +64,12 @@ def _warn(logger: logging.Logger, settings: Settings) -> None:
             "no bootstrap address for %s: they take no offloaded prefill; "
             "give host:port;bootstrap=PORT, or --kv-connector none",
             ", ".join(without),
+        )
+    is_open = settings.admin_port is None and settings.admin_token is None
+    if is_open and not is_loopback(settings.host):
+        logger.warning(
+            "admin paths are open to whoever reaches %s: give --admin-token or --admin-port",
+            settings.host,
         )
 
 

@@ -67,6 +67,14 @@ def instance_list(value: object) -> object:
     return specs
 
 
+def cidr_list(value: object) -> object:
+    """Networks of `10.0.0.0/8,fd00::/8` or of a list of texts; a bare address is one."""
+    entries = value.split(",") if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple):
+        return value
+    return tuple(ipaddress.ip_network(e.strip()) if isinstance(e, str) else e for e in entries)
+
+
 def value_text(value: object) -> str:
     """Shortest text that reads back as `value`: `20000`, `32MiB`, `none`, `a:1,b:2`."""
     if value is None:

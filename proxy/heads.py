@@ -23,6 +23,11 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"accept-encoding",
     b"expect",
     b"x-request-id",
+    # An engine's own routing: a client would choose its rank, or whom it fetches KV from.
+    b"x-data-parallel-rank",
+    b"x-prefiller-host-port",
+    b"x-prefiller-url",
+    b"x-kv-cache-source-host-port",
 }
 _OURS = HOP_BY_HOP | {
     b"content-length",
@@ -35,19 +40,32 @@ _PLAIN_CONNECTION = frozenset({b"", b"close", b"keep-alive"})
 _IDENTITY = b"Accept-Encoding: identity\r\n"
 
 
-def forwarded(fields: Iterable[tuple[bytes, bytes]], request_id: str) -> bytes:
-    """A client's headers as lines for an instance: end-to-end ones. The first is the request id."""
-    lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _IDENTITY]
+_NOTHING: frozenset[bytes] = frozenset()
+
+
+def forwarded(
+    fields: Iterable[tuple[bytes, bytes]],
+    request_id: str,
+    hidden: frozenset[bytes] = _NOTHING,
+    added: bytes = b"",
+) -> bytes:
+    """A client's headers as lines for an instance: end-to-end ones. The first is the request id.
+
+    `hidden`: further names (lower case) that do not go on; `added`: lines that do.
+    """
+    lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _IDENTITY, added]
     named: set[bytes] = set()
     for name, value in fields:
         lower = name.lower()
         if lower not in _NOT_FORWARDED:
-            lines += (name, b": ", value, b"\r\n")
+            if lower not in hidden:
+                lines += (name, b": ", value, b"\r\n")
         elif lower == b"connection":
             named |= _tokens(value)
     if named - _PLAIN_CONNECTION:
         kept = [(n, v) for n, v in fields if n.lower() not in named]
-        return forwarded([f for f in kept if f[0].lower() != b"connection"], request_id)
+        kept = [f for f in kept if f[0].lower() != b"connection"]
+        return forwarded(kept, request_id, hidden, added)
     return b"".join(lines)
 
 

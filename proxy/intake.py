@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from proxy.access import SALT, Grant
 from proxy.core.connectors import KV_PARAMS
 from proxy.core.splice import splice
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
@@ -29,6 +30,8 @@ from proxy.legs import Outgoing
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
+SALT_MAX = 128
+_SALT_NEVER = re.compile(r"[@/\\\x00]")
 _OPERATORS_ONLY = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
@@ -57,7 +60,7 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if given and _REQUEST_ID.fullmatch(given) else _new_id()
 
 
-async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
+async def read(request: web.Request, name: str, limits: Limits, grant: Grant) -> Outgoing:
     """Body and headers as instances will get them; raises BadRequestError.
 
     `kv_transfer_params` of a client is taken out: it could steer an engine's KV connector.
@@ -67,8 +70,32 @@ async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
     parsed = _parse(request, raw)
     if KV_PARAMS in parsed:
         raw = splice(raw, {}, {KV_PARAMS})
-    headers = forwarded(request.raw_headers, name)
+    if grant.salt is not None:
+        raw, parsed = _salted(raw, parsed, grant.salt)
+    elif SALT in parsed:
+        _check_salt(parsed[SALT])
+    headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
     return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
+
+
+def _salted(raw: bytes, parsed: Mapping[str, Any], salt: str) -> tuple[bytes, Mapping[str, Any]]:
+    """The body under its tenant's salt. One without a JSON object has no prompt to share."""
+    if not parsed and raw.lstrip()[:1] != b"{":
+        if raw.lstrip()[:1] == b"[":
+            raise BadRequestError("body: must be a JSON object")
+        return raw, parsed
+    return splice(raw, {SALT: orjson.dumps(salt)}), {**parsed, SALT: salt}
+
+
+def _check_salt(salt: object) -> None:
+    """Engines differ in what a bad one does to them."""
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not 0 < len(salt) <= SALT_MAX or _SALT_NEVER.search(salt):
+        raise BadRequestError(
+            f"cache_salt: text of 1 to {SALT_MAX} characters without @ / \\ and NUL is needed",
+            param=SALT,
+        )
 
 
 def _check_path(request: web.Request) -> None:

@@ -69,6 +69,8 @@ class Metrics:
         self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
+        self.reloads = count("config_reloads", "Options read again at run time", "result")
+        self.denied = count("denied", "Requests without a key or token that is known", "who")
         self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
         self.ttft = hist("ttft_seconds", "Receipt to first token", SECONDS, "route_class")
         self.tpot = hist("tpot_seconds", "Per token after the first", PER_TOKEN_S, "route_class")
@@ -110,6 +112,8 @@ class Metrics:
         """Closed label sets start at 0: an alert on a rate must not begin with "no data"."""
         for counter, values in (
             (self.rejected, RejectReason),
+            (self.reloads, ("applied", "unchanged", "refused")),
+            (self.denied, ("client", "operator")),
             (self.fallbacks, Fallback),
             (self.hedges, ("local", "peer", "none")),
             (self.retries, FailureKind),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections import deque
 from dataclasses import dataclass, field
 
 from prometheus_client import generate_latest
 
+from proxy import tls
+from proxy.access import Access, bearer
 from proxy.clock import Clock
 from proxy.config import InstanceSpec, Settings
 from proxy.core.connectors import CONNECTORS, Connector
@@ -23,6 +26,7 @@ from proxy.metrics import FleetCollector, Metrics
 from proxy.reqlog import RequestLog
 from proxy.scrape import EngineStats
 from proxy.upstream import Upstream
+from proxy.ways import Ways
 
 DECISIONS_KEPT = 1000
 _log = logging.getLogger(__name__)
@@ -56,6 +60,12 @@ def router_config(settings: Settings) -> RouterConfig:
     )
 
 
+def instance_tls(settings: Settings) -> ssl.SSLContext | None:
+    """None where the options say nothing of it: then it is made when an https instance comes."""
+    own = (settings.instance_ca, settings.instance_cert)
+    return tls.for_instances(settings) if any(own) else None
+
+
 @dataclass(slots=True)
 class Service:
     """One proxy. Made inside a running loop, closed with `close`."""
@@ -65,6 +75,7 @@ class Service:
     router: Router
     metrics: Metrics
     request_log: RequestLog
+    ways: Ways = field(default_factory=Ways)
     estimator: TokenEstimator = field(default_factory=TokenEstimator)
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     stats: dict[str, EngineStats] = field(default_factory=dict)
@@ -74,11 +85,17 @@ class Service:
     decisions: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     collector: FleetCollector = field(init=False)
+    access: Access = field(init=False)
+    shows_route: bool = field(init=False)
+    """Whether X-Cache-Proxy-* are sent; between tenants they would tell of each other's prompts."""
+    own_ports: set[int] = field(default_factory=set)
+    last_reload: dict[str, object] | None = None
 
     def __post_init__(self) -> None:
         self.idle.set()
         self.collector = FleetCollector(self.router, self.stats)
         self.metrics.registry.register(self.collector)
+        self.use(self.settings)
         for spec in self.settings.instances:
             self.add(spec)
 
@@ -87,7 +104,14 @@ class Service:
         """Build everything from the options; OSError when the request log cannot be opened."""
         metrics = Metrics()
         log = RequestLog(settings.request_log, metrics.log_dropped.inc)
-        return cls(settings, Clock(), Router(router_config(settings)), metrics, log)
+        ways = Ways(instance_tls(settings), bearer(settings.instance_api_key))
+        return cls(settings, Clock(), Router(router_config(settings)), metrics, log, ways)
+
+    def use(self, settings: Settings) -> None:
+        """From now on these are the options; what was built from the old ones stays."""
+        self.settings = settings
+        self.access = Access(settings)
+        self.shows_route = settings.response_headers and settings.cache_salt_secret is None
 
     @property
     def connector(self) -> Connector:
@@ -98,7 +122,12 @@ class Service:
         """Bring an instance in."""
         instance = Instance(spec.name, spec.url, spec.bootstrap_url)
         self.router.add(instance)
-        self.upstreams[spec.name] = Upstream(instance, self.settings.connect_timeout)
+        self.upstreams[spec.name] = Upstream(instance, self.settings.connect_timeout, self.ways)
+
+    def reloaded(self, result: str) -> None:
+        """The options were read again: applied, unchanged, or refused and the old ones kept."""
+        self.metrics.reloads.labels(result).inc()
+        self.last_reload = {"result": result, "t": self.clock.unix_now()}
 
     async def remove(self, name: str) -> None:
         """Take an instance out and close its connections."""

@@ -17,7 +17,7 @@ IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threadi
 CORE_THIRD_PARTY = {"xxhash"}
 OURS = "proxy.core"
 LEAF = {OURS, "proxy.errors", "proxy.config", "proxy.config_options", "proxy.config_sources"}
-LEAF |= {"proxy.config_values", "proxy.clock"}
+LEAF |= {"proxy.config_values", "proxy.clock", "proxy.keys"}
 WIRE = LEAF | {"proxy.deadline", "proxy.heads"}
 SHELL = WIRE | {
     "proxy.answer",
@@ -29,6 +29,10 @@ SHELL = WIRE | {
     "proxy.scrape",
     "proxy.metrics",
     "proxy.reqlog",
+    "proxy.access",
+    "proxy.tls",
+    "proxy.resolve",
+    "proxy.ways",
 }
 REQUEST = SHELL | {"proxy.service", "proxy.legs", "proxy.intake", "proxy.replies", "proxy.journal"}
 ALLOWED: dict[str, set[str]] = {
@@ -36,15 +40,23 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.clock": set(),
     "proxy.config_values": set(),
     "proxy.config_sources": {"proxy.config_values"},
-    "proxy.config_options": {OURS, "proxy.config_sources", "proxy.config_values"},
+    "proxy.config_options": {OURS, "proxy.config_sources", "proxy.config_values", "proxy.keys"},
+    "proxy.keys": set(),
+    "proxy.access": LEAF,
+    "proxy.tls": LEAF,
+    "proxy.resolve": LEAF | {"proxy.deadline"},
+    "proxy.ways": LEAF | {"proxy.resolve"},
+    "proxy.allow": WIRE | {"proxy.resolve"},
+    "proxy.operators": SHELL | {"proxy.service"},
+    "proxy.reload": SHELL | {"proxy.service"},
     "proxy.config": LEAF,
     "proxy.deadline": set(),
     "proxy.heads": set(),
     "proxy.answer": LEAF | {"proxy.heads"},
     "proxy.judge": LEAF | {"proxy.answer"},
     "proxy.wire": LEAF | {"proxy.answer"},
-    "proxy.pool": WIRE | {"proxy.wire"},
-    "proxy.upstream": WIRE | {"proxy.answer", "proxy.pool"},
+    "proxy.pool": WIRE | {"proxy.wire", "proxy.resolve", "proxy.ways"},
+    "proxy.upstream": WIRE | {"proxy.answer", "proxy.pool", "proxy.ways"},
     "proxy.scrape": LEAF,
     "proxy.reqlog": LEAF,
     "proxy.tally": set(),
@@ -59,9 +71,11 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.offloading": REQUEST | {"proxy.race"},
     "proxy.handler": REQUEST | {"proxy.offloading"},
     "proxy.background": SHELL | {"proxy.service"},
-    "proxy.admin": SHELL | {"proxy.service"},
-    "proxy.thresholds": SHELL | {"proxy.service", "proxy.admin"},
-    "proxy.app": REQUEST | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"},
+    "proxy.admin": REQUEST | {"proxy.allow", "proxy.operators"},
+    "proxy.thresholds": SHELL | {"proxy.service", "proxy.operators"},
+    "proxy.app": REQUEST
+    | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
+    | {"proxy.operators", "proxy.reload"},
     "proxy.tuning": set(),
     "proxy.cli": LEAF | {"proxy.app", "proxy.tuning"},
 }

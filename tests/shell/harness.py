@@ -46,7 +46,14 @@ def chat(text: str, *, stream: bool = True, max_tokens: int = 8, **more: Any) ->
 class Proxy:
     """A listening proxy in this loop, its client session, and its request log."""
 
-    def __init__(self, log: Path, instances: list[str], **options: Any) -> None:
+    def __init__(
+        self,
+        log: Path,
+        instances: list[str],
+        *,
+        source: Callable[[], Settings] | None = None,
+        **options: Any,
+    ) -> None:
         defaults: dict[str, Any] = {
             "port": 0,
             "host": "127.0.0.1",
@@ -56,7 +63,7 @@ class Proxy:
         }
         self._log = log
         self.settings = Settings(instances=instances, **(defaults | options))
-        self.server = Server(self.settings)
+        self.server = Server(self.settings, source)
         self._stack = AsyncExitStack()
         self.http: aiohttp.ClientSession
 
