@@ -46,14 +46,9 @@ def chat(text: str, *, stream: bool = True, max_tokens: int = 8, **more: Any) ->
 class Proxy:
     """A listening proxy in this loop, its client session, and its request log."""
 
-    def __init__(
-        self,
-        log: Path,
-        instances: list[str],
-        *,
-        source: Callable[[], Settings] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, log: Path, instances: list[str], **options: Any) -> None:
+        """`options` are those of the command; `source` reads them anew for a reload."""
+        source = options.pop("source", None)
         defaults: dict[str, Any] = {
             "port": 0,
             "host": "127.0.0.1",
