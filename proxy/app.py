@@ -199,9 +199,7 @@ class Server:
 
 def _sockets(site: web.BaseSite) -> list[socket.socket]:
     """A site's listening sockets, under descriptors of their own."""
-    server = site._server
-    assert isinstance(server, asyncio.AbstractServer)
-    found = getattr(server, "sockets", ())
+    found = getattr(site._server, "sockets", ())
     return [socket.socket(fileno=os.dup(s.fileno())) for s in found]
 
 

@@ -22,6 +22,8 @@ _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?"
 )
+USERINFO = re.compile(r"[^\s'\",;/]+@")
+"""A password in an address must not reach a terminal, a log or an answer."""
 _BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -107,7 +109,8 @@ def to_toml(value: object) -> str:
 def _address(text: str) -> tuple[str | None, str, int]:
     found = _ADDRESS.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not host:port or http(s)://host:port")
+        shown = USERINFO.sub("***@", text)
+        raise ValueError(f"{shown!r} is not host:port or http(s)://host:port")
     host, port = found["host"].lower(), int(found["port"])
     if not 1 <= port <= 65535:
         raise ValueError(f"port {port} is not within 1 to 65535")

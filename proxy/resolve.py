@@ -10,7 +10,8 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
@@ -28,6 +29,8 @@ GOOD_S = 60.0
 ANSWER_S = 1.0
 """A name server that takes longer has failed, where there is a last good answer."""
 NAMES = 4096
+_METADATA = frozenset({"100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
+"""Those of clouds that are not link-local, and so may be within an allowed network."""
 _log = logging.getLogger(__name__)
 
 
@@ -39,10 +42,25 @@ class _Known:
     was_loopback: bool
 
 
-class Resolver:
-    """Answers of one process. `fence` bounds a name to networks."""
+LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
+"""A host and a port to addresses; raises OSError, or UnicodeError for what is no name."""
 
-    def __init__(self) -> None:
+
+async def system_look_up(host: str, port: int) -> list[str]:
+    """What this machine's name service says."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(info[4][0]) for info in found]
+
+
+class Resolver:
+    """Answers of one process. `fence` bounds a name to networks; `now_s` is monotonic."""
+
+    def __init__(
+        self, look_up: LookUp = system_look_up, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._look_up = look_up
+        self._now_s = now_s
         self._known: dict[str, _Known] = {}
         self._fences: dict[str, Networks] = {}
 
@@ -63,7 +81,7 @@ class Resolver:
         """Where to connect, best first; raises UpstreamFailure (CONNECT). Bounded by the caller."""
         if literal(host) is not None:
             return (host,)
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._now_s()
         known = self._known.get(host)
         if known is None:
             return await self._ask(host, port, None)
@@ -80,12 +98,12 @@ class Resolver:
             raise UpstreamFailure(FailureKind.CONNECT, "its name has no address") from None
 
     async def _ask(self, host: str, port: int, known: _Known | None) -> tuple[str, ...]:
-        loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            addresses = tuple(dict.fromkeys(await self._look_up(host, port)))
         except (OSError, UnicodeError) as error:
             raise UpstreamFailure(FailureKind.CONNECT, "its name has no address") from error
-        addresses = tuple(dict.fromkeys(str(info[4][0]) for info in found))
+        if not addresses:
+            raise UpstreamFailure(FailureKind.CONNECT, "its name has no address")
         parsed = [ipaddress.ip_address(a.partition("%")[0]) for a in addresses]
         why = self._refused(host, parsed, known)
         if why:
@@ -93,7 +111,7 @@ class Resolver:
             raise UpstreamFailure(FailureKind.CONNECT, "its name's address is refused")
         if len(self._known) >= NAMES:
             self._known.clear()
-        now_s, is_loopback = loop.time(), any(a.is_loopback for a in parsed)
+        now_s, is_loopback = self._now_s(), any(a.is_loopback for a in parsed)
         was_loopback = is_loopback if known is None else known.was_loopback
         self._known[host] = _Known(addresses, now_s, now_s, was_loopback)
         return addresses
@@ -129,6 +147,8 @@ def never(address: Address) -> str | None:
         return f"{address} hides an IPv4 address"
     if isinstance(address, IPv6Address) and (address.teredo or address.scope_id):
         return f"{address} is a tunnel's or has a zone"
+    if str(address) in _METADATA:
+        return f"{address} is a metadata service"
     if address.is_link_local:
         return f"{address} is link-local"
     if address.is_unspecified or address.is_multicast:
