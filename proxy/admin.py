@@ -40,7 +40,9 @@ class Admin:
         """Whether new requests should come here: not while draining, nor with nobody to serve."""
         del request
         if self._service.is_draining:
-            return json_response({"status": "draining"}, 503)
+            response = json_response({"status": "draining"}, 503)
+            response.force_close()  # a balancer's kept connection is not waited for
+            return response
         serving = self._serving()
         return json_response({"status": "ready" if serving else "no instance is up"}, _ok(serving))
 

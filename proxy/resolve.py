@@ -143,16 +143,20 @@ def within(address: Address, networks: Networks) -> bool:
 
 def never(address: Address) -> str | None:
     """Why no name may lead here, whatever is allowed; None where it may."""
-    if isinstance(address, IPv6Address) and (address.ipv4_mapped or address.sixtofour):
-        return f"{address} hides an IPv4 address"
-    if isinstance(address, IPv6Address) and (address.teredo or address.scope_id):
-        return f"{address} is a tunnel's or has a zone"
-    if str(address) in _METADATA:
-        return f"{address} is a metadata service"
-    if address.is_link_local:
-        return f"{address} is link-local"
-    if address.is_unspecified or address.is_multicast:
-        return f"{address} is no machine's"
-    if address.is_reserved and not address.is_loopback:
-        return f"{address} is reserved"
-    return None
+    what = next((what for what, is_so in _NEVER if is_so(address)), None)
+    return f"{address} is {what}" if what else None
+
+
+def _hides_another(address: Address) -> bool:
+    return isinstance(address, IPv6Address) and bool(
+        address.ipv4_mapped or address.sixtofour or address.teredo or address.scope_id
+    )
+
+
+_NEVER: tuple[tuple[str, Callable[[Address], bool]], ...] = (
+    ("another address in disguise", _hides_another),
+    ("a metadata service", lambda a: str(a) in _METADATA),
+    ("link-local", lambda a: a.is_link_local),
+    ("no machine's", lambda a: a.is_unspecified or a.is_multicast),
+    ("reserved", lambda a: a.is_reserved and not a.is_loopback),
+)
