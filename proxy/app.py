@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import socket
 import ssl
 from collections.abc import Callable
 
@@ -15,8 +13,10 @@ from aiohttp import web
 from proxy import background, tls
 from proxy.admin import Admin
 from proxy.config import Settings
+from proxy.connections import Door, GuardedSite, default_cap, raise_descriptor_limit
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.handler import Exchange
+from proxy.listening import Site
 from proxy.operators import Denials, audited, error_response
 from proxy.reload import Reloader
 from proxy.service import Service
@@ -102,20 +102,29 @@ class Server:
         await runner.setup()
         self._runners.append(runner)
         try:
-            await web.TCPSite(runner, host, port, backlog=BACKLOG, ssl_context=secure).start()
+            await self._site(runner, host, port, secure).start()
         except OSError:
             await self.close()
             raise
         return runner
 
+    def _site(
+        self, runner: web.AppRunner, host: str, port: int, secure: ssl.SSLContext | None
+    ) -> Site:
+        """Clients share a limited number of connections; operators get in beside them."""
+        if len(self._runners) > 1:
+            return Site(runner, host, port, backlog=BACKLOG, ssl_context=secure)
+        metrics = self.service.metrics
+        cap = self._settings.max_connections or default_cap(raise_descriptor_limit())
+        door = Door(cap, metrics.connections_refused.inc)
+        metrics.open_connections.set_function(lambda: door.open)
+        return GuardedSite(runner, host, port, door, backlog=BACKLOG, ssl_context=secure)
+
     async def _exchange(self, secure: ssl.SSLContext) -> None:
-        """Accept with another TLS context: on the same sockets, so nobody is refused meanwhile."""
-        for runner in self._runners:
-            old = list(runner.sites)
-            for shared in [s for site in old for s in _sockets(site)]:
-                await web.SockSite(runner, shared, backlog=BACKLOG, ssl_context=secure).start()
-            for site in old:
-                await site.stop()
+        """Accept with another TLS context."""
+        for site in [s for runner in self._runners for s in runner.sites]:
+            if isinstance(site, Site):
+                await site.exchange(secure)
 
     def _take_short_cut(self, runner: web.AppRunner) -> None:
         """Lead the paths that matter past the router, which would cost as much as a decision."""
@@ -164,6 +173,7 @@ class Server:
         """Readiness off at once; accept a little longer; let what runs finish, up to the limit."""
         service, limit_s = self.service, self.service.settings.drain_seconds
         service.is_draining = True
+        service.waiting.close()
         _log.info("draining: %d requests in flight", service.in_flight)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
         if await self._idle_within(accept_s):
@@ -195,12 +205,6 @@ class Server:
         for runner in self._runners:
             await runner.cleanup()
         await self.service.close()
-
-
-def _sockets(site: web.BaseSite) -> list[socket.socket]:
-    """A site's listening sockets, under descriptors of their own."""
-    found = getattr(site._server, "sockets", ())
-    return [socket.socket(fileno=os.dup(s.fileno())) for s in found]
 
 
 def application(service: Service, *, admin: bool = True, public: bool = True) -> web.Application:

@@ -21,7 +21,15 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from proxy.config_sources import Option
-from proxy.config_values import INSTANCE_FORM, InstanceSpec, cidr_list, instance_list
+from proxy.config_values import (
+    INSTANCE_FORM,
+    WEIGHTS_FORM,
+    InstanceSpec,
+    TenantWeight,
+    cidr_list,
+    instance_list,
+    weight_list,
+)
 from proxy.keys import KEYS_FORM, checked_keys, is_loopback, long_enough, secret_text
 
 LISTENING = "Listening"
@@ -31,6 +39,7 @@ CLASSES = "Route classes"
 PLACEMENT = "Placement and sessions"
 OFFLOAD = "Prefill offload"
 GATE = "Busy gate"
+QUEUE = "Wait queue and limits"
 TIMEOUTS = "Timeouts"
 OBSERVING = "Watching the instances"
 LOGS = "Logs"
@@ -206,6 +215,14 @@ class Settings(BaseModel):
     max_sessions: Annotated[
         Count, Option(PLACEMENT, "Sessions remembered; beyond it the longest idle is forgotten.")
     ] = 100_000
+    slow_start: Annotated[
+        NonNegative,
+        Option(
+            PLACEMENT,
+            "A returned instance takes part in a tenth of the placements, more until this time.",
+            "s",
+        ),
+    ] = 30.0
     prefix_cache_bytes: Annotated[
         ByteSize,
         Field(ge=MIB),
@@ -269,21 +286,90 @@ class Settings(BaseModel):
         Option(GATE, "HTTP status of the answer when every instance is busy."),
     ] = 503
 
+    max_queue: Annotated[
+        int,
+        Field(ge=0),
+        Option(QUEUE, "Requests that may wait while every instance is busy; 0: refuse at once."),
+    ] = 256
+    max_queue_bytes: Annotated[
+        ByteSize,
+        Field(ge=0),
+        Option(QUEUE, "Their bodies together.", "bytes"),
+    ] = ByteSize(64 * MIB)
+    max_queue_seconds: Annotated[
+        Seconds,
+        Option(QUEUE, "Longest wait; who is predicted to wait longer is refused at once.", "s"),
+    ] = 10.0
+    tenant_weights: Annotated[
+        tuple[TenantWeight, ...],
+        BeforeValidator(weight_list),
+        Option(
+            QUEUE, "Shares of the turns; a tenant not named has weight 1.", allowed=WEIGHTS_FORM
+        ),
+    ] = ()
+
+    max_connections: Annotated[
+        int | None,
+        Field(ge=1),
+        Option(
+            QUEUE, "Client connections; more get a 503. None: 0.45 of the descriptors, less 32."
+        ),
+    ] = None
+    max_memory_bytes: Annotated[
+        ByteSize | None,
+        Field(ge=64 * MIB),
+        Option(
+            QUEUE,
+            "Near it keep-alive, HEAVY requests, all requests are refused. None: the cgroup's.",
+            "bytes",
+        ),
+    ] = None
+
     connect_timeout: Annotated[Seconds, Option(TIMEOUTS, "TCP connect to an instance.", "s")] = 2.0
     prefill_timeout: Annotated[
         Seconds,
-        Option(TIMEOUTS, "The prefill leg of an offload; then the request is colocated.", "s"),
+        Option(
+            TIMEOUTS,
+            "The prefill leg of an offload, at most; then the request is colocated. 2 s + 3 x its "
+            "late bound, where that is less.",
+            "s",
+        ),
     ] = 120.0
     transfer_timeout: Annotated[
         Seconds,
-        Option(TIMEOUTS, "Prefill done to the decode instance's first byte; then colocated.", "s"),
+        Option(
+            TIMEOUTS,
+            "Prefill done to the decode instance's first byte, at most; then colocated. 2 s + 3 x "
+            "its queue and the transfer's late bound, where that is less.",
+            "s",
+        ),
     ] = 30.0
-    ttft_timeout: Annotated[Seconds, Option(TIMEOUTS, "Request sent to the first byte.", "s")] = (
-        300.0
-    )
-    idle_timeout: Annotated[Seconds, Option(TIMEOUTS, "Between two pieces of an answer.", "s")] = (
-        60.0
-    )
+    ttft_timeout: Annotated[
+        Seconds,
+        Option(
+            TIMEOUTS,
+            "Request sent to the first byte, at most; of a stream 5 s + 3 x the late bound of its "
+            "prefill, where that is less and another instance can be asked.",
+            "s",
+        ),
+    ] = 300.0
+    idle_timeout: Annotated[
+        Seconds,
+        Option(
+            TIMEOUTS,
+            "Between two pieces of an answer, at most; 60 s, 200 steps and the instance's prefill "
+            "queue, where that is less.",
+            "s",
+        ),
+    ] = 300.0
+    heartbeat_interval: Annotated[
+        NonNegative,
+        Option(
+            TIMEOUTS,
+            "A stream that has begun and is silent gets a comment this often; 0: never.",
+            "s",
+        ),
+    ] = 15.0
     total_timeout: Annotated[Seconds, Option(TIMEOUTS, "One request from end to end.", "s")] = (
         3600.0
     )
@@ -292,7 +378,8 @@ class Settings(BaseModel):
         Seconds, Option(OBSERVING, "Between two reads of an instance's /metrics.", "s")
     ] = 2.0
     health_interval: Annotated[
-        Seconds, Option(OBSERVING, "Between two health checks of an instance.", "s")
+        Seconds,
+        Option(OBSERVING, "Between two health checks of an instance, a fifth more or less.", "s"),
     ] = 2.0
     health_timeout: Annotated[
         Seconds, Option(OBSERVING, "A slower health check has failed.", "s")

@@ -170,7 +170,6 @@ class Reloader:
     def _switch(self, new: Settings, change: _Change) -> None:
         """In one step of the event loop: no request sees half of it."""
         service = self._service
-        service.router.reconfigure(router_config(new))
         service.use(new)
         fleet = service.router.fleet
         for spec in change.new:
@@ -179,6 +178,7 @@ class Reloader:
             for name in names:
                 if (member := fleet.get(name)) is not None:
                     member.is_draining = is_draining
+        service.router.reconfigure(router_config(new))
 
 
 def _changed(old: Settings, new: Settings) -> set[str]:

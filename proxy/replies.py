@@ -6,21 +6,36 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from proxy.core.retry import busy_s
+from proxy.core.shed import milliseconds
 from proxy.core.types import FailureKind, Reject, RejectReason
-from proxy.errors import ProxyError, UpstreamFailure, UpstreamLostError, UpstreamTimeoutError
+from proxy.errors import (
+    BadUpstreamError,
+    NoRoomError,
+    ProxyError,
+    UpstreamFailure,
+    UpstreamLostError,
+    UpstreamTimeoutError,
+)
 
 BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
 NO_INSTANCE_MESSAGE = "Service temporarily unavailable: no instance is up"
+MESSAGES = {
+    RejectReason.NO_INSTANCE: NO_INSTANCE_MESSAGE,
+    RejectReason.DRAINING: "Service temporarily unavailable: the proxy is stopping",
+    RejectReason.MEMORY: "Service temporarily unavailable: the proxy is short of memory",
+}
+"""What is no overload of the instances, and a 503 whatever the status for that is."""
 Headers = CIMultiDict[str]
 
 
 def busy(reject: Reject, overload_status: int, headers: Headers) -> web.Response:
     """The busy answer: the founding contract's three keys, and an OpenAI error beside them."""
-    no_instance = reject.reason is RejectReason.NO_INSTANCE
-    status = 503 if no_instance else overload_status
-    message = NO_INSTANCE_MESSAGE if no_instance else BUSY_MESSAGE
+    status = 503 if reject.reason in MESSAGES else overload_status
+    message = MESSAGES.get(reject.reason, BUSY_MESSAGE)
     plain = {"message": message, "type": "service_unavailable", "code": status}
     headers["Retry-After"] = str(reject.retry_after_s)
+    headers["Retry-After-Ms"] = str(milliseconds(reject))
     return _json(status, {**plain, "error": {**plain, "param": None}}, headers)
 
 
@@ -31,17 +46,22 @@ def error(failed: ProxyError, headers: Headers) -> web.Response:
     return _json(failed.status, failed.body(), headers)
 
 
-def refusal(failure: UpstreamFailure, headers: Headers) -> web.Response:
+def refusal(failure: UpstreamFailure, headers: Headers, unix_now_s: float) -> web.Response:
     """Nobody could answer: the last instance's own words; raises ProxyError if it had none."""
-    if failure.status is None and failure.kind is FailureKind.TIMEOUT:
-        raise UpstreamTimeoutError(f"upstream: {failure.detail} (--ttft-timeout)")
+    if failure.status is None and failure.kind in (FailureKind.TIMEOUT, FailureKind.LATE):
+        late = f"upstream: {failure.detail} (--ttft-timeout)"
+        raise UpstreamTimeoutError(late, code="ttft_timeout")
+    if failure.kind is FailureKind.NO_ROOM:
+        raise NoRoomError(f"no connection to an instance can be made ({failure.detail})")
+    if failure.kind is FailureKind.MALFORMED:
+        raise BadUpstreamError(f"upstream: {failure.detail}")
     if failure.status is None:
         raise UpstreamLostError(f"upstream: no instance could answer ({failure.detail})")
     for key in ("Content-Type", "Retry-After"):
         if key in failure.headers:
             headers[key] = failure.headers[key]
     if failure.kind is FailureKind.BUSY:
-        headers.setdefault("Retry-After", "1")
+        headers["Retry-After"] = str(busy_s(failure.headers.get("Retry-After"), unix_now_s))
     return web.Response(status=failure.status, body=failure.body, headers=headers)
 
 

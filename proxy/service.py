@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import ssl
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,20 +15,25 @@ from proxy.clock import Clock
 from proxy.config import InstanceSpec, Settings
 from proxy.core.connectors import CONNECTORS, Connector
 from proxy.core.gate import EngineKv, Thresholds
+from proxy.core.queue import QueueLimits
 from proxy.core.record import RequestRecord
+from proxy.core.retry import Budget
 from proxy.core.router import Router, RouterConfig
 from proxy.core.tokens import TokenEstimator
-from proxy.core.types import FailureKind, Instance
+from proxy.core.types import FailureKind, Instance, RequestFacts
+from proxy.core.watermark import Level, Watermark
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
+from proxy.memory import cgroup_limit
 from proxy.metrics import FleetCollector, Metrics
 from proxy.reqlog import RequestLog
 from proxy.scrape import EngineStats
 from proxy.upstream import Upstream
+from proxy.waiting import WaitingRoom
+from proxy.watcher import Watcher
 from proxy.ways import Ways
 
 DECISIONS_KEPT = 1000
-_log = logging.getLogger(__name__)
 
 
 def router_config(settings: Settings) -> RouterConfig:
@@ -52,6 +56,7 @@ def router_config(settings: Settings) -> RouterConfig:
         max_sessions=settings.max_sessions,
         prefix_cache_bytes=settings.prefix_cache_bytes,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        slow_start_s=settings.slow_start,
         thresholds=Thresholds(
             settings.active_decode_blocks_threshold,
             settings.active_prefill_tokens_threshold,
@@ -84,18 +89,28 @@ class Service:
     scopes: set[Limit] = field(default_factory=set)
     decisions: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    budget: Budget = field(default_factory=Budget)
     collector: FleetCollector = field(init=False)
     access: Access = field(init=False)
     shows_route: bool = field(init=False)
     """Whether X-Cache-Proxy-* are sent; between tenants they would tell of each other's prompts."""
     own_ports: set[int] = field(default_factory=set)
     last_reload: dict[str, object] | None = None
+    watcher: Watcher = field(init=False)
+    waiting: WaitingRoom = field(init=False)
+    memory: Watermark = field(default_factory=lambda: Watermark(None))
 
     def __post_init__(self) -> None:
         self.idle.set()
+        self.watcher = Watcher(self.router, self.upstreams, self.clock)
         self.collector = FleetCollector(self.router, self.stats)
         self.metrics.registry.register(self.collector)
-        self.use(self.settings)
+        options = self.settings
+        self.use(options)
+        limits = QueueLimits(options.max_queue, options.max_queue_bytes, options.max_queue_seconds)
+        weights = {share.tenant: share.weight for share in options.tenant_weights}
+        self.metrics.show_memory(self.memory)
+        self.waiting = WaitingRoom(self.router, self.clock, self.metrics, limits, weights)
         for spec in self.settings.instances:
             self.add(spec)
 
@@ -105,7 +120,9 @@ class Service:
         metrics = Metrics()
         log = RequestLog(settings.request_log, metrics.log_dropped.inc)
         ways = Ways(instance_tls(settings), bearer(settings.instance_api_key))
-        return cls(settings, Clock(), Router(router_config(settings)), metrics, log, ways)
+        service = cls(settings, Clock(), Router(router_config(settings)), metrics, log, ways)
+        service.memory.limit_bytes = settings.max_memory_bytes or cgroup_limit()
+        return service
 
     def use(self, settings: Settings) -> None:
         """From now on these are the options; what was built from the old ones stays."""
@@ -122,7 +139,8 @@ class Service:
         """Bring an instance in."""
         instance = Instance(spec.name, spec.url, spec.bootstrap_url)
         self.router.add(instance)
-        self.upstreams[spec.name] = Upstream(instance, self.settings.connect_timeout, self.ways)
+        timeout_s, count = self.settings.connect_timeout, self.metrics.replays.inc
+        self.upstreams[spec.name] = Upstream(instance, timeout_s, count, self.ways)
 
     def reloaded(self, result: str) -> None:
         """The options were read again: applied, unchanged, or refused and the old ones kept."""
@@ -150,6 +168,18 @@ class Service:
         return found
 
     @property
+    def wants_keepalive(self) -> bool:
+        """Whether a client's connection may stay open after its answer."""
+        return not self.is_draining and self.memory.level is Level.NORMAL
+
+    def is_too_heavy_now(self, facts: RequestFacts) -> bool:
+        """Whether memory is too short for this one: HEAVY wherever it would run."""
+        return (
+            self.memory.level >= Level.NO_HEAVY
+            and self.router.least_new_tokens(facts) >= self.settings.heavy_threshold
+        )
+
+    @property
     def in_flight(self) -> int:
         """Requests that have begun and are not over."""
         return len(self.scopes)
@@ -172,25 +202,12 @@ class Service:
         for scope in list(self.scopes):
             scope.reschedule(now_s)
 
-    def failed(self, name: str, failure: UpstreamFailure) -> None:
-        """A probe or a connection failed: tell the router, and who waits on the instance."""
-        if self.router.probe_failed(name, str(failure), is_dead=failure.is_dead):
-            _log.warning("instance %s is down: %s", name, failure)
-            if (upstream := self.upstreams.get(name)) is not None:
-                upstream.went_down()
-
-    def probed(self, name: str) -> None:
-        """A probe was answered."""
-        if self.router.probe_succeeded(name):
-            _log.info("instance %s is up", name)
-            if (upstream := self.upstreams.get(name)) is not None:
-                upstream.came_up()
-
     def observe_stats(self, name: str, stats: EngineStats) -> None:
         """Take in an engine's report."""
         if name in self.upstreams:
             self.stats[name] = stats
             kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio)
+            self.watcher.observe_start(name, stats.start_s)
             self.router.gate.observe_engine(name, kv, self.clock.now_s())
 
     def exposition(self) -> bytes:

@@ -8,7 +8,7 @@ step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from proxy.core.cost import by_cost
 from proxy.core.decide import (
@@ -45,6 +45,7 @@ from proxy.core.types import (
     RouteClass,
 )
 from proxy.core.uses import Uses
+from proxy.core.watch import Watch
 
 __all__ = ["Router", "RouterConfig"]
 
@@ -76,10 +77,12 @@ class Router:
         self.gate = Gate(
             config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
         )
-        self.fleet = Fleet()
+        self.fleet = Fleet(config.slow_start_s)
+        self.watch = Watch(self.fleet, self.ledger, self._forget, self._freed)
         self._uses = Uses(self.reuse, self.fleet, self.gate)
         parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
+        self._on_freed: Callable[[], None] | None = None
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Decide by other limits, targets and policies from now on.
@@ -94,42 +97,20 @@ class Router:
         self._shadow = _shadow_of(config)
         self.strain.aim(config.tpot_slo_s)
         self.hedges.switch(is_on=config.hedge)
+        self._freed()
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
         self.fleet.add(instance)
         self.ledger.add(instance.name)
+        self._freed()
 
     def remove(self, name: str) -> None:
         """Take an instance out; its live leases go on against its detached account."""
         self.fleet.remove(name)
         self.ledger.remove(name)
         self._forget(name)
-
-    def probe_failed(self, name: str, error: str, *, is_dead: bool) -> bool:
-        """A probe or a connection failed; true when this took the instance down.
-
-        Where nobody listens any more (`is_dead`), the KV is lost: prefixes and homes are forgotten.
-        One that is merely slow keeps them for its return.
-        """
-        member = self.fleet.get(name)
-        went_down = member is not None and member.health.failed(error)
-        if went_down and is_dead:
-            self._forget(name)
-        return went_down
-
-    def probe_succeeded(self, name: str) -> bool:
-        """A probe was answered; true when this brought the instance back."""
-        member = self.fleet.get(name)
-        if member is None or not member.health.probed():
-            return False
-        member.incarnation += 1
-        return True
-
-    def answered(self, name: str) -> None:
-        """Traffic got an answer from the instance."""
-        if (member := self.fleet.get(name)) is not None:
-            member.health.answered()
+        self._freed()
 
     def _forget(self, name: str) -> None:
         self.reuse.forget(name)
@@ -137,9 +118,25 @@ class Router:
         self.sessions.forget(name)
         self.latency.forget(name)
 
+    def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:
+        """From now on call this after what may change a rejected request's lot; None: nothing.
+
+        It is called in the middle of changes, so it must not ask the router anything itself.
+        """
+        self.ledger.on_freed = self.gate.on_change = self._on_freed = on_freed
+
+    def _freed(self) -> None:
+        if self._on_freed is not None:
+            self._on_freed()
+
     def busy(self, name: str, model: str, now_s: float) -> Busy | None:
         """Which threshold an instance is past, if any; KeyError when unknown."""
         return self.gate.busy(name, model, self.ledger.load(name), now_s)
+
+    def least_new_tokens(self, facts: RequestFacts) -> int:
+        """What a prompt brings that nobody has, estimated tokens."""
+        most = max(self.reuse.hits(facts).values(), default=0)
+        return facts.prompt_tokens - facts.hit_tokens(most)
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Choose D, the class and P, and charge them; or say why not and when to come back."""
@@ -154,19 +151,40 @@ class Router:
         route.shadow = shadow
         return route
 
-    def retry(self, route: Route, facts: RequestFacts, now_s: float) -> Route | Reject:
-        """Place the request again after its D failed, on an instance not tried yet, colocated."""
+    def elsewhere(
+        self, route: Route, facts: RequestFacts, now_s: float
+    ) -> list[Candidate] | Reject:
+        """Where a request may run again whose D failed: where it was not yet, colocated.
+
+        Not where the breaker is open, and where nothing failed lately, if there is such a place.
+        """
         route.tried.add(route.decode.name)
-        free = self._free(facts, now_s, exclude=route.tried)
-        if isinstance(free, Reject):
-            return free
-        d = self._decide(self._scene(facts, free, now_s)).decode
+        exclude = route.tried | self.fleet.open()
+        free = self._free(facts, now_s, exclude | self.fleet.spotted())
+        return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
+
+    def retry(
+        self,
+        route: Route,
+        facts: RequestFacts,
+        now_s: float,
+        free: list[Candidate] | None = None,
+    ) -> Route | Reject:
+        """Place the request again, on one of `free`, or `elsewhere`."""
+        found = free if free is not None else self.elsewhere(route, facts, now_s)
+        if isinstance(found, Reject):
+            return found
+        d = self._decide(self._scene(facts, found, now_s)).decode
         self.hedges.end(route, now_s)
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         self._charge_colocated(route, facts, now_s)
         return route
+
+    def has_other(self, route: Route, facts: RequestFacts) -> bool:
+        """Whether an instance is up that has not been tried for this request."""
+        return bool(self.fleet.serving(facts.model, {*route.tried, route.decode.name}))
 
     def prefill_done(
         self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None
@@ -251,23 +269,30 @@ class Router:
     def _free(
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
     ) -> list[Candidate] | Reject:
-        busy: list[Busy] = []
+        busy: list[tuple[str, Busy]] = []
         members = self.fleet.serving(facts.model, exclude)
         if members and self.gate.is_open(facts.model, now_s):
-            return self._candidates(facts, members, now_s)
+            return self._candidates(facts, self._warm(facts, members, now_s), now_s)
         free: list[Member] = []
         for member in members:
             state = self.busy(member.instance.name, facts.model, now_s)
             if state is None:
                 free.append(member)
             else:
-                busy.append(state)
+                busy.append((member.instance.name, state))
         if free:
-            return self._candidates(facts, free, now_s)
+            return self._candidates(facts, self._warm(facts, free, now_s), now_s)
         if busy:
-            soonest = min(busy, key=lambda b: b.free_in_s)
-            return Reject(soonest.check, retry_after_s([soonest.free_in_s]))
+            soonest = min((state for _, state in busy), key=lambda b: b.free_in_s)
+            tps = sum(self.gate.intake_tps(name, state.check, now_s) for name, state in busy)
+            wait_s = soonest.free_in_s
+            return Reject(soonest.check, retry_after_s([wait_s]), wait_s, tps)
         return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
+
+    def _warm(self, facts: RequestFacts, free: list[Member], now_s: float) -> list[Member]:
+        if not self.fleet.is_starting:
+            return free
+        return self.fleet.warm(free, self.sessions.home(facts.session_id, now_s), now_s)
 
     def _candidates(
         self, facts: RequestFacts, members: list[Member], now_s: float

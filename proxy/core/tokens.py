@@ -215,6 +215,7 @@ class TokenEstimator:
         facts = RequestFacts(
             model=model,
             session_id=of_tenant(session_identity(headers, body), tenant),
+            tenant=tenant or "",
             prompt_tokens=tokens,
             block_hashes=block_hashes(prompt, root),
             block_tokens=tokens * BLOCK_BYTES / max(1, len(prompt)),
