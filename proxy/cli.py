@@ -7,10 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-import orjson
 import uvloop
-from aiohttp.http_exceptions import HttpProcessingError
 
+from proxy import logs
 from proxy.app import Server
 from proxy.config import ConfigError, Loaded, Settings, load, print_config
 from proxy.keys import is_loopback
@@ -28,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if loaded.print_config:
         print(print_config(loaded), end="")
         return 0
-    _set_up_logging(loaded.settings)
+    logs.set_up(loaded.settings.log_level, loaded.settings.log_format)
     keep_big_blocks()
     share_the_interpreter()
     try:
@@ -77,33 +76,6 @@ def _what_failed(settings: Settings, error: OSError) -> str:
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
-
-
-def _not_a_clients_bytes(record: logging.LogRecord) -> bool:
-    """Malformed requests are a client's matter: no traceback of a parser, thousands of times."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
-
-
-class _JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "t": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "message": record.getMessage(),
-        }
-        return orjson.dumps(line).decode()
-
-
-def _set_up_logging(settings: Settings) -> None:
-    handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(_JsonFormatter() if settings.log_format == "json" else text)
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
-    logging.getLogger("aiohttp").setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").addFilter(_not_a_clients_bytes)
 
 
 if __name__ == "__main__":

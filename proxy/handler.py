@@ -139,7 +139,7 @@ class Exchange:
         if self.service.memory.level is Level.NOTHING:
             return self._reject(SHORT_OF_MEMORY)
         limits = intake.Limits(settings.max_body_bytes, settings.body_timeout)
-        grant = self.service.access.grant(self.request.headers)
+        grant = self.service.grant(self.request.headers)
         self.record.tenant = grant.tenant
         self.out = await intake.read(self.request, self.request_id, limits, grant)
         self.facts, self.prompt_bytes = await self._look()

@@ -7,10 +7,11 @@ import ssl
 from collections import deque
 from dataclasses import dataclass, field
 
+from multidict import CIMultiDictProxy
 from prometheus_client import generate_latest
 
 from proxy import tls
-from proxy.access import Access, bearer
+from proxy.access import Access, Grant, bearer
 from proxy.clock import Clock
 from proxy.config import InstanceSpec, Settings
 from proxy.core.connectors import CONNECTORS, Connector
@@ -23,7 +24,7 @@ from proxy.core.tokens import TokenEstimator
 from proxy.core.types import FailureKind, Instance, RequestFacts
 from proxy.core.watermark import Level, Watermark
 from proxy.deadline import Limit
-from proxy.errors import UpstreamFailure
+from proxy.errors import UnauthorizedError, UpstreamFailure
 from proxy.memory import cgroup_limit
 from proxy.metrics import FleetCollector, Metrics
 from proxy.reqlog import RequestLog
@@ -141,6 +142,14 @@ class Service:
         self.router.add(instance)
         timeout_s, count = self.settings.connect_timeout, self.metrics.replays.inc
         self.upstreams[spec.name] = Upstream(instance, timeout_s, count, self.ways)
+
+    def grant(self, headers: CIMultiDictProxy[str]) -> Grant:
+        """What a request's key gets it; raises UnauthorizedError, and counts it."""
+        try:
+            return self.access.grant(headers)
+        except UnauthorizedError:
+            self.metrics.denied.labels("client").inc()
+            raise
 
     def reloaded(self, result: str) -> None:
         """The options were read again: applied, unchanged, or refused and the old ones kept."""

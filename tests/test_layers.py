@@ -94,7 +94,8 @@ ALLOWED: dict[str, set[str]] = {
     | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
     | {"proxy.operators", "proxy.reload", "proxy.connections", "proxy.listening"},
     "proxy.tuning": set(),
-    "proxy.cli": LEAF | {"proxy.app", "proxy.tuning"},
+    "proxy.logs": set(),
+    "proxy.cli": LEAF | {"proxy.app", "proxy.tuning", "proxy.logs"},
 }
 
 

@@ -82,6 +82,7 @@ async def test_only_a_known_key_gets_in_and_probes_stay_open(tmp_path: Path) -> 
             {"x-api-key": "sk-zeta-0123456789abcdef"},
         ):
             assert (await proxy.post(chat("x"), headers=good)).status == 200
+        assert proxy.metric("denied_total", who="client") == len(WRONG) + 2
         records = await proxy.records(len(WRONG) + 4)
         tenants = [r["tenant"] for r in records if r["outcome"] == "ok"]
         assert tenants == ["acme", fingerprint("sk-nameless-0123456789"), "zeta"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -55,7 +56,7 @@ async def test_a_large_body_is_not_read(tmp_path: Path, path: str) -> None:
 
     async with proxied(tmp_path, 1, admin_token=TOKEN) as (proxy, _):
         headers = GOOD | {"Content-Type": "application/json"}
-        for data in (b" " * (10 << 20), endless()):
+        for data in (io.BytesIO(b" " * (10 << 20)), endless()):
             async with proxy.http.post(path, data=data, headers=headers) as response:
                 assert response.status == 413
 
