@@ -7,17 +7,20 @@ import logging
 import signal
 import ssl
 from collections.abc import Callable
+from typing import cast
 
 from aiohttp import web
 
-from proxy import background, tls
+from proxy import background, tcp, tls
 from proxy.admin import Admin
 from proxy.config import Settings
 from proxy.connections import Door, GuardedSite, default_cap, raise_descriptor_limit
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
+from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
 from proxy.listening import Site
 from proxy.operators import Denials, audited, error_response
+from proxy.refusals import RefusalLog
 from proxy.reload import Reloader
 from proxy.service import Service
 from proxy.thresholds import BusyThreshold
@@ -45,6 +48,7 @@ class Server:
         self.service: Service
         self.reloader: Reloader
         self._runner: web.AppRunner
+        self._rules: Rules
         self._admin_runner: web.AppRunner | None = None
         self._runners: list[web.AppRunner] = []
         self._stop = asyncio.Event()
@@ -73,6 +77,9 @@ class Server:
         secure = tls.for_clients(settings)
         self.service = Service.start(settings)
         self.reloader = Reloader(self.service, self._source, self._exchange)
+        refused = self.service.metrics.client_errors
+        log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
+        self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
         one_listener = settings.admin_port is None
         self._runner = await self._listen(
             application(self.service, admin=one_listener), settings.host, settings.port, secure
@@ -90,8 +97,10 @@ class Server:
     async def _listen(
         self, app: web.Application, host: str, port: int, secure: ssl.SSLContext | None
     ) -> web.AppRunner:
-        runner = web.AppRunner(
+        runner = Runner(
             app,
+            self._rules,
+            tcp_keepalive=False,  # the listener's is inherited
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
@@ -102,10 +111,13 @@ class Server:
         await runner.setup()
         self._runners.append(runner)
         try:
-            await self._site(runner, host, port, secure).start()
+            site = self._site(runner, host, port, secure)
+            await site.start()
         except OSError:
             await self.close()
             raise
+        for sock in cast(asyncio.Server, site._server).sockets:
+            tcp.watch(sock)
         return runner
 
     def _site(

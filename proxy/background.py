@@ -60,14 +60,25 @@ def _always(service: Service, upstream: Upstream) -> bool:
 
 
 async def _every(interval_s: float, service: Service, job: Job, is_due: IsDue = _always) -> None:
-    """Run a job for each instance that it is due for at once, then again after the interval."""
-    while True:
-        due = [upstream for upstream in service.upstreams.values() if is_due(service, upstream)]
-        if due:
-            async with asyncio.TaskGroup() as group:
-                for upstream in due:
-                    group.create_task(job(service, upstream))
-        await asyncio.sleep(interval_s)
+    """Run a job for each instance that it is due for, at once and after each interval.
+
+    An instance that is slow to answer holds up nobody else's: it is left out while its job runs.
+    """
+    running: set[Upstream] = set()
+
+    async def run_one(upstream: Upstream) -> None:
+        try:
+            await job(service, upstream)
+        finally:
+            running.discard(upstream)
+
+    async with asyncio.TaskGroup() as group:
+        while True:
+            for upstream in service.upstreams.values():
+                if upstream not in running and is_due(service, upstream):
+                    running.add(upstream)
+                    group.create_task(run_one(upstream))
+            await asyncio.sleep(interval_s)
 
 
 def _is_probe_due(service: Service, upstream: Upstream) -> bool:
@@ -96,9 +107,13 @@ async def probe(service: Service, upstream: Upstream) -> None:
         return
     service.watcher.probe_answered(name)
     try:
-        await _learn(service, upstream)
-    except UpstreamFailure as failure:
+        with Limit(settings.health_timeout):
+            await _learn(service, upstream)
+    except (UpstreamFailure, TimeoutError) as failure:
         _log.debug("instance %s: %s", name, failure)
+    if upstream.has_new_engine:
+        upstream.has_new_engine = False
+        service.watcher.engine_changed(name)
 
 
 async def _learn(service: Service, upstream: Upstream) -> None:
@@ -111,10 +126,9 @@ async def _learn(service: Service, upstream: Upstream) -> None:
         names = [str(card["id"]) for card in model_cards(body)]
         service.router.fleet.observe_models(name, names)
     if service.connector.needs_engine_id:
+        if member.health.probes % ENGINE_ID_EVERY == 0:
+            await upstream.look_up_engine_id()
         await upstream.engine_id()
-        is_turn = member.health.probes % ENGINE_ID_EVERY == 0
-        if is_turn and await upstream.look_up_engine_id():
-            service.watcher.engine_changed(name)
 
 
 async def trial(service: Service, upstream: Upstream) -> None:

@@ -12,12 +12,20 @@ import uvloop
 from proxy import logs
 from proxy.app import Server
 from proxy.config import ConfigError, Loaded, Settings, load, print_config
+from proxy.edge import has_c_parser
 from proxy.keys import is_loopback
 from proxy.tuning import collect_rarely, keep_big_blocks, share_the_interpreter
 
+EXIT_CONFIG = 78
+NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary package"
+"""The parser written in Python is no substitute, see `edge`."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until a signal. Exit 2 for a bad option, 1 when the port cannot be had."""
+    """Run until a signal. Exit 2 for a bad option, 1 when the port cannot be had, 78 as said."""
+    if not has_c_parser():
+        print(f"cache-proxy: {NO_PARSER}", file=sys.stderr)
+        return EXIT_CONFIG
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         loaded = load(given, os.environ)
@@ -30,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.set_up(loaded.settings.log_level, loaded.settings.log_format)
     keep_big_blocks()
     share_the_interpreter()
+    return _run(loaded, given)
+
+
+def _run(loaded: Loaded, given: Sequence[str]) -> int:
     try:
         uvloop.run(_serve(loaded, given))
     except ConfigError as error:

@@ -101,8 +101,16 @@ class Settings(BaseModel):
         Field(ge=1024),
         Option(LISTENING, "A larger request body is refused with 413.", "bytes"),
     ] = ByteSize(32 * MIB)
+    header_timeout: Annotated[
+        Seconds, Option(LISTENING, "A request's head, from its first byte to its end.", "s")
+    ] = 10.0
     body_timeout: Annotated[
-        Seconds, Option(LISTENING, "A client's body, from its head to its end.", "s")
+        Seconds,
+        Option(
+            LISTENING,
+            "A client's body, from its head to its end; past a third of it not below 1 KiB/s.",
+            "s",
+        ),
     ] = 30.0
     drain_seconds: Annotated[
         NonNegative,

@@ -69,27 +69,6 @@ SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
 """Streams end meanwhile, and their buffers with them."""
 
 
-class _Total(Limit):
-    """The time limit of a whole exchange, and the end of one whose client cannot be seen leaving.
-
-    aiohttp stops reading from a client that has 32 more requests waiting, and then learns of no
-    disconnect either: the request in service would run to its end for nobody.
-    """
-
-    __slots__ = ("_request",)
-
-    def __init__(self, seconds: float, request: web.Request) -> None:
-        super().__init__(seconds)
-        self._request = request
-
-    def look(self, now_s: float) -> None:
-        """Called with every tick."""
-        protocol = self._request.protocol
-        if protocol._buffer_paused and protocol.transport is not None:
-            protocol.transport.abort()
-        super().look(now_s)
-
-
 class Exchange:
     """One client's request and everything that becomes of it."""
 
@@ -113,7 +92,7 @@ class Exchange:
     async def run(self) -> web.StreamResponse:
         """Serve the request; only a client that left makes this raise."""
         total_s = self.service.settings.total_timeout
-        scope = _Total(total_s, self.request)
+        scope = Limit(total_s)
         try:
             with scope:
                 self.service.enter(scope)

@@ -12,10 +12,10 @@ import orjson
 from aiohttp import web
 
 from proxy.access import SALT, Grant
-from proxy.core.connectors import KV_PARAMS
 from proxy.core.splice import splice
+from proxy.core.steering import complaint, steering_keys
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
-from proxy.deadline import Limit
+from proxy.deadline import RateLimit
 from proxy.errors import (
     BadRequestError,
     BodyTimeoutError,
@@ -27,11 +27,11 @@ from proxy.errors import (
 from proxy.heads import forwarded
 from proxy.legs import Outgoing
 
+MIN_RATE = 1024
+"""Bytes per second that a body must come with on average, once a third of its time is over."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
-SALT_MAX = 128
-_SALT_NEVER = re.compile(r"[@/\\\x00]")
 _OPERATORS_ONLY = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
@@ -63,17 +63,17 @@ def request_id(headers: Mapping[str, str]) -> str:
 async def read(request: web.Request, name: str, limits: Limits, grant: Grant) -> Outgoing:
     """Body and headers as instances will get them; raises BadRequestError.
 
-    `kv_transfer_params` of a client is taken out: it could steer an engine's KV connector.
+    What could steer an engine's KV connector or rank is taken out, see `core.steering`.
     """
     _check_path(request)
     raw = await _body(request, limits)
     parsed = _parse(request, raw)
-    if KV_PARAMS in parsed:
-        raw = splice(raw, {}, {KV_PARAMS})
     if grant.salt is not None:
         raw, parsed = _salted(raw, parsed, grant.salt)
-    elif SALT in parsed:
-        _check_salt(parsed[SALT])
+    if unfit := complaint(parsed, raw):
+        raise BadRequestError(unfit.message, param=unfit.param)
+    if steering := steering_keys(parsed):
+        raw = splice(raw, {}, steering)
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
     return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
 
@@ -85,17 +85,6 @@ def _salted(raw: bytes, parsed: Mapping[str, Any], salt: str) -> tuple[bytes, Ma
             raise BadRequestError("body: must be a JSON object")
         return raw, parsed
     return splice(raw, {SALT: orjson.dumps(salt)}), {**parsed, SALT: salt}
-
-
-def _check_salt(salt: object) -> None:
-    """Engines differ in what a bad one does to them."""
-    if salt is None:
-        return
-    if not isinstance(salt, str) or not 0 < len(salt) <= SALT_MAX or _SALT_NEVER.search(salt):
-        raise BadRequestError(
-            f"cache_salt: text of 1 to {SALT_MAX} characters without @ / \\ and NUL is needed",
-            param=SALT,
-        )
 
 
 def _check_path(request: web.Request) -> None:
@@ -112,7 +101,8 @@ def _check_path(request: web.Request) -> None:
 
 
 async def _body(request: web.Request, limits: Limits) -> bytes:
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+    given = request.headers.getall("Content-Encoding", ())
+    if given and {coding.strip().lower() for coding in given} != {"identity"}:
         raise UnsupportedEncodingError("Content-Encoding: only identity is accepted")
     length = request.content_length
     if (length or 0) > limits.bytes:
@@ -133,7 +123,7 @@ async def _rest(request: web.Request, limits: Limits, length: int | None) -> byt
     """The body once it is complete; this is woken once where its length is known."""
     content = request.content
     try:
-        with Limit(limits.seconds):
+        with RateLimit(limits.seconds, lambda: content.total_bytes, MIN_RATE):
             if length is None or content.exception() is not None:
                 return await request.read()
             content.set_read_chunk_size(limits.bytes)
@@ -145,7 +135,7 @@ async def _rest(request: web.Request, limits: Limits, length: int | None) -> byt
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(limits) from error
     except TimeoutError as error:
-        late = f"body: not complete in {limits.seconds:g} s (--body-timeout)"
+        late = f"body: not complete in {limits.seconds:g} s, or below 1 KiB/s (--body-timeout)"
         raise BodyTimeoutError(late) from error
 
 

@@ -12,7 +12,8 @@ import threading
 from logging.handlers import QueueHandler
 
 import orjson
-from aiohttp.http_exceptions import HttpProcessingError
+
+from proxy.plain import printable
 
 LINES = 1000
 CLOSE_S = 1.0
@@ -26,9 +27,16 @@ class _JsonFormatter(logging.Formatter):
         line = {
             "t": round(record.created, 3),
             "level": record.levelname.lower(),
-            "message": record.getMessage(),
+            "message": printable(record.getMessage()),
         }
         return orjson.dumps(line).decode()
+
+
+class _TextFormatter(logging.Formatter):
+    """One line per message, whatever of it came from outside."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return printable(super().formatMessage(record))
 
 
 class StderrLog(QueueHandler):
@@ -38,7 +46,7 @@ class StderrLog(QueueHandler):
         """`form`: text or json."""
         self._lines: queue.Queue[str | None] = queue.Queue(LINES)
         super().__init__(self._lines)
-        text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+        text = _TextFormatter("%(asctime)s %(levelname)s %(message)s")
         self.setFormatter(_JsonFormatter() if form == "json" else text)
         self._dropped = 0
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
@@ -88,10 +96,3 @@ def set_up(level: str, form: str) -> None:
     """From now on everything that is logged goes to stderr in this form."""
     logging.basicConfig(level=level.upper(), handlers=[StderrLog(form)])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").addFilter(_not_a_clients_bytes)
-
-
-def _not_a_clients_bytes(record: logging.LogRecord) -> bool:
-    """Malformed requests are a client's matter: no traceback of a parser, thousands of times."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)

@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 
 from proxy.core.gate import ANY_MODEL
 from proxy.core.health import State
+from proxy.core.inbound import Refusal
 from proxy.core.record import RequestRecord
 from proxy.core.residuals import SHORT_S
 from proxy.core.router import Router
@@ -80,6 +81,7 @@ class Metrics:
         self.retries_refused = count("retry_budget_refused", "Repetitions beyond the budget")
         self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
+        self.client_errors = count("client_errors", "Malformed requests refused", "reason")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
         self.reloads = count("config_reloads", "Options read again at run time", "result")
         self.denied = count("denied", "Requests without a key or token that is known", "who")
@@ -142,6 +144,7 @@ class Metrics:
             (self.fallbacks, Fallback),
             (self.hedges, ("local", "peer", "none")),
             (self.retries, FailureKind),
+            (self.client_errors, Refusal),
             (self.disconnects, ("upload", "queue", "prefill", "first_token", "decode")),
             (self.queue_wait, ("admitted", "refused", "gone")),
         ):

@@ -68,8 +68,8 @@ def audited(service: Service, denials: Denials, handler: Handler) -> Handler:
         except TooMuchError as error:
             response = error_response(413, str(error))
         if request.method != "GET":
-            what = f"{request.method} {request.path}"[:200]
-            _log.info("admin: %s from %s: %d", _printable(what), request.remote, response.status)
+            what = f"{request.method} {request.raw_path.partition('?')[0]}"[:200]
+            _log.info("admin: %s from %s: %d", what, request.remote, response.status)
         return response
 
     return checked
@@ -81,10 +81,6 @@ def _may(request: web.Request, service: Service) -> bool:
         return True
     given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
     return compare_digest(given, f"Bearer {token.get_secret_value()}".encode())
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 class TooMuchError(Exception):

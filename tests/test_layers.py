@@ -22,6 +22,7 @@ WIRE = LEAF | {"proxy.deadline", "proxy.heads"}
 SHELL = WIRE | {
     "proxy.answer",
     "proxy.judge",
+    "proxy.tcp",
     "proxy.wire",
     "proxy.pool",
     "proxy.upstream",
@@ -64,11 +65,13 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.answer": LEAF | {"proxy.deadline", "proxy.heads"},
     "proxy.lastwords": set(),
     "proxy.judge": LEAF | {"proxy.answer"},
-    "proxy.wire": LEAF | {"proxy.answer"},
+    "proxy.tcp": set(),
+    "proxy.wire": LEAF | {"proxy.answer", "proxy.tcp"},
     "proxy.pool": WIRE | {"proxy.wire", "proxy.resolve", "proxy.ways"},
     "proxy.upstream": WIRE | {"proxy.answer", "proxy.pool", "proxy.ways"},
     "proxy.scrape": LEAF,
-    "proxy.reqlog": LEAF,
+    "proxy.plain": set(),
+    "proxy.reqlog": LEAF | {"proxy.plain"},
     "proxy.tally": set(),
     "proxy.metrics": LEAF | {"proxy.scrape", "proxy.tally"},
     "proxy.relay": WIRE | {"proxy.answer"},
@@ -90,12 +93,15 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.background": SHELL | {"proxy.service", "proxy.memory", "proxy.tuning"},
     "proxy.admin": REQUEST | {"proxy.allow", "proxy.operators"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.operators"},
+    "proxy.refusals": LEAF,
+    "proxy.edge": LEAF | {"proxy.refusals", "proxy.replies"},
     "proxy.app": REQUEST
     | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
-    | {"proxy.operators", "proxy.reload", "proxy.connections", "proxy.listening"},
+    | {"proxy.operators", "proxy.reload", "proxy.connections", "proxy.listening"}
+    | {"proxy.edge", "proxy.refusals", "proxy.tcp"},
     "proxy.tuning": set(),
-    "proxy.logs": set(),
-    "proxy.cli": LEAF | {"proxy.app", "proxy.tuning", "proxy.logs"},
+    "proxy.logs": {"proxy.plain"},
+    "proxy.cli": LEAF | {"proxy.app", "proxy.edge", "proxy.logs", "proxy.tuning"},
 }
 
 

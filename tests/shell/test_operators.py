@@ -31,9 +31,9 @@ async def test_ten_thousand_wrong_tokens_are_refused_in_a_few_lines(
             async def guess(at: int) -> int:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 denied = 0
-                for turn in range(100):
-                    writer.write(once % (at * 1000 + turn) * 25)
-                    for _ in range(25):
+                for turn in range(500):
+                    writer.write(once % (at * 1000 + turn) * 5)
+                    for _ in range(5):
                         head = await reader.readuntil(b"\r\n\r\n")
                         denied += head.startswith(b"HTTP/1.1 401 ")
                         length = head.lower().partition(b"content-length: ")[2].split()[0]
@@ -186,8 +186,7 @@ async def test_forty_secrets_are_nowhere_to_be_found(tmp_path: Path) -> None:
         async with running(*options) as process:
             port = int(process.url.rpartition(":")[2])
             seen = [await ask(port, raw) for raw in leaky(key, token, left)]
-            for raw in malformed(left):  # what the answers say is the edge's own test
-                await ask(port, raw)
+            seen += [await ask(port, raw) for raw in malformed(left)]
             metrics = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
             seen.append(await ask(port, metrics))
             process.child.terminate()
