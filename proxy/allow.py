@@ -39,12 +39,25 @@ async def check(
 
     None allowed: the addresses of the configured instances. `own_ports`: the proxy's.
     """
-    urls = [spec.url] + ([spec.bootstrap_url] if spec.bootstrap_url else [])
-    for url in urls:
-        _check_form(urlsplit(url).hostname or "")
+    urls = [url for url in (spec.url, spec.bootstrap_url) if url]
+    hosts = [urlsplit(url).hostname or "" for url in urls]
+    for host in hosts:
+        _check_form(host)
+    configured = list(configured)
     networks = await _of(configured, resolver) if allowed is None else allowed
-    for url in urls:
-        await _check_addresses(url, networks, own_ports, resolver)
+    new = [host for host in hosts if not resolver.knows(host)]
+    try:
+        for url in urls:
+            await _check_addresses(url, networks, own_ports, resolver)
+    except ForbiddenAddressError:
+        for host in new:
+            resolver.forget(host)
+        raise
+    # An operator's own instances may move; behind this nothing waits until `spec` is in.
+    trusted = {urlsplit(other.url).hostname for other in configured}
+    for host in hosts:
+        if literal(host) is None and host not in trusted:
+            resolver.fence(host, networks)
 
 
 def _check_form(host: str) -> None:
@@ -59,18 +72,9 @@ async def _check_addresses(
     url: str, networks: Networks, own_ports: Collection[int], resolver: Resolver
 ) -> None:
     parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or 0
-    is_new = literal(host) is None and not resolver.knows(host)
-    if is_new:
-        resolver.fence(host, networks)
-    try:
-        found = await _look_up(host, port, resolver)
-        for address in found:
-            _check_address(address, port, networks, own_ports)
-    except ForbiddenAddressError:
-        if is_new:
-            resolver.forget(host)
-        raise
+    port = parts.port or 0
+    for address in await _look_up(parts.hostname or "", port, resolver):
+        _check_address(address, port, networks, own_ports)
 
 
 async def _look_up(host: str, port: int, resolver: Resolver) -> list[Address]:

@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
@@ -72,8 +72,14 @@ class Resolver:
         """Whether somebody uses this name."""
         return host in self._known
 
+    def keep(self, hosts: Collection[str]) -> None:
+        """Only these are instances' now."""
+        for table in (self._known, self._fences):
+            for host in [h for h in table if h not in hosts]:
+                del table[host]
+
     def forget(self, host: str) -> None:
-        """No instance has this name any more."""
+        """It was not taken in."""
         self._known.pop(host, None)
         self._fences.pop(host, None)
 

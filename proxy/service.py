@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections import deque
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from multidict import CIMultiDictProxy
 from prometheus_client import generate_latest
@@ -161,8 +162,14 @@ class Service:
         self.router.remove(name)
         self.stats.pop(name, None)
         if (upstream := self.upstreams.pop(name, None)) is not None:
+            self._forget_names()
             upstream.went_down()
             await upstream.close()
+
+    def _forget_names(self) -> None:
+        instances = [upstream.instance for upstream in self.upstreams.values()]
+        urls = [url for i in instances for url in (i.url, i.bootstrap_url) if url]
+        self.ways.resolver.keep({urlsplit(url).hostname or "" for url in urls})
 
     def has_drained(self, name: str) -> bool:
         """Whether an instance that is on its way out has nothing left to do."""

@@ -148,6 +148,19 @@ async def test_a_name_that_was_let_in_stays_within_its_networks() -> None:
             await resolver.addresses("a", 80)
 
 
+async def test_what_is_known_of_a_name_leaves_with_its_last_instance(tmp_path: Path) -> None:
+    async with RawEngine(says(b"")) as engine:
+        options = {"allow_cidr": "127.0.0.0/8,::1/128"}
+        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
+            resolver = proxy.server.service.ways.resolver
+            for name in ("a=localhost:9", "b=localhost:10"):
+                assert (await call(proxy, "POST", "/instances", {"instance": name}))[0] == 201
+            for name, is_known in (("a", True), ("b", False)):
+                assert (await call(proxy, "DELETE", f"/instances/{name}"))[0] == 200
+                assert resolver.knows("localhost") == is_known
+                assert ("localhost" in resolver._fences) == is_known
+
+
 async def test_the_next_address_is_tried() -> None:
     async with RawEngine(says(b"")) as engine:
         ways = Ways()
