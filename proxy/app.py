@@ -12,7 +12,7 @@ from aiohttp import web
 from proxy import background, tcp
 from proxy.admin import Admin, error_response, guarded
 from proxy.config import Settings
-from proxy.connections import Door, GuardedSite, default_cap, raise_descriptor_limit
+from proxy.connections import Door, GuardedSite, client_cap
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
@@ -101,8 +101,7 @@ class Server:
         if len(self._runners) > 1:
             return web.TCPSite(runner, host, port, backlog=BACKLOG)
         metrics = self.service.metrics
-        cap = self._settings.max_connections or default_cap(raise_descriptor_limit())
-        door = Door(cap, metrics.connections_refused.inc)
+        door = Door(client_cap(self._settings.max_connections), metrics.connections_refused.inc)
         metrics.open_connections.set_function(lambda: door.open)
         return GuardedSite(runner, host, port, door, backlog=BACKLOG)
 

@@ -158,14 +158,15 @@ class Exchange:
         record, headers = self.record, self.request.headers
         if reject is SHORT_OF_MEMORY:
             return reject
-        record.t_queued = self.service.clock.unix_now()
-        admitted = await self.service.waiting.wait(
-            self.facts,
-            reject,
-            waiting.tenant_of(self.facts, headers),
-            waiting.priority_of(headers, self.out.parsed),
-            len(self.out.raw or b""),
-        )
+        tenant = waiting.tenant_of(self.facts, headers)
+        priority = waiting.priority_of(headers, self.out.parsed)
+        room, size = self.service.waiting, len(self.out.raw or b"")
+        turn = room.enter(self.facts, reject, tenant, priority, size)
+        if isinstance(turn, waiting.Turn):
+            record.t_queued = self.service.clock.unix_now()
+            admitted = await room.wait(turn)
+        else:
+            admitted = turn
         record.t_decided = self.service.clock.unix_now()
         return admitted
 
