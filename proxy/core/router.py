@@ -94,7 +94,7 @@ class Router:
         if config.thresholds != self.config.thresholds:
             self.gate.set(ANY_MODEL, config.thresholds)
         self.config = config
-        self._decide = DECIDERS.get(config.offload_policy, by_rules)
+        self._decide = failing_open(DECIDERS.get(config.offload_policy, by_rules))
         self._shadow = _shadow_of(config)
         self.strain.aim(config.tpot_slo_s)
         self.hedges.switch(is_on=config.hedge)

@@ -19,7 +19,10 @@ class Scripted:
     It is its own bootstrap server (`/query`). `busy` counts requests that are being answered.
     """
 
-    def __init__(self, *scripts: Script, model: str = MODEL) -> None:
+    def __init__(
+        self, *scripts: Script, model: str = MODEL, host: str = "127.0.0.1", port: int = 0
+    ) -> None:
+        self._host = host
         self.scripts = list(scripts) or [GOOD]
         self.bodies: list[bytes] = []
         self.heads: list[bytes] = []
@@ -32,10 +35,10 @@ class Scripted:
             "/query": plain(b'{"0":{"engine_id":"engine-0","worker_addr":{}}}'),
         }
         self._server: asyncio.Server
-        self.port = 0
+        self.port = port
 
     async def __aenter__(self) -> Self:
-        where = ("127.0.0.1", self.port)
+        where = (self._host, self.port)
         self._server = await asyncio.start_server(self._serve, *where, limit=1 << 26)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -49,7 +52,7 @@ class Scripted:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self._host}:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open.add(writer)

@@ -21,7 +21,7 @@ from replayer.sim_fleet import SimFleet
 from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.command import ROOT, Command, command
 from tests.chaos.invariants import holds
-from tests.chaos.rig import CANARIES, SLOW_PROBES, TODO, Floor
+from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor
 from tests.chaos.scripted import GOOD, Scripted
 from tests.shell.harness import chat, until, words
 
@@ -86,7 +86,6 @@ async def test_f92_request_log_on_a_full_disk(rig: Floor, tmp_path: Path) -> Non
                 await asyncio.sleep(0.02)
 
 
-@TODO(reason="the request log does not follow rotation")
 async def test_f92_request_log_moved_away(rig: Floor, tmp_path: Path) -> None:
     log = tmp_path / "c" / "requests.jsonl"
     async with one(rig, tmp_path / "c") as (proxy, _):
@@ -198,7 +197,6 @@ async def test_f94_a_second_signal_ends_at_once(rig: Floor, tmp_path: Path) -> N
         assert await proxy.ended() == 0
 
 
-@TODO(reason="SIGHUP and SIGUSR1 end the process")
 async def test_f94_signals_that_change_nothing(rig: Floor, tmp_path: Path) -> None:
     async with streaming(rig, tmp_path / "c") as (proxy, asked):
         for _ in range(100):
@@ -223,7 +221,6 @@ async def test_f94_stopped_and_continued(rig: Floor, tmp_path: Path) -> None:
         assert got.is_done
 
 
-@TODO(reason="options are not read again at run time")
 @pytest.mark.parametrize(
     "text", ["", "instances = [", "instances = []\n", 'warm_threshold = "x"\n']
 )
@@ -243,7 +240,6 @@ async def test_f95_reload_of_a_bad_configuration(rig: Floor, tmp_path: Path, tex
     rig.checked += 1
 
 
-@TODO(reason="options are not read again at run time")
 async def test_f95_an_instance_leaves_with_live_streams(rig: Floor, tmp_path: Path) -> None:
     config = tmp_path / "proxy.toml"
     async with SimFleet(2, speed=4.0, tick=0.0) as fleet:
