@@ -209,6 +209,13 @@ class Health:
         self._open_until_s = None
         return self._return(now_s)
 
+    def renew(self, now_s: float) -> None:
+        """Another process answers here: what the old one did says nothing of it."""
+        self._faults.clear()
+        self._connects = self._opened = 0
+        if self._open_until_s is not None:
+            self._open_until_s = now_s
+
     def _open(self, now_s: float) -> None:
         if self.back_s is not None and self.is_up and now_s - self.back_s > OPEN_MAX_S:
             self._opened = 0

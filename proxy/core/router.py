@@ -171,8 +171,9 @@ class Router:
         return route
 
     def has_other(self, route: Route, facts: RequestFacts) -> bool:
-        """Whether an instance is up that has not been tried for this request."""
-        return bool(self.fleet.serving(facts.model, {*route.tried, route.decode.name}))
+        """Whether there is an instance that could be tried as well for this request."""
+        exclude = {*route.tried, route.decode.name} | self.fleet.open()
+        return bool(self.fleet.serving(facts.model, exclude))
 
     def prefill_done(
         self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None

@@ -118,7 +118,7 @@ async def run(cases: Iterable[Case], directory: Path) -> Run:
     """Send all of them, many at once; first those to be refused, while nothing else is sent."""
     result, listener = Run(), _Listener()
     logging.getLogger().addHandler(listener)
-    chosen = list(cases)
+    chosen = list(cases)[::-1]  # those that wait for a time limit are among the last: first
     try:
         async with rig(directory) as (proxy, tap):
             port = int(proxy.server.url.rpartition(":")[2])
