@@ -30,7 +30,6 @@ from proxy.legs import Outgoing, Patience, decode_leg
 from proxy.offloading import Offloading
 from proxy.relay import (
     CLOSE,
-    GRACE_S,
     GROW_EVENTS,
     Relay,
     RelayResponse,
@@ -258,15 +257,13 @@ class Exchange:
             idle_s = for_silence(self.service, route)
             try:
                 await relay.run(idle_s, self.service.settings.heartbeat_interval)
-                answer.let_end(GRACE_S)
             except StreamCutError as error:
                 self._lost(route, relay, error)
             else:
                 self._note_engine_error(route)
             return relay.response
         finally:
-            if self.relay is None or not self.relay.is_ended:
-                answer.close()
+            (self.relay or answer).close()
 
     def _lost(self, route: Route, relay: Relay, error: StreamCutError) -> None:
         """The instance failed amid its answer: the client is told, and the instance blamed."""

@@ -176,6 +176,8 @@ async def _decode(out: Outgoing, d: Upstream, headers: bytes, body: bytes | None
             # Up to so much of it, an answer that breaks off can be had from somebody else.
             while not reply.is_over and reply.held_bytes <= HOLD_BYTES and await reply.more():
                 pass
+            if reply.failure is not None:
+                raise reply.failure
         is_good = True
     finally:
         if not is_good:
