@@ -129,6 +129,14 @@ class Settings(BaseModel):
     max_sessions: Annotated[
         Count, Option(PLACEMENT, "Sessions remembered; beyond it the longest idle is forgotten.")
     ] = 100_000
+    slow_start: Annotated[
+        NonNegative,
+        Option(
+            PLACEMENT,
+            "A returned instance takes part in a tenth of the placements, more until this time.",
+            "s",
+        ),
+    ] = 30.0
     prefix_cache_bytes: Annotated[
         ByteSize,
         Field(ge=MIB),
@@ -245,7 +253,8 @@ class Settings(BaseModel):
         Seconds, Option(OBSERVING, "Between two reads of an instance's /metrics.", "s")
     ] = 2.0
     health_interval: Annotated[
-        Seconds, Option(OBSERVING, "Between two health checks of an instance.", "s")
+        Seconds,
+        Option(OBSERVING, "Between two health checks of an instance, a fifth more or less.", "s"),
     ] = 2.0
     health_timeout: Annotated[
         Seconds, Option(OBSERVING, "A slower health check has failed.", "s")

@@ -73,6 +73,19 @@ class UpstreamLostError(ProxyError):
     type = "upstream_error"
 
 
+class BadUpstreamError(UpstreamLostError):
+    """The last instance answered what may not be passed on: no HTTP, or a redirection."""
+
+    type = "bad_upstream"
+
+
+class NoRoomError(ProxyError):
+    """The proxy has no socket left for an instance."""
+
+    status = 503
+    type = "service_unavailable"
+
+
 class StoppingError(ProxyError):
     """The proxy is stopping, and the drain's time is over."""
 
@@ -113,8 +126,3 @@ class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not
         self.body = body
         self.headers = headers or {}
         self.limit_s = limit_s
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether this speaks against the instance's life, not only against this answer."""
-        return self.kind in (FailureKind.CONNECT, FailureKind.RESET)

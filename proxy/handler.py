@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import Mapping
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -17,10 +16,10 @@ from proxy import intake, journal, replies
 from proxy.answer import Reply
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
-from proxy.core.retry import MAX_RETRIES, Next, after_failure, fallback_reason
+from proxy.core.retry import MAX_RETRIES
 from proxy.core.reuse import cached_ratio
 from proxy.core.sse import Scanner
-from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
+from proxy.core.types import FailureKind, Outcome, Reject, RequestFacts, Route, RouteClass
 from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.heads import with_request_id
@@ -36,6 +35,7 @@ from proxy.relay import (
     StalledClientError,
     StreamCutError,
 )
+from proxy.retrying import Retrying
 from proxy.service import Service
 from proxy.waits import for_first_event, for_silence
 
@@ -55,8 +55,6 @@ ENDPOINTS = frozenset(
 """Paths that are a value of the label `endpoint`; every other one counts as `other`."""
 _GIANT_BYTES = 1 << 19
 """From here on a body's texts take about a millisecond and more."""
-_COOLDOWN_S = 1.0
-"""How long an engine that said it is busy is left alone when it names no Retry-After."""
 
 
 class _Total(Limit):
@@ -98,6 +96,7 @@ class Exchange:
         self.route: Route | None = None
         self.relay: Relay | None = None
         self._charged_events = 0
+        self._retrying: Retrying | None = None
 
     async def run(self) -> web.StreamResponse:
         """Serve the request; only a client that left makes this raise."""
@@ -134,8 +133,11 @@ class Exchange:
         try:
             answer = await self._answer(admitted)
         except UpstreamFailure as failure:
-            response = replies.refusal(failure, self._extra_headers())
-            self._end(Outcome.UPSTREAM_ERROR, failure.status, failure.detail)
+            now_s = self.service.clock.unix_now()
+            response = replies.refusal(failure, self._extra_headers(), now_s)
+            asked_wrongly = failure.kind is FailureKind.NO_MODEL
+            outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
+            self._end(outcome, failure.status, failure.detail)
             return response
         return await self._relay(admitted, answer)
 
@@ -163,16 +165,25 @@ class Exchange:
 
     async def _answer(self, route: Route) -> Reply:
         """Run the legs until an instance answers; raises the last UpstreamFailure."""
-        while True:
-            got: Edits | Reply | None = None
-            try:
-                got = await self._prefill(route)
-                if isinstance(got, Reply):
-                    return got
-                return await self._decode(route, got)
-            except UpstreamFailure as failure:
-                if not self._route_around(route, failure, offloaded=got is not None):
-                    raise
+        try:
+            while True:
+                got: Edits | Reply | None = None
+                try:
+                    got = await self._prefill(route)
+                    if isinstance(got, Reply):
+                        return got
+                    return await self._decode(route, got)
+                except UpstreamFailure as failure:
+                    if not await self._trouble().around(route, failure, offloaded=got is not None):
+                        raise
+        finally:
+            if self._retrying is not None:
+                self._retrying.ended()
+
+    def _trouble(self) -> Retrying:
+        if self._retrying is None:
+            self._retrying = Retrying(self.service, self.record, self.facts)
+        return self._retrying
 
     async def _prefill(self, route: Route) -> Edits | Reply | None:
         if route.prefill is None:
@@ -184,8 +195,8 @@ class Exchange:
             facts=self.facts,
             route=route,
             decode=lambda: self._decode(route, None, again=True),
-            blame=self._blame,
-            fall_back=self._fall_back,
+            blame=self._trouble().blame,
+            fall_back=self._trouble().fall_back,
         )
         return await offloading.run(route.prefill.name)
 
@@ -206,43 +217,14 @@ class Exchange:
             if failure.limit_s is not None:
                 self.record.limit, self.record.limit_s = wait.option, failure.limit_s
             raise
-        service.router.answered(route.decode.name)
+        service.router.watch.answered(route.decode.name)
         return answer
 
     def _has_other(self, route: Route) -> bool:
-        router, retries = self.service.router, self.record.retries
-        return retries < MAX_RETRIES and router.has_other(route, self.facts)
-
-    def _route_around(self, route: Route, failure: UpstreamFailure, *, offloaded: bool) -> bool:
-        """Prepare the next attempt; false when there is none."""
-        self._blame(route.decode.name, failure)
-        step = after_failure(failure.kind, offloaded=offloaded, retries=self.record.retries)
-        if offloaded:
-            self._fall_back(route, fallback_reason(failure.kind))
-        if step is Next.GIVE_UP:
+        service, retries = self.service, self.record.retries
+        if retries >= MAX_RETRIES or not service.budget.has_room(service.in_flight):
             return False
-        if step is Next.OTHER_INSTANCE:
-            again = self.service.router.retry(route, self.facts, self.service.clock.now_s())
-            if isinstance(again, Reject):
-                return False
-        self.record.retries += 1
-        self.service.metrics.retries.labels(failure.kind).inc()
-        return True
-
-    def _blame(self, name: str, failure: UpstreamFailure) -> None:
-        if failure.is_dead:
-            self.service.failed(name, failure)
-        elif failure.kind is FailureKind.BUSY:
-            wait_s = _retry_after_s(failure.headers) or _COOLDOWN_S
-            self.service.router.gate.mark_busy(name, self.service.clock.now_s() + wait_s)
-
-    def _fall_back(self, route: Route, why: Fallback) -> None:
-        p = self.service.upstreams.get(route.prefill.name) if route.prefill else None
-        if p is not None and why is not Fallback.P_LATE:
-            p.forget_engine_id()
-        self.service.router.fall_back(route, self.facts, why, self.service.clock.now_s())
-        self.service.metrics.fallbacks.labels(why).inc()
-        self.record.fallback = why
+        return service.router.has_other(route, self.facts)
 
     async def _relay(self, route: Route, answer: Reply) -> web.StreamResponse:
         self.record.status = answer.status
@@ -273,7 +255,7 @@ class Exchange:
             self.record.limit, self.record.limit_s = "idle", error.limit_s
         self._cut(relay, outcome, error.detail, error.code)
         if error.failure is not None:
-            self._blame(route.decode.name, error.failure)
+            self._trouble().blame(route.decode.name, error.failure)
 
     def _note_engine_error(self, route: Route) -> None:
         """A stream that ended well for HTTP may have ended with an error of the engine."""
@@ -281,7 +263,7 @@ class Exchange:
             failure = in_band_error(event)
             self._end(Outcome.UPSTREAM_ERROR, self.record.status, failure.detail)
             if failure.status is not None and failure.status >= 500:
-                self._blame(route.decode.name, failure)
+                self._trouble().blame(route.decode.name, failure)
 
     def _begin(self, answer: Reply) -> Relay:
         del self.out  # nobody is asked again: the prompt need not stay for as long as the stream
@@ -419,8 +401,3 @@ class Exchange:
             service.metrics.kv_misses.inc()
             if (p := service.upstreams.get(record.prefill_instance or "")) is not None:
                 p.forget_engine_id()
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    value = headers.get("Retry-After", "")
-    return min(60.0, float(value)) if value.isdigit() else None

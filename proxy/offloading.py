@@ -62,7 +62,7 @@ class Offloading:
         end_s = service.clock.now_s()
         self.record.t_prefill_done = service.clock.unix(end_s)
         service.metrics.prefill_leg.observe(end_s - start_s)
-        service.router.answered(name)
+        service.router.watch.answered(name)
         service.router.prefill_done(route, self.facts, end_s, result.cached_ratio)
         return result
 

@@ -76,6 +76,10 @@ class FailureKind(StrEnum):
     MALFORMED = "malformed"
     PEER_GONE = "peer_gone"
     WENT_DOWN = "went_down"
+    NO_MODEL = "no_model"
+    """It does not serve the model that others are known to serve."""
+    NO_ROOM = "no_room"
+    """The proxy itself has no sockets left: nobody else's fault."""
 
 
 class RejectReason(StrEnum):
