@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
+from dataclasses import replace
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -22,6 +23,7 @@ from proxy.core.sse import Scanner
 from proxy.core.types import FailureKind, Outcome, Reject, RequestFacts, Route, RouteClass
 from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
+from proxy.handover import DecodeHalf
 from proxy.heads import with_request_id
 from proxy.judge import in_band_error
 from proxy.lastwords import error_event
@@ -37,6 +39,7 @@ from proxy.relay import (
 )
 from proxy.retrying import Retrying
 from proxy.service import Service
+from proxy.upstream import OnSent
 from proxy.waits import for_first_event, for_silence
 
 ENDPOINTS = frozenset(
@@ -95,6 +98,7 @@ class Exchange:
         self.prompt_bytes = 0
         self.route: Route | None = None
         self.relay: Relay | None = None
+        self._half: DecodeHalf | None = None
         self._charged_events = 0
         self._retrying: Retrying | None = None
 
@@ -203,16 +207,25 @@ class Exchange:
     async def _decode(self, route: Route, edits: Edits | None, *, again: bool = False) -> Reply:
         service = self.service
         source = service.upstreams.get(route.prefill.name) if edits and route.prefill else None
-        headers = self.out.headers
+        out = self.out
         if again or self.record.retries or route.fallback:
-            headers = with_request_id(headers, f"{self.request_id}-{uuid.uuid4().hex[:6]}")
+            own_id = f"{self.request_id}-{uuid.uuid4().hex[:6]}"
+            out = replace(out, headers=with_request_id(out.headers, own_id))
         wait = for_first_event(service, self.record, route, offloaded=edits is not None)
         patience = Patience(wait.seconds, wait.cap_s, lambda: self._has_other(route))
         self.record.t_decode_sent = service.clock.unix_now()
         self.record.decode_instance = route.decode.name
-        d = service.upstream(route.decode.name)
+
+        async def leg(on_sent: OnSent | None) -> Reply:
+            d = service.upstream(route.decode.name)
+            return await decode_leg(out, d, edits, source, patience, on_sent)
+
         try:
-            answer = await decode_leg(self.out, d, headers, edits, source, patience)
+            if edits is None:
+                answer = await leg(None)
+            else:
+                self._half = DecodeHalf(service, route, edits)
+                answer = await self._half.run(leg)
         except UpstreamFailure as failure:
             if failure.limit_s is not None:
                 self.record.limit, self.record.limit_s = wait.option, failure.limit_s
@@ -366,7 +379,7 @@ class Exchange:
         try:
             self._complete()
         finally:
-            if route is not None:
+            if route is not None and not (self._half is not None and self._half.is_kept):
                 if record.outcome is Outcome.OK:
                     found = cached_ratio(record.cached_tokens, record.prompt_tokens)
                     service.router.completed(route, self.facts, found)

@@ -22,7 +22,7 @@ from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.heads import with_request_id
 from proxy.judge import is_plainly_good, look_at
-from proxy.upstream import ANSWER_BYTES, Upstream
+from proxy.upstream import ANSWER_BYTES, OnSent, Upstream
 
 _FALLBACKS = {
     FailureKind.CONNECT: Fallback.P_REFUSED,
@@ -52,7 +52,12 @@ class Outgoing:
 
 
 async def prefill_leg(
-    out: Outgoing, p: Upstream, connector: Connector, request_id: str, timeout_s: float
+    out: Outgoing,
+    p: Upstream,
+    connector: Connector,
+    request_id: str,
+    timeout_s: float,
+    on_sent: OnSent | None = None,
 ) -> Edits | Fallback:
     """Let P compute the prompt and keep its KV; gives what D needs to fetch it.
 
@@ -60,13 +65,17 @@ async def prefill_leg(
     """
     try:
         with Limit(timeout_s) as scope, p.watch(scope):
-            return await _prefill(out, p, connector, request_id)
+            return await _prefill(out, p, connector, request_id, on_sent)
     except TimeoutError:
         return Fallback.P_GONE if p.is_down else Fallback.P_TIMEOUT
 
 
 async def _prefill(
-    out: Outgoing, p: Upstream, connector: Connector, request_id: str
+    out: Outgoing,
+    p: Upstream,
+    connector: Connector,
+    request_id: str,
+    on_sent: OnSent | None,
 ) -> Edits | Fallback:
     try:
         engine_id = await p.engine_id() if connector.needs_engine_id else None
@@ -77,7 +86,7 @@ async def _prefill(
     transfer = Transfer(f"xfer-{uuid.uuid4().hex}", p.instance, engine_id)
     body = out.with_edits(connector.prepare(transfer, out.parsed))
     headers = with_request_id(out.headers, request_id)
-    reply = await p.send(out.method, out.path, headers, body)
+    reply = await p.send(out.method, out.path, headers, body, on_sent)
     try:
         answer = await reply.read(ANSWER_BYTES)
     finally:
@@ -134,10 +143,10 @@ class Patience(Limit):
 async def decode_leg(
     out: Outgoing,
     d: Upstream,
-    headers: bytes,
     edits: Edits | None,
     source: Upstream | None,
     patience: Patience,
+    on_sent: OnSent | None = None,
 ) -> Reply:
     """Ask D, wait for the first event; raises UpstreamFailure.
 
@@ -151,7 +160,7 @@ async def decode_leg(
             for watchers in watched:
                 watchers.add(patience)
             try:
-                return await _decode(out, d, headers, out.with_edits(edits))
+                return await _decode(out, d, out.with_edits(edits), on_sent)
             finally:
                 for watchers in watched:
                     watchers.discard(patience)
@@ -166,8 +175,8 @@ async def decode_leg(
         raise UpstreamFailure(kind, late, limit_s=limit_s) from error
 
 
-async def _decode(out: Outgoing, d: Upstream, headers: bytes, body: bytes | None) -> Reply:
-    reply = await d.send(out.method, out.path, headers, body)
+async def _decode(out: Outgoing, d: Upstream, body: bytes | None, on_sent: OnSent | None) -> Reply:
+    reply = await d.send(out.method, out.path, out.headers, body, on_sent)
     is_good = False
     try:
         if not is_plainly_good(reply):

@@ -24,6 +24,9 @@ ANSWER_BYTES = 16 << 20
 """The most that is read of an answer which is for the proxy itself."""
 
 
+OnSent = Callable[[Reply], None]
+
+
 class Scope(Protocol):
     """What can be ended early: `Limit`, or `asyncio.Timeout`."""
 
@@ -67,13 +70,21 @@ class Upstream:
         return self._pool.in_use
 
     def send(
-        self, method: str, path: str, headers: bytes, body: bytes | None
+        self,
+        method: str,
+        path: str,
+        headers: bytes,
+        body: bytes | None,
+        on_sent: OnSent | None = None,
     ) -> Coroutine[None, None, Reply]:
         """Send a request and wait for the answer's head; raises UpstreamFailure.
 
         `headers`: lines, each with its end. Of a stream the first bytes are waited for as well.
+        `on_sent`: from now on the instance may have seen it.
         """
-        return _ask(self._pool, method, path, headers, body, self._on_replay)
+        head = request_head(method, path, self._pool.host_header, headers, body)
+        is_head = method == "HEAD"
+        return _ask(self._pool, head, body, is_head, self._on_replay, on_sent)
 
     async def get(self, path: str, timeout_s: float, headers: bytes = b"") -> bytes:
         """The body of a 200 answer to GET; raises UpstreamFailure. For probes and scrapes."""
@@ -124,17 +135,17 @@ class Upstream:
 
 async def _ask(
     pool: Pool,
-    method: str,
-    path: str,
-    headers: bytes,
+    head: bytes,
     body: bytes | None,
+    is_head: bool = False,  # noqa: FBT001, FBT002 - one of six, and never a literal
     on_replay: Callable[[], None] = lambda: None,
+    on_sent: OnSent | None = None,
 ) -> Reply:
-    head = request_head(method, path, pool.host_header, headers, body)
-    is_head = method == "HEAD"
     connection = pool.idle()
     if connection is not None:
         reply = connection.ask(head, body, is_head=is_head)
+        if on_sent is not None:
+            on_sent(reply)
         try:
             return await reply.begun()
         except UpstreamFailure as failure:
@@ -142,13 +153,18 @@ async def _ask(
                 raise
             on_replay()
     connection = await pool.connect()
-    return await connection.ask(head, body, is_head=is_head).begun()
+    reply = connection.ask(head, body, is_head=is_head)
+    if on_sent is not None:
+        on_sent(reply)
+    return await reply.begun()
 
 
 async def _get(pool: Pool, path: str, timeout_s: float, headers: bytes = b"") -> bytes:
     try:
         with Limit(timeout_s):
-            reply = await _ask(pool, "GET", path, headers, None)
+            reply = await _ask(
+                pool, request_head("GET", path, pool.host_header, headers, None), None
+            )
             try:
                 body = await reply.read(ANSWER_BYTES)
             finally:

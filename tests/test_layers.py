@@ -20,6 +20,7 @@ LEAF = {OURS, "proxy.errors", "proxy.config", "proxy.config_options", "proxy.con
 LEAF |= {"proxy.config_values", "proxy.clock"}
 WIRE = LEAF | {"proxy.deadline", "proxy.heads"}
 SHELL = WIRE | {
+    "proxy.aftermath",
     "proxy.answer",
     "proxy.judge",
     "proxy.wire",
@@ -31,6 +32,7 @@ SHELL = WIRE | {
     "proxy.reqlog",
 }
 REQUEST = SHELL | {
+    "proxy.handover",
     "proxy.service",
     "proxy.waits",
     "proxy.lastwords",
@@ -67,6 +69,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.journal": LEAF,
     "proxy.retrying": SHELL | {"proxy.service"},
     "proxy.race": LEAF,
+    "proxy.aftermath": WIRE,
+    "proxy.handover": SHELL | {"proxy.service"},
     "proxy.waits": SHELL | {"proxy.service"},
     "proxy.offloading": REQUEST | {"proxy.race"},
     "proxy.handler": REQUEST | {"proxy.offloading", "proxy.retrying"},
