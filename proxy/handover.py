@@ -22,7 +22,9 @@ from proxy.errors import UpstreamFailure
 from proxy.service import Service
 from proxy.upstream import OnSent
 
-RELEASE_S = 2.0
+RELEASE_S = 5.0
+RELEASERS = 2
+"""Instances that are asked, the second where the first cannot be reached."""
 _NO_MODEL = "cache-proxy-release"
 _HEADERS = b"Content-Type: application/json\r\nAccept: application/json\r\n"
 
@@ -99,26 +101,34 @@ def release(service: Service, route: Route, edits: Edits) -> None:
     params, p = edits.put.get(KV_PARAMS), route.prefill
     if params is None or p is None:
         return
-    others = [m.instance.name for m in service.router.fleet.up() if m.instance.name != p.name]
-    if not others:
-        service.metrics.releases.labels("stranded").inc()
-        return
-    name = route.decode.name if route.decode.name in others else others[0]
-    if service.aftermath.spawn(_release(service, name, params)) is None:
+    up = [m.instance.name for m in service.router.fleet.up() if m.instance.name != p.name]
+    # D last: mostly it is not asked because it cannot be reached.
+    names = sorted(up, key=lambda name: name == route.decode.name)[:RELEASERS]
+    if not names or service.aftermath.spawn(_release(service, names, params)) is None:
         service.metrics.releases.labels("stranded").inc()
 
 
-async def _release(service: Service, name: str, params: Any) -> None:
-    body = {"model": _NO_MODEL, "prompt": [1], "max_tokens": 0, KV_PARAMS: params}
+async def _release(service: Service, names: list[str], params: Any) -> None:
+    """Ask one after the other, up to the first that may have heard it."""
+    sent: list[Reply] = []
     result = "failed"
     try:
         with Limit(RELEASE_S):
-            upstream = service.upstream(name)
-            send = upstream.send("POST", "/v1/completions", _HEADERS, orjson.dumps(body))
-            reply = await send
-            result = "released" if 400 <= reply.status < 500 else "failed"
-            reply.close()
-    except (UpstreamFailure, TimeoutError):
+            while names and not sent:
+                result = await _refused(service, names.pop(0), params, sent.append)
+    except TimeoutError:
         pass
     finally:
         service.metrics.releases.labels(result).inc()
+
+
+async def _refused(service: Service, name: str, params: Any, on_sent: OnSent) -> str:
+    body = {"model": _NO_MODEL, "prompt": [1], "max_tokens": 0, KV_PARAMS: params}
+    raw = orjson.dumps(body)
+    try:
+        upstream = service.upstream(name)
+        reply = await upstream.send("POST", "/v1/completions", _HEADERS, raw, on_sent)
+    except UpstreamFailure:
+        return "failed"
+    reply.close()
+    return "released" if 400 <= reply.status < 500 else "failed"

@@ -6,6 +6,7 @@ to colocate. The decode leg gives an answer whose first event is good, or raises
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,8 @@ from typing import Any
 import orjson
 
 from proxy.answer import HOLD_BYTES, Reply
-from proxy.core.connectors import Connector, Edits, Transfer
+from proxy.core.connectors import KV_PARAMS, Connector, Edits, Transfer
+from proxy.core.kvparams import wrong_params
 from proxy.core.reuse import usage_ratio
 from proxy.core.splice import splice
 from proxy.core.types import FailureKind, Fallback
@@ -24,6 +26,7 @@ from proxy.heads import with_request_id
 from proxy.judge import is_plainly_good, look_at
 from proxy.upstream import ANSWER_BYTES, OnSent, Upstream
 
+_log = logging.getLogger(__name__)
 _FALLBACKS = {
     FailureKind.CONNECT: Fallback.P_REFUSED,
     FailureKind.TIMEOUT: Fallback.P_TIMEOUT,
@@ -88,7 +91,8 @@ async def _prefill(
     headers = with_request_id(out.headers, request_id)
     reply = await p.send(out.method, out.path, headers, body, on_sent)
     try:
-        answer = await reply.read(ANSWER_BYTES)
+        # One that streams although it was told not to is not listened to.
+        answer = b"" if reply.is_stream else await reply.read(ANSWER_BYTES)
     finally:
         reply.close()
     if reply.status != 200:
@@ -102,6 +106,11 @@ def _after_prefill(connector: Connector, transfer: Transfer, answer: bytes) -> E
     except orjson.JSONDecodeError:
         return Fallback.P_ERROR
     told = parsed if isinstance(parsed, dict) else {}
+    p = transfer.prefill
+    wrong = wrong_params(told.get(KV_PARAMS), p, transfer.engine_id, transfer.transfer_id)
+    if wrong is not None:
+        _log.warning("instance %s: its kv_transfer_params are not used: %s", p.name, wrong)
+        return Fallback.KV_PARAMS
     result = connector.after_prefill(transfer, told)
     if isinstance(result, Fallback):
         return result

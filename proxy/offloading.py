@@ -58,6 +58,8 @@ class Offloading:
                 self.fall_back(route, Fallback.P_LATE)
             return result
         if isinstance(result, Fallback):
+            if result is Fallback.KV_PARAMS:
+                service.metrics.releases.labels("stranded").inc()
             self.fall_back(route, result)
             return None
         if route.hedge is not None:

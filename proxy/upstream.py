@@ -14,12 +14,14 @@ from typing import Protocol
 import orjson
 
 from proxy.answer import Reply
+from proxy.core.registry import EngineId
 from proxy.core.types import FailureKind, Instance
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.heads import request_head
 from proxy.pool import Pool
 
+ENGINE_ID_CHARS = 256
 ANSWER_BYTES = 16 << 20
 """The most that is read of an answer which is for the proxy itself."""
 
@@ -50,8 +52,7 @@ class Upstream:
         self._on_replay = on_replay
         self._connect_timeout_s = connect_timeout_s
         self.is_down = False
-        self._engine_id: str | None = None
-        self._last_engine_id: str | None = None
+        self._id = EngineId()
         self.watchers: set[Scope] = set()
         """What `watch` holds; to be used alone where its own cost matters."""
         self._pool = Pool(instance.url, connect_timeout_s)
@@ -91,24 +92,33 @@ class Upstream:
         return await _get(self._pool, path, timeout_s, headers)
 
     async def engine_id(self) -> str | None:
-        """The KV engine's id, asked from the bootstrap server when not known; None without one."""
-        if self._engine_id is None:
+        """The KV engine's id, asked from the bootstrap server when not known; None without one.
+
+        Raises UpstreamFailure when it cannot be asked.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if self._id.known(now_s) is None and self._id.may_ask(now_s):
             await self.look_up_engine_id()
-        return self._engine_id
+        return self._id.known(now_s)
 
     async def look_up_engine_id(self) -> bool:
-        """Ask for the engine's id, known or not; true when it is another than the last one."""
+        """Ask for the engine's id, known or not; true when it is another than the last one.
+
+        Raises UpstreamFailure; what was known stays for a while.
+        """
         if self._bootstrap is None:
             return False
-        body = await _get(self._bootstrap, "/query", self._connect_timeout_s)
-        last, found = self._last_engine_id, _engine_id(body)
-        self._engine_id = found
-        self._last_engine_id = found or last
-        return last is not None and found is not None and found != last
+        loop = asyncio.get_running_loop()
+        try:
+            found = _engine_id(await _get(self._bootstrap, "/query", self._connect_timeout_s))
+        except UpstreamFailure:
+            self._id.failed(loop.time())
+            raise
+        return self._id.answered(found, loop.time())
 
     def forget_engine_id(self) -> None:
         """A restarted engine has a new id; an old one makes D's pull fail."""
-        self._engine_id = None
+        self._id.forget()
 
     @contextmanager
     def watch(self, scope: Scope) -> Iterator[None]:
@@ -126,8 +136,7 @@ class Upstream:
     def went_down(self) -> None:
         """End what waits on this instance, and forget what a new incarnation would deny."""
         self.is_down = True
-        self.forget_engine_id()
-        self._last_engine_id = None
+        self._id.renew()
         now_s = asyncio.get_running_loop().time()
         for scope in list(self.watchers):
             scope.reschedule(now_s)
@@ -177,14 +186,19 @@ async def _get(pool: Pool, path: str, timeout_s: float, headers: bytes = b"") ->
 
 
 def _engine_id(body: bytes) -> str | None:
-    """The id of data-parallel rank 0 in a bootstrap server's `/query` answer."""
+    """The id of data-parallel rank 0 in a bootstrap server's `/query` answer.
+
+    None while no engine is registered; raises UpstreamFailure where the answer is no such thing.
+    """
     try:
         ranks = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    rank = ranks.get("0") if isinstance(ranks, dict) else None
-    found = rank.get("engine_id") if isinstance(rank, dict) else None
-    return found if isinstance(found, str) else None
+        rank = ranks.get("0", {})
+        found = rank.get("engine_id")
+    except (orjson.JSONDecodeError, AttributeError) as error:
+        raise UpstreamFailure(FailureKind.MALFORMED, "not a bootstrap answer") from error
+    if rank and not (isinstance(found, str) and 0 < len(found) <= ENGINE_ID_CHARS):
+        raise UpstreamFailure(FailureKind.MALFORMED, "not an engine id")
+    return found if rank else None
 
 
 def model_cards(body: bytes) -> list[dict[str, object]]:
