@@ -235,7 +235,7 @@ PHASES: dict[str, Callable[[SimFleet], object]] = {
 @pytest.mark.parametrize("phase", PHASES)
 async def test_nothing_is_left_behind_in_any_phase(tmp_path: Path, phase: str, how: str) -> None:
     """Of no counter, no connection, and on no engine; and nothing is pinned for ever."""
-    sim = {"speed": 5.0, "x0": 0.4} | FOREVER
+    sim = {"speed": 1.0 if phase == "p computes" else 5.0, "x0": 0.4} | FOREVER
     async with proxied(tmp_path, 2, sim=sim, **ALWAYS) as (proxy, fleet):
         writer = await send(proxy, chat(words(3000), max_tokens=400))
         await until(lambda: PHASES[phase](fleet), phase)
@@ -247,9 +247,9 @@ async def test_nothing_is_left_behind_in_any_phase(tmp_path: Path, phase: str, h
 
 
 async def test_many_leave_at_any_moment(tmp_path: Path) -> None:
-    """Also hedged ones. Nothing that was pinned waits for a timeout."""
-    options = ALWAYS | {"hedge": True}
-    async with proxied(tmp_path, 3, sim={"speed": 20.0} | FOREVER, **options) as (proxy, fleet):
+    """Also hedged ones. Only a P that ends while it learns of it keeps KV until its timeout."""
+    options, sim = ALWAYS | {"hedge": True}, {"speed": 20.0, "abort_timeout": 20.0}
+    async with proxied(tmp_path, 3, sim=sim, **options) as (proxy, fleet):
         for i in range(30):
             writer = await send(proxy, chat(words(3000, f"r{i}"), max_tokens=20))
             await asyncio.sleep(i * 0.003)
