@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -44,9 +45,9 @@ class EngineStats:
 
 
 def parse(exposition: bytes) -> EngineStats:
-    """Read an engine's metrics; lines that are no metric are ignored."""
-    samples = list(_samples(exposition))
-    used = [s.value for s in samples if s.name in _USAGE]
+    """Read an engine's metrics; what is no metric, or cannot be its value, is ignored."""
+    samples = [s for s in _samples(exposition) if 0 <= s.value < inf]
+    used = [s.value for s in samples if s.name in _USAGE and s.value <= 1]
     total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG]
     sources = {s.labels.get("source"): 0.0 for s in samples if s.name in _SOURCES}
     for sample in samples:
@@ -82,7 +83,7 @@ def _sum(samples: list[Sample], names: tuple[str, ...]) -> float | None:
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
+    return min(1.0, part / whole) if part is not None and whole else None
 
 
 def _whole(value: float | None) -> int | None:
@@ -93,7 +94,9 @@ def _kv_tokens(labels: dict[str, str]) -> int | None:
     """Capacity in tokens: as stated, else blocks times block size."""
     try:
         if (stated := labels.get("kv_cache_size_tokens", "")) not in ("", "None"):
-            return int(float(stated))
-        return int(float(labels["num_gpu_blocks"]) * float(labels["block_size"]))
-    except (KeyError, ValueError):
+            tokens = int(float(stated))
+        else:
+            tokens = int(float(labels["num_gpu_blocks"]) * float(labels["block_size"]))
+    except (KeyError, ValueError, OverflowError):
         return None
+    return tokens if tokens >= 0 else None

@@ -53,6 +53,8 @@ class Upstream:
         self._connect_timeout_s = connect_timeout_s
         self.is_down = False
         self._id = EngineId()
+        self.has_new_engine = False
+        """Another engine id was seen than before; for whoever acts on it to reset."""
         self.watchers: set[Scope] = set()
         """What `watch` holds; to be used alone where its own cost matters."""
         self._pool = Pool(instance.url, connect_timeout_s)
@@ -101,20 +103,20 @@ class Upstream:
             await self.look_up_engine_id()
         return self._id.known(now_s)
 
-    async def look_up_engine_id(self) -> bool:
-        """Ask for the engine's id, known or not; true when it is another than the last one.
+    async def look_up_engine_id(self) -> None:
+        """Ask for the engine's id, known or not.
 
         Raises UpstreamFailure; what was known stays for a while.
         """
         if self._bootstrap is None:
-            return False
+            return
         loop = asyncio.get_running_loop()
         try:
             found = _engine_id(await _get(self._bootstrap, "/query", self._connect_timeout_s))
         except UpstreamFailure:
             self._id.failed(loop.time())
             raise
-        return self._id.answered(found, loop.time())
+        self.has_new_engine |= self._id.answered(found, loop.time())
 
     def forget_engine_id(self) -> None:
         """A restarted engine has a new id; an old one makes D's pull fail."""
@@ -137,6 +139,7 @@ class Upstream:
         """End what waits on this instance, and forget what a new incarnation would deny."""
         self.is_down = True
         self._id.renew()
+        self.has_new_engine = False
         now_s = asyncio.get_running_loop().time()
         for scope in list(self.watchers):
             scope.reschedule(now_s)

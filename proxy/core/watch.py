@@ -17,12 +17,23 @@ SAME_START_S = 1.0
 
 
 class Watch:
-    """Over one fleet and its ledger; `forget` drops all that was learned of an instance's cache."""
+    """Over one fleet and its ledger.
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, forget: Callable[[str], None]) -> None:
+    `forget` drops all that was learned of an instance's cache; `changed` is called with every
+    instance that goes or comes.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        forget: Callable[[str], None],
+        changed: Callable[[], None],
+    ) -> None:
         self._fleet = fleet
         self._ledger = ledger
         self._forget = forget
+        self._tell = changed
 
     def probe_failed(
         self, name: str, error: str, now_s: float, *, is_refused: bool = False
@@ -75,17 +86,19 @@ class Watch:
 
     def restarted(self, name: str, now_s: float) -> None:
         """Another process answers there: nothing that was known of the old one holds."""
-        if (member := self._fleet.get(name)) is not None:
+        member = self._fleet.get(name)
+        if member is not None and not member.health.is_gone:
             self._forget(name)
             self._renew(member)
+            member.health.renew(now_s)
             member.health.back_s = now_s
             self._fleet.returned(name)
 
     def observe_start(self, name: str, start_s: float | None, now_s: float) -> bool:
         """When the instance's process says that it started, unix seconds; true: it is another."""
         member = self._fleet.get(name)
-        if member is None or start_s is None:
-            return False
+        if member is None or start_s is None or member.health.is_gone:
+            return False  # what returns is another one in any case
         known_s, member.start_s = member.start_s, max(start_s, member.start_s or start_s)
         if known_s is None or start_s <= known_s + SAME_START_S:
             return False
@@ -105,6 +118,8 @@ class Watch:
             self._forget(member.instance.name)
         elif change is Change.BACK:
             self._fleet.returned(member.instance.name)
+        if change is not None:
+            self._tell()
         return change
 
     def _renew(self, member: Member) -> None:

@@ -124,6 +124,16 @@ def test_one_that_worked_for_long_is_trusted_anew() -> None:
     assert health.trial_due(205.0)
 
 
+def test_another_process_is_tried_at_once() -> None:
+    health, _ = life("f" * FAULTS, step_s=0.0)
+    health.trial_failed("500", 5.0)
+    health.renew(6.0)
+    assert not health.is_up
+    assert health.trial_answered(6.0) is Change.BACK
+    health.renew(7.0)
+    assert health.is_up
+
+
 def test_a_flapping_probe_moves_nothing_more_than_twice_in_ten_seconds() -> None:
     _, changes = life("xxpp" * 100, step_s=0.5)
     assert 2 <= len(changes.replace(".", "")) <= 2 * (200 / CALM_S) + 1

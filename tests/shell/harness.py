@@ -167,6 +167,7 @@ class RawEngine:
         self.posts: list[bytes] = []
         self.is_frozen = False
         """Like a stopped process: takes connections and bytes, answers nothing, no probe."""
+        self.health = plain(b"")
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server
         self.port = 0
@@ -192,6 +193,9 @@ class RawEngine:
                 if self.is_frozen:
                     await reader.read()
                     return
+                if head.startswith(b"GET /health"):
+                    writer.write(self.health)
+                    continue
                 if head.startswith(b"GET"):
                     writer.write(plain(b'{"data":[{"id":"sim-8b"}]}'))
                     continue

@@ -34,9 +34,16 @@ class Process:
 
 
 @asynccontextmanager
-async def running(*options: str) -> AsyncIterator[Process]:
+async def running(*options: str, before: tuple[str, ...] = ()) -> AsyncIterator[Process]:
     child = await asyncio.create_subprocess_exec(
-        *COMMAND, "--host", "127.0.0.1", "--port", "0", *options, stderr=asyncio.subprocess.PIPE
+        *before,
+        *COMMAND,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        *options,
+        stderr=asyncio.subprocess.PIPE,
     )
     process = Process(child)
     async with asyncio.TaskGroup() as group:

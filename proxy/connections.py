@@ -1,0 +1,158 @@
+"""How many clients may be connected: a part of the process's file descriptors, never all of them.
+
+A request needs one descriptor for its client and one or two for instances. If clients could take
+them all, no instance could be reached for those who are already in. What comes above the cap is
+told so with a 503 from one of a few reserved places, and closed; above those it is just closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import ssl
+from collections.abc import Callable
+from typing import cast
+
+from aiohttp import web
+
+CLIENTS_RATIO = 0.45
+"""Of the descriptors: less than half, as Envoy advises, so each client can have an instance."""
+OWN_DESCRIPTORS = 32
+"""Listeners, logs, event loop, probes, the reserved places."""
+MOST_DESCRIPTORS = 1 << 20
+"""A hard limit may be absurd; more than this is not asked for."""
+PLACES = 8
+"""Refusals that are being said; others are closed without a word."""
+LINGER_S = 1.0
+"""How long a refused client may take to read it: an early close could reset the words away."""
+_BODY = (
+    b'{"message":"Service temporarily unavailable: too many connections",'
+    b'"type":"service_unavailable","code":503,"error":{"message":"Service temporarily unavailable: '
+    b'too many connections","type":"service_unavailable","code":503,"param":null}}'
+)
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+)
+_log = logging.getLogger(__name__)
+
+
+def raise_descriptor_limit() -> int:
+    """Take the soft limit as high as is allowed; returns what it is now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ValueError, OSError) as error:
+        _log.warning("descriptor limit stays at %d: %s", soft, error)
+        return soft
+    return wanted
+
+
+def client_cap(wanted: int | None) -> int:
+    """How many clients may be connected: what the operator wants, or what the descriptors allow."""
+    descriptors = raise_descriptor_limit()
+    allowed = max(1, int(CLIENTS_RATIO * (descriptors - OWN_DESCRIPTORS)))
+    if wanted is not None and wanted > allowed:
+        _log.warning(
+            "--max-connections %d is more than %d of %d descriptors: with so many clients "
+            "instances cannot be reached",
+            wanted,
+            allowed,
+            descriptors,
+        )
+    return wanted or allowed
+
+
+class Door:
+    """How many are in, how many may be, and who is being refused."""
+
+    def __init__(self, cap: int, on_refused: Callable[[], None]) -> None:
+        self.cap = cap
+        self.refusing: set[Guest] = set()
+        self.on_refused = on_refused
+        self._server: web.Server | None = None
+
+    @property
+    def open(self) -> int:
+        """Connections that are being served."""
+        return len(self._server._connections) if self._server is not None else 0
+
+    def guard(self, server: web.Server) -> Callable[[], asyncio.Protocol]:
+        """The protocol factory to listen with, instead of `server` itself."""
+        self._server = server
+        return lambda: Guest(self, server)
+
+
+class Guest(asyncio.Protocol):
+    """A new connection: handed to the server, or told that it is one too many, and closed.
+
+    It is decided when the connection is there, not when its protocol is made: of a burst the loop
+    makes all protocols first.
+    """
+
+    def __init__(self, door: Door, server: web.Server) -> None:
+        self._door, self._server = door, server
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """In, or refused before anything was asked."""
+        transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        if self._door.open >= self._door.cap:
+            self._refuse(transport)
+            return
+        handler = self._server()
+        transport.set_protocol(handler)
+        handler.connection_made(transport)
+
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        """What the client still sends is dropped until it closes."""
+        self._door.on_refused()
+        if len(self._door.refusing) >= PLACES:
+            transport.abort()
+            return
+        self._door.refusing.add(self)
+        transport.write(_REFUSAL)
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The place is free again."""
+        del exc
+        self._door.refusing.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class GuardedSite(web.TCPSite):
+    """A listener behind a door."""
+
+    def __init__(
+        self,
+        runner: web.AppRunner,
+        host: str,
+        port: int,
+        door: Door,
+        *,
+        backlog: int,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(runner, host, port, backlog=backlog, ssl_context=ssl_context)
+        self._door = door
+
+    async def start(self) -> None:
+        """Listen."""
+        await super(web.TCPSite, self).start()
+        server = self._runner.server
+        assert isinstance(server, web.Server)
+        self._server = await asyncio.get_running_loop().create_server(
+            self._door.guard(server),
+            self._host,
+            self._port,
+            ssl=self._ssl_context,
+            backlog=self._backlog,
+        )
