@@ -9,6 +9,9 @@ import orjson
 from proxy.core.record import RequestRecord
 from proxy.core.types import Outcome, RequestFacts, Route
 
+MOST_TOKENS = 100_000_000
+"""No prompt and no answer is longer: what an engine says beyond it is not believed."""
+
 
 def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
     """Who asks, and how much."""
@@ -46,7 +49,8 @@ def note_usage(record: RequestRecord, usage: bytes | None) -> None:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_count and 0 <= value <= MOST_TOKENS else None
 
 
 def outcome_of(status: int) -> Outcome:
