@@ -110,7 +110,10 @@ class Exchange:
             if self.request.transport is not None:
                 # Also what is still queued for a client that reads nothing.
                 self.request.transport.abort()
-            raise
+            if isinstance(gone, asyncio.CancelledError):
+                raise
+            # aiohttp takes any other exception for a fault of ours, and logs its traceback.
+            raise asyncio.CancelledError from gone
         finally:
             self.service.leave(scope)
             self._finish()
