@@ -68,7 +68,8 @@ def parse(exposition: bytes) -> EngineStats:
 
 
 def _samples(exposition: bytes) -> Iterable[Sample]:
-    lines = [line for line in exposition.splitlines() if line.startswith(_WANTED)]
+    whole, _, _ = exposition.rpartition(b"\n")  # what follows may be half a line
+    lines = [line for line in whole.splitlines() if line.startswith(_WANTED)]
     text = b"\n".join(lines).decode("utf-8", "replace") + "\n"
     try:
         return [s for family in text_string_to_metric_families(text) for s in family.samples]

@@ -97,10 +97,10 @@ class WaitingRoom:
         tps_known = replace(reject, drain_tps=tps)
         return self._promises.advise(tps_known, tokens, self.queue.tokens, now_s)
 
-    async def wait(
+    def enter(
         self, facts: RequestFacts, reject: Reject, tenant: str, priority: Priority, size_bytes: int
-    ) -> Route | Reject:
-        """Wait for a turn after `reject`; a refusal when there is none to be had in time."""
+    ) -> Turn | Reject:
+        """Take a place after `reject`, to `wait` on at once; a refusal when there is none."""
         may_wait = self.queue.limits.requests and not self._is_closed
         if reject.reason is RejectReason.NO_INSTANCE or not may_wait:
             return self.refusal(reject, facts.prompt_tokens)
@@ -116,10 +116,13 @@ class WaitingRoom:
         self._reject = reject
         self._router.call_when_freed(self._wake)
         self._set_timer()
-        return await self._turn(turn)
+        return turn
 
-    async def _turn(self, turn: Turn) -> Route | Reject:
-        """Until it comes. A route that was given to a client that left meanwhile is given back."""
+    async def wait(self, turn: Turn) -> Route | Reject:
+        """Until the turn comes, or its time is over.
+
+        A route that was given to a client that left meanwhile is given back.
+        """
         end = "gone"
         try:
             with Limit(self.queue.limits.seconds):

@@ -30,6 +30,12 @@ from proxy.core.types import RejectReason
 
 PATIENCE = 8
 """How often a band that has somebody waiting is passed over in a row."""
+CAUTION = 3.0
+"""How much longer than predicted the wait behind others may turn out.
+
+With less, a lasting overload fills the queue until the order turns around: then those who came
+first wait for nothing, and their refusal comes at the end of their time instead of at once.
+"""
 RATE_MEMORY_S = 10.0
 """What was served longer ago than this hardly counts for the drain rate."""
 PRIOR_S = 1.0
@@ -244,7 +250,8 @@ class WaitQueue:
         """
         if not self.limits.requests:
             return FULL
-        if self.wait_s(entry, soonest_s, prior_tps, now_s) > self.limits.seconds:
+        behind_s = self.wait_s(entry, 0.0, prior_tps, now_s)
+        if soonest_s + CAUTION * behind_s > self.limits.seconds:
             return TOO_LATE
         displaced = None
         if not self._fits(entry):

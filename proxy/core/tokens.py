@@ -83,6 +83,11 @@ def bounded(session_id: str) -> str:
     return xxh3_128_hexdigest(session_id.encode("utf-8", "surrogatepass"))
 
 
+def of_tenant(session_id: str | None, tenant: str | None) -> str | None:
+    """The name under which a tenant's session is kept; a tenant's own name has no slash."""
+    return session_id if session_id is None or tenant is None else f"{tenant}/{session_id}"
+
+
 def _is_text(name: str) -> bool:
     """Whether it can be written down: bytes of a header that are no UTF-8 cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in name)
@@ -200,9 +205,16 @@ class TokenEstimator:
             self._ratio.popitem(last=False)
 
     def facts(
-        self, endpoint: str, headers: Mapping[str, str], body: Mapping[str, Any]
+        self,
+        endpoint: str,
+        headers: Mapping[str, str],
+        body: Mapping[str, Any],
+        tenant: str | None = None,
     ) -> tuple[RequestFacts, int]:
-        """The facts of a request, and how many bytes of text its prompt has (for `learn`)."""
+        """The facts of a request, and how many bytes of text its prompt has (for `learn`).
+
+        Two tenants' sessions are two sessions, whatever their names.
+        """
         model = _name(body.get("model"))
         prompt = prompt_bytes(body)
         ids = _count_ids(body.get("prompt"))
@@ -210,7 +222,8 @@ class TokenEstimator:
         root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
         facts = RequestFacts(
             model=model,
-            session_id=session_identity(headers, body),
+            session_id=of_tenant(session_identity(headers, body), tenant),
+            tenant=tenant or "",
             prompt_tokens=tokens,
             block_hashes=block_hashes(prompt, root),
             block_tokens=tokens * BLOCK_BYTES / max(1, len(prompt)),

@@ -16,7 +16,7 @@ from proxy.core.queue import Priority, QueueLimits
 from proxy.core.router import Router, RouterConfig
 from proxy.core.types import Instance, Reject, RequestFacts, Route
 from proxy.metrics import Metrics
-from proxy.waiting import WaitingRoom, priority_of, tenant_of
+from proxy.waiting import Turn, WaitingRoom, priority_of, tenant_of
 from tests.shell.harness import ANSWER, Answer, Proxy, RawEngine, chat, until
 from tests.shell.test_disconnect import leave, send
 
@@ -131,6 +131,9 @@ async def test_refusals_each_for_its_reason(tmp_path: Path) -> None:
         refused(deadline, proxy, "queue_deadline")
         assert deadline.headers["Retry-After"] == "30"
         assert proxy.metric("queue_wait_seconds_count", end="refused") == 1
+        records = {record["error"]: record for record in await proxy.records(3)}
+        assert records["queue_timeout"]["t_queued"] is not None
+        assert records["queue_full"]["t_queued"] is records["queue_deadline"]["t_queued"] is None
         proxy.router.gate.forget("i")
 
 
@@ -243,7 +246,9 @@ async def test_a_turn_given_to_who_just_left_is_given_back(metrics: Metrics) -> 
     first, busy = room.admit(facts), room.admit(facts)
     assert isinstance(first, Route)
     assert isinstance(busy, Reject)
-    waiting = asyncio.ensure_future(room.wait(facts, busy, "", Priority.NORMAL, 10))
+    turn = room.enter(facts, busy, "", Priority.NORMAL, 10)
+    assert isinstance(turn, Turn)
+    waiting = asyncio.ensure_future(room.wait(turn))
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(leaves))
 
