@@ -135,6 +135,7 @@ async def _rest(request: web.Request, limits: Limits, length: int | None) -> byt
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(limits) from error
     except TimeoutError as error:
+        request.protocol._lingering_time = 0.0  # enough was waited for this client
         late = f"body: not complete in {limits.seconds:g} s, or below 1 KiB/s (--body-timeout)"
         raise BodyTimeoutError(late) from error
 

@@ -6,7 +6,6 @@ every stream would feel. Old names of a series stand beside the new one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -54,7 +53,7 @@ def parse(exposition: bytes) -> EngineStats:
         if sample.name in _SOURCES:
             sources[sample.labels.get("source")] += sample.value
     external = sources.get("external_kv_transfer")
-    started = [s.value for s in samples if s.name in _STARTED and math.isfinite(s.value)]
+    started = [s.value for s in samples if s.name in _STARTED]
     known = [tokens for tokens in total if tokens]
     return EngineStats(
         kv_used_ratio=max(used, default=None),

@@ -95,14 +95,14 @@ def _is_text(name: str) -> bool:
 
 def prompt_bytes(body: Mapping[str, Any]) -> bytes:
     """All prompt texts as UTF-8, in rendering order; token ids as 4 bytes each."""
-    texts: list[bytes] = []
+    texts: list[bytes | memoryview] = []
     for key in PROMPT_KEYS:
         if key in body:
             _collect(body[key], texts)
     return b"\x1f".join(texts)
 
 
-def _collect(value: Any, texts: list[bytes]) -> None:
+def _collect(value: Any, texts: list[bytes | memoryview]) -> None:
     """The texts of a nested value, without recursion: depth is the client's to choose.
 
     An inlined image or sound stands for itself by its digest, not by its megabytes.
@@ -118,7 +118,7 @@ def _collect(value: Any, texts: list[bytes]) -> None:
         elif isinstance(item, dict):
             stack.extend(_inner(item))
         elif isinstance(item, list):
-            if ids := _token_ids(item):
+            if (ids := _token_ids(item)) is not None:
                 texts.append(ids)
             else:
                 stack.extend(reversed(item if len(item) <= left else item[:left]))
@@ -137,14 +137,14 @@ def _inner(item: dict[str, Any]) -> Iterable[Any]:
     return parts
 
 
-def _token_ids(item: list[Any]) -> bytes:
+def _token_ids(item: list[Any]) -> memoryview | None:
     """The ids of a tokenised prompt; nothing for any other list."""
     if not item or not isinstance(item[0], int):
-        return b""
+        return None
     try:
-        return array(_IDS, item).tobytes()
+        return memoryview(array(_IDS, item))
     except (TypeError, OverflowError):  # not all of them are ids; an engine will say so
-        return b""
+        return None
 
 
 def _count_ids(prompt: Any) -> int:

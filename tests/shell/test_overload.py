@@ -56,6 +56,13 @@ async def test_five_times_too_many_clients(tmp_path: Path) -> None:
                 assert int(answer.headers["retry-after-ms"]) >= 50
         await proxy.at_rest()
         records = await proxy.records(len(got))
+        at_once = sorted(
+            record["t_done"] - record["t_proxy_recv"]
+            for record in records
+            if record["outcome"] == "rejected" and record["t_queued"] is None
+        )
+        p99_ms = at_once[len(at_once) * 99 // 100] * 1000 if at_once else 0.0
+        sys.stdout.write(f"refused at once: {len(at_once)}, p99 {p99_ms:.1f} ms\n")
         outcomes = Counter(record["outcome"] for record in records)
         assert outcomes == {"ok": counts[200], "rejected": counts[503]}
         reasons = Counter(r["error"] for r in records if r["outcome"] == "rejected")

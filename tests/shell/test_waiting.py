@@ -12,11 +12,12 @@ import pytest
 
 from proxy.clock import Clock
 from proxy.core.gate import Thresholds
-from proxy.core.queue import Priority, QueueLimits
+from proxy.core.queue import QueueLimits
 from proxy.core.router import Router, RouterConfig
+from proxy.core.turns import Priority
 from proxy.core.types import Instance, Reject, RequestFacts, Route
 from proxy.metrics import Metrics
-from proxy.waiting import Turn, WaitingRoom, priority_of, tenant_of
+from proxy.waiting import TRIALS, Turn, WaitingRoom, priority_of, tenant_of
 from tests.shell.harness import ANSWER, Answer, Proxy, RawEngine, chat, until
 from tests.shell.test_disconnect import leave, send
 
@@ -99,6 +100,23 @@ async def test_the_end_of_a_cool_down_wakes(tmp_path: Path) -> None:
         engine.answer(2)
         assert (await proxy.post(chat("x"))).status == 200
         assert proxy.metric("queue_wait_seconds_count", end="admitted") == 1
+
+
+async def test_after_an_engines_own_word_a_few_at_a_time(tmp_path: Path) -> None:
+    """A hundred would be a hundred refusals if it still cannot."""
+    options = {"active_prefill_tokens_threshold": None}
+    async with held(tmp_path, **options) as (proxy, engine), asyncio.TaskGroup() as group:
+        now_s = proxy.server.service.clock.now_s
+        proxy.router.gate.mark_busy("i", now_s() + 0.2)
+        waiting = [group.create_task(proxy.post(chat(f"x{i}"))) for i in range(3 * TRIALS)]
+        await queued(proxy, 3 * TRIALS)
+        await until(lambda: len(engine.posts) > 1, "the first are let in")
+        assert len(engine.posts) <= 1 + TRIALS
+        assert proxy.metric("queued_requests") >= 2 * TRIALS
+        proxy.router.gate.mark_busy("i", now_s() + 0.1)
+        engine.answer(100)
+        assert {(await task).status for task in waiting} == {200}
+        assert proxy.metric("queue_wait_seconds_count", end="admitted") == 3 * TRIALS
 
 
 async def test_another_limit_or_another_instance_wakes(tmp_path: Path) -> None:
