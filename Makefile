@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo demo-kill demo-compare demo-check test lint bench bench-core clean
+.PHONY: demo demo-kill demo-compare demo-check test test-vllm lint bench bench-core clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,6 +38,11 @@ demo-check: demo
 ## Every test that needs no vLLM.
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q
+
+## The proxy in front of real vLLM engines on the CPU; VLLM="-k faults" for a part of it.
+test-vllm: $(VENV)/.installed-dev
+	$(PYTHON) tests/real_vllm/engines/install.py .cache/vllm
+	$(BIN)/python -m pytest -q tests/real_vllm $(VLLM)
 
 ## Format, rules, types.
 lint: $(VENV)/.installed-dev

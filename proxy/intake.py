@@ -29,6 +29,8 @@ from proxy.legs import Outgoing
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
+_XARGS = "vllm_xargs"
+"""Arguments for an engine's plug-ins; vLLM reads `kv_transfer_params` there too."""
 _OPERATORS_ONLY = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
@@ -67,8 +69,18 @@ async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
     parsed = _parse(request, raw)
     if KV_PARAMS in parsed:
         raw = splice(raw, {}, {KV_PARAMS})
+    if _XARGS in parsed:
+        raw = _without_hidden(raw, parsed[_XARGS])
     headers = forwarded(request.raw_headers, name)
     return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
+
+
+def _without_hidden(raw: bytes, xargs: Any) -> bytes:
+    """The body without a `kv_transfer_params` that engines would also take from here."""
+    if not isinstance(xargs, dict) or KV_PARAMS not in xargs:
+        return raw
+    rest = {key: value for key, value in xargs.items() if key != KV_PARAMS}
+    return splice(raw, {_XARGS: orjson.dumps(rest)}, {})
 
 
 def _check_path(request: web.Request) -> None:
