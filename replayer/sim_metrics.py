@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from replayer.engine import Engine
-from replayer.sim_types import SimRequest
+from replayer.sim_types import NULL_BLOCKS, SimRequest
 
 _RANK = "0"
 _TTFT_BUCKETS = (
@@ -108,7 +108,8 @@ class EngineMetrics(Collector):
             "KV cache layout",
             labels=[*self._labels, "block_size", "num_gpu_blocks", "kv_cache_size_tokens"],
         )
-        layout = (options.block_size, options.num_blocks, options.block_size * options.num_blocks)
+        blocks = options.num_blocks + NULL_BLOCKS
+        layout = (options.block_size, blocks, options.block_size * blocks)
         config.add_metric([*self._labels.values(), *map(str, layout)], 1.0)
         yield config
 

@@ -402,7 +402,7 @@ async def test_metrics_have_vllms_names_and_add_up(http, fleet):
     ):
         assert line in text
     assert 'finished_reason="length"' in text
-    assert 'kv_cache_size_tokens="393216"' in text
+    assert 'kv_cache_size_tokens="393232"' in text
     async with http.get(p.url + "/metrics") as answer:
         found = [
             line for line in (await answer.text()).splitlines() if "bytes_transferred_t" in line
