@@ -76,9 +76,13 @@ class Admin:
     async def health(self, request: web.Request) -> web.Response:
         """200 while one instance serves; the state of each."""
         del request
-        fleet = self._service.router.fleet
+        fleet, now_s = self._service.router.fleet, self._service.clock.now_s()
         instances = {
-            m.instance.name: {"is_up": m.health.is_up, "last_error": m.health.last_error}
+            m.instance.name: {
+                "is_up": m.health.is_up,
+                "state": m.health.state(now_s),
+                "last_error": m.health.last_error,
+            }
             for m in fleet.members()
         }
         serving = self._serving()
@@ -88,8 +92,7 @@ class Admin:
         )
 
     def _serving(self) -> bool:
-        up = self._service.router.fleet.up()
-        return any(m.health.was_seen and not m.is_draining for m in up)
+        return any(m.health.was_seen for m in self._service.router.fleet.usable())
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
@@ -115,6 +118,7 @@ class Admin:
             "url": member.instance.url,
             "bootstrap_url": member.instance.bootstrap_url,
             "is_up": member.health.is_up,
+            "state": member.health.state(now_s),
             "last_error": member.health.last_error,
             "is_draining": member.is_draining,
             "incarnation": member.incarnation,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.core.framing import Chunked, Framing, FramingError, Length, UntilClose
+from proxy.deadline import Alarm
 from proxy.errors import UpstreamFailure
 from proxy.heads import answer_lines
 
@@ -90,9 +91,8 @@ class Reply:
     """
 
     __slots__ = (
+        "_alarm",
         "_connection",
-        "_held",
-        "_held_bytes",
         "_is_head",
         "_waiter",
         "body",
@@ -101,6 +101,7 @@ class Reply:
         "has_begun",
         "head",
         "heard",
+        "held_bytes",
         "is_over",
         "is_stream",
         "keeps",
@@ -111,7 +112,7 @@ class Reply:
     def __init__(self, connection: Line, *, is_head: bool) -> None:
         self._connection = connection
         self._is_head = is_head
-        self._held: list[bytes] = []
+        self._alarm: Alarm | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.sink: Sink = self.hold
         self.body: list[bytes] = []
@@ -119,7 +120,7 @@ class Reply:
         self.head = NO_HEAD
         self.framing: Framing = _NO_BODY
         self.has_begun = self.heard = self.is_over = self.is_stream = self.keeps = False
-        self._held_bytes = 0
+        self.held_bytes = 0
         self.status = 0
 
     def header(self, name: bytes) -> bytes | None:
@@ -134,6 +135,8 @@ class Reply:
         # Whether the connection can carry another request after this answer.
         can_keep = not self._is_head and not isinstance(self.framing, UntilClose)
         self.keeps = can_keep and head.keeps
+        if head.status in (204, 304) and (head.coding or head.length not in (None, b"0")):
+            self.keeps = False  # whatever follows is no answer to the next request
 
     def _framing(self, head: Head) -> Framing:
         if self._is_head or head.status in (204, 304):
@@ -146,24 +149,21 @@ class Reply:
 
     def hold(self, data: bytes) -> None:
         """The sink until `pour`: keep a piece of the body, and tell who waits."""
-        body = self.framing.feed(data)
-        self._held.append(self.ended(data) if self.framing.at_end else data)
-        self.body.append(body)
-        self._held_bytes += len(data)
-        if self._held_bytes > HOLD_BYTES:
+        self.body.append(self.framing.feed(data))
+        self.note_end(data)
+        self.held_bytes += len(data)
+        if self.held_bytes > HOLD_BYTES:
             self.pause()
         if not self.is_over:
             self.wake()
 
-    def ended(self, data: bytes) -> bytes:
-        """A piece in which the body ends, or begins to, without what is not the body's."""
+    def note_end(self, data: bytes) -> None:
+        """A piece was framed: whether the body ended in it, and with it nothing else did."""
         framing = self.framing
         self.is_over = framing.is_done
-        if not framing.is_done or framing.end == len(data):
-            return data
-        # Bytes that nobody asked for: they are not the client's, and the connection ends.
-        self.keeps = False
-        return data[: framing.end]
+        if self.is_over and framing.end != len(data):
+            # Bytes that nobody asked for: they are not the client's, and the connection ends.
+            self.keeps = False
 
     def wake(self) -> None:
         """Let who waits look again."""
@@ -214,13 +214,10 @@ class Reply:
         return b"".join(self.body)[:limit]
 
     def pour(self, sink: Sink) -> bytes:
-        """From now on each piece of the wire goes to `sink`; what was held so far is returned."""
+        """From now on each piece of the wire goes to `sink`; the body held so far is returned."""
         self.sink = sink
-        held = b"".join(self._held)
-        # Where the last chunk begins is known within the last piece; now all are one.
-        if self.framing.at_end and self._held:
-            self.framing.last_at += len(held) - len(self._held[-1])
-        self._held.clear()
+        held = b"".join(self.body)
+        self.body.clear()
         return held
 
     def pause(self) -> None:
@@ -235,6 +232,26 @@ class Reply:
         """The answer ends before its end."""
         self.failure, self.is_over = failure, True
         self.wake()
+
+    def let_end(self, seconds: float) -> None:
+        """Nothing more of it is wanted: it has this long to end, so that its connection is kept.
+
+        A piece of its body ends the connection at once.
+        """
+        if not self.is_over and not self.keeps:
+            self.close()
+        elif not self.is_over:
+            self.sink = self._expect_nothing
+            self.resume()
+            self._alarm = Alarm(seconds, self.close)
+
+    def _expect_nothing(self, data: bytes) -> None:
+        body = self.framing.feed(data)
+        self.note_end(data)
+        if body:
+            self.close()
+        if self.is_over and self._alarm is not None:
+            self._alarm.stop()
 
     def close(self) -> None:
         """Done with it. One that is not over takes its connection along."""

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import orjson
+
+from proxy.core.health import FAULT_KINDS
+from proxy.core.types import FailureKind
+from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
+from proxy.judge import look_at
 from proxy.scrape import parse
 from proxy.service import Service
 from proxy.upstream import Upstream, model_cards
 
 LAG_INTERVAL_S = 0.25
+TICKS = 4
+"""Looks in an interval at who is due: what begins to change is probed again at the next."""
+TRIAL_S = 5.0
+TRIAL_BYTES = 65536
+ENGINE_ID_EVERY = 3
+"""With so many probes the engine's id is asked again: a new one is another process."""
+_JSON = b"Content-Type: application/json\r\n"
 MODELS_EVERY = 15
 """Models are asked again with every n-th probe: adapters come and go, but rarely."""
 _log = logging.getLogger(__name__)
@@ -21,59 +35,107 @@ _log = logging.getLogger(__name__)
 async def run(service: Service) -> None:
     """All periodic work, until cancelled."""
     settings = service.settings
+    tick_s = settings.health_interval / TICKS
     async with asyncio.TaskGroup() as group:
         group.create_task(_lag(service), name="loop-lag")
-        group.create_task(_every(settings.health_interval, service, probe), name="health")
+        group.create_task(_every(tick_s, service, probe, _is_probe_due), name="health")
+        group.create_task(_every(tick_s, service, trial, _is_trial_due), name="trials")
         group.create_task(_every(settings.scrape_interval, service, scrape), name="scrape")
 
 
-Job = Callable[[Service, Upstream, int], Coroutine[Any, Any, None]]
+Job = Callable[[Service, Upstream], Coroutine[Any, Any, None]]
+IsDue = Callable[[Service, Upstream], bool]
 
 
-async def _every(interval_s: float, service: Service, job: Job) -> None:
-    """Run a job for each instance at once, then again after the interval."""
-    rounds = 0
+def _always(service: Service, upstream: Upstream) -> bool:
+    del service, upstream
+    return True
+
+
+async def _every(interval_s: float, service: Service, job: Job, is_due: IsDue = _always) -> None:
+    """Run a job for each instance that it is due for at once, then again after the interval."""
     while True:
-        async with asyncio.TaskGroup() as group:
-            for upstream in list(service.upstreams.values()):
-                group.create_task(job(service, upstream, rounds))
-        rounds += 1
+        due = [upstream for upstream in service.upstreams.values() if is_due(service, upstream)]
+        if due:
+            async with asyncio.TaskGroup() as group:
+                for upstream in due:
+                    group.create_task(job(service, upstream))
         await asyncio.sleep(interval_s)
 
 
-async def probe(service: Service, upstream: Upstream, rounds: int) -> None:
+def _is_probe_due(service: Service, upstream: Upstream) -> bool:
+    member = service.router.fleet.get(upstream.instance.name)
+    return member is not None and member.health.probe_due(service.clock.now_s())
+
+
+def _is_trial_due(service: Service, upstream: Upstream) -> bool:
+    member = service.router.fleet.get(upstream.instance.name)
+    return member is not None and member.health.trial_due(service.clock.now_s())
+
+
+async def probe(service: Service, upstream: Upstream) -> None:
     """GET /health; then learn what the decision needs and does not know yet."""
-    name = upstream.instance.name
+    name, settings = upstream.instance.name, service.settings
     if service.has_drained(name):
         await service.remove(name)
         return
+    if (member := service.router.fleet.get(name)) is not None:
+        u = random.random()
+        member.health.probing(service.clock.now_s(), settings.health_interval, u)
     try:
-        await upstream.get("/health", service.settings.health_timeout)
+        await upstream.get("/health", settings.health_timeout)
     except UpstreamFailure as failure:
-        service.failed(name, failure)
+        service.watcher.probe_failed(name, failure)
         return
-    service.probed(name)
+    service.watcher.probe_answered(name)
     try:
-        await _learn(service, upstream, rounds)
+        await _learn(service, upstream)
     except UpstreamFailure as failure:
         _log.debug("instance %s: %s", name, failure)
 
 
-async def _learn(service: Service, upstream: Upstream, rounds: int) -> None:
-    member = service.router.fleet.get(upstream.instance.name)
+async def _learn(service: Service, upstream: Upstream) -> None:
+    name, timeout_s = upstream.instance.name, service.settings.health_timeout
+    member = service.router.fleet.get(name)
     if member is None:
         return
-    if member.models is None or rounds % MODELS_EVERY == 0:
-        body = await upstream.get("/v1/models", service.settings.health_timeout)
+    if member.models is None or member.health.probes % MODELS_EVERY == 0:
+        body = await upstream.get("/v1/models", timeout_s)
         names = [str(card["id"]) for card in model_cards(body)]
-        service.router.fleet.observe_models(upstream.instance.name, names)
+        service.router.fleet.observe_models(name, names)
     if service.connector.needs_engine_id:
         await upstream.engine_id()
+        is_turn = member.health.probes % ENGINE_ID_EVERY == 0
+        if is_turn and await upstream.look_up_engine_id():
+            service.watcher.engine_changed(name)
 
 
-async def scrape(service: Service, upstream: Upstream, rounds: int) -> None:
+async def trial(service: Service, upstream: Upstream) -> None:
+    """One token, asked of an instance whose breaker is open: no client need try it.
+
+    Any answer but a server error will do: engines with a key of their own refuse ours.
+    """
+    name, failure = upstream.instance.name, None
+    member = service.router.fleet.get(name)
+    models = sorted((member.models if member else None) or {service.settings.model or ""})
+    body = orjson.dumps({"model": models[0], "prompt": "1", "max_tokens": 1})
+    try:
+        with Limit(TRIAL_S):
+            reply = await upstream.send("POST", "/v1/completions", _JSON, body)
+            try:
+                await look_at(reply)
+                await reply.read(TRIAL_BYTES)
+            finally:
+                reply.close()
+    except TimeoutError:
+        failure = UpstreamFailure(FailureKind.TIMEOUT, f"no token in {TRIAL_S:g} s")
+    except UpstreamFailure as error:
+        failure = error if error.kind in FAULT_KINDS else None
+    service.watcher.trial_ended(name, failure)
+
+
+async def scrape(service: Service, upstream: Upstream) -> None:
     """GET /metrics; an engine without it is judged by our own counters alone."""
-    del rounds
     try:
         body = await upstream.get("/metrics", service.settings.health_timeout)
     except UpstreamFailure:

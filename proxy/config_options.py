@@ -129,6 +129,14 @@ class Settings(BaseModel):
     max_sessions: Annotated[
         Count, Option(PLACEMENT, "Sessions remembered; beyond it the longest idle is forgotten.")
     ] = 100_000
+    slow_start: Annotated[
+        NonNegative,
+        Option(
+            PLACEMENT,
+            "A returned instance takes part in a tenth of the placements, more until this time.",
+            "s",
+        ),
+    ] = 30.0
     prefix_cache_bytes: Annotated[
         ByteSize,
         Field(ge=MIB),
@@ -195,18 +203,48 @@ class Settings(BaseModel):
     connect_timeout: Annotated[Seconds, Option(TIMEOUTS, "TCP connect to an instance.", "s")] = 2.0
     prefill_timeout: Annotated[
         Seconds,
-        Option(TIMEOUTS, "The prefill leg of an offload; then the request is colocated.", "s"),
+        Option(
+            TIMEOUTS,
+            "The prefill leg of an offload, at most; then the request is colocated. 2 s + 3 x its "
+            "late bound, where that is less.",
+            "s",
+        ),
     ] = 120.0
     transfer_timeout: Annotated[
         Seconds,
-        Option(TIMEOUTS, "Prefill done to the decode instance's first byte; then colocated.", "s"),
+        Option(
+            TIMEOUTS,
+            "Prefill done to the decode instance's first byte, at most; then colocated. 2 s + 3 x "
+            "its queue and the transfer's late bound, where that is less.",
+            "s",
+        ),
     ] = 30.0
-    ttft_timeout: Annotated[Seconds, Option(TIMEOUTS, "Request sent to the first byte.", "s")] = (
-        300.0
-    )
-    idle_timeout: Annotated[Seconds, Option(TIMEOUTS, "Between two pieces of an answer.", "s")] = (
-        60.0
-    )
+    ttft_timeout: Annotated[
+        Seconds,
+        Option(
+            TIMEOUTS,
+            "Request sent to the first byte, at most; of a stream 5 s + 3 x the late bound of its "
+            "prefill, where that is less and another instance can be asked.",
+            "s",
+        ),
+    ] = 300.0
+    idle_timeout: Annotated[
+        Seconds,
+        Option(
+            TIMEOUTS,
+            "Between two pieces of an answer, at most; 60 s, 200 steps and the instance's prefill "
+            "queue, where that is less.",
+            "s",
+        ),
+    ] = 300.0
+    heartbeat_interval: Annotated[
+        NonNegative,
+        Option(
+            TIMEOUTS,
+            "A stream that has begun and is silent gets a comment this often; 0: never.",
+            "s",
+        ),
+    ] = 15.0
     total_timeout: Annotated[Seconds, Option(TIMEOUTS, "One request from end to end.", "s")] = (
         3600.0
     )
@@ -215,7 +253,8 @@ class Settings(BaseModel):
         Seconds, Option(OBSERVING, "Between two reads of an instance's /metrics.", "s")
     ] = 2.0
     health_interval: Annotated[
-        Seconds, Option(OBSERVING, "Between two health checks of an instance.", "s")
+        Seconds,
+        Option(OBSERVING, "Between two health checks of an instance, a fifth more or less.", "s"),
     ] = 2.0
     health_timeout: Annotated[
         Seconds, Option(OBSERVING, "A slower health check has failed.", "s")

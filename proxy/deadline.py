@@ -8,6 +8,7 @@ looked at every `TICK_S`. They are met up to that much late, never early.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -22,10 +23,10 @@ class _Keeper:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.running: set[Limit] = set()
+        self.running: set[Limit | Alarm] = set()
         self._handle: asyncio.TimerHandle | None = None
 
-    def add(self, limit: Limit) -> None:
+    def add(self, limit: Limit | Alarm) -> None:
         self.running.add(limit)
         if self._handle is None:
             self._handle = self.loop.call_later(TICK_S, self._tick)
@@ -47,6 +48,29 @@ def _keeper_of(loop: asyncio.AbstractEventLoop) -> _Keeper:
     if not _last or _last[0].loop is not loop:
         _last[:] = [_Keeper(loop)]
     return _last[0]
+
+
+class Alarm:
+    """Calls `ring` once, `seconds` from now, unless it is stopped before."""
+
+    __slots__ = ("_keeper", "_ring", "_when_s")
+
+    def __init__(self, seconds: float, ring: Callable[[], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self._keeper = _keeper_of(loop)
+        self._when_s = loop.time() + seconds
+        self._ring = ring
+        self._keeper.add(self)
+
+    def stop(self) -> None:
+        """It will not ring."""
+        self._keeper.running.discard(self)
+
+    def look(self, now_s: float) -> None:
+        """Called with every tick."""
+        if now_s >= self._when_s:
+            self.stop()
+            self._ring()
 
 
 class Limit:
@@ -103,14 +127,26 @@ class Limit:
 
 
 class IdleLimit(Limit):
-    """Runs out when `progress()` has given the same value for `seconds`."""
+    """Runs out when `progress()` has given the same value for `seconds`.
 
-    __slots__ = ("_last", "_progress")
+    `beat` is called after each `beat_s` of such silence (0: never).
+    """
 
-    def __init__(self, seconds: float, progress: Callable[[], object]) -> None:
+    __slots__ = ("_beat", "_beat_s", "_due_s", "_last", "_progress")
+
+    def __init__(
+        self,
+        seconds: float,
+        progress: Callable[[], object],
+        beat_s: float = 0.0,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(seconds)
         self._progress = progress
         self._last = progress()
+        self._beat = beat
+        self._beat_s = beat_s or math.inf
+        self._due_s = self._loop.time() + self._beat_s
 
     def look(self, now_s: float) -> None:
         """Called with every tick."""
@@ -118,5 +154,14 @@ class IdleLimit(Limit):
         if seen != self._last:
             self._last = seen
             self._when_s = now_s + self.seconds
+            self._due_s = now_s + self._beat_s
         elif now_s >= self._when_s:
             self._expire()
+        elif now_s >= self._due_s:
+            self._due_s = now_s + self._beat_s
+            self._beat()
+
+    def shorten(self, seconds: float) -> None:
+        """From now on silence may last no longer than this."""
+        self.seconds = min(self.seconds, seconds)
+        self._when_s = min(self._when_s, self._loop.time() + self.seconds)

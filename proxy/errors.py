@@ -12,17 +12,20 @@ class ProxyError(Exception):
 
     status = 500
     type = "internal_error"
+    code: str | None = None
+    """For programs; by default the status."""
     outcome = Outcome.UPSTREAM_ERROR
 
-    def __init__(self, message: str, *, param: str | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.code = code or self.code
 
     def body(self) -> dict[str, object]:
         """The OpenAI error object."""
         error = {"message": self.message, "type": self.type, "param": self.param}
-        return {"error": {**error, "code": self.status}}
+        return {"error": {**error, "code": self.code or self.status}}
 
 
 class BadRequestError(ProxyError):
@@ -70,10 +73,24 @@ class UpstreamLostError(ProxyError):
     type = "upstream_error"
 
 
+class BadUpstreamError(UpstreamLostError):
+    """The last instance answered what may not be passed on: no HTTP, or a redirection."""
+
+    type = "bad_upstream"
+
+
+class NoRoomError(ProxyError):
+    """The proxy has no socket left for an instance."""
+
+    status = 503
+    type = "service_unavailable"
+
+
 class StoppingError(ProxyError):
     """The proxy is stopping, and the drain's time is over."""
 
     status = 503
+    code = "proxy_stopping"
     type = "service_unavailable"
     outcome = Outcome.PROXY_STOPPED
 
@@ -87,7 +104,10 @@ class UpstreamTimeoutError(ProxyError):
 
 
 class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not yet an error
-    """One instance could not answer. With `status`, it answered so: the answer may be passed on."""
+    """One instance could not answer. With `status`, it answered so: the answer may be passed on.
+
+    `limit_s`: the time limit that it met, seconds.
+    """
 
     def __init__(
         self,
@@ -97,6 +117,7 @@ class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not
         status: int | None = None,
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
+        limit_s: float | None = None,
     ) -> None:
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
@@ -104,8 +125,4 @@ class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not
         self.status = status
         self.body = body
         self.headers = headers or {}
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether this speaks against the instance's life, not only against this answer."""
-        return self.kind in (FailureKind.CONNECT, FailureKind.RESET)
+        self.limit_s = limit_s

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
-from collections.abc import Mapping
 
-import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
@@ -18,24 +16,29 @@ from proxy import intake, journal, replies
 from proxy.answer import Reply
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
-from proxy.core.retry import Next, after_failure, fallback_reason
+from proxy.core.retry import MAX_RETRIES
 from proxy.core.reuse import cached_ratio
 from proxy.core.sse import Scanner
-from proxy.core.types import FailureKind, Fallback, Outcome, Reject, RequestFacts, Route, RouteClass
+from proxy.core.types import FailureKind, Outcome, Reject, RequestFacts, Route, RouteClass
 from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.heads import with_request_id
-from proxy.legs import Outgoing, decode_leg
+from proxy.judge import in_band_error
+from proxy.lastwords import error_event
+from proxy.legs import Outgoing, Patience, decode_leg
 from proxy.offloading import Offloading
 from proxy.relay import (
     CLOSE,
+    GRACE_S,
     GROW_EVENTS,
     Relay,
     RelayResponse,
     StalledClientError,
     StreamCutError,
 )
+from proxy.retrying import Retrying
 from proxy.service import Service
+from proxy.waits import for_first_event, for_silence
 
 ENDPOINTS = frozenset(
     {
@@ -53,8 +56,6 @@ ENDPOINTS = frozenset(
 """Paths that are a value of the label `endpoint`; every other one counts as `other`."""
 _GIANT_BYTES = 1 << 19
 """From here on a body's texts take about a millisecond and more."""
-_COOLDOWN_S = 1.0
-"""How long an engine that said it is busy is left alone when it names no Retry-After."""
 
 
 class _Total(Limit):
@@ -96,6 +97,7 @@ class Exchange:
         self.route: Route | None = None
         self.relay: Relay | None = None
         self._charged_events = 0
+        self._retrying: Retrying | None = None
 
     async def run(self) -> web.StreamResponse:
         """Serve the request; only a client that left makes this raise."""
@@ -132,8 +134,11 @@ class Exchange:
         try:
             answer = await self._answer(admitted)
         except UpstreamFailure as failure:
-            response = replies.refusal(failure, self._extra_headers())
-            self._end(Outcome.UPSTREAM_ERROR, failure.status, failure.detail)
+            now_s = self.service.clock.unix_now()
+            response = replies.refusal(failure, self._extra_headers(), now_s)
+            asked_wrongly = failure.kind is FailureKind.NO_MODEL
+            outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
+            self._end(outcome, failure.status, failure.detail)
             return response
         return await self._relay(admitted, answer)
 
@@ -161,16 +166,25 @@ class Exchange:
 
     async def _answer(self, route: Route) -> Reply:
         """Run the legs until an instance answers; raises the last UpstreamFailure."""
-        while True:
-            got: Edits | Reply | None = None
-            try:
-                got = await self._prefill(route)
-                if isinstance(got, Reply):
-                    return got
-                return await self._decode(route, got)
-            except UpstreamFailure as failure:
-                if not self._route_around(route, failure, offloaded=got is not None):
-                    raise
+        try:
+            while True:
+                got: Edits | Reply | None = None
+                try:
+                    got = await self._prefill(route)
+                    if isinstance(got, Reply):
+                        return got
+                    return await self._decode(route, got)
+                except UpstreamFailure as failure:
+                    if not await self._trouble().around(route, failure, offloaded=got is not None):
+                        raise
+        finally:
+            if self._retrying is not None:
+                self._retrying.ended()
+
+    def _trouble(self) -> Retrying:
+        if self._retrying is None:
+            self._retrying = Retrying(self.service, self.record, self.facts)
+        return self._retrying
 
     async def _prefill(self, route: Route) -> Edits | Reply | None:
         if route.prefill is None:
@@ -182,55 +196,36 @@ class Exchange:
             facts=self.facts,
             route=route,
             decode=lambda: self._decode(route, None, again=True),
-            blame=self._blame,
-            fall_back=self._fall_back,
+            blame=self._trouble().blame,
+            fall_back=self._trouble().fall_back,
         )
         return await offloading.run(route.prefill.name)
 
     async def _decode(self, route: Route, edits: Edits | None, *, again: bool = False) -> Reply:
-        service, settings = self.service, self.service.settings
+        service = self.service
         source = service.upstreams.get(route.prefill.name) if edits and route.prefill else None
         headers = self.out.headers
         if again or self.record.retries or route.fallback:
             headers = with_request_id(headers, f"{self.request_id}-{uuid.uuid4().hex[:6]}")
-        limit_s = settings.transfer_timeout if edits else settings.ttft_timeout
+        wait = for_first_event(service, self.record, route, offloaded=edits is not None)
+        patience = Patience(wait.seconds, wait.cap_s, lambda: self._has_other(route))
         self.record.t_decode_sent = service.clock.unix_now()
         self.record.decode_instance = route.decode.name
         d = service.upstream(route.decode.name)
-        answer = await decode_leg(self.out, d, headers, edits, source, limit_s)
-        service.router.answered(route.decode.name)
+        try:
+            answer = await decode_leg(self.out, d, headers, edits, source, patience)
+        except UpstreamFailure as failure:
+            if failure.limit_s is not None:
+                self.record.limit, self.record.limit_s = wait.option, failure.limit_s
+            raise
+        service.router.watch.answered(route.decode.name)
         return answer
 
-    def _route_around(self, route: Route, failure: UpstreamFailure, *, offloaded: bool) -> bool:
-        """Prepare the next attempt; false when there is none."""
-        self._blame(route.decode.name, failure)
-        step = after_failure(failure.kind, offloaded=offloaded, retries=self.record.retries)
-        if offloaded:
-            self._fall_back(route, fallback_reason(failure.kind))
-        if step is Next.GIVE_UP:
+    def _has_other(self, route: Route) -> bool:
+        service, retries = self.service, self.record.retries
+        if retries >= MAX_RETRIES or not service.budget.has_room(service.in_flight):
             return False
-        if step is Next.OTHER_INSTANCE:
-            again = self.service.router.retry(route, self.facts, self.service.clock.now_s())
-            if isinstance(again, Reject):
-                return False
-        self.record.retries += 1
-        self.service.metrics.retries.labels(failure.kind).inc()
-        return True
-
-    def _blame(self, name: str, failure: UpstreamFailure) -> None:
-        if failure.is_dead:
-            self.service.failed(name, failure)
-        elif failure.kind is FailureKind.BUSY:
-            wait_s = _retry_after_s(failure.headers) or _COOLDOWN_S
-            self.service.router.gate.mark_busy(name, self.service.clock.now_s() + wait_s)
-
-    def _fall_back(self, route: Route, why: Fallback) -> None:
-        p = self.service.upstreams.get(route.prefill.name) if route.prefill else None
-        if p is not None and why is not Fallback.P_LATE:
-            p.forget_engine_id()
-        self.service.router.fall_back(route, self.facts, why, self.service.clock.now_s())
-        self.service.metrics.fallbacks.labels(why).inc()
-        self.record.fallback = why
+        return service.router.has_other(route, self.facts)
 
     async def _relay(self, route: Route, answer: Reply) -> web.StreamResponse:
         self.record.status = answer.status
@@ -242,15 +237,36 @@ class Exchange:
                 router.first_token(route, self.facts, now_s, seen=False)
         try:
             relay = self._begin(answer)
+            idle_s = for_silence(self.service, route)
             try:
-                await relay.run(self.service.settings.idle_timeout)
+                await relay.run(idle_s, self.service.settings.heartbeat_interval)
+                answer.let_end(GRACE_S)
             except StreamCutError as error:
-                late, cut = Outcome.UPSTREAM_TIMEOUT, Outcome.UPSTREAM_TRUNCATED
-                self._cut(relay, late if error.timed_out else cut, error.detail)
+                self._lost(route, relay, error)
+            else:
+                self._note_engine_error(route)
             return relay.response
         finally:
-            # An answer read to its end has given its connection back; any other one is closed.
-            answer.close()
+            if self.relay is None or not self.relay.is_ended:
+                answer.close()
+
+    def _lost(self, route: Route, relay: Relay, error: StreamCutError) -> None:
+        """The instance failed amid its answer: the client is told, and the instance blamed."""
+        outcome = Outcome.UPSTREAM_TRUNCATED
+        if error.limit_s is not None:
+            outcome = Outcome.UPSTREAM_TIMEOUT
+            self.record.limit, self.record.limit_s = "idle", error.limit_s
+        self._cut(relay, outcome, error.detail, error.code)
+        if error.failure is not None:
+            self._trouble().blame(route.decode.name, error.failure)
+
+    def _note_engine_error(self, route: Route) -> None:
+        """A stream that ended well for HTTP may have ended with an error of the engine."""
+        if (event := self.scanner.error()) is not None and self.record.stream:
+            failure = in_band_error(event)
+            self._end(Outcome.UPSTREAM_ERROR, self.record.status, failure.detail)
+            if failure.status is not None and failure.status >= 500:
+                self._trouble().blame(route.decode.name, failure)
 
     def _begin(self, answer: Reply) -> Relay:
         del self.out  # nobody is asked again: the prompt need not stay for as long as the stream
@@ -281,14 +297,20 @@ class Exchange:
             transfer = self.service.metrics.kv_transfer
             transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
 
-    def _cut(self, relay: Relay, outcome: Outcome, detail: str) -> None:
+    def _cut(self, relay: Relay, outcome: Outcome, detail: str, code: str) -> None:
         """Say in the stream what happened, and close without a clean end."""
         self._end(outcome, self.record.status, detail)
         words = None
-        if relay.reply.is_stream:
-            error = {"message": detail, "type": str(outcome), "param": None}
-            event = orjson.dumps({"error": {**error, "code": 502}})
-            words = relay.last_words(b"\n\ndata: " + event + b"\n\n")
+        if relay.reply.is_stream and not relay.is_ended:
+            event = error_event(
+                self.request.path,
+                message=detail,
+                type_=str(outcome),
+                code=code,
+                request_id=self.request_id,
+                events=self.scanner.events,
+            )
+            words = relay.last_words(event)
         relay.response.cut(words)
 
     def _reject(self, reject: Reject) -> web.Response:
@@ -305,12 +327,14 @@ class Exchange:
 
     def _end_early(self, total_s: float) -> web.StreamResponse:
         """The time is up: the request's own, or the proxy's."""
-        error: ProxyError = UpstreamTimeoutError(f"not finished in {total_s:g} s (--total-timeout)")
+        late = f"not finished in {total_s:g} s (--total-timeout)"
+        error: ProxyError = UpstreamTimeoutError(late, code="total_timeout")
         if self.service.is_cutting:
             error = StoppingError("the proxy is stopping (--drain-seconds)")
         if self.relay is None or not self.relay.response.prepared:
             return self._refuse(error)
-        self._cut(self.relay, error.outcome, error.message)
+        code = error.code or "total_timeout"
+        self._cut(self.relay, error.outcome, error.message, code)
         return self.relay.response
 
     def _extra_headers(self) -> CIMultiDict[str]:
@@ -380,8 +404,3 @@ class Exchange:
             service.metrics.kv_misses.inc()
             if (p := service.upstreams.get(record.prefill_instance or "")) is not None:
                 p.forget_engine_id()
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    value = headers.get("Retry-After", "")
-    return min(60.0, float(value)) if value.isdigit() else None

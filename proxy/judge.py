@@ -11,17 +11,19 @@ from proxy.errors import UpstreamFailure
 
 BUSY_STATUSES = frozenset({429, 503, 529})
 ERROR_BODY_BYTES = 65536
+_NOT_MODIFIED, _NOT_FOUND = 304, 404
+_ANSWERS = frozenset({501, 505})
+"""Server errors that answer the request: any other instance would say the same."""
 
 
 def is_plainly_good(reply: Reply) -> bool:
     """Whether nothing more has to be looked at: an answer that is no stream and no refusal."""
-    return reply.status < 500 and not reply.is_stream and reply.status not in BUSY_STATUSES
+    return reply.status < 300 and not reply.is_stream
 
 
 async def look_at(reply: Reply) -> None:
     """Judge an answer by its status and first event; raises UpstreamFailure for one to replace."""
-    if reply.status in BUSY_STATUSES or reply.status >= 500:
-        raise await _refusal(reply)
+    await _look_at_status(reply)
     if not reply.is_stream:
         return
     head = b"".join(reply.body)
@@ -30,7 +32,32 @@ async def look_at(reply: Reply) -> None:
             raise UpstreamFailure(FailureKind.RESET, "the stream ended before its first event")
         head = b"".join(reply.body)
     if event is not None and is_error_event(event):
-        raise _in_band_error(event)
+        failure = in_band_error(event)
+        if failure.kind is FailureKind.BUSY or (failure.status or 0) >= 500:
+            raise failure  # the client's own error is the answer, and stays as it is
+
+
+async def _look_at_status(reply: Reply) -> None:
+    status = reply.status
+    if status in BUSY_STATUSES or (status >= 500 and status not in _ANSWERS):
+        raise await _refusal(reply)
+    if 300 <= status < 400 and status != _NOT_MODIFIED:
+        raise UpstreamFailure(FailureKind.MALFORMED, f"a redirection (status {status})")
+    if status == _NOT_FOUND:
+        await _look_for_model(reply)
+
+
+async def _look_for_model(reply: Reply) -> None:
+    """Of a 404, whether it denies the model; what was read of any other one is passed on."""
+    body = await reply.read(ERROR_BODY_BYTES)
+    if b"model" in body and b"does not exist" in body:
+        raise UpstreamFailure(
+            FailureKind.NO_MODEL,
+            "it does not serve the model",
+            status=reply.status,
+            body=body,
+            headers=_headers(reply),
+        )
 
 
 async def _refusal(reply: Reply) -> UpstreamFailure:
@@ -39,27 +66,32 @@ async def _refusal(reply: Reply) -> UpstreamFailure:
         body = await reply.read(ERROR_BODY_BYTES)
     except UpstreamFailure:
         body = b""
-    names = ((b"content-type", "Content-Type"), (b"retry-after", "Retry-After"))
-    found = ((shown, reply.header(name)) for name, shown in names)
     return UpstreamFailure(
         kind,
         f"status {reply.status}",
         status=reply.status,
         body=body,
-        headers={shown: value.decode("latin-1") for shown, value in found if value is not None},
+        headers=_headers(reply),
     )
 
 
-def _in_band_error(event: bytes) -> UpstreamFailure:
-    """An engine error inside a 200, before any content: as good as an error status."""
+def _headers(reply: Reply) -> dict[str, str]:
+    names = ((b"content-type", "Content-Type"), (b"retry-after", "Retry-After"))
+    found = ((shown, reply.header(name)) for name, shown in names)
+    return {shown: value.decode("latin-1") for shown, value in found if value is not None}
+
+
+def in_band_error(event: bytes) -> UpstreamFailure:
+    """An engine error inside a 200: before any content as good as an error status."""
     body = event[event.find(b"{") :]
     try:
         error = orjson.loads(body).get("error")
     except (orjson.JSONDecodeError, AttributeError):
         error = None
     code = error.get("code") if isinstance(error, dict) else None
-    status = code if isinstance(code, int) and 400 <= code < 600 else 500
+    is_status = isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600
+    status = code if is_status else 500
+    kind = FailureKind.BUSY if status in BUSY_STATUSES else FailureKind.SERVER_ERROR
     headers = {"Content-Type": "application/json"}
-    return UpstreamFailure(
-        FailureKind.SERVER_ERROR, "error event", status=status, body=body, headers=headers
-    )
+    detail = f"error event (code {status})"
+    return UpstreamFailure(kind, detail, status=status, body=body, headers=headers)

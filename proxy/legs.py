@@ -7,13 +7,13 @@ to colocate. The decode leg gives an answer whose first event is good, or raises
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
-from proxy.answer import Reply
+from proxy.answer import HOLD_BYTES, Reply
 from proxy.core.connectors import Connector, Edits, Transfer
 from proxy.core.reuse import usage_ratio
 from proxy.core.splice import splice
@@ -104,38 +104,66 @@ def fallback_of(failure: UpstreamFailure) -> Fallback:
     return _FALLBACKS.get(failure.kind, Fallback.P_ERROR)
 
 
+class Patience(Limit):
+    """A limit on the first event: `seconds`, but `cap_s` where nobody else could be asked."""
+
+    __slots__ = ("_has_other", "_is_final", "cap_s")
+
+    def __init__(
+        self, seconds: float, cap_s: float, has_other: Callable[[], bool] = lambda: True
+    ) -> None:
+        super().__init__(seconds)
+        self.cap_s = cap_s
+        self._has_other = has_other
+        self._is_final = False
+
+    def reschedule(self, when_s: float) -> None:
+        """Another end, in the loop's time, which counts whoever else there is."""
+        self._is_final = True
+        super().reschedule(when_s)
+
+    def look(self, now_s: float) -> None:
+        """Called with every tick."""
+        is_scaled = self.seconds < self.cap_s and not self._is_final
+        if is_scaled and now_s >= self._when_s and not self._has_other():
+            self._when_s += self.cap_s - self.seconds
+            self.seconds = self.cap_s
+        super().look(now_s)
+
+
 async def decode_leg(
     out: Outgoing,
     d: Upstream,
     headers: bytes,
     edits: Edits | None,
     source: Upstream | None,
-    timeout_s: float,
+    patience: Patience,
 ) -> Reply:
     """Ask D, wait for the first event; raises UpstreamFailure.
 
     `source` is the P that D fetches from. When it or D goes down, the wait ends at once: a frozen
-    process answers nobody, and a Mooncake D would wait for a dead P for minutes. `timeout_s`:
-    `--ttft-timeout`, or `--transfer-timeout`.
+    process answers nobody, and a Mooncake D would wait for a dead P for minutes.
     """
     # Not `watch`: a generator apiece is a noticeable part of a request.
     watched = [d.watchers] if source is None else [d.watchers, source.watchers]
     try:
-        with Limit(timeout_s) as scope:
+        with patience:
             for watchers in watched:
-                watchers.add(scope)
+                watchers.add(patience)
             try:
                 return await _decode(out, d, headers, out.with_edits(edits))
             finally:
                 for watchers in watched:
-                    watchers.discard(scope)
+                    watchers.discard(patience)
     except TimeoutError as error:
         if d.is_down:
             raise UpstreamFailure(FailureKind.WENT_DOWN, "it answers no probe") from error
         if source is not None and source.is_down:
             raise UpstreamFailure(FailureKind.PEER_GONE, "the peer answers no probe") from error
-        late = f"no first event in {timeout_s:g} s"
-        raise UpstreamFailure(FailureKind.TIMEOUT, late) from error
+        limit_s = patience.seconds
+        kind = FailureKind.LATE if limit_s < patience.cap_s else FailureKind.TIMEOUT
+        late = f"no first event in {limit_s:.3g} s"
+        raise UpstreamFailure(kind, late, limit_s=limit_s) from error
 
 
 async def _decode(out: Outgoing, d: Upstream, headers: bytes, body: bytes | None) -> Reply:
@@ -144,6 +172,10 @@ async def _decode(out: Outgoing, d: Upstream, headers: bytes, body: bytes | None
     try:
         if not is_plainly_good(reply):
             await look_at(reply)
+        elif reply.status == 200:
+            # Up to so much of it, an answer that breaks off can be had from somebody else.
+            while not reply.is_over and reply.held_bytes <= HOLD_BYTES and await reply.more():
+                pass
         is_good = True
     finally:
         if not is_good:

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from proxy.core.gate import ANY_MODEL
+from proxy.core.health import State
 from proxy.core.record import RequestRecord
 from proxy.core.residuals import SHORT_S
 from proxy.core.router import Router
@@ -67,6 +68,8 @@ class Metrics:
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
         self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
         self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
+        self.retries_refused = count("retry_budget_refused", "Repetitions beyond the budget")
+        self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
         self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
@@ -183,6 +186,9 @@ class FleetCollector(Collector):
         yield from self._tokens(loads)
         yield self._in_flight(loads)
         yield self._health(names)
+        yield self._breaker()
+        panic = self._router.fleet.is_panicking()
+        yield _single("panic", "1 while ejected instances are used for want of others", panic)
         yield self._busy(names)
         yield self._learned(names)
         yield from self._engine(names)
@@ -211,6 +217,14 @@ class FleetCollector(Collector):
         family = _gauge("instance_healthy", "1 when it may be chosen", "upstream")
         for name in names:
             family.add_metric([name], self._router.fleet.is_up(name))
+        return family
+
+    def _breaker(self) -> Metric:
+        text = "0 healthy, 1 suspect, 2 ejected, 3 probing"
+        family = _gauge("breaker_state", text, "upstream")
+        for member in self._router.fleet.members():
+            state = member.health.state(self.now_s)
+            family.add_metric([member.instance.name], list(State).index(state))
         return family
 
     def _learned(self, names: list[str]) -> Metric:

@@ -15,6 +15,7 @@ from proxy.errors import UpstreamFailure
 from proxy.legs import Outgoing, fallback_of, prefill_leg
 from proxy.race import Local, race
 from proxy.service import Service
+from proxy.waits import for_prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +62,19 @@ class Offloading:
         end_s = service.clock.now_s()
         self.record.t_prefill_done = service.clock.unix(end_s)
         service.metrics.prefill_leg.observe(end_s - start_s)
-        service.router.answered(name)
+        service.router.watch.answered(name)
         service.router.prefill_done(route, self.facts, end_s, result.cached_ratio)
         return result
 
     async def _leg(self, name: str) -> Edits | Fallback:
         service, leg_id = self.service, f"{self.record.request_id}-p"
+        wait = for_prefill(service, self.route)
         try:
-            p, limit_s = service.upstream(name), service.settings.prefill_timeout
-            return await prefill_leg(self.out, p, service.connector, leg_id, limit_s)
+            p = service.upstream(name)
+            leg = await prefill_leg(self.out, p, service.connector, leg_id, wait.seconds)
+            if leg is Fallback.P_TIMEOUT:
+                self.record.limit, self.record.limit_s = wait.option, wait.seconds
+            return leg
         except UpstreamFailure as failure:
             self.blame(name, failure)
             return fallback_of(failure)

@@ -7,6 +7,7 @@ first to be used again, so that the others grow old and are closed after a peak.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from urllib.parse import urlsplit
 
@@ -16,6 +17,8 @@ from proxy.errors import UpstreamFailure
 from proxy.wire import Connection
 
 KEEPALIVE_S = 4.0
+_OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
+"""Errors that say nothing of the instance."""
 
 
 class Pool:
@@ -70,7 +73,8 @@ class Pool:
         except ssl.SSLError as error:
             raise UpstreamFailure(FailureKind.CONNECT, "TLS: " + _plain(error)) from error
         except OSError as error:
-            raise UpstreamFailure(FailureKind.CONNECT, _plain(error)) from error
+            kind = FailureKind.NO_ROOM if error.errno in _OUR_OWN else FailureKind.CONNECT
+            raise UpstreamFailure(kind, _plain(error)) from error
         self._open.add(connection)
         if self._is_closed:
             connection.abort()

@@ -5,7 +5,9 @@ unseen. After it, a failure is said inside the stream, and the connection closes
 terminal chunk, so that no client takes a cut answer for a whole one.
 
 Bytes go round aiohttp's writer: a piece is scanned and written to the client's transport in the
-call that read it from the instance. aiohttp still owns the client's connection.
+call that read it from the instance. aiohttp still owns the client's connection. Between two writes
+a client of a stream has whole events in whole chunks and nothing else: what is incomplete waits
+here. So a heartbeat or an error can follow at any time.
 """
 
 from __future__ import annotations
@@ -16,25 +18,46 @@ from collections.abc import Callable
 from aiohttp import HttpVersion11, web
 
 from proxy.answer import Reply
-from proxy.core.framing import Chunked, UntilClose, wrap
-from proxy.core.sse import Scanner
+from proxy.core.framing import Chunked, FramingError, UntilClose, wrap
+from proxy.core.sse import Scanner, end_of_stream, events_end, names_the_end
+from proxy.core.types import FailureKind
 from proxy.deadline import IdleLimit
+from proxy.errors import UpstreamFailure
 
 GROW_EVENTS = 16
 """Output is charged in steps of this many events."""
+EVENT_BYTES = 1 << 20
+"""A longer event is refused: until its end is there it is kept."""
 LAST_CHUNK = b"0\r\n\r\n"
 CLOSE = b"Connection: close\r\n"
 KEEP_ALIVE = b"Connection: keep-alive\r\n"
+HEARTBEAT = b": keepalive\n\n"
 CUT_S = 1.0
+GRACE_S = 1.0
+"""How long an instance may take from the end of its stream to the end of its answer."""
+NAMED_EVENTS = frozenset({"/v1/messages", "/v1/responses"})
+"""Paths whose streams end with an event of a certain name; others end with [DONE]."""
 
 
 class StreamCutError(Exception):
-    """The answer ended before its end; `detail` says how."""
+    """The answer ended before its end; `detail` says how, `code` is for programs.
 
-    def __init__(self, detail: str, *, timed_out: bool = False) -> None:
+    `failure`: what the instance did, where that speaks against it; `limit_s`: the limit it met.
+    """
+
+    def __init__(
+        self,
+        detail: str,
+        code: str,
+        *,
+        failure: UpstreamFailure | None = None,
+        limit_s: float | None = None,
+    ) -> None:
         super().__init__(detail)
         self.detail = detail
-        self.timed_out = timed_out
+        self.code = code
+        self.failure = failure
+        self.limit_s = limit_s
 
 
 class StalledClientError(ConnectionResetError):
@@ -57,6 +80,8 @@ class RelayResponse(web.StreamResponse):
         self._is_1_1 = request.version >= HttpVersion11
         framing = reply.framing
         is_open = isinstance(framing, UntilClose)
+        # A stream's length says nothing when events may be added to it.
+        is_open = is_open or (reply.is_stream and not isinstance(framing, Chunked))
         self.rechunks = is_open and self._is_1_1
         self.unchunks = isinstance(framing, Chunked) and not self._is_1_1
         self.closes = CLOSE in extra
@@ -68,7 +93,11 @@ class RelayResponse(web.StreamResponse):
         parts = [b"HTTP/1.1" if self._is_1_1 else b"HTTP/1.0", reply.head.after_version]
         if self.rechunks or (isinstance(reply.framing, Chunked) and not self.unchunks):
             parts.append(b"Transfer-Encoding: chunked\r\n")
-        elif (length := reply.head.length) is not None and not self.unchunks:
+        elif (
+            (length := reply.head.length) is not None
+            and reply.status != 204
+            and not (self.unchunks or reply.is_stream)
+        ):
             parts.append(b"Content-Length: %b\r\n" % length)
         if self._keep_alive != self._is_1_1 and not self.closes:
             parts.append(CLOSE if self._is_1_1 else KEEP_ALIVE)
@@ -105,16 +134,21 @@ class Relay:
     """One answer's way to its client; the sink of its reply."""
 
     __slots__ = (
+        "_always_frames",
         "_client",
         "_feed",
         "_frame",
+        "_frames",
         "_framing",
-        "_is_end_kept",
-        "_kept",
+        "_held",
+        "_is_named",
+        "_is_stream",
+        "_limit",
         "_mark",
         "_on_mark",
-        "_reframes",
+        "_wraps",
         "_write",
+        "is_ended",
         "is_paused",
         "reply",
         "response",
@@ -144,28 +178,39 @@ class Relay:
         self._framing = reply.framing
         self._frame = reply.framing.feed
         self._feed = scanner.feed
-        self._reframes = response.rechunks or response.unchunks
+        self._is_stream = reply.is_stream
+        self._is_named = self._is_stream and request.path in NAMED_EVENTS
+        self._always_frames = response.rechunks or response.unchunks or self._is_named
+        self._frames = self._always_frames
+        is_chunked = isinstance(reply.framing, Chunked) or response.rechunks
+        self._wraps = is_chunked and not response.unchunks
         self._on_mark = on_mark
         self._mark = 0
-        self._kept = b""
-        self.is_paused = self._is_end_kept = False
+        self._held = bytearray()
+        self._limit: IdleLimit | None = None
+        self.is_paused = self.is_ended = False
 
     def begin(self) -> None:
         """Write the head, and what is already there of the body."""
-        body = b"".join(self.reply.body)
-        self.reply.body.clear()
-        wire = self.reply.pour(self._piece)
-        self._pass(self.response.begin(self.reply), wire, body)
+        reply = self.reply
+        body = reply.pour(self._piece)
+        try:
+            self._pass(body, self.response.begin(reply))
+        except FramingError as error:
+            reply.fail(UpstreamFailure(FailureKind.MALFORMED, str(error)))
         if not self.is_paused:
-            self.reply.resume()
+            reply.resume()
 
     def _piece(self, wire: bytes) -> None:
         """A piece was read from the instance: the hot path. Raises FramingError."""
         body = self._frame(wire)
-        if self._framing.at_end or self._reframes:
-            if self._framing.at_end:
-                wire = self.reply.ended(wire)
-            self._pass(b"", wire, body)
+        if (
+            self._frames
+            or not self._framing.is_whole
+            or (self._is_stream and (not body.endswith(b"\n\n") or b"[DONE]" in body))
+        ):
+            self.reply.note_end(wire)
+            self._pass(body)
             return
         self._feed(body)
         if self.scanner.events >= self._mark:
@@ -184,41 +229,61 @@ class Relay:
         """
         self.reply.pause()
 
-    def _pass(self, head: bytes, wire: bytes, body: bytes) -> None:
+    def _pass(self, body: bytes, head: bytes = b"") -> None:
         """Every other piece: the first, the last, and what has to be framed anew."""
+        if self._is_stream:
+            body = self._whole_events(body)
         self._feed(body)
         if self.scanner.events >= self._mark:
             self._mark = self._on_mark()
-        if data := head + self._framed(wire, body):
+        if self._framing.is_done and not self.is_ended:
+            self.is_ended = not self._is_stream or self.scanner.is_done
+        if data := head + self._framed(body):
             try:
                 self._write(data)
             except RuntimeError:
                 self._is_gone()
+        if self.is_ended:
+            # A stream that has said so is over, whether or not its instance ends the answer.
+            self.reply.sink = self._drop
+            self.reply.wake()
         if self._client.writing_paused:
             self._hold()
 
-    def _framed(self, wire: bytes, body: bytes) -> bytes:
-        """A piece as the client gets it. The end is kept back until the answer proves whole."""
-        framing, response = self._framing, self.response
-        is_whole = framing.is_done and not self._is_broken_off
-        if response.unchunks:
-            return body
-        if response.rechunks:
-            return (wrap(body) if body else b"") + (LAST_CHUNK if is_whole else b"")
-        if not framing.at_end:
-            return wire
-        if is_whole:
-            return self._kept + wire
-        at = max(0, framing.last_at)
-        if not self._kept:
-            self._is_end_kept = framing.last_at >= 0
-        self._kept += wire[at:]
-        return wire[:at]
+    def _whole_events(self, body: bytes) -> bytes:
+        """What is complete now; the beginning of an event waits. Raises FramingError."""
+        held = self._held
+        if held:
+            start = max(0, len(held) - 2)
+            held += body
+            end = events_end(held, start)
+            body = bytes(held[:end])
+            del held[:end]
+        elif body:
+            end = events_end(body)
+            held += body[end:]
+            body = body[:end]
+        if self._framing.is_done and held.rstrip() == b"data: [DONE]":
+            body += held  # an end that is not followed by an empty line
+            self.is_ended = True
+        elif (end := end_of_stream(body) if b"[DONE]" in body else 0) > 0:
+            if end < len(body) or held:
+                self.reply.keeps = False
+            body = body[:end]
+            held.clear()
+            self.is_ended = True
+        elif len(held) > EVENT_BYTES:
+            raise FramingError(f"an event of more than {EVENT_BYTES} bytes")
+        if self._is_named and self._limit is not None and names_the_end(body):
+            self._limit.shorten(GRACE_S)  # [DONE] may follow
+        self._frames = self._always_frames or bool(held)
+        return body
 
-    @property
-    def _is_broken_off(self) -> bool:
-        """Whether a stream, now at its end, has not said that it is complete."""
-        return self.reply.is_stream and not self.scanner.is_done
+    def _drop(self, wire: bytes) -> None:
+        """What comes after the end is nobody's."""
+        if self._frame(wire):
+            self.reply.keeps = False
+        self.reply.note_end(wire)
 
     def _hold(self) -> None:
         """The client takes no more: pause its instance, and nobody else's."""
@@ -226,34 +291,61 @@ class Relay:
         self.reply.pause()
         self.reply.wake()
 
-    def progress(self) -> object:
+    def _progress(self) -> object:
         """Another value whenever something has moved on either side."""
-        return self.scanner.size, self.transport.get_write_buffer_size()
+        scanner = self.scanner
+        moved = scanner.size - scanner.comments_size
+        return moved, len(self._held), self.transport.get_write_buffer_size()
 
-    def last_words(self, event: bytes) -> bytes | None:
-        """Wire bytes for an event after a cut; None where it could not be told from the answer."""
-        if self.response.unchunks:
-            return event
-        if self.response.rechunks or self._is_end_kept:
-            return wrap(event)
-        return self._framing.amid(event)
+    def _beat(self) -> None:
+        """Nothing has come for a while: show the client, and what is in between, that we live."""
+        is_idle = not (self.is_paused or self.is_ended or self.transport.is_closing())
+        if self._is_stream and is_idle and not self.transport.get_write_buffer_size():
+            self._write(self._framed(HEARTBEAT))
 
-    async def run(self, idle_timeout_s: float) -> None:
-        """Pass the body on until its end; raises StreamCutError when either side stops moving."""
+    def _framed(self, body: bytes) -> bytes:
+        """Wire bytes for the client, with the end of the body where this is it."""
+        if not self._wraps:
+            return body
+        return (wrap(body) if body else b"") + (LAST_CHUNK if self.is_ended else b"")
+
+    def last_words(self, event: bytes) -> bytes:
+        """Wire bytes for an event after a cut."""
+        return self._framed(event)
+
+    async def run(self, idle_limit_s: float, heartbeat_s: float) -> None:
+        """Pass the body on until its end; raises StreamCutError when either side stops moving.
+
+        `idle_limit_s`: without progress on either side; `heartbeat_s`: after so much silence the
+        client of a stream gets a comment (0: never).
+        """
         self.begin()
-        reply = self.reply
-        if not reply.is_over or self.is_paused:
-            await self._run(idle_timeout_s)
-        if reply.failure is not None:
-            raise StreamCutError(f"upstream: {reply.failure.detail}")
-        if self._is_broken_off:
-            raise StreamCutError("upstream: the stream ended without its end marker")
-        self.response.end()
+        if self._is_moving:
+            await self._run(idle_limit_s, heartbeat_s)
+        if self.is_ended:
+            self.response.end()
+            return
+        failure = self.reply.failure
+        if failure is not None:
+            is_lost = failure.kind is FailureKind.RESET
+            code = "engine_lost" if is_lost else "bad_upstream"
+            raise StreamCutError(f"upstream: {failure.detail}", code, failure=failure)
+        what = "upstream: the stream ended without its end marker"
+        lost = UpstreamFailure(FailureKind.RESET, what)
+        raise StreamCutError(what, "incomplete_stream", failure=lost)
 
-    async def _run(self, idle_timeout_s: float) -> None:
+    @property
+    def _is_moving(self) -> bool:
+        return self.is_paused or not (self.is_ended or self.reply.is_over)
+
+    async def _run(self, idle_limit_s: float, heartbeat_s: float) -> None:
+        if self._is_stream and self.scanner.is_done:
+            idle_limit_s = min(idle_limit_s, GRACE_S)
+        limit = IdleLimit(idle_limit_s, self._progress, heartbeat_s, self._beat)
+        self._limit = limit
         try:
-            with IdleLimit(idle_timeout_s, self.progress):
-                while self.is_paused or not self.reply.is_over:
+            with limit:
+                while self._is_moving:
                     if self.is_paused:
                         await self.response.taken()
                         self.is_paused = False
@@ -261,7 +353,20 @@ class Relay:
                     else:
                         await self.reply.moved()
         except TimeoutError as error:
-            late = f"for {idle_timeout_s:g} s (--idle-timeout)"
+            late = f"for {limit.seconds:.3g} s (--idle-timeout)"
             if self.is_paused:
                 raise StalledClientError(f"the client took nothing {late}") from error
-            raise StreamCutError(f"upstream: silent {late}", timed_out=True) from error
+            if self._is_stream and self.scanner.is_done:
+                self._end_late()
+                return
+            code = "stream_idle_timeout" if self.scanner.has_content else "ttft_timeout"
+            failure = UpstreamFailure(FailureKind.TIMEOUT, f"silent {late}")
+            what = f"upstream: silent {late}"
+            raise StreamCutError(what, code, failure=failure, limit_s=limit.seconds) from error
+
+    def _end_late(self) -> None:
+        """The stream's last event has long passed; its instance does not end the answer."""
+        self.is_ended = True
+        if self._wraps and not self.transport.is_closing():
+            self._write(LAST_CHUNK)
+        self.reply.sink = self._drop

@@ -6,8 +6,16 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from proxy.core.retry import busy_s
 from proxy.core.types import FailureKind, Reject, RejectReason
-from proxy.errors import ProxyError, UpstreamFailure, UpstreamLostError, UpstreamTimeoutError
+from proxy.errors import (
+    BadUpstreamError,
+    NoRoomError,
+    ProxyError,
+    UpstreamFailure,
+    UpstreamLostError,
+    UpstreamTimeoutError,
+)
 
 BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
 NO_INSTANCE_MESSAGE = "Service temporarily unavailable: no instance is up"
@@ -29,17 +37,22 @@ def error(failed: ProxyError, headers: Headers) -> web.Response:
     return _json(failed.status, failed.body(), headers)
 
 
-def refusal(failure: UpstreamFailure, headers: Headers) -> web.Response:
+def refusal(failure: UpstreamFailure, headers: Headers, unix_now_s: float) -> web.Response:
     """Nobody could answer: the last instance's own words; raises ProxyError if it had none."""
-    if failure.status is None and failure.kind is FailureKind.TIMEOUT:
-        raise UpstreamTimeoutError(f"upstream: {failure.detail} (--ttft-timeout)")
+    if failure.status is None and failure.kind in (FailureKind.TIMEOUT, FailureKind.LATE):
+        late = f"upstream: {failure.detail} (--ttft-timeout)"
+        raise UpstreamTimeoutError(late, code="ttft_timeout")
+    if failure.kind is FailureKind.NO_ROOM:
+        raise NoRoomError(f"no connection to an instance can be made ({failure.detail})")
+    if failure.kind is FailureKind.MALFORMED:
+        raise BadUpstreamError(f"upstream: {failure.detail}")
     if failure.status is None:
         raise UpstreamLostError(f"upstream: no instance could answer ({failure.detail})")
     for key in ("Content-Type", "Retry-After"):
         if key in failure.headers:
             headers[key] = failure.headers[key]
     if failure.kind is FailureKind.BUSY:
-        headers.setdefault("Retry-After", "1")
+        headers["Retry-After"] = str(busy_s(failure.headers.get("Retry-After"), unix_now_s))
     return web.Response(status=failure.status, body=failure.body, headers=headers)
 
 

@@ -6,6 +6,7 @@ every stream would feel. Old names of a series stand beside the new one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -19,9 +20,10 @@ _RUNNING = ("vllm:num_requests_running",)
 _WAITING = ("vllm:num_requests_waiting",)
 _QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
 _HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+_STARTED = ("process_start_time_seconds",)
 _WANTED = tuple(
     name.encode()
-    for names in (_USAGE, _CONFIG, _SOURCES, _RUNNING, _WAITING, _QUERIES, _HITS)
+    for names in (_USAGE, _CONFIG, _SOURCES, _RUNNING, _WAITING, _QUERIES, _HITS, _STARTED)
     for name in names
 )
 
@@ -37,6 +39,8 @@ class EngineStats:
     hit_ratio: float | None = None
     external_tokens: float | None = None
     external_hit_ratio: float | None = None
+    start_s: float | None = None
+    """When the process started, unix seconds."""
 
 
 def parse(exposition: bytes) -> EngineStats:
@@ -49,6 +53,7 @@ def parse(exposition: bytes) -> EngineStats:
         if sample.name in _SOURCES:
             sources[sample.labels.get("source")] += sample.value
     external = sources.get("external_kv_transfer")
+    started = [s.value for s in samples if s.name in _STARTED and math.isfinite(s.value)]
     known = [tokens for tokens in total if tokens]
     return EngineStats(
         kv_used_ratio=max(used, default=None),
@@ -58,6 +63,7 @@ def parse(exposition: bytes) -> EngineStats:
         hit_ratio=_ratio(_sum(samples, _HITS), _sum(samples, _QUERIES)),
         external_tokens=external,
         external_hit_ratio=_ratio(external, sum(sources.values())),
+        start_s=max(started, default=None),
     )
 
 

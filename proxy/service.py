@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from proxy.config import InstanceSpec, Settings
 from proxy.core.connectors import CONNECTORS, Connector
 from proxy.core.gate import EngineKv, Thresholds
 from proxy.core.record import RequestRecord
+from proxy.core.retry import Budget
 from proxy.core.router import Router, RouterConfig
 from proxy.core.tokens import TokenEstimator
 from proxy.core.types import FailureKind, Instance
@@ -23,9 +23,9 @@ from proxy.metrics import FleetCollector, Metrics
 from proxy.reqlog import RequestLog
 from proxy.scrape import EngineStats
 from proxy.upstream import Upstream
+from proxy.watcher import Watcher
 
 DECISIONS_KEPT = 1000
-_log = logging.getLogger(__name__)
 
 
 def router_config(settings: Settings) -> RouterConfig:
@@ -48,6 +48,7 @@ def router_config(settings: Settings) -> RouterConfig:
         max_sessions=settings.max_sessions,
         prefix_cache_bytes=settings.prefix_cache_bytes,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        slow_start_s=settings.slow_start,
         thresholds=Thresholds(
             settings.active_decode_blocks_threshold,
             settings.active_prefill_tokens_threshold,
@@ -73,10 +74,13 @@ class Service:
     scopes: set[Limit] = field(default_factory=set)
     decisions: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
+    budget: Budget = field(default_factory=Budget)
     collector: FleetCollector = field(init=False)
+    watcher: Watcher = field(init=False)
 
     def __post_init__(self) -> None:
         self.idle.set()
+        self.watcher = Watcher(self.router, self.upstreams, self.clock)
         self.collector = FleetCollector(self.router, self.stats)
         self.metrics.registry.register(self.collector)
         for spec in self.settings.instances:
@@ -98,7 +102,8 @@ class Service:
         """Bring an instance in."""
         instance = Instance(spec.name, spec.url, spec.bootstrap_url)
         self.router.add(instance)
-        self.upstreams[spec.name] = Upstream(instance, self.settings.connect_timeout)
+        count = self.metrics.replays.inc
+        self.upstreams[spec.name] = Upstream(instance, self.settings.connect_timeout, count)
 
     async def remove(self, name: str) -> None:
         """Take an instance out and close its connections."""
@@ -143,25 +148,12 @@ class Service:
         for scope in list(self.scopes):
             scope.reschedule(now_s)
 
-    def failed(self, name: str, failure: UpstreamFailure) -> None:
-        """A probe or a connection failed: tell the router, and who waits on the instance."""
-        if self.router.probe_failed(name, str(failure), is_dead=failure.is_dead):
-            _log.warning("instance %s is down: %s", name, failure)
-            if (upstream := self.upstreams.get(name)) is not None:
-                upstream.went_down()
-
-    def probed(self, name: str) -> None:
-        """A probe was answered."""
-        if self.router.probe_succeeded(name):
-            _log.info("instance %s is up", name)
-            if (upstream := self.upstreams.get(name)) is not None:
-                upstream.came_up()
-
     def observe_stats(self, name: str, stats: EngineStats) -> None:
         """Take in an engine's report."""
         if name in self.upstreams:
             self.stats[name] = stats
             kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio)
+            self.watcher.observe_start(name, stats.start_s)
             self.router.gate.observe_engine(name, kv, self.clock.now_s())
 
     def exposition(self) -> bytes:

@@ -7,7 +7,7 @@ notices.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -32,13 +32,23 @@ class Scope(Protocol):
 
 
 class Upstream:
-    """One instance's connections. `connect_timeout_s` bounds each attempt to connect."""
+    """One instance's connections. `connect_timeout_s` bounds each attempt to connect.
 
-    def __init__(self, instance: Instance, connect_timeout_s: float) -> None:
+    `on_replay` is called when a stale connection was replaced.
+    """
+
+    def __init__(
+        self,
+        instance: Instance,
+        connect_timeout_s: float,
+        on_replay: Callable[[], None] = lambda: None,
+    ) -> None:
         self.instance = instance
+        self._on_replay = on_replay
         self._connect_timeout_s = connect_timeout_s
         self.is_down = False
         self._engine_id: str | None = None
+        self._last_engine_id: str | None = None
         self.watchers: set[Scope] = set()
         """What `watch` holds; to be used alone where its own cost matters."""
         self._pool = Pool(instance.url, connect_timeout_s)
@@ -63,7 +73,7 @@ class Upstream:
 
         `headers`: lines, each with its end. Of a stream the first bytes are waited for as well.
         """
-        return _ask(self._pool, method, path, headers, body)
+        return _ask(self._pool, method, path, headers, body, self._on_replay)
 
     async def get(self, path: str, timeout_s: float, headers: bytes = b"") -> bytes:
         """The body of a 200 answer to GET; raises UpstreamFailure. For probes and scrapes."""
@@ -71,10 +81,19 @@ class Upstream:
 
     async def engine_id(self) -> str | None:
         """The KV engine's id, asked from the bootstrap server when not known; None without one."""
-        if self._engine_id is None and self._bootstrap is not None:
-            body = await _get(self._bootstrap, "/query", self._connect_timeout_s)
-            self._engine_id = _engine_id(body)
+        if self._engine_id is None:
+            await self.look_up_engine_id()
         return self._engine_id
+
+    async def look_up_engine_id(self) -> bool:
+        """Ask for the engine's id, known or not; true when it is another than the last one."""
+        if self._bootstrap is None:
+            return False
+        body = await _get(self._bootstrap, "/query", self._connect_timeout_s)
+        last, found = self._last_engine_id, _engine_id(body)
+        self._engine_id = found
+        self._last_engine_id = found or last
+        return last is not None and found is not None and found != last
 
     def forget_engine_id(self) -> None:
         """A restarted engine has a new id; an old one makes D's pull fail."""
@@ -97,12 +116,20 @@ class Upstream:
         """End what waits on this instance, and forget what a new incarnation would deny."""
         self.is_down = True
         self.forget_engine_id()
+        self._last_engine_id = None
         now_s = asyncio.get_running_loop().time()
         for scope in list(self.watchers):
             scope.reschedule(now_s)
 
 
-async def _ask(pool: Pool, method: str, path: str, headers: bytes, body: bytes | None) -> Reply:
+async def _ask(
+    pool: Pool,
+    method: str,
+    path: str,
+    headers: bytes,
+    body: bytes | None,
+    on_replay: Callable[[], None] = lambda: None,
+) -> Reply:
     head = request_head(method, path, pool.host_header, headers, body)
     is_head = method == "HEAD"
     connection = pool.idle()
@@ -113,6 +140,7 @@ async def _ask(pool: Pool, method: str, path: str, headers: bytes, body: bytes |
         except UpstreamFailure as failure:
             if failure.kind is not FailureKind.RESET or reply.heard:
                 raise
+            on_replay()
     connection = await pool.connect()
     return await connection.ask(head, body, is_head=is_head).begun()
 

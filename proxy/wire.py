@@ -24,6 +24,8 @@ JOIN_BYTES = 32768
 KNOWN_HEADS, KNOWN_HEAD_BYTES = 256, 2048
 """An instance's answers of one second, and streams of one length, begin with the same bytes: so
 many heads, up to this size, are kept as they were read."""
+INTERIM_MAX = 20
+"""Informational answers (1xx) before the one that counts."""
 _NOT_HTTP = "the answer is not HTTP"
 _CLOSED = "the connection was closed"
 
@@ -53,6 +55,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_buffer",
         "_head_bytes",
+        "_interim",
         "_is_paused",
         "_on_lost",
         "_on_rest",
@@ -74,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._on_rest, self._on_lost = on_rest, on_lost
         self._reply: Reply | None = None
         self._buffer = b""
-        self._head_bytes = 0
+        self._head_bytes = self._interim = 0
         self._is_paused = False
         self._transport: asyncio.Transport
         self.is_closed = False
@@ -89,7 +92,7 @@ class Connection(asyncio.Protocol):
         """Send a request."""
         reply = self._reply = Reply(self, is_head=is_head)
         self.requests += 1
-        self._head_bytes = 0
+        self._head_bytes = self._interim = 0
         try:
             if not body:
                 self._transport.write(head)
@@ -152,6 +155,10 @@ class Connection(asyncio.Protocol):
                 _known[head] = known
         if known.status >= 200:
             reply.begin(known)
+            return
+        self._interim += 1
+        if self._interim > INTERIM_MAX:
+            raise FramingError("too many informational answers")
 
     def _finish(self, reply: Reply) -> None:
         """The answer is complete: the connection is free again, or of no more use."""
@@ -184,8 +191,8 @@ class Connection(asyncio.Protocol):
             return
         if is_clean and reply.has_begun and isinstance(reply.framing, UntilClose):
             self._reply = None
-            reply.is_over = True
-            reply.framing.is_done = reply.framing.at_end = True
+            reply.framing.is_done = reply.is_over = True
+            reply.framing.is_whole = False
             reply.sink(b"")
             reply.wake()
             self.abort()

@@ -2,13 +2,17 @@
 
     J(P, D) = felt(ttft) + strain * (weight_harm * stalled streams * stall
                                      + weight_decode * decode time on D)
-              + weight_next_turn * busy ratio of D
+              + weight_next_turn * busy ratio of D * rest of a prefill met there
               + weight_memory * seconds to compute again what the new KV displaces
+              + weight_room * (KV in use on D with this prompt / all of it)^2
     ttft    = wait(P) + prefill(P, prompt - hit_P) [ + transfer(P, D, prompt - hit_D) + step(D) ]
 
 Time up to half of the TTFT target is felt only in part: nobody misses the target by it, and it buys
 the output a calmer instance. `strain` follows the TPOT target (core.strain). The busy ratio, over
 the last minute, is what the session's next turns will meet on D: queues are too short a memory.
+What they meet lasts as long as prefills of this fleet do, long or short. KV in use is what waiting
+sessions lose their own to: once a cache is full of running prompts, every turn computes all of its
+prompt, runs longer for it, and keeps the cache full.
 
 P = D is colocation, at home or elsewhere: a session follows its tokens, and affinity is worth
 exactly what the lost prefix would cost. P != D is an offload; where P is the old home it hands its
@@ -44,14 +48,16 @@ class Weights:
     Found in the league (docs/figures.md) by search over two traces, both regimes and three loads;
     the optimum is flat. `early`: of a second within the first half of the TTFT target; `harm`: per
     stream and second of stall; `decode`: per second of an output of `output_tokens`; `next_turn`:
-    seconds per unit of D's busy ratio; `memory`: per second of displaced computation.
+    per second of the wait that D's busy ratio promises; `memory`: per second of displaced
+    computation; `room`: seconds for a cache that is in use as a whole.
     """
 
     early: float = 0.4
-    harm: float = 0.15
+    harm: float = 0.12
     decode: float = 0.2
-    next_turn: float = 5.0
+    next_turn: float = 2.5
     memory: float = 1.0
+    room: float = 1.0
     output_tokens: float = 300.0
 
 
@@ -107,7 +113,9 @@ def _colocations(scene: Scene, w: Weights) -> list[Priced]:
     """
     times_of, now_s, prompt_tokens = scene.latency.of, scene.now_s, scene.facts.prompt_tokens
     harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
-    next_turn, memory, early = w.next_turn, w.memory, w.early
+    next_turn = w.next_turn * scene.latency.rest_s()
+    memory, room, early = w.memory, w.room, w.early
+    kv_tokens_of = scene.kv_tokens
     early_s = EARLY_RATIO * scene.config.ttft_slo_s
     priced = []
     for c in scene.free:
@@ -125,6 +133,9 @@ def _colocations(scene: Scene, w: Weights) -> list[Priced]:
         )
         full = c.kv_full
         memory_s = memory * full * times.prefill_s(new, 0, 0, 0) if full else 0.0
+        kv_tokens = kv_tokens_of(c.instance.name)
+        if kv_tokens:
+            memory_s += room * ((load.ongoing_tokens + prompt_tokens) / kv_tokens) ** 2
         next_s = next_turn * times.busy_ratio(now_s)
         # As in _felt_s.
         felt_s = early * ready_s if ready_s <= early_s else ready_s - (1.0 - early) * early_s

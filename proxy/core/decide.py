@@ -44,6 +44,7 @@ class RouterConfig:
     max_sessions: int = 100_000
     prefix_cache_bytes: int = 256 << 20
     max_num_batched_tokens: int = 8192
+    slow_start_s: float = 30.0
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 

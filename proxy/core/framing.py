@@ -1,8 +1,8 @@
 """Where an answer's body ends, read from its bytes: by length, by chunks, or with the connection.
 
 A framing is fed every piece of a body as it came from the wire, in any segmentation, and gives the
-body's own bytes. It knows to the byte where the message ends and what a client that got everything
-so far is in the middle of, since the wire's bytes are passed on unchanged.
+body's own bytes. It knows to the byte where the message ends, and whether a piece may be passed on
+as it came, since nothing in it is left open.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ def wrap(data: bytes) -> bytes:
 class Length:
     """A body of `length` bytes; 0 for an answer without one."""
 
-    __slots__ = ("at_end", "end", "is_done", "last_at", "left")
+    __slots__ = ("end", "is_done", "is_whole", "left")
 
     def __init__(self, length: int) -> None:
         self.left = length
-        self.at_end = self.is_done = length == 0
-        self.end = self.last_at = 0
+        self.is_done = length == 0
+        self.is_whole = not self.is_done
+        self.end = 0
 
     def feed(self, data: bytes) -> bytes:
         """The body's bytes in this piece; `end` is where they end once `is_done`."""
@@ -46,50 +47,42 @@ class Length:
         if left > 0:
             self.left = left
             return data
-        self.end = self.last_at = self.left
+        self.end = self.left
         self.left = 0
-        self.at_end = self.is_done = True
+        self.is_done, self.is_whole = True, False
         return data if left == 0 else data[: self.end]
-
-    def amid(self, event: bytes) -> bytes | None:
-        """Wire bytes that bring `event` to a client that got everything so far."""
-        return event[: self.left]
 
 
 class UntilClose:
     """A body that ends with its connection."""
 
-    __slots__ = ("at_end", "end", "is_done", "last_at")
+    __slots__ = ("end", "is_done", "is_whole")
 
     def __init__(self) -> None:
-        self.at_end = self.is_done = False
-        self.end = self.last_at = 0
+        self.is_done = False
+        self.is_whole = True
+        self.end = 0
 
     def feed(self, data: bytes) -> bytes:
         """Everything is body."""
         return data
 
-    def amid(self, event: bytes) -> bytes | None:
-        """Wire bytes that bring `event` to a client that got everything so far."""
-        return event
-
 
 class Chunked:
     """A body in chunks, which may be cut anywhere. Raises FramingError for what is none.
 
-    `at_end` from the last chunk's size line on, which begins at `last_at` of the last piece (below
-    0: in an earlier one); `is_done` with the empty line after it, which ends at `end`.
+    `is_whole`: the last piece was whole chunks, none of them the last one; `is_done` with the empty
+    line after the last one, which ends at `end` of that piece.
     """
 
-    __slots__ = ("_left", "_line", "_seen", "_state", "at_end", "end", "is_done", "last_at")
+    __slots__ = ("_left", "_line", "_state", "end", "is_done", "is_whole")
 
     def __init__(self) -> None:
-        self.at_end = self.is_done = False
-        self.end = self.last_at = 0
+        self.is_done = self.is_whole = False
+        self.end = 0
         self._state = _SIZE
         self._left = 0
         self._line = b""
-        self._seen = 0
 
     def feed(self, data: bytes) -> bytes:
         """The body's bytes in this piece."""
@@ -99,15 +92,14 @@ class Chunked:
             size = _sizes.get(data[:at])
             whole = size is not None and len(data) == at + size + 4
             if whole and data[at + 1] == _NEWLINE and data.endswith(b"\r\n"):
+                self.is_whole = True
                 return data[at + 2 : -2]
         return self._walk(data)
 
     def _walk(self, data: bytes) -> bytes:
         body = []
         at, size = 0, len(data)
-        if self.at_end:
-            self.last_at -= self._seen
-        self._seen = size
+        begins_whole = self._is_between
         while at < size and not self.is_done:
             if self._state == _DATA:
                 piece = data[at : at + self._left]
@@ -118,7 +110,13 @@ class Chunked:
             else:
                 at = self._take_line(data, at)
         self.end = at
+        self.is_whole = begins_whole and self._is_between
         return body[0] if len(body) == 1 else b"".join(body)
+
+    @property
+    def _is_between(self) -> bool:
+        """Between two chunks."""
+        return self._state == _SIZE and not self._line
 
     def _take_line(self, data: bytes, at: int) -> int:
         """A size line, a chunk's end or a trailer line, or the part of it that is there."""
@@ -132,9 +130,9 @@ class Chunked:
         if not stop:
             self._line = line
             return len(data)
-        start, self._line = at - len(self._line), b""
+        self._line = b""
         if self._state == _SIZE:
-            self._begin(line, start)
+            self._begin(line)
         elif self._state == _DATA_END:
             self._state = _SIZE
         elif line == b"\r\n":
@@ -143,13 +141,13 @@ class Chunked:
             self._check_trailer(line)
         return stop
 
-    def _begin(self, line: bytes, start: int) -> None:
+    def _begin(self, line: bytes) -> None:
         match = _SIZE_LINE.fullmatch(line)
         if match is None:
             raise FramingError("a chunk without a size")
         self._left = int(match[1], 16)
         if self._left == 0:
-            self._state, self.at_end, self.last_at = _TRAILER, True, start
+            self._state = _TRAILER
             return
         self._state = _DATA
         if len(line) == len(match[1]) + 2:
@@ -161,21 +159,6 @@ class Chunked:
         self._left += len(line)
         if self._left > TRAILER_BYTES or _TRAILER_LINE.fullmatch(line) is None:
             raise FramingError("bad trailers")
-
-    def amid(self, event: bytes) -> bytes | None:
-        """Wire bytes that bring `event` to a client that got everything so far.
-
-        None where that cannot be: in the middle of a size line, or in the trailers.
-        """
-        if self._state == _SIZE and not self._line:
-            return wrap(event)
-        if self._state == _DATA_END:
-            return b"\r\n"[len(self._line) :] + wrap(event)
-        if self._state != _DATA:
-            return None
-        if self._left >= len(event):
-            return event
-        return event[: self._left] + b"\r\n" + wrap(event[self._left :])
 
 
 Framing = Length | Chunked | UntilClose

@@ -222,6 +222,8 @@ class Latency:
         self._any_pair = self._transfer_line(fixed, slope)
         self._pairs: OrderedDict[tuple[str, str], Line] = OrderedDict()
         self._ttft = Residuals()
+        typical_s = TYPICAL_PREFILL_TOKENS / prefill_throughput
+        self._work = (PRIOR_WEIGHT * typical_s, PRIOR_WEIGHT * typical_s**2)
 
     @staticmethod
     def _transfer_line(fixed: float, slope: float) -> Line:
@@ -285,6 +287,17 @@ class Latency:
     def begin(self, name: str, key: int, work_s: float, now_s: float) -> None:
         """Reserve a prefill; `key` is its owner's."""
         self.of(name).reserve(key, work_s, now_s)
+        (a, b), keep = self._work, 1.0 - 1.0 / WINDOW
+        self._work = keep * a + work_s, keep * b + work_s * work_s
+
+    def rest_s(self) -> float:
+        """What is left, on average, of a prefill that a newcomer finds running, over the fleet.
+
+        E[S^2] / 2 E[S] of the last prefills: the mean residual service time of queueing theory.
+        Times an instance's busy ratio it is the wait that the next one meets there.
+        """
+        seconds, squares = self._work
+        return squares / (2.0 * seconds)
 
     def end(self, name: str, key: int, now_s: float) -> float | None:
         """A prefill ended, or was given up; when the instance could begin with it, if it had.

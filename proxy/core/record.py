@@ -52,6 +52,9 @@ class RequestRecord:
     retries: int = 0
     fallback: str | None = None
     hedge: str | None = None
+    limit: str | None = None
+    """The last time limit that was met (prefill, transfer, ttft, idle, total), and its seconds."""
+    limit_s: float | None = None
 
     def ttft_s(self) -> float | None:
         """Seconds from the proxy's receipt to the first token."""

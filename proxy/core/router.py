@@ -45,6 +45,7 @@ from proxy.core.types import (
     RouteClass,
 )
 from proxy.core.uses import Uses
+from proxy.core.watch import Watch
 
 __all__ = ["Router", "RouterConfig"]
 
@@ -79,7 +80,8 @@ class Router:
         self.gate = Gate(
             config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
         )
-        self.fleet = Fleet()
+        self.fleet = Fleet(config.slow_start_s)
+        self.watch = Watch(self.fleet, self.ledger, self._forget)
         self._uses = Uses(self.reuse, self.fleet, self.gate)
         parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
@@ -94,31 +96,6 @@ class Router:
         self.fleet.remove(name)
         self.ledger.remove(name)
         self._forget(name)
-
-    def probe_failed(self, name: str, error: str, *, is_dead: bool) -> bool:
-        """A probe or a connection failed; true when this took the instance down.
-
-        Where nobody listens any more (`is_dead`), the KV is lost: prefixes and homes are forgotten.
-        One that is merely slow keeps them for its return.
-        """
-        member = self.fleet.get(name)
-        went_down = member is not None and member.health.failed(error)
-        if went_down and is_dead:
-            self._forget(name)
-        return went_down
-
-    def probe_succeeded(self, name: str) -> bool:
-        """A probe was answered; true when this brought the instance back."""
-        member = self.fleet.get(name)
-        if member is None or not member.health.probed():
-            return False
-        member.incarnation += 1
-        return True
-
-    def answered(self, name: str) -> None:
-        """Traffic got an answer from the instance."""
-        if (member := self.fleet.get(name)) is not None:
-            member.health.answered()
 
     def _forget(self, name: str) -> None:
         self.reuse.forget(name)
@@ -143,19 +120,40 @@ class Router:
         route.shadow = shadow
         return route
 
-    def retry(self, route: Route, facts: RequestFacts, now_s: float) -> Route | Reject:
-        """Place the request again after its D failed, on an instance not tried yet, colocated."""
+    def elsewhere(
+        self, route: Route, facts: RequestFacts, now_s: float
+    ) -> list[Candidate] | Reject:
+        """Where a request may run again whose D failed: where it was not yet, colocated.
+
+        Not where the breaker is open, and where nothing failed lately, if there is such a place.
+        """
         route.tried.add(route.decode.name)
-        free = self._free(facts, now_s, exclude=route.tried)
-        if isinstance(free, Reject):
-            return free
-        d = self._decide(self._scene(facts, free, now_s)).decode
+        exclude = route.tried | self.fleet.open()
+        free = self._free(facts, now_s, exclude | self.fleet.spotted())
+        return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
+
+    def retry(
+        self,
+        route: Route,
+        facts: RequestFacts,
+        now_s: float,
+        free: list[Candidate] | None = None,
+    ) -> Route | Reject:
+        """Place the request again, on one of `free`, or `elsewhere`."""
+        found = free if free is not None else self.elsewhere(route, facts, now_s)
+        if isinstance(found, Reject):
+            return found
+        d = self._decide(self._scene(facts, found, now_s)).decode
         self.hedges.end(route, now_s)
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         self._charge_colocated(route, facts, now_s)
         return route
+
+    def has_other(self, route: Route, facts: RequestFacts) -> bool:
+        """Whether an instance is up that has not been tried for this request."""
+        return bool(self.fleet.serving(facts.model, {*route.tried, route.decode.name}))
 
     def prefill_done(
         self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None
@@ -243,7 +241,7 @@ class Router:
         busy: list[Busy] = []
         members = self.fleet.serving(facts.model, exclude)
         if members and self.gate.is_open(facts.model, now_s):
-            return self._candidates(facts, members, now_s)
+            return self._candidates(facts, self._warm(facts, members, now_s), now_s)
         free: list[Member] = []
         for member in members:
             state = self.busy(member.instance.name, facts.model, now_s)
@@ -252,11 +250,16 @@ class Router:
             else:
                 busy.append(state)
         if free:
-            return self._candidates(facts, free, now_s)
+            return self._candidates(facts, self._warm(facts, free, now_s), now_s)
         if busy:
             soonest = min(busy, key=lambda b: b.free_in_s)
             return Reject(soonest.check, retry_after_s([soonest.free_in_s]))
         return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
+
+    def _warm(self, facts: RequestFacts, free: list[Member], now_s: float) -> list[Member]:
+        if not self.fleet.is_starting:
+            return free
+        return self.fleet.warm(free, self.sessions.home(facts.session_id, now_s), now_s)
 
     def _candidates(
         self, facts: RequestFacts, members: list[Member], now_s: float

@@ -2,8 +2,8 @@
 
 The scanner sees the same bytes as the client, in whatever pieces they arrive, and says the same for
 every way of cutting them. It never parses JSON: it finds the first content, counts events, and
-looks through the rest in steps, for usage and end. Limits: events end in two newlines, as vLLM
-writes them, without carriage returns; a usage object is seen up to `TAIL_BYTES` of length.
+looks through the rest in steps, for usage, errors and end. Limits: events that are counted end in
+two newlines, as vLLM writes them; a usage object or an error is seen up to `TAIL_BYTES` of length.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ _CONTENT_BYTES = 64
 _INNER = rb"\{(?:[^{}]++|\{[^{}]*+\})*+\}"
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]++|' + _INNER + rb")*+\})")
 _ERROR = re.compile(rb'event:\s*error\b|(?:event:[^\n]*\n)?data:\s*\{\s*"error"')
+_ERROR_LINE = re.compile(
+    rb'\n(?:event:\s*error\b[^\n]*\ndata:\s*|data:\s*(?=\{\s*"error"\s*:\s*[{"]))(\{[^\n]*)'
+)
+_LAST_EVENT = re.compile(rb"(?:\A|\n)data:\s*\[DONE\][^\n]*\n\r?\n")
+_LAST_NAMED = re.compile(
+    rb"(?:\A|\n)event:\s*(?:message_stop|response\.(?:completed|incomplete|failed))\b"
+)
 _ENDS = (
     b"\ndata: [DONE]",
     b"\ndata:[DONE]",
@@ -32,6 +39,23 @@ _ENDS = (
 )
 """Each at the start of a line: inside a JSON string, where a model may write it, none begins."""
 _HINTS = (b"[DONE]", b"\nevent:")
+
+
+def events_end(data: bytes | bytearray, start: int = 0) -> int:
+    """Where the last whole event ends, looked for from `start` on; 0 where none does."""
+    plain, crlf = data.rfind(b"\n\n", start), data.rfind(b"\n\r\n", start)
+    return plain + 2 if plain >= crlf and plain >= 0 else crlf + 3 if crlf >= 0 else 0
+
+
+def end_of_stream(events: bytes) -> int:
+    """Where the event `[DONE]` ends in these whole events; 0 where it is not among them."""
+    found = _LAST_EVENT.search(events)
+    return found.end() if found else 0
+
+
+def names_the_end(events: bytes) -> bool:
+    """Whether one of these whole events is, by its name, the last one of its stream."""
+    return _LAST_NAMED.search(events) is not None
 
 
 def first_event(head: bytes) -> bytes | None:
@@ -50,13 +74,27 @@ def is_error_event(event: bytes) -> bool:
 
 
 class Scanner:
-    """Watches one answer. Feed it every piece; read its fields at any time."""
+    """Watches one answer. Feed it every piece; read its fields at any time.
 
-    __slots__ = ("_edge", "_ended", "_open", "_recent", "_usage", "events", "has_content", "size")
+    `comments_size`: bytes of pieces that are nothing but comments, which are no sign of progress.
+    """
+
+    __slots__ = (
+        "_edge",
+        "_ended",
+        "_open",
+        "_recent",
+        "_usage",
+        "comments_size",
+        "events",
+        "has_content",
+        "size",
+    )
 
     def __init__(self) -> None:
         self.events = 0
         self.size = 0
+        self.comments_size = 0
         self.has_content = False
         self._open = b""
         self._edge = b""
@@ -67,6 +105,8 @@ class Scanner:
     def feed(self, data: bytes) -> None:
         """Take in the next piece of the answer's body."""
         self.size += len(data)
+        if data.startswith(b":") and b"\ndata:" not in data:
+            self.comments_size += len(data)
         if data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n") and not self._open:
             self.events += 1  # one event of one line, as nearly always
         else:
@@ -99,6 +139,11 @@ class Scanner:
         """Whether the stream's own end marker has passed."""
         self._look_back()
         return self._ended
+
+    def error(self) -> bytes | None:
+        """The data of an error event among the last ones, as JSON bytes."""
+        found = _ERROR_LINE.search(self._recent)
+        return bytes(found[1]) if found else None
 
     def usage(self) -> bytes | None:
         """The last usage object as JSON bytes, once it has passed."""

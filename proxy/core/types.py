@@ -71,9 +71,15 @@ class FailureKind(StrEnum):
     BUSY = "busy"
     SERVER_ERROR = "server_error"
     TIMEOUT = "timeout"
+    LATE = "late"
+    """Past a limit scaled by the prediction, before the flat one: another instance may be asked."""
     MALFORMED = "malformed"
     PEER_GONE = "peer_gone"
     WENT_DOWN = "went_down"
+    NO_MODEL = "no_model"
+    """It does not serve the model that others are known to serve."""
+    NO_ROOM = "no_room"
+    """The proxy itself has no sockets left: nobody else's fault."""
 
 
 class RejectReason(StrEnum):

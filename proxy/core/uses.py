@@ -52,7 +52,7 @@ class Uses:
         self.end(route)
         name = route.decode.name
         member = self._fleet.get(name)
-        if route.lease.is_open and member is not None and member.health.is_up:
+        if route.lease.is_open and member is not None and not member.health.is_gone:
             route.use = self._reuse.received(name, member.incarnation, facts)
 
     def completed(self, route: Route, facts: RequestFacts, cached_ratio: float | None) -> None:
@@ -70,6 +70,6 @@ class Uses:
     def _current(self, route: Route) -> Use | None:
         use = route.use if route.lease.is_open else None
         member = self._fleet.get(use.instance) if use is not None else None
-        if use is None or member is None or not member.health.is_up:
+        if use is None or member is None or member.health.is_gone:
             return None
         return use if member.incarnation == use.incarnation else None

@@ -28,7 +28,7 @@ def member(f: Fleet, name: str) -> Member:
 
 def take_down(f: Fleet, name: str) -> None:
     for _ in range(FALL):
-        member(f, name).health.failed("x")
+        member(f, name).health.probe_failed("x", 0.0, is_refused=True)
 
 
 def serving(f: Fleet, model: str, *exclude: str) -> str:

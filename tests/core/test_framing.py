@@ -39,33 +39,22 @@ def chunked(bodies: list[bytes], lines: list[str], end: bytes) -> bytes:
 def test_chunks_in_any_segmentation(
     bodies: list[bytes], lines: list[str], end: bytes, excess: bytes, cuts: list[int]
 ) -> None:
-    """The body is the same, and end, last chunk and excess are found to the byte."""
+    """The body is the same, end and excess are found to the byte, and what is whole is whole."""
     wire = chunked(bodies, lines, end)
-    framing, got, seen, last_at = Chunked(), b"", 0, None
+    framing, got, seen = Chunked(), b"", 0
     for piece in cut(wire + excess, cuts):
-        got += framing.feed(piece)
-        if framing.at_end:
-            last_at = seen + framing.last_at
+        body = framing.feed(piece)
+        got += body
         seen += len(piece)
+        if framing.is_whole:
+            alone = Chunked()
+            assert alone.feed(piece) == body
+            assert (alone.is_whole, alone.feed(END), alone.is_done) == (True, b"", True)
         if framing.is_done:
             assert seen - len(piece) + framing.end == len(wire)
             break
     assert framing.is_done
     assert got == b"".join(bodies)
-    assert last_at == len(wire) - len(end)
-
-
-@given(datas.filter(bool), st.integers(0, 4000), st.binary(min_size=1, max_size=60))
-def test_last_words_fit_into_what_was_sent(bodies: list[bytes], at: int, words: bytes) -> None:
-    """Wherever a chunked body breaks off, a client reads the words behind what it has, or none."""
-    wire = chunked(bodies, ["%x\r\n"], END)[: -len(END)]
-    at %= len(wire) + 1
-    framing, client = Chunked(), Chunked()
-    got = framing.feed(wire[:at]) if at else b""
-    more = framing.amid(words)
-    read = client.feed(wire[:at] + more) if more is not None else got
-    assert read == (got + words if more is not None else got)
-    assert not client.is_done
 
 
 @given(st.binary(max_size=50), st.integers(0, 50), st.lists(st.integers(0, 80), max_size=5))
@@ -84,8 +73,8 @@ def test_a_length_in_any_segmentation(wire: bytes, length: int, cuts: list[int])
 def test_until_close_takes_everything() -> None:
     framing = UntilClose()
     assert framing.feed(b"0\r\n\r\n") == b"0\r\n\r\n"
-    assert not framing.at_end
-    assert framing.amid(b"x") == b"x"
+    assert framing.is_whole
+    assert not framing.is_done
 
 
 @pytest.mark.parametrize(

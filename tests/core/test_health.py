@@ -1,4 +1,8 @@
-"""UP and DOWN: what takes an instance down, what brings it back, as words over its events."""
+"""What takes an instance out, what brings it back: histories as words, and laws over all of them.
+
+`p` a probe answered, `x` one failed, `r` one refused; `f` a request failed, `c` nobody listened,
+`a` one answered; `t` a trial answered, `T` one failed. One event per step of time.
+"""
 
 from __future__ import annotations
 
@@ -6,63 +10,188 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.health import FALL, RISE, Health
+from proxy.core.health import CALM_S, CONNECTS, FALL, FAULTS, OPEN_MAX_S, Change, Health, State
+from proxy.core.types import FailureKind
 
-FAILED, PROBED, ANSWERED = "f", "p", "a"
+EVENTS = "pxrfcatT"
+LETTERS = {Change.SILENT: "s", Change.OPENED: "o", Change.GONE: "g", Change.BACK: "b"}
 
 
-def after(events: str) -> tuple[Health, list[int]]:
-    """The state after these events, and which of them changed it."""
-    health, changes = Health(was_seen=True), []
-    for i, event in enumerate(events):
-        if event == ANSWERED:
+def happen(health: Health, event: str, now_s: float) -> Change | None:
+    match event:
+        case "p":
+            return health.probe_answered(now_s)
+        case "x" | "r":
+            return health.probe_failed("x", now_s, is_refused=event == "r")
+        case "f" | "c":
+            kind = FailureKind.CONNECT if event == "c" else FailureKind.SERVER_ERROR
+            return health.failed(kind, "x", now_s)
+        case "a":
             health.answered()
-        elif health.failed("x") if event == FAILED else health.probed():
-            changes.append(i)
+        case "t" if health.trial_due(now_s):
+            return health.trial_answered(now_s)
+        case "T" if health.trial_due(now_s):
+            health.trial_failed("x", now_s)
+    return None
+
+
+def life(events: str, step_s: float = 0.1) -> tuple[Health, str]:
+    """The state after these events, and what they changed: a letter each, or a dot."""
+    health, changes = Health(was_seen=True), ""
+    for i, event in enumerate(events):
+        change = happen(health, event, i * step_s)
+        changes += LETTERS[change] if change else "."
     return health, changes
 
 
 @pytest.mark.parametrize(
-    ("events", "is_up", "changes"),
+    ("events", "changes", "state"),
     [
-        ("", True, []),
-        ("f", True, []),
-        ("ff", False, [1]),
-        ("fff", False, [1]),
-        ("fpf", True, []),
-        ("faf", True, []),
-        ("ffp", False, [1]),
-        ("ffpp", True, [1, 3]),
-        ("ffppp", True, [1, 3]),
-        ("ffpfp", False, [1]),
-        ("ffpfpp", True, [1, 5]),
-        ("ffaaaa", False, [1]),
-        ("ffpap", True, [1, 4]),
-        ("ppff", False, [3]),
-        ("ffppff", False, [1, 3, 5]),
-        ("ffppf", True, [1, 3]),
+        ("", "", State.HEALTHY),
+        ("x", ".", State.SUSPECT),
+        ("xp", "..", State.HEALTHY),
+        ("xx", ".s", State.EJECTED),
+        ("xxx", ".s.", State.EJECTED),
+        ("xpx", "...", State.SUSPECT),
+        ("xxp", ".s.", State.PROBING),
+        ("xxpp", ".s.b", State.HEALTHY),
+        ("xxpx", ".s..", State.EJECTED),
+        ("xxpxpp", ".s...b", State.HEALTHY),
+        ("xxaaaa", ".s....", State.EJECTED),
+        ("rr", ".g", State.EJECTED),
+        ("xr", ".g", State.EJECTED),
+        ("xxr", ".sg", State.EJECTED),
+        ("rrpp", ".g.b", State.HEALTHY),
+        ("cc", "..", State.SUSPECT),
+        ("ccc", "..g", State.EJECTED),
+        ("cacc", "....", State.SUSPECT),
+        ("cpcc", "....", State.SUSPECT),
+        ("cfcc", "....", State.SUSPECT),
+        ("ffff", "....", State.SUSPECT),
+        ("fffff", "....o", State.EJECTED),
+        ("ffffaf", "......", State.SUSPECT),
+        ("ffffpf", ".....o", State.EJECTED),
+        ("fffffpppp", "....o....", State.EJECTED),
+        ("fffffaaaa", "....o....", State.EJECTED),
+        ("fffffttt", "....o...", State.EJECTED),
+        ("fffffrrpp", "....o.g.b", State.HEALTHY),
     ],
 )
-def test_histories(events: str, is_up: bool, changes: list[int]) -> None:
-    health, changed = after(events)
-    assert (health.is_up, changed) == (is_up, changes)
+def test_histories(events: str, changes: str, state: State) -> None:
+    health, changed = life(events)
+    assert (changed, health.state(len(events) * 0.1)) == (changes, state)
+    assert health.is_up is (state in (State.HEALTHY, State.SUSPECT))
 
 
-def test_one_never_seen_falls_at_the_first_failure_and_rises_at_the_first_answer() -> None:
+def test_one_never_seen_falls_at_the_first_probe_and_rises_at_the_first_answer() -> None:
     health = Health()
-    assert (health.is_up, health.was_seen) == (True, False)
-    assert health.failed("refused")
-    assert (health.is_up, health.last_error) == (False, "refused")
-    assert health.probed()
-    assert (health.is_up, health.was_seen) == (True, True)
-    assert not health.failed("late")
+    assert health.failed(FailureKind.CONNECT, "refused", 0.0) is None
+    assert health.is_up
+    assert health.probe_failed("status 503", 0.0) is Change.SILENT
+    assert (health.is_up, health.is_gone, health.last_error) == (False, True, "status 503")
+    assert health.probe_answered(1.0) is Change.BACK
+    assert (health.is_up, health.is_gone, health.was_seen) == (True, False, True)
 
 
-@given(st.text(FAILED + PROBED + ANSWERED, max_size=30))
-def test_any_history(events: str) -> None:
-    """Each change is told once; down means FALL failures came, up again RISE probes."""
-    health, changes = after(events)
-    assert health.is_up == (len(changes) % 2 == 0)
-    for nth, at in enumerate(changes):
-        before = events[: at + 1].replace(ANSWERED, "") if nth % 2 else events[: at + 1]
-        assert before.endswith(PROBED * RISE if nth % 2 else FAILED * FALL)
+def test_failures_far_apart_open_nothing() -> None:
+    assert "o" not in life("f" * 20, step_s=2.6)[1]
+    assert "o" in life("f" * 20, step_s=2.4)[1]
+    assert "g" not in life("c" * 20, step_s=5.1)[1]
+
+
+def test_an_open_breaker_waits_twice_as_long_each_time_and_answers_to_a_trial() -> None:
+    health, _ = life("f" * FAULTS, step_s=0.0)
+    now_s = 0.0
+    for wait_s in (5, 10, 20, 40, 60, 60):
+        assert not health.trial_due(now_s + wait_s - 0.01)
+        now_s += wait_s
+        assert health.trial_due(now_s)
+        assert health.state(now_s) is State.PROBING
+        health.trial_failed("500", now_s)
+    assert health.trial_answered(now_s + 60) is Change.BACK
+    for _ in range(FAULTS):
+        health.failed(FailureKind.TIMEOUT, "late", now_s + 80)
+    assert not health.trial_due(now_s + 80 + OPEN_MAX_S - 1), "it came back too shortly ago"
+
+
+def test_one_that_worked_for_long_is_trusted_anew() -> None:
+    health, _ = life("f" * FAULTS, step_s=0.0)
+    for now_s in (5.0, 15.0, 35.0):
+        health.trial_failed("500", now_s)
+    assert health.trial_answered(100.0) is Change.BACK
+    for _ in range(FAULTS):
+        health.failed(FailureKind.TIMEOUT, "late", 200.0)
+    assert health.trial_due(205.0)
+
+
+def test_a_flapping_probe_moves_nothing_more_than_twice_in_ten_seconds() -> None:
+    _, changes = life("xxpp" * 100, step_s=0.5)
+    assert 2 <= len(changes.replace(".", "")) <= 2 * (200 / CALM_S) + 1
+
+
+def test_probes_are_spread_and_hurry_where_something_begins() -> None:
+    health = Health(was_seen=True)
+    for u, after_s in ((0.0, 1.6), (0.5, 2.0), (1.0, 2.4)):
+        health.probing(0.0, 2.0, u)
+        assert not health.probe_due(after_s - 0.01)
+        assert health.probe_due(after_s)
+    health.probe_failed("late", 0.1)
+    assert health.probe_due(0.1)
+    health.probe_failed("late", 0.2)
+    assert not health.probe_due(0.2), "out for good, as it seems: no hurry"
+    health.probe_answered(2.5)
+    assert health.probe_due(2.5)
+
+
+timed = st.lists(st.tuples(st.sampled_from(EVENTS), st.floats(0.0, 12.0)), max_size=60)
+
+
+@given(timed)
+def test_no_storm_of_changes(events: list[tuple[str, float]]) -> None:
+    """At most two in ten seconds, and a third only where nobody listens any more."""
+    health, now_s, moves = Health(was_seen=True), 0.0, [(-100.0, Change.BACK)]
+    for event, wait_s in events:
+        now_s += wait_s
+        was_up = health.is_up
+        change = happen(health, event, now_s)
+        if was_up != health.is_up:
+            assert change is not None
+            moves.append((now_s, change))
+        else:
+            assert change in (None, Change.GONE)
+    for (first_s, _), (_, _), (third_s, third) in zip(moves, moves[1:], moves[2:], strict=False):
+        assert third_s - first_s >= CALM_S or third is Change.GONE
+
+
+@given(timed)
+def test_it_always_recovers(events: list[tuple[str, float]]) -> None:
+    """Whatever was: probes and trials that are answered bring it back within a minute or so."""
+    health, now_s = Health(was_seen=True), 0.0
+    for event, wait_s in events:
+        now_s += wait_s
+        happen(health, event, now_s)
+    was_open, healed_s = health.is_open, now_s
+    while not health.is_up:
+        now_s += 2.0
+        happen(health, "p", now_s)
+        happen(health, "t", now_s)
+        assert now_s - healed_s <= (OPEN_MAX_S if was_open else CALM_S) + 6.0
+    assert not health.is_gone
+    assert not health.is_open
+
+
+@given(st.text(EVENTS, max_size=40))
+def test_what_it_takes(events: str) -> None:
+    """Out means a run of failures came before; few requests reach one where nobody listens."""
+    health = Health(was_seen=True)
+    for i, event in enumerate(events):
+        was_up = health.is_up
+        happen(health, event, i * 0.1)
+        if was_up and not health.is_up:
+            before = events[: i + 1]
+            probes = [e for e in before if e in "pxr"][-FALL:]
+            requests = [e for e in before if e in "fca"][-FAULTS:]
+            by_probes = len(probes) == FALL and "p" not in probes
+            by_requests = len(requests) == FAULTS and "a" not in requests
+            by_connects = requests[-CONNECTS:] == ["c"] * CONNECTS
+            assert by_probes or by_requests or by_connects

@@ -135,9 +135,9 @@ def test_not_once_p_has_answered_nor_on_a_dead_d() -> None:
     r = router()
     route = offloaded(r)
     for _ in range(2):
-        r.probe_failed(route.decode.name, "x", is_dead=True)
+        r.watch.probe_failed(route.decode.name, "x", 0.0, is_refused=True)
     assert not r.hedges.start(route, FACTS, 2.0)
     for _ in range(2):
-        r.probe_succeeded(route.decode.name)
+        r.watch.probe_answered(route.decode.name, 0.0)
     r.prefill_done(route, FACTS, 1.0)
     assert not r.hedges.start(route, FACTS, 2.0)

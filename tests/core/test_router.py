@@ -273,7 +273,7 @@ class TestGate:
     def test_nobody_up_is_not_busy(self) -> None:
         r = router(1)
         for _ in range(2):
-            r.probe_failed("i0", "x", is_dead=True)
+            r.watch.probe_failed("i0", "x", 0.0, is_refused=True)
         assert rejected(r, facts("s")).reason is RejectReason.NO_INSTANCE
 
     def test_a_model_goes_where_it_is_served(self) -> None:
@@ -310,11 +310,11 @@ class TestRetry:
         r.first_token(route, f, 0.0)
         name = route.decode.name
         for _ in range(2):
-            r.probe_failed(name, "x", is_dead=True)
+            r.watch.probe_failed(name, "x", 0.0, is_refused=True)
         assert r.sessions.home("s", 0.0) is None
         assert r.prefixes.blocks(name) == 0
         for _ in range(2):
-            r.probe_succeeded(name)
+            r.watch.probe_answered(name, 0.0)
         member = r.fleet.get(name)
         assert member is not None
         assert member.incarnation == 1
@@ -325,7 +325,7 @@ class TestRetry:
         route = admitted(r, f)
         r.first_token(route, f, 0.0)
         for _ in range(2):
-            r.probe_failed(route.decode.name, "x", is_dead=False)
+            r.watch.probe_failed(route.decode.name, "x", 0.0)
         assert r.sessions.home("s", 0.0) == route.decode.name
 
 
@@ -371,9 +371,9 @@ def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) ->
 
 def _shake(r: Router, step: str, name: str) -> None:
     if step == "kill":
-        r.probe_failed(name, "x", is_dead=True)
+        r.watch.probe_failed(name, "x", 0.0, is_refused=True)
     elif step == "up":
-        r.probe_succeeded(name)
+        r.watch.probe_answered(name, 0.0)
     elif step == "out":
         r.remove(name)
     elif r.fleet.get(name) is None:

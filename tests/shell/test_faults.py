@@ -33,6 +33,14 @@ ERROR_EVENT = chunk(b'data: {"error":{"message":"KV load failed","code":500}}\n\
 CRASHED = STREAM_HEAD + ERROR_EVENT + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 BUSY = plain(b'{"error":{"message":"The engine is currently busy"}}', "503 Service Unavailable")
 REFUSED = plain(b'{"error":{"message":"boom","code":500}}', "500 Internal Server Error")
+MOVED = plain(b"", "301 Moved Permanently", "Location: http://169.254.169.254/\r\n")
+TWO_LENGTHS = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"
+LENGTH_AND_CHUNKS = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+)
+MANY_HEADERS = b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 20000 + b"Content-Length: 0\r\n\r\n"
+NO_MODEL = plain(b'{"error":{"message":"The model `sim-8b` does not exist."}}', "404 Not Found")
+BUSY_EVENT = STREAM_HEAD + chunk(b'data: {"error":{"message":"full","code":503}}\n\n')
 
 
 def dead_address() -> str:
@@ -76,15 +84,30 @@ class Pair:
         ("error event first", says(CRASHED), "server_error"),
         ("status 500", says(REFUSED), "server_error"),
         ("engine is busy", says(BUSY), "busy"),
+        ("no first event in time", stalls(STREAM_HEAD), "timeout"),
+        ("a redirection", says(MOVED), "malformed"),
+        ("switches protocols", says(b"HTTP/1.1 101 Switching Protocols\r\n\r\n"), "malformed"),
+        ("two lengths", says(TWO_LENGTHS), "malformed"),
+        ("length and chunks", says(LENGTH_AND_CHUNKS), "malformed"),
+        ("a head without end", says(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70000), "malformed"),
+        ("ten thousand headers", says(MANY_HEADERS), "malformed"),
+        (
+            "21 interim answers",
+            says(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 21 + ANSWER),
+            "malformed",
+        ),
+        ("no such model", says(NO_MODEL), "no_model"),
+        ("busy, said in the stream", says(BUSY_EVENT), "busy"),
         ("not HTTP", says(b"SSH-2.0-OpenSSH\r\n\r\n", close=True), "malformed"),
     ],
 )
 async def test_before_the_first_byte_another_instance_answers(
     tmp_path: Path, name: str, bad: Script | None, kind: str
 ) -> None:
-    async with Pair(tmp_path, bad) as proxy:
+    async with Pair(tmp_path, bad, ttft_timeout=0.3 if kind == "timeout" else 10) as proxy:
+        await until(lambda: proxy.router.fleet.get("bad").health.probes, "the first probe")
         if bad is None:
-            await until(lambda: not proxy.router.fleet.is_up("bad"), "the first probe")
+            await until(lambda: not proxy.router.fleet.is_up("bad"), "the first probe's end")
             proxy.router.fleet.get("bad").health = Health(was_seen=True)
         answer = await proxy.post(chat("x"), headers={"X-Session-ID": "s"})
         assert (answer.status, answer.text) == (200, "fine"), name
@@ -135,12 +158,18 @@ async def read_until_cut(response: aiohttp.ClientResponse) -> bytes:
     raise AssertionError(f"a clean end after {got!r}")
 
 
-async def test_the_first_token_timeout_is_not_repeated(tmp_path: Path) -> None:
-    async with Pair(tmp_path, stalls(STREAM_HEAD), ttft_timeout=0.2) as proxy:
+async def test_the_first_token_timeout_is_repeated_once(tmp_path: Path) -> None:
+    late = stalls(STREAM_HEAD)
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(RawEngine(late)) for _ in range(3)]
+        options = {"kv_connector": "none", "ttft_timeout": 0.1, "health_interval": 60}
+        urls = [e.address for e in engines]
+        proxy = await stack.enter_async_context(Proxy(tmp_path / "log", urls, **options))
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.json["error"]["type"]) == (504, "upstream_timeout")
         (record,) = await proxy.records(1)
-        assert (record["outcome"], record["retries"]) == ("upstream_timeout", 0)
+        assert (record["outcome"], record["retries"]) == ("upstream_timeout", 1)
+        assert sum(len(e.posts) for e in engines) == 2
         await proxy.at_rest()
 
 

@@ -226,7 +226,7 @@ async def test_p_dies_between_the_legs(tmp_path: Path) -> None:
 
 
 async def test_a_restarted_p_is_asked_under_its_new_id(tmp_path: Path) -> None:
-    async with proxied(tmp_path, **ALWAYS) as (proxy, fleet):
+    async with proxied(tmp_path, **ALWAYS, slow_start=0) as (proxy, fleet):
 
         def down(name: str) -> bool:
             return not proxy.router.fleet.is_up(name)

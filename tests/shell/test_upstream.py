@@ -116,7 +116,7 @@ def chunked(*bodies: bytes, end: bytes = b"0\r\n\r\n", extra: str = "") -> bytes
         (chunked(b"ab", b"c"), False, 200, b"abc", True),
         (chunked(b"ab", end=b"0\r\nX-T: 1\r\n\r\n"), False, 200, b"ab", True),
         (b"HTTP/1.1 204 No Content\r\n\r\n", False, 204, b"", True),
-        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", False, 304, b"", True),
+        (b"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", False, 304, b"", False),
         (plain(b"", "404 Not Found"), False, 404, b"", True),
         (b"HTTP/1.1 103 Early\r\nA: b\r\n\r\n" * 2 + OK, False, 200, b'{"ok":1}', True),
         (plain(b"x", extra="Connection: close\r\n"), True, 200, b"x", False),

@@ -1,0 +1,86 @@
+"""What becomes of an instance's failures and recoveries: told to the core, acted on, logged."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from proxy.clock import Clock
+from proxy.core.health import Change
+from proxy.core.router import Router
+from proxy.core.types import FailureKind
+from proxy.errors import UpstreamFailure
+from proxy.upstream import Upstream
+
+_WORDS = {
+    Change.SILENT: "ejected, its probes fail",
+    Change.OPENED: "ejected, requests to it fail",
+    Change.GONE: "down",
+}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Over a router and the connections of its instances."""
+
+    router: Router
+    upstreams: dict[str, Upstream]
+    clock: Clock
+
+    def failed(self, name: str, failure: UpstreamFailure) -> None:
+        """A client's request failed on an instance; to be called once per request and instance."""
+        now_s = self.clock.now_s()
+        change = self.router.watch.failed(name, failure.kind, str(failure), now_s)
+        self._act(name, change, str(failure))
+
+    def probe_failed(self, name: str, failure: UpstreamFailure) -> None:
+        """A probe failed."""
+        if failure.kind is FailureKind.NO_ROOM:
+            return
+        is_refused = failure.kind is FailureKind.CONNECT
+        now_s = self.clock.now_s()
+        watch = self.router.watch
+        change = watch.probe_failed(name, str(failure), now_s, is_refused=is_refused)
+        self._act(name, change, str(failure))
+
+    def probe_answered(self, name: str) -> None:
+        """A probe was answered."""
+        self._act(name, self.router.watch.probe_answered(name, self.clock.now_s()), "")
+
+    def trial_ended(self, name: str, failure: UpstreamFailure | None) -> None:
+        """The proxy's own request to an instance with an open breaker failed, or did not."""
+        error = str(failure) if failure is not None else None
+        _log.info("instance %s: trial %s", name, error or "answered")
+        self._act(name, self.router.watch.trial_ended(name, error, self.clock.now_s()), "")
+
+    def observe_start(self, name: str, start_s: float | None) -> None:
+        """When an instance's process says that it started, unix seconds."""
+        if self.router.watch.observe_start(name, start_s, self.clock.now_s()):
+            self._restarted(name, "started later")
+
+    def engine_changed(self, name: str) -> None:
+        """Its bootstrap server names another engine."""
+        self.router.watch.restarted(name, self.clock.now_s())
+        self._restarted(name, "has another engine id")
+
+    def _restarted(self, name: str, why: str) -> None:
+        _log.warning("instance %s is another process (%s): what was known is forgotten", name, why)
+        if (upstream := self.upstreams.get(name)) is not None:
+            upstream.forget_engine_id()
+
+    def _act(self, name: str, change: Change | None, error: str) -> None:
+        if change is None:
+            return
+        upstream = self.upstreams.get(name)
+        if change is Change.BACK:
+            _log.info("instance %s is up", name)
+            if upstream is not None:
+                upstream.came_up()
+            return
+        _log.warning("instance %s is %s: %s", name, _WORDS[change], error)
+        # Who waits there runs elsewhere at once, but not where that is nowhere better; with an
+        # open breaker some requests may still be answered.
+        is_left = change is Change.GONE or not self.router.fleet.is_used(name)
+        if upstream is not None and is_left and change is not Change.OPENED:
+            upstream.went_down()
