@@ -106,11 +106,11 @@ class EngineMetrics(Collector):
         config = GaugeMetricFamily(
             "vllm:cache_config_info",
             "KV cache layout",
-            labels=[*self._labels, "block_size", "num_gpu_blocks", "kv_cache_size_tokens"],
+            labels=["engine", "block_size", "num_gpu_blocks", "kv_cache_size_tokens"],
         )
         blocks = options.num_blocks + NULL_BLOCKS
         layout = (options.block_size, blocks, options.block_size * blocks)
-        config.add_metric([*self._labels.values(), *map(str, layout)], 1.0)
+        config.add_metric([_RANK, *map(str, layout)], 1.0)
         yield config
 
     def _tokens(self) -> Iterator[Metric]:
@@ -148,8 +148,11 @@ class EngineMetrics(Collector):
         yield self._counter("num_preemptions", "Preemptions", done.preemptions)
         finished = {r: n for r, n in done.finished.items() if r != "abort"} | {"abort": 0}
         yield self._counters("request_success", "Requests finished", "finished_reason", finished)
-        rejected = {"max_num_queued_reqs": self.rejected}
-        yield self._counters("admission_rejections", "Requests refused", "reason", rejected)
+        rejections = CounterMetricFamily(
+            "vllm:admission_rejections", "Requests refused", labels=["model_name", "reason"]
+        )
+        rejections.add_metric([self._labels["model_name"], "max_num_queued_reqs"], self.rejected)
+        yield rejections
 
     def _histogram(self, name: str, help_: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(

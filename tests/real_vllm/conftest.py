@@ -19,6 +19,10 @@ TEST_S = 600.0
 _FIGURES = pytest.StashKey[list[str]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", action="store_true", help="write the recorded contract anew")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_FIGURES] = []
 

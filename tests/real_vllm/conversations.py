@@ -36,7 +36,7 @@ class Conversation:
 
 def error_ratio(record: dict[str, Any]) -> float:
     """How far the predicted hit was from what the engine found, as a part of the prompt."""
-    return abs(float(record["hit_tokens"]) - record["cached_tokens"]) / record["prompt_tokens"]
+    return float(abs(record["hit_tokens"] - record["cached_tokens"]) / record["prompt_tokens"])
 
 
 def mean(values: list[float]) -> float:

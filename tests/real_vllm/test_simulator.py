@@ -64,7 +64,7 @@ async def simulated(
     folder: Path, kv_bytes: int, most: int
 ) -> AsyncIterator[tuple[Proxy, SimFleet]]:
     """Two simulated engines of the same make."""
-    sizes = {"block_size": BLOCK_TOKENS, "max_model_len": most, "max_num_seqs": 16}
+    sizes: dict[str, Any] = {"block_size": BLOCK_TOKENS, "max_model_len": most, "max_num_seqs": 16}
     blocks = kv_bytes // KV_BYTES_PER_TOKEN // BLOCK_TOKENS
     sizes |= {"num_gpu_blocks": blocks, "max_num_batched_tokens": 2048}
     async with SimFleet(2, model=MODEL, speed=100.0, tick=0.0, **sizes) as fleet:
