@@ -179,9 +179,9 @@ class Admin:
         return json_response({"ended": known}) if known else error_response(404, "no such session")
 
     async def models(self, request: web.Request) -> web.Response:
-        """The union of what the healthy instances serve, each model once."""
+        """The union of what the instances in use serve, each model once."""
         cards: dict[str, Mapping[str, object]] = {}
-        for member in self._service.router.fleet.up():
+        for member in self._service.router.fleet.usable():
             upstream = self._service.upstreams[member.instance.name]
             try:
                 body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, _auth(request))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from typing import cast
 
 from aiohttp import web
 
-from proxy import background
+from proxy import background, tcp
 from proxy.admin import Admin, error_response, guarded
 from proxy.config import Settings
+from proxy.connections import Door, GuardedSite, default_cap, raise_descriptor_limit
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
+from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
+from proxy.refusals import RefusalLog
 from proxy.service import Service
 from proxy.thresholds import BusyThreshold
 
@@ -36,6 +40,7 @@ class Server:
         self._settings = settings
         self.service: Service
         self._runner: web.AppRunner
+        self._rules: Rules
         self._admin_runner: web.AppRunner | None = None
         self._runners: list[web.AppRunner] = []
         self._stop = asyncio.Event()
@@ -54,6 +59,9 @@ class Server:
         """Listen. Raises OSError when the port or the request log cannot be had."""
         settings = self._settings
         self.service = Service.start(settings)
+        refused = self.service.metrics.client_errors
+        log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
+        self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
         one_listener = settings.admin_port is None
         self._runner = await self._listen(
             application(self.service, admin=one_listener), settings.host, settings.port
@@ -65,8 +73,10 @@ class Server:
             )
 
     async def _listen(self, app: web.Application, host: str, port: int) -> web.AppRunner:
-        runner = web.AppRunner(
+        runner = Runner(
             app,
+            self._rules,
+            tcp_keepalive=False,  # the listener's is inherited
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
@@ -77,11 +87,24 @@ class Server:
         await runner.setup()
         self._runners.append(runner)
         try:
-            await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+            site = self._site(runner, host, port)
+            await site.start()
         except OSError:
             await self.close()
             raise
+        for sock in cast(asyncio.Server, site._server).sockets:
+            tcp.watch(sock)
         return runner
+
+    def _site(self, runner: web.AppRunner, host: str, port: int) -> web.TCPSite:
+        """Clients share a limited number of connections; operators get in beside them."""
+        if len(self._runners) > 1:
+            return web.TCPSite(runner, host, port, backlog=BACKLOG)
+        metrics = self.service.metrics
+        cap = self._settings.max_connections or default_cap(raise_descriptor_limit())
+        door = Door(cap, metrics.connections_refused.inc)
+        metrics.open_connections.set_function(lambda: door.open)
+        return GuardedSite(runner, host, port, door, backlog=BACKLOG)
 
     def _take_short_cut(self, runner: web.AppRunner) -> None:
         """Lead the paths that matter past the router, which would cost as much as a decision."""
@@ -122,6 +145,7 @@ class Server:
         """Readiness off at once; accept a little longer; let what runs finish, up to the limit."""
         service, limit_s = self.service, self._settings.drain_seconds
         service.is_draining = True
+        service.waiting.close()
         _log.info("draining: %d requests in flight", service.in_flight)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
         if await self._idle_within(accept_s):

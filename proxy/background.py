@@ -12,11 +12,14 @@ import orjson
 
 from proxy.core.health import FAULT_KINDS
 from proxy.core.types import FailureKind
+from proxy.core.watermark import Level
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.judge import look_at
+from proxy.memory import resident_bytes
 from proxy.scrape import parse
 from proxy.service import Service
+from proxy.tuning import give_back
 from proxy.upstream import Upstream, model_cards
 
 LAG_INTERVAL_S = 0.25
@@ -27,6 +30,9 @@ TRIAL_BYTES = 65536
 ENGINE_ID_EVERY = 3
 """With so many probes the engine's id is asked again: a new one is another process."""
 _JSON = b"Content-Type: application/json\r\n"
+MEMORY_INTERVAL_S = 0.5
+GIVE_BACK_S = 5.0
+"""So long between two attempts to return free memory to the kernel, which cost a few ms."""
 MODELS_EVERY = 15
 """Models are asked again with every n-th probe: adapters come and go, but rarely."""
 _log = logging.getLogger(__name__)
@@ -38,6 +44,7 @@ async def run(service: Service) -> None:
     tick_s = settings.health_interval / TICKS
     async with asyncio.TaskGroup() as group:
         group.create_task(_lag(service), name="loop-lag")
+        group.create_task(_memory(service), name="memory")
         group.create_task(_every(tick_s, service, probe, _is_probe_due), name="health")
         group.create_task(_every(tick_s, service, trial, _is_trial_due), name="trials")
         group.create_task(_every(settings.scrape_interval, service, scrape), name="scrape")
@@ -53,14 +60,25 @@ def _always(service: Service, upstream: Upstream) -> bool:
 
 
 async def _every(interval_s: float, service: Service, job: Job, is_due: IsDue = _always) -> None:
-    """Run a job for each instance that it is due for at once, then again after the interval."""
-    while True:
-        due = [upstream for upstream in service.upstreams.values() if is_due(service, upstream)]
-        if due:
-            async with asyncio.TaskGroup() as group:
-                for upstream in due:
-                    group.create_task(job(service, upstream))
-        await asyncio.sleep(interval_s)
+    """Run a job for each instance that it is due for, at once and after each interval.
+
+    An instance that is slow to answer holds up nobody else's: it is left out while its job runs.
+    """
+    running: set[Upstream] = set()
+
+    async def run_one(upstream: Upstream) -> None:
+        try:
+            await job(service, upstream)
+        finally:
+            running.discard(upstream)
+
+    async with asyncio.TaskGroup() as group:
+        while True:
+            for upstream in service.upstreams.values():
+                if upstream not in running and is_due(service, upstream):
+                    running.add(upstream)
+                    group.create_task(run_one(upstream))
+            await asyncio.sleep(interval_s)
 
 
 def _is_probe_due(service: Service, upstream: Upstream) -> bool:
@@ -89,9 +107,13 @@ async def probe(service: Service, upstream: Upstream) -> None:
         return
     service.watcher.probe_answered(name)
     try:
-        await _learn(service, upstream)
-    except UpstreamFailure as failure:
+        with Limit(settings.health_timeout):
+            await _learn(service, upstream)
+    except (UpstreamFailure, TimeoutError) as failure:
         _log.debug("instance %s: %s", name, failure)
+    if upstream.has_new_engine:
+        upstream.has_new_engine = False
+        service.watcher.engine_changed(name)
 
 
 async def _learn(service: Service, upstream: Upstream) -> None:
@@ -104,10 +126,9 @@ async def _learn(service: Service, upstream: Upstream) -> None:
         names = [str(card["id"]) for card in model_cards(body)]
         service.router.fleet.observe_models(name, names)
     if service.connector.needs_engine_id:
+        if member.health.probes % ENGINE_ID_EVERY == 0:
+            await upstream.look_up_engine_id()
         await upstream.engine_id()
-        is_turn = member.health.probes % ENGINE_ID_EVERY == 0
-        if is_turn and await upstream.look_up_engine_id():
-            service.watcher.engine_changed(name)
 
 
 async def trial(service: Service, upstream: Upstream) -> None:
@@ -149,3 +170,20 @@ async def _lag(service: Service) -> None:
         due_s = loop.time() + LAG_INTERVAL_S
         await asyncio.sleep(LAG_INTERVAL_S)
         service.metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
+
+
+async def _memory(service: Service) -> None:
+    """Measure now and then, and near the limit first give back what is free."""
+    state, loop = service.memory, asyncio.get_running_loop()
+    gave_s = -GIVE_BACK_S
+    while True:
+        before = state.level
+        level = state.observe(await asyncio.to_thread(resident_bytes))
+        if level is not Level.NORMAL and loop.time() - gave_s >= GIVE_BACK_S:
+            gave_s = loop.time()
+            await asyncio.to_thread(give_back)
+            level = state.observe(await asyncio.to_thread(resident_bytes))
+        if level is not before:
+            used, limit = state.used_bytes >> 20, (state.limit_bytes or 0) >> 20
+            _log.warning("memory: %d of %d MiB: %s", used, limit, level.name.lower())
+        await asyncio.sleep(MEMORY_INTERVAL_S)

@@ -9,15 +9,23 @@ from collections.abc import Sequence
 
 import orjson
 import uvloop
-from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy.app import Server
 from proxy.config import ConfigError, Loaded, Settings, load, print_config
+from proxy.edge import has_c_parser
+from proxy.plain import printable
 from proxy.tuning import collect_rarely, keep_big_blocks, share_the_interpreter
+
+EXIT_CONFIG = 78
+NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary package"
+"""The parser written in Python is no substitute, see `edge`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until a signal. Exit 2 for a bad option, 1 when the port cannot be had."""
+    """Run until a signal. Exit 2 for a bad option, 1 when the port cannot be had, 78 as said."""
+    if not has_c_parser():
+        print(f"cache-proxy: {NO_PARSER}", file=sys.stderr)
+        return EXIT_CONFIG
     try:
         loaded = load(sys.argv[1:] if argv is None else argv, os.environ)
     except ConfigError as error:
@@ -68,12 +76,6 @@ def _what_failed(settings: Settings, error: OSError) -> str:
     return f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
 
 
-def _not_a_clients_bytes(record: logging.LogRecord) -> bool:
-    """Malformed requests are a client's matter: no traceback of a parser, thousands of times."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
-
-
 class _JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
@@ -81,18 +83,24 @@ class _JsonFormatter(logging.Formatter):
         line = {
             "t": round(record.created, 3),
             "level": record.levelname.lower(),
-            "message": record.getMessage(),
+            "message": printable(record.getMessage()),
         }
         return orjson.dumps(line).decode()
 
 
+class _TextFormatter(logging.Formatter):
+    """One line per message, whatever of it came from outside."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return printable(super().formatMessage(record))
+
+
 def _set_up_logging(settings: Settings) -> None:
     handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    text = _TextFormatter("%(asctime)s %(levelname)s %(message)s")
     handler.setFormatter(_JsonFormatter() if settings.log_format == "json" else text)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").addFilter(_not_a_clients_bytes)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,14 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from proxy.config_sources import Option
-from proxy.config_values import INSTANCE_FORM, InstanceSpec, instance_list
+from proxy.config_values import (
+    INSTANCE_FORM,
+    WEIGHTS_FORM,
+    InstanceSpec,
+    TenantWeight,
+    instance_list,
+    weight_list,
+)
 
 LISTENING = "Listening"
 INSTANCES = "Instances"
@@ -27,6 +34,7 @@ CLASSES = "Route classes"
 PLACEMENT = "Placement and sessions"
 OFFLOAD = "Prefill offload"
 GATE = "Busy gate"
+QUEUE = "Wait queue and limits"
 TIMEOUTS = "Timeouts"
 OBSERVING = "Watching the instances"
 LOGS = "Logs"
@@ -74,8 +82,16 @@ class Settings(BaseModel):
         Field(ge=1024),
         Option(LISTENING, "A larger request body is refused with 413.", "bytes"),
     ] = ByteSize(32 * MIB)
+    header_timeout: Annotated[
+        Seconds, Option(LISTENING, "A request's head, from its first byte to its end.", "s")
+    ] = 10.0
     body_timeout: Annotated[
-        Seconds, Option(LISTENING, "A client's body, from its head to its end.", "s")
+        Seconds,
+        Option(
+            LISTENING,
+            "A client's body, from its head to its end; past a third of it not below 1 KiB/s.",
+            "s",
+        ),
     ] = 30.0
     drain_seconds: Annotated[
         NonNegative,
@@ -199,6 +215,45 @@ class Settings(BaseModel):
         BeforeValidator(_number),
         Option(GATE, "HTTP status of the answer when every instance is busy."),
     ] = 503
+
+    max_queue: Annotated[
+        int,
+        Field(ge=0),
+        Option(QUEUE, "Requests that may wait while every instance is busy; 0: refuse at once."),
+    ] = 256
+    max_queue_bytes: Annotated[
+        ByteSize,
+        Field(ge=0),
+        Option(QUEUE, "Their bodies together.", "bytes"),
+    ] = ByteSize(64 * MIB)
+    max_queue_seconds: Annotated[
+        Seconds,
+        Option(QUEUE, "Longest wait; who is predicted to wait longer is refused at once.", "s"),
+    ] = 10.0
+    tenant_weights: Annotated[
+        tuple[TenantWeight, ...],
+        BeforeValidator(weight_list),
+        Option(
+            QUEUE, "Shares of the turns; a tenant not named has weight 1.", allowed=WEIGHTS_FORM
+        ),
+    ] = ()
+
+    max_connections: Annotated[
+        int | None,
+        Field(ge=1),
+        Option(
+            QUEUE, "Client connections; more get a 503. None: 0.45 of the descriptors, less 32."
+        ),
+    ] = None
+    max_memory_bytes: Annotated[
+        ByteSize | None,
+        Field(ge=64 * MIB),
+        Option(
+            QUEUE,
+            "Near it keep-alive, HEAVY requests, all requests are refused. None: the cgroup's.",
+            "bytes",
+        ),
+    ] = None
 
     connect_timeout: Annotated[Seconds, Option(TIMEOUTS, "TCP connect to an instance.", "s")] = 2.0
     prefill_timeout: Annotated[

@@ -22,6 +22,9 @@ _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?"
 )
+MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
+WEIGHTS_FORM = "tenant=weight, comma separated, weights 0.1 to 100"
+_WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
 _BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
@@ -52,6 +55,39 @@ class InstanceSpec:
         name = "" if self.url.endswith(f"://{self.name}") else f"{self.name}="
         bootstrap = f";bootstrap={self.bootstrap_url}" if self.bootstrap_url else ""
         return f"{name}{self.url}{bootstrap}"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantWeight:
+    """A tenant's share of the wait queue's turns, relative to 1 for those without one."""
+
+    tenant: str
+    weight: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `tenant=weight`; raises `ValueError` saying what is wrong."""
+        tenant, equals, number = text.strip().rpartition("=")
+        if not equals or not _NAME.fullmatch(tenant):
+            raise ValueError(f"{text!r} is not tenant=weight, or the name has other characters")
+        weight = float(number) if _WEIGHT.fullmatch(number) else 0.0
+        if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+            raise ValueError(f"weight {number!r} is not within {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+        return cls(tenant, weight)
+
+    def __str__(self) -> str:
+        """Text that `parse` reads back as an equal value."""
+        return f"{self.tenant}={self.weight:g}"
+
+
+def weight_list(value: object) -> object:
+    """Make weights of `a=4,b=1` or of a list of texts; anything else is left for the check."""
+    entries = [e for e in value.split(",") if e.strip()] if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple):
+        return value
+    weights = tuple(TenantWeight.parse(e) if isinstance(e, str) else e for e in entries)
+    _refuse_duplicates("tenant", (getattr(weight, "tenant", None) for weight in weights))
+    return weights
 
 
 def instance_list(value: object) -> object:

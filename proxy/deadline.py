@@ -165,3 +165,21 @@ class IdleLimit(Limit):
         """From now on silence may last no longer than this."""
         self.seconds = min(self.seconds, seconds)
         self._when_s = min(self._when_s, self._loop.time() + self.seconds)
+
+
+class RateLimit(Limit):
+    """Also runs out when `progress()` has been below `per_s` on average, a third of it on."""
+
+    __slots__ = ("_per_s", "_progress")
+
+    def __init__(self, seconds: float, progress: Callable[[], float], per_s: float) -> None:
+        super().__init__(seconds)
+        self._progress = progress
+        self._per_s = per_s
+
+    def look(self, now_s: float) -> None:
+        """Called with every tick."""
+        elapsed_s = now_s - (self._when_s - self.seconds)
+        if elapsed_s >= self.seconds / 3 and self._progress() < self._per_s * elapsed_s:
+            self._expire()
+        super().look(now_s)

@@ -76,7 +76,7 @@ class UpstreamLostError(ProxyError):
 class BadUpstreamError(UpstreamLostError):
     """The last instance answered what may not be passed on: no HTTP, or a redirection."""
 
-    type = "bad_upstream"
+    code = "bad_upstream"
 
 
 class NoRoomError(ProxyError):

@@ -12,14 +12,23 @@ import uuid
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy import intake, journal, replies
+from proxy import intake, journal, replies, waiting
 from proxy.answer import Reply
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
 from proxy.core.retry import MAX_RETRIES
 from proxy.core.reuse import cached_ratio
 from proxy.core.sse import Scanner
-from proxy.core.types import FailureKind, Outcome, Reject, RequestFacts, Route, RouteClass
+from proxy.core.types import (
+    FailureKind,
+    Outcome,
+    Reject,
+    RejectReason,
+    RequestFacts,
+    Route,
+    RouteClass,
+)
+from proxy.core.watermark import Level
 from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.heads import with_request_id
@@ -56,27 +65,8 @@ ENDPOINTS = frozenset(
 """Paths that are a value of the label `endpoint`; every other one counts as `other`."""
 _GIANT_BYTES = 1 << 19
 """From here on a body's texts take about a millisecond and more."""
-
-
-class _Total(Limit):
-    """The time limit of a whole exchange, and the end of one whose client cannot be seen leaving.
-
-    aiohttp stops reading from a client that has 32 more requests waiting, and then learns of no
-    disconnect either: the request in service would run to its end for nobody.
-    """
-
-    __slots__ = ("_request",)
-
-    def __init__(self, seconds: float, request: web.Request) -> None:
-        super().__init__(seconds)
-        self._request = request
-
-    def look(self, now_s: float) -> None:
-        """Called with every tick."""
-        protocol = self._request.protocol
-        if protocol._buffer_paused and protocol.transport is not None:
-            protocol.transport.abort()
-        super().look(now_s)
+SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
+"""Streams end meanwhile, and their buffers with them."""
 
 
 class Exchange:
@@ -102,7 +92,7 @@ class Exchange:
     async def run(self) -> web.StreamResponse:
         """Serve the request; only a client that left makes this raise."""
         total_s = self.service.settings.total_timeout
-        scope = _Total(total_s, self.request)
+        scope = Limit(total_s)
         try:
             with scope:
                 self.service.enter(scope)
@@ -125,12 +115,17 @@ class Exchange:
 
     async def _serve(self) -> web.StreamResponse:
         settings = self.service.settings
+        if self.service.memory.level is Level.NOTHING:
+            return self._reject(SHORT_OF_MEMORY)
         limits = intake.Limits(settings.max_body_bytes, settings.body_timeout)
         self.out = await intake.read(self.request, self.request_id, limits)
         self.facts, self.prompt_bytes = await self._look()
         admitted = self._admit()
         if isinstance(admitted, Reject):
+            admitted = await self._wait(admitted)
+        if isinstance(admitted, Reject):
             return self._reject(admitted)
+        self._place(admitted)
         try:
             answer = await self._answer(admitted)
         except UpstreamFailure as failure:
@@ -154,15 +149,35 @@ class Exchange:
         service.metrics.issued.inc()
         record.stream = bool(parsed.get("stream"))
         journal.note_facts(record, self.facts)
-        admitted = service.router.admit(self.facts, service.clock.now_s())
-        record.t_decided = service.clock.unix_now()
-        if isinstance(admitted, Route):
-            self.route = admitted
-            journal.note_route(record, admitted)
-            decision = "offload" if admitted.prefill else "colocate"
-            service.metrics.decisions.labels(decision, admitted.reason).inc()
-            service.decisions.append(record)
+        if service.memory.level and service.is_too_heavy_now(self.facts):
+            return SHORT_OF_MEMORY
+        return service.waiting.admit(self.facts)
+
+    async def _wait(self, reject: Reject) -> Route | Reject:
+        """Everybody is busy: wait for a turn, where there is room and time for it."""
+        record, headers = self.record, self.request.headers
+        if reject is SHORT_OF_MEMORY:
+            return reject
+        record.t_queued = self.service.clock.unix_now()
+        admitted = await self.service.waiting.wait(
+            self.facts,
+            reject,
+            waiting.tenant_of(self.facts, headers),
+            waiting.priority_of(headers, self.out.parsed),
+            len(self.out.raw or b""),
+        )
+        record.t_decided = self.service.clock.unix_now()
         return admitted
+
+    def _place(self, route: Route) -> None:
+        """An instance has been found: nothing may wait between the admission and this."""
+        self.route = route
+        service, record = self.service, self.record
+        record.t_decided = service.clock.unix_now()
+        journal.note_route(record, route)
+        decision = "offload" if route.prefill else "colocate"
+        service.metrics.decisions.labels(decision, route.reason).inc()
+        service.decisions.append(record)
 
     async def _answer(self, route: Route) -> Reply:
         """Run the legs until an instance answers; raises the last UpstreamFailure."""
@@ -339,7 +354,7 @@ class Exchange:
 
     def _extra_headers(self) -> CIMultiDict[str]:
         headers = CIMultiDict({"X-Request-Id": self.request_id})
-        if self.service.is_draining:
+        if not self.service.wants_keepalive:
             headers["Connection"] = "close"
         if self.route is not None and self.service.settings.response_headers:
             headers["X-Cache-Proxy-Instance"] = self.route.decode.name
@@ -357,7 +372,7 @@ class Exchange:
                 f"X-Cache-Proxy-Route: {route.route_class.value}\r\n"
                 f"X-Cache-Proxy-Reason: {route.reason.value}\r\n"
             )
-        return text.encode() + (CLOSE if self.service.is_draining else b"")
+        return text.encode() + (b"" if self.service.wants_keepalive else CLOSE)
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
         if self.record.outcome is None:

@@ -23,7 +23,14 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"accept-encoding",
     b"expect",
     b"x-request-id",
+    b"x-data-parallel-rank",
+    b"transfer_encoding",
+    b"content_length",
 }
+_NOT_FORWARDED_PREFIX = b"x-prefiller-"
+"""Which engine or rank computes is not a client's to say (llm-d's and vLLM's headers)."""
+_NOT_NOMINATED = frozenset({b"authorization", b"content-type", b"cookie"})
+"""What a client's Connection header cannot declare to be for the proxy only."""
 _OURS = HOP_BY_HOP | {
     b"content-length",
     b"x-request-id",
@@ -32,6 +39,8 @@ _OURS = HOP_BY_HOP | {
     b"x-cache-proxy-reason",
 }
 _PLAIN_CONNECTION = frozenset({b"", b"close", b"keep-alive"})
+_GOES_MAX, _GOES_NAME = 512, 64
+_goes: dict[bytes, bool] = {}
 _IDENTITY = b"Accept-Encoding: identity\r\n"
 
 
@@ -40,15 +49,28 @@ def forwarded(fields: Iterable[tuple[bytes, bytes]], request_id: str) -> bytes:
     lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _IDENTITY]
     named: set[bytes] = set()
     for name, value in fields:
-        lower = name.lower()
-        if lower not in _NOT_FORWARDED:
+        if (goes := _goes.get(name)) is None:
+            goes = _note(name)
+        if goes:
             lines += (name, b": ", value, b"\r\n")
-        elif lower == b"connection":
+        elif name.lower() == b"connection":
             named |= _tokens(value)
+    named -= _NOT_NOMINATED
     if named - _PLAIN_CONNECTION:
         kept = [(n, v) for n, v in fields if n.lower() not in named]
         return forwarded([f for f in kept if f[0].lower() != b"connection"], request_id)
     return b"".join(lines)
+
+
+def _note(name: bytes) -> bool:
+    """Whether a header goes on to an instance; remembered, as clients send the same few."""
+    lower = name.lower()
+    goes = lower not in _NOT_FORWARDED and not lower.startswith(_NOT_FORWARDED_PREFIX)
+    if len(_goes) >= _GOES_MAX:
+        _goes.clear()
+    if len(name) <= _GOES_NAME:
+        _goes[name] = goes
+    return goes
 
 
 def with_request_id(headers: bytes, request_id: str) -> bytes:

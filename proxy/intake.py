@@ -11,10 +11,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from proxy.core.connectors import KV_PARAMS
 from proxy.core.splice import splice
+from proxy.core.steering import PLUGINS, complaint, harmless_arguments, steering_keys
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
-from proxy.deadline import Limit
+from proxy.deadline import RateLimit
 from proxy.errors import (
     BadRequestError,
     BodyTimeoutError,
@@ -26,11 +26,11 @@ from proxy.errors import (
 from proxy.heads import forwarded
 from proxy.legs import Outgoing
 
+MIN_RATE = 1024
+"""Bytes per second that a body must come with on average, once a third of its time is over."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
-_XARGS = "vllm_xargs"
-"""Arguments for an engine's plug-ins; vLLM reads `kv_transfer_params` there too."""
 _OPERATORS_ONLY = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
@@ -62,25 +62,19 @@ def request_id(headers: Mapping[str, str]) -> str:
 async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
     """Body and headers as instances will get them; raises BadRequestError.
 
-    `kv_transfer_params` of a client is taken out: it could steer an engine's KV connector.
+    What could steer an engine's KV connector or rank is taken out, see `core.steering`.
     """
     _check_path(request)
     raw = await _body(request, limits)
     parsed = _parse(request, raw)
-    if KV_PARAMS in parsed:
-        raw = splice(raw, {}, {KV_PARAMS})
-    if _XARGS in parsed:
-        raw = _without_hidden(raw, parsed[_XARGS])
+    if unfit := complaint(parsed, raw):
+        raise BadRequestError(unfit.message, param=unfit.param)
+    if steering := steering_keys(parsed):
+        raw = splice(raw, {}, steering)
+    if (plugins := harmless_arguments(parsed)) is not None:
+        raw = splice(raw, {PLUGINS: orjson.dumps(plugins)}, {})
     headers = forwarded(request.raw_headers, name)
     return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
-
-
-def _without_hidden(raw: bytes, xargs: Any) -> bytes:
-    """The body without a `kv_transfer_params` that engines would also take from here."""
-    if not isinstance(xargs, dict) or KV_PARAMS not in xargs:
-        return raw
-    rest = {key: value for key, value in xargs.items() if key != KV_PARAMS}
-    return splice(raw, {_XARGS: orjson.dumps(rest)}, {})
 
 
 def _check_path(request: web.Request) -> None:
@@ -97,7 +91,8 @@ def _check_path(request: web.Request) -> None:
 
 
 async def _body(request: web.Request, limits: Limits) -> bytes:
-    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+    given = request.headers.getall("Content-Encoding", ())
+    if given and {coding.strip().lower() for coding in given} != {"identity"}:
         raise UnsupportedEncodingError("Content-Encoding: only identity is accepted")
     length = request.content_length
     if (length or 0) > limits.bytes:
@@ -118,7 +113,7 @@ async def _rest(request: web.Request, limits: Limits, length: int | None) -> byt
     """The body once it is complete; this is woken once where its length is known."""
     content = request.content
     try:
-        with Limit(limits.seconds):
+        with RateLimit(limits.seconds, lambda: content.total_bytes, MIN_RATE):
             if length is None or content.exception() is not None:
                 return await request.read()
             content.set_read_chunk_size(limits.bytes)
@@ -130,7 +125,7 @@ async def _rest(request: web.Request, limits: Limits, length: int | None) -> byt
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(limits) from error
     except TimeoutError as error:
-        late = f"body: not complete in {limits.seconds:g} s (--body-timeout)"
+        late = f"body: not complete in {limits.seconds:g} s, or below 1 KiB/s (--body-timeout)"
         raise BodyTimeoutError(late) from error
 
 

@@ -62,4 +62,7 @@ def phase(record: RequestRecord) -> str:
         return "decode"
     if record.t_decode_sent is not None:
         return "first_token"
-    return "prefill" if record.t_prefill_sent is not None else "upload"
+    if record.t_prefill_sent is not None:
+        return "prefill"
+    is_queued = record.t_queued is not None and record.t_decided is None
+    return "queue" if is_queued else "upload"

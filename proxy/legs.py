@@ -83,6 +83,7 @@ async def _prefill(
     finally:
         reply.close()
     if reply.status != 200:
+        await look_at(reply)  # raises where that says something of P
         return Fallback.P_ERROR
     return _after_prefill(connector, transfer, answer)
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Info
+from prometheus_client import CollectorRegistry, Gauge, Info
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from proxy.core.gate import ANY_MODEL
 from proxy.core.health import State
+from proxy.core.inbound import Refusal
 from proxy.core.record import RequestRecord
 from proxy.core.residuals import SHORT_S
 from proxy.core.router import Router
 from proxy.core.types import FailureKind, Fallback, Load, RejectReason
+from proxy.core.watermark import Watermark
 from proxy.scrape import EngineStats
 from proxy.tally import Counts, Spreads
 
@@ -58,7 +60,15 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        count, hist = self._counter, self._histogram
+        self._of_requests()
+        self._of_times()
+        self._of_overload()
+        self._name_known_labels()
+        build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
+        build.info({"version": version("cache-proxy")})
+
+    def _of_requests(self) -> None:
+        count = self._counter
         self.requests = count("requests", "Requests", "endpoint", "route_class", "outcome")
         self.issued = count("issued", "Requests that reached admission")
         self.rejected = count("rejected", "Requests answered busy", "reason")
@@ -71,8 +81,13 @@ class Metrics:
         self.retries_refused = count("retry_budget_refused", "Repetitions beyond the budget")
         self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
+        self.client_errors = count("client_errors", "Malformed requests refused", "reason")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
         self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
+        self.shadow = count("shadow_decisions", "Shadow policy's choices", "policy", "agrees")
+
+    def _of_times(self) -> None:
+        hist = self._histogram
         self.ttft = hist("ttft_seconds", "Receipt to first token", SECONDS, "route_class")
         self.tpot = hist("tpot_seconds", "Per token after the first", PER_TOKEN_S, "route_class")
         self.e2e = hist("e2e_seconds", "Receipt to last byte", SECONDS, "route_class")
@@ -95,19 +110,28 @@ class Metrics:
             ERROR_RATIO,
             "what",
         )
-        self.shadow = count("shadow_decisions", "Shadow policy's choices", "policy", "agrees")
         self.hit_error = hist(
             "prefix_hit_prediction_error_tokens",
             "Engine's cached_tokens minus predicted hit tokens, colocated requests",
             ERROR_TOKENS,
         )
-        self.retry_after = hist(
-            "retry_after_seconds", "Retry-After of busy answers", (1, 2, 5, 10, 20, 30, 60)
-        )
         self.loop_lag = hist("loop_lag_seconds", "Event loop's lateness", LAG_S)
-        self._name_known_labels()
-        build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
-        build.info({"version": version("cache-proxy")})
+
+    def _of_overload(self) -> None:
+        gauge, count, hist = self._gauge, self._counter, self._histogram
+        self.retry_after = hist(
+            "retry_after_seconds", "Retry-After of busy answers", (1, 2, 5, 10, 20, 30)
+        )
+        self.queued_requests = gauge("queued_requests", "Requests that wait for a free instance")
+        self.queued_bytes = gauge("queued_bytes", "Bytes of their bodies")
+        self.queue_wait = hist(
+            "queue_wait_seconds", "Time in the wait queue, by how it ended", SECONDS, "end"
+        )
+        self.open_connections = gauge("open_connections", "Client connections")
+        self.connections_refused = count("connections_refused", "Clients above --max-connections")
+        self.memory_used = gauge("memory_used_bytes", "Resident memory, as last measured")
+        self.memory_limit = gauge("memory_limit_bytes", "What is kept below; 0: no limit")
+        self.memory_level = gauge("memory_level", "1 no keep-alive, 2 no HEAVY, 3 no requests")
 
     def _name_known_labels(self) -> None:
         """Closed label sets start at 0: an alert on a rate must not begin with "no data"."""
@@ -116,7 +140,9 @@ class Metrics:
             (self.fallbacks, Fallback),
             (self.hedges, ("local", "peer", "none")),
             (self.retries, FailureKind),
-            (self.disconnects, ("upload", "prefill", "first_token", "decode")),
+            (self.client_errors, Refusal),
+            (self.disconnects, ("upload", "queue", "prefill", "first_token", "decode")),
+            (self.queue_wait, ("admitted", "refused", "gone")),
         ):
             for value in values:
                 counter.labels(value)
@@ -128,10 +154,19 @@ class Metrics:
         self.registry.register(counts)
         return counts
 
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"{PREFIX}_{name}", text, registry=self.registry)
+
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Spreads:
         spreads = Spreads(f"{PREFIX}_{name}", text, labels, buckets)
         self.registry.register(spreads)
         return spreads
+
+    def show_memory(self, state: Watermark) -> None:
+        """Read the memory gauges from here when somebody scrapes."""
+        self.memory_used.set_function(lambda: state.used_bytes)
+        self.memory_limit.set_function(lambda: state.limit_bytes or 0)
+        self.memory_level.set_function(lambda: state.level)
 
     def observe(self, record: RequestRecord, endpoint: str) -> None:
         """Count one finished request."""
@@ -155,7 +190,10 @@ class Metrics:
             self.shadow.labels(shadow.policy, agrees).inc()
 
     def _observe_predictions(self, record: RequestRecord) -> None:
+        # A prediction is made when the turn has come: the wait before it is not its error.
         ttft_s = record.ttft_s()
+        if ttft_s is not None:
+            ttft_s -= record.queue_s() or 0.0
         if ttft_s is not None and record.predicted_ttft_s is not None:
             self.ttft_error.observe(ttft_s - record.predicted_ttft_s)
         for what, predicted_s, seconds in (

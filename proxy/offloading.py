@@ -10,7 +10,7 @@ from typing import Any
 from proxy.answer import Reply
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
-from proxy.core.types import Fallback, RequestFacts, Route
+from proxy.core.types import FailureKind, Fallback, RequestFacts, Route
 from proxy.errors import UpstreamFailure
 from proxy.legs import Outgoing, fallback_of, prefill_leg
 from proxy.race import Local, race
@@ -74,6 +74,8 @@ class Offloading:
             leg = await prefill_leg(self.out, p, service.connector, leg_id, wait.seconds)
             if leg is Fallback.P_TIMEOUT:
                 self.record.limit, self.record.limit_s = wait.option, wait.seconds
+                late = f"no prefill in {wait.seconds:.3g} s"
+                self.blame(name, UpstreamFailure(FailureKind.TIMEOUT, late))
             return leg
         except UpstreamFailure as failure:
             self.blame(name, failure)

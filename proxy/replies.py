@@ -7,6 +7,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.core.retry import busy_s
+from proxy.core.shed import milliseconds
 from proxy.core.types import FailureKind, Reject, RejectReason
 from proxy.errors import (
     BadUpstreamError,
@@ -19,16 +20,22 @@ from proxy.errors import (
 
 BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
 NO_INSTANCE_MESSAGE = "Service temporarily unavailable: no instance is up"
+MESSAGES = {
+    RejectReason.NO_INSTANCE: NO_INSTANCE_MESSAGE,
+    RejectReason.DRAINING: "Service temporarily unavailable: the proxy is stopping",
+    RejectReason.MEMORY: "Service temporarily unavailable: the proxy is short of memory",
+}
+"""What is no overload of the instances, and a 503 whatever the status for that is."""
 Headers = CIMultiDict[str]
 
 
 def busy(reject: Reject, overload_status: int, headers: Headers) -> web.Response:
     """The busy answer: the founding contract's three keys, and an OpenAI error beside them."""
-    no_instance = reject.reason is RejectReason.NO_INSTANCE
-    status = 503 if no_instance else overload_status
-    message = NO_INSTANCE_MESSAGE if no_instance else BUSY_MESSAGE
+    status = 503 if reject.reason in MESSAGES else overload_status
+    message = MESSAGES.get(reject.reason, BUSY_MESSAGE)
     plain = {"message": message, "type": "service_unavailable", "code": status}
     headers["Retry-After"] = str(reject.retry_after_s)
+    headers["Retry-After-Ms"] = str(milliseconds(reject))
     return _json(status, {**plain, "error": {**plain, "param": None}}, headers)
 
 

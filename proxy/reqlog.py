@@ -16,6 +16,7 @@ import orjson
 
 from proxy.core.options import Options
 from proxy.core.record import RequestRecord
+from proxy.plain import printable_json
 
 QUEUE_LINES = 10_000
 BATCH_LINES = 64
@@ -26,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 def record_json(record: RequestRecord) -> bytes:
     """The line of a record; here its options become dictionaries, away from the decision."""
-    return orjson.dumps(record, default=_rows)
+    return printable_json(orjson.dumps(record, default=_rows))
 
 
 def _rows(value: object) -> object:

@@ -12,17 +12,21 @@ from proxy.clock import Clock
 from proxy.config import InstanceSpec, Settings
 from proxy.core.connectors import CONNECTORS, Connector
 from proxy.core.gate import EngineKv, Thresholds
+from proxy.core.queue import QueueLimits
 from proxy.core.record import RequestRecord
 from proxy.core.retry import Budget
 from proxy.core.router import Router, RouterConfig
 from proxy.core.tokens import TokenEstimator
-from proxy.core.types import FailureKind, Instance
+from proxy.core.types import FailureKind, Instance, RequestFacts
+from proxy.core.watermark import Level, Watermark
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
+from proxy.memory import cgroup_limit
 from proxy.metrics import FleetCollector, Metrics
 from proxy.reqlog import RequestLog
 from proxy.scrape import EngineStats
 from proxy.upstream import Upstream
+from proxy.waiting import WaitingRoom
 from proxy.watcher import Watcher
 
 DECISIONS_KEPT = 1000
@@ -77,12 +81,19 @@ class Service:
     budget: Budget = field(default_factory=Budget)
     collector: FleetCollector = field(init=False)
     watcher: Watcher = field(init=False)
+    waiting: WaitingRoom = field(init=False)
+    memory: Watermark = field(default_factory=lambda: Watermark(None))
 
     def __post_init__(self) -> None:
         self.idle.set()
         self.watcher = Watcher(self.router, self.upstreams, self.clock)
         self.collector = FleetCollector(self.router, self.stats)
         self.metrics.registry.register(self.collector)
+        options = self.settings
+        limits = QueueLimits(options.max_queue, options.max_queue_bytes, options.max_queue_seconds)
+        weights = {share.tenant: share.weight for share in options.tenant_weights}
+        self.metrics.show_memory(self.memory)
+        self.waiting = WaitingRoom(self.router, self.clock, self.metrics, limits, weights)
         for spec in self.settings.instances:
             self.add(spec)
 
@@ -91,7 +102,9 @@ class Service:
         """Build everything from the options; OSError when the request log cannot be opened."""
         metrics = Metrics()
         log = RequestLog(settings.request_log, metrics.log_dropped.inc)
-        return cls(settings, Clock(), Router(router_config(settings)), metrics, log)
+        service = cls(settings, Clock(), Router(router_config(settings)), metrics, log)
+        service.memory.limit_bytes = settings.max_memory_bytes or cgroup_limit()
+        return service
 
     @property
     def connector(self) -> Connector:
@@ -124,6 +137,18 @@ class Service:
         if found is None:
             raise UpstreamFailure(FailureKind.CONNECT, "the instance was removed")
         return found
+
+    @property
+    def wants_keepalive(self) -> bool:
+        """Whether a client's connection may stay open after its answer."""
+        return not self.is_draining and self.memory.level is Level.NORMAL
+
+    def is_too_heavy_now(self, facts: RequestFacts) -> bool:
+        """Whether memory is too short for this one: HEAVY wherever it would run."""
+        return (
+            self.memory.level >= Level.NO_HEAVY
+            and self.router.least_new_tokens(facts) >= self.settings.heavy_threshold
+        )
 
     @property
     def in_flight(self) -> int:

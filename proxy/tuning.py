@@ -39,12 +39,12 @@ def collect_rarely() -> None:
     A request leaves no cycles behind; what little appears elsewhere can wait.
     """
     gc.collect()
-    _give_back()
+    give_back()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """What loading left free in the middle of the heap goes back to the kernel, where glibc can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

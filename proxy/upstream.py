@@ -49,6 +49,8 @@ class Upstream:
         self.is_down = False
         self._engine_id: str | None = None
         self._last_engine_id: str | None = None
+        self.has_new_engine = False
+        """Another engine id was seen than before; for whoever acts on it to reset."""
         self.watchers: set[Scope] = set()
         """What `watch` holds; to be used alone where its own cost matters."""
         self._pool = Pool(instance.url, connect_timeout_s)
@@ -85,15 +87,16 @@ class Upstream:
             await self.look_up_engine_id()
         return self._engine_id
 
-    async def look_up_engine_id(self) -> bool:
-        """Ask for the engine's id, known or not; true when it is another than the last one."""
+    async def look_up_engine_id(self) -> None:
+        """Ask for the engine's id, known or not; raises UpstreamFailure."""
         if self._bootstrap is None:
-            return False
+            return
         body = await _get(self._bootstrap, "/query", self._connect_timeout_s)
         last, found = self._last_engine_id, _engine_id(body)
         self._engine_id = found
-        self._last_engine_id = found or last
-        return last is not None and found is not None and found != last
+        if found is not None:
+            self.has_new_engine |= last is not None and found != last
+            self._last_engine_id = found
 
     def forget_engine_id(self) -> None:
         """A restarted engine has a new id; an old one makes D's pull fail."""
@@ -117,6 +120,7 @@ class Upstream:
         self.is_down = True
         self.forget_engine_id()
         self._last_engine_id = None
+        self.has_new_engine = False
         now_s = asyncio.get_running_loop().time()
         for scope in list(self.watchers):
             scope.reschedule(now_s)

@@ -71,6 +71,8 @@ class Watcher:
 
     def _act(self, name: str, change: Change | None, error: str) -> None:
         if change is None:
+            if error:
+                _log.debug("instance %s: %s", name, error)
             return
         upstream = self.upstreams.get(name)
         if change is Change.BACK:

@@ -12,6 +12,7 @@ from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
+from proxy import tcp
 from proxy.answer import Fields, Head, Reply
 from proxy.core.framing import FramingError, UntilClose
 from proxy.core.types import FailureKind
@@ -87,6 +88,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected, TLS included."""
         self._transport = cast(asyncio.Transport, transport)
+        if (sock := transport.get_extra_info("socket")) is not None:
+            tcp.watch(sock)
 
     def ask(self, head: bytes, body: bytes | None, *, is_head: bool = False) -> Reply:
         """Send a request."""

@@ -44,7 +44,7 @@ class _Incarnation:
     def __init__(self, options: SimOptions, tasks: asyncio.TaskGroup, record_: Record) -> None:
         self.engine_id = str(uuid.uuid4())
         self.driver = Driver(options, self._on_event)
-        self.metrics = EngineMetrics(self.driver.engine, options.model)
+        self.metrics = EngineMetrics(self.driver.engine, options.model, self.driver.unix_s(0.0))
         self.name = ""
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         self._receiver = Receiver(self._session)

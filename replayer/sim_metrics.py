@@ -6,7 +6,7 @@ only histograms are fed per request. As in vLLM, aborted requests are in no succ
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -32,12 +32,15 @@ _TOKEN_BUCKETS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 class EngineMetrics(Collector):
     """All series of one engine, in a registry of its own. Durations in engine seconds."""
 
-    def __init__(self, engine: Engine, model: str) -> None:
+    def __init__(self, engine: Engine, model: str, started_unix_s: float) -> None:
         self._engine = engine
         self._labels = {"model_name": model, "engine": _RANK}
         self.rejected = 0
         self._registry = CollectorRegistry()
         self._registry.register(self)
+        text = "Start time of the process since unix epoch in seconds."
+        started = Gauge("process_start_time_seconds", text, registry=self._registry)
+        started.set(started_unix_s)
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "Arrival to first token", _TTFT_BUCKETS
         )

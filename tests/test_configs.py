@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from proxy.config import Settings, default_toml, load, readme_table
+from proxy.core.inbound import Refusal
 from proxy.core.router import Router, RouterConfig
 from proxy.core.types import Fallback, Instance, Outcome, Reason, RejectReason, RouteClass
 from proxy.metrics import FleetCollector, Metrics
@@ -19,7 +20,7 @@ ADDED_BY_PROMETHEUS = {"job", "instance"}
 # A word that no series carries makes a panel or an alert silently empty.
 WORDS = {
     "outcome": set(Outcome),
-    "reason": {*Reason, *Fallback, *RejectReason},
+    "reason": {*Reason, *Fallback, *RejectReason, *Refusal},
     "route_class": set(RouteClass),
     "decision": {"offload", "colocate"},
 }

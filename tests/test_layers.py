@@ -22,6 +22,7 @@ WIRE = LEAF | {"proxy.deadline", "proxy.heads"}
 SHELL = WIRE | {
     "proxy.answer",
     "proxy.judge",
+    "proxy.tcp",
     "proxy.wire",
     "proxy.pool",
     "proxy.upstream",
@@ -31,6 +32,7 @@ SHELL = WIRE | {
     "proxy.reqlog",
 }
 REQUEST = SHELL | {
+    "proxy.waiting",
     "proxy.service",
     "proxy.waits",
     "proxy.lastwords",
@@ -51,16 +53,19 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.answer": LEAF | {"proxy.deadline", "proxy.heads"},
     "proxy.lastwords": set(),
     "proxy.judge": LEAF | {"proxy.answer"},
-    "proxy.wire": LEAF | {"proxy.answer"},
+    "proxy.tcp": set(),
+    "proxy.wire": LEAF | {"proxy.answer", "proxy.tcp"},
     "proxy.pool": WIRE | {"proxy.wire"},
     "proxy.upstream": WIRE | {"proxy.answer", "proxy.pool"},
     "proxy.scrape": LEAF,
-    "proxy.reqlog": LEAF,
+    "proxy.plain": set(),
+    "proxy.reqlog": LEAF | {"proxy.plain"},
     "proxy.tally": set(),
     "proxy.metrics": LEAF | {"proxy.scrape", "proxy.tally"},
     "proxy.relay": WIRE | {"proxy.answer"},
     "proxy.watcher": SHELL,
-    "proxy.service": SHELL | {"proxy.watcher"},
+    "proxy.waiting": LEAF | {"proxy.deadline", "proxy.metrics"},
+    "proxy.service": SHELL | {"proxy.watcher", "proxy.waiting", "proxy.memory"},
     "proxy.legs": SHELL,
     "proxy.intake": SHELL | {"proxy.legs"},
     "proxy.replies": SHELL,
@@ -70,12 +75,18 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.waits": SHELL | {"proxy.service"},
     "proxy.offloading": REQUEST | {"proxy.race"},
     "proxy.handler": REQUEST | {"proxy.offloading", "proxy.retrying"},
-    "proxy.background": SHELL | {"proxy.service"},
+    "proxy.memory": set(),
+    "proxy.connections": set(),
+    "proxy.background": SHELL | {"proxy.service", "proxy.memory", "proxy.tuning"},
     "proxy.admin": SHELL | {"proxy.service"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.admin"},
-    "proxy.app": REQUEST | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"},
+    "proxy.refusals": LEAF,
+    "proxy.edge": LEAF | {"proxy.refusals", "proxy.replies"},
+    "proxy.app": REQUEST
+    | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
+    | {"proxy.connections", "proxy.edge", "proxy.refusals"},
     "proxy.tuning": set(),
-    "proxy.cli": LEAF | {"proxy.app", "proxy.tuning"},
+    "proxy.cli": LEAF | {"proxy.app", "proxy.edge", "proxy.plain", "proxy.tuning"},
 }
 
 

@@ -76,12 +76,12 @@ class Fleet:
 
     def usable(self) -> list[Member]:
         """Those that some request may be sent to now."""
-        return _usable([m for m in self._members.values() if not m.is_draining])
+        return _usable(self._here())
 
     def is_panicking(self) -> bool:
         """Whether ejected instances are used, because too few others are left."""
         known = self.models()
-        groups = [self._group(model) for model in known] if known else [self.members()]
+        groups = [self._group(model) for model in known] if known else [self._here()]
         return any(not m.health.is_up for group in groups for m in _usable(group))
 
     def serving(self, model: str, exclude: Collection[str] = ()) -> list[Member]:
@@ -105,7 +105,7 @@ class Fleet:
         if member is None or member.health.is_gone:
             return False
         known = member.models or (None,)
-        groups = [self.members() if m is None else self._group(m) for m in known]
+        groups = [self._here() if model is None else self._group(model) for model in known]
         return any(m is member for group in groups for m in _usable(group))
 
     def is_spotless(self, name: str) -> bool:
@@ -125,6 +125,9 @@ class Fleet:
     def is_starting(self) -> bool:
         """Whether anybody starts slowly."""
         return bool(self._starting)
+
+    def _here(self) -> list[Member]:
+        return [m for m in self._members.values() if not m.is_draining]
 
     def _group(self, model: str) -> list[Member]:
         return [

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from proxy.core.types import Load, RejectReason
 
-RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1, 60
+RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1, 30
 STALE_S = 10.0
 """An engine's report older than this is ignored; the own count goes on alone."""
 UNKNOWN_DRAIN_S = 10.0
@@ -101,6 +101,8 @@ class Gate:
         self._engine: dict[str, tuple[EngineKv, float]] = {}
         self._cooldown_until_s: dict[str, float] = {}
         self._released: dict[str, ReleaseRate] = {}
+        self.on_change: Callable[[], None] | None = None
+        """Called after what may have made somebody free; None while nobody waits for it."""
 
     def thresholds(self, model: str) -> Thresholds:
         """The limits in force for a model: its own, else those for all models."""
@@ -113,15 +115,36 @@ class Gate:
     def set(self, model: str, thresholds: Thresholds) -> None:
         """Overwrite a model's limits; in force with the next decision."""
         self._by_model[model] = thresholds
+        self._changed()
 
     def unset(self, model: str) -> None:
         """Remove a model's own limits; for `*`, switch the three checks off."""
         self._by_model.pop(model, None)
         self._by_model.setdefault(ANY_MODEL, Thresholds())
+        self._changed()
 
     def observe_engine(self, instance: str, kv: EngineKv, now_s: float) -> None:
         """Take in the engine's own report."""
         self._engine[instance] = kv, now_s
+        self._changed()
+
+    def _changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
+
+    def next_change_s(self, now_s: float) -> float | None:
+        """When time alone may make an instance free next: a cool-down ends, a report grows old."""
+        stale = (seen_s + STALE_S for _, seen_s in self._engine.values())
+        return min(
+            (t for t in (*self._cooldown_until_s.values(), *stale) if t > now_s), default=None
+        )
+
+    def intake_tps(self, instance: str, check: RejectReason, now_s: float) -> float:
+        """Prompt tokens per second that an instance past this check is thought to take in."""
+        capacity = self.kv_tokens(instance)
+        if check is not RejectReason.DECODE_BLOCKS or not capacity:
+            return self._prefill_tps
+        return self.release_tps(instance, now_s) or capacity / KV_TURNOVER_S
 
     def kv_tokens(self, instance: str) -> int | None:
         """The size of an instance's KV cache, where its engine reported one."""
@@ -221,6 +244,6 @@ class Gate:
 
 
 def retry_after_s(waits_s: list[float]) -> int:
-    """Whole seconds until the first instance is predicted to be free, within 1..60."""
+    """Whole seconds until the first instance is predicted to be free, within 1..30."""
     soonest = min(waits_s, default=UNKNOWN_DRAIN_S)
     return math.ceil(max(RETRY_AFTER_MIN_S, min(RETRY_AFTER_MAX_S, soonest)))

@@ -191,10 +191,10 @@ class Health:
             self.is_spotless = not self._failed
 
     def trial_due(self, now_s: float) -> bool:
-        """Whether the breaker's time is over, and probes are answered."""
-        return (
-            not self._is_silent and self._open_until_s is not None and (self._open_until_s <= now_s)
-        )
+        """Whether the breaker's time is over, and it could come back now."""
+        open_until_s = self._open_until_s
+        is_over = open_until_s is not None and open_until_s <= now_s
+        return is_over and not self._is_silent and self._is_calm(now_s)
 
     def trial_failed(self, error: str, now_s: float) -> None:
         """The proxy's own request failed as well."""
@@ -204,7 +204,7 @@ class Health:
 
     def trial_answered(self, now_s: float) -> Change | None:
         """The proxy's own request was answered."""
-        if self._open_until_s is None or self._is_silent or not self._is_calm(now_s):
+        if not self.trial_due(now_s):
             return None
         self._open_until_s = None
         return self._return(now_s)

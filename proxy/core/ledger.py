@@ -12,7 +12,7 @@ into the counters of the new incarnation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -94,6 +94,8 @@ class Lease:
         self._charges = tuple(charges)
         for new in self._charges:
             new.account.change(new.phase, new.tokens, 1)
+        if self._ledger.on_freed is not None:
+            self._ledger.on_freed()
 
     def grow(self, tokens: int) -> None:
         """Add output tokens to the decode charge, if there is one."""
@@ -117,6 +119,8 @@ class Ledger:
     def __init__(self) -> None:
         self._accounts: dict[str, Account] = {}
         self._leases: set[Lease] = set()
+        self.on_freed: Callable[[], None] | None = None
+        """Called after a lease changed; None while nobody waits for that."""
 
     def add(self, name: str) -> Account:
         """Open a fresh account; an older one of this name is detached."""

@@ -34,6 +34,7 @@ class RequestRecord:
     cached_tokens: int | None = None
     osl_tokens: int | None = None
     t_proxy_recv: float = 0.0
+    t_queued: float | None = None
     t_decided: float | None = None
     t_prefill_sent: float | None = None
     t_prefill_done: float | None = None
@@ -59,6 +60,12 @@ class RequestRecord:
     def ttft_s(self) -> float | None:
         """Seconds from the proxy's receipt to the first token."""
         return None if self.t_first_token is None else self.t_first_token - self.t_proxy_recv
+
+    def queue_s(self) -> float | None:
+        """Seconds in the wait queue; None for a request that did not have to."""
+        if self.t_queued is None or self.t_decided is None:
+            return None
+        return self.t_decided - self.t_queued
 
     def prefill_s(self) -> float | None:
         """Seconds of the prefill leg of an offload; None where P did not answer well."""

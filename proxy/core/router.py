@@ -8,7 +8,7 @@ step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from proxy.core.cost import by_cost
 from proxy.core.decide import (
@@ -81,21 +81,24 @@ class Router:
             config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
         )
         self.fleet = Fleet(config.slow_start_s)
-        self.watch = Watch(self.fleet, self.ledger, self._forget)
+        self.watch = Watch(self.fleet, self.ledger, self._forget, self._freed)
         self._uses = Uses(self.reuse, self.fleet, self.gate)
         parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
+        self._on_freed: Callable[[], None] | None = None
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
         self.fleet.add(instance)
         self.ledger.add(instance.name)
+        self._freed()
 
     def remove(self, name: str) -> None:
         """Take an instance out; its live leases go on against its detached account."""
         self.fleet.remove(name)
         self.ledger.remove(name)
         self._forget(name)
+        self._freed()
 
     def _forget(self, name: str) -> None:
         self.reuse.forget(name)
@@ -103,9 +106,25 @@ class Router:
         self.sessions.forget(name)
         self.latency.forget(name)
 
+    def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:
+        """From now on call this after what may change a rejected request's lot; None: nothing.
+
+        It is called in the middle of changes, so it must not ask the router anything itself.
+        """
+        self.ledger.on_freed = self.gate.on_change = self._on_freed = on_freed
+
+    def _freed(self) -> None:
+        if self._on_freed is not None:
+            self._on_freed()
+
     def busy(self, name: str, model: str, now_s: float) -> Busy | None:
         """Which threshold an instance is past, if any; KeyError when unknown."""
         return self.gate.busy(name, model, self.ledger.load(name), now_s)
+
+    def least_new_tokens(self, facts: RequestFacts) -> int:
+        """What a prompt brings that nobody has, estimated tokens."""
+        most = max(self.reuse.hits(facts).values(), default=0)
+        return facts.prompt_tokens - facts.hit_tokens(most)
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Choose D, the class and P, and charge them; or say why not and when to come back."""
@@ -238,7 +257,7 @@ class Router:
     def _free(
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
     ) -> list[Candidate] | Reject:
-        busy: list[Busy] = []
+        busy: list[tuple[str, Busy]] = []
         members = self.fleet.serving(facts.model, exclude)
         if members and self.gate.is_open(facts.model, now_s):
             return self._candidates(facts, self._warm(facts, members, now_s), now_s)
@@ -248,12 +267,14 @@ class Router:
             if state is None:
                 free.append(member)
             else:
-                busy.append(state)
+                busy.append((member.instance.name, state))
         if free:
             return self._candidates(facts, self._warm(facts, free, now_s), now_s)
         if busy:
-            soonest = min(busy, key=lambda b: b.free_in_s)
-            return Reject(soonest.check, retry_after_s([soonest.free_in_s]))
+            soonest = min((state for _, state in busy), key=lambda b: b.free_in_s)
+            tps = sum(self.gate.intake_tps(name, state.check, now_s) for name, state in busy)
+            wait_s = soonest.free_in_s
+            return Reject(soonest.check, retry_after_s([wait_s]), wait_s, tps)
         return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
 
     def _warm(self, facts: RequestFacts, free: list[Member], now_s: float) -> list[Member]:

@@ -46,6 +46,8 @@ _UNUSUAL = frozenset({"use_beam_search", "echo", "prompt_logprobs", "prompt_embe
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
 _MODELS_MAX = 64
+_ITEMS_MAX = 1 << 20
+"""Values of a prompt that are looked at, for its hashes; token ids are one value."""
 _IDS = "I"
 """Array type of token ids: 4 bytes each, as a token of text has by the prior."""
 
@@ -75,10 +77,15 @@ def _name(value: Any) -> str:
 
 
 def bounded(session_id: str) -> str:
-    """The name under which a session is kept: its own, or a digest where that is too long."""
-    if len(session_id) <= _SESSION_ID_MAX:
+    """The name under which a session is kept: its own, or a digest where that is no short text."""
+    if len(session_id) <= _SESSION_ID_MAX and (session_id.isascii() or _is_text(session_id)):
         return session_id
     return xxh3_128_hexdigest(session_id.encode("utf-8", "surrogatepass"))
+
+
+def _is_text(name: str) -> bool:
+    """Whether it can be written down: bytes of a header that are no UTF-8 cannot."""
+    return not any("\ud800" <= char <= "\udfff" for char in name)
 
 
 def prompt_bytes(body: Mapping[str, Any]) -> bytes:
@@ -95,8 +102,9 @@ def _collect(value: Any, texts: list[bytes]) -> None:
 
     An inlined image or sound stands for itself by its digest, not by its megabytes.
     """
-    stack = [value]
-    while stack:
+    stack, left = [value], _ITEMS_MAX
+    while stack and left:
+        left -= 1
         item = stack.pop()
         if isinstance(item, str):
             is_inlined = item[:5] == "data:" and _INLINED.match(item)
@@ -108,9 +116,9 @@ def _collect(value: Any, texts: list[bytes]) -> None:
             if ids := _token_ids(item):
                 texts.append(ids)
             else:
-                stack.extend(reversed(item))
+                stack.extend(reversed(item if len(item) <= left else item[:left]))
         elif item is not None:
-            texts.append(str(item).encode())
+            texts.append(repr(item).encode())
 
 
 def _inner(item: dict[str, Any]) -> Iterable[Any]:
@@ -130,7 +138,7 @@ def _token_ids(item: list[Any]) -> bytes:
         return b""
     try:
         return array(_IDS, item).tobytes()
-    except (TypeError, OverflowError):
+    except (TypeError, OverflowError):  # not all of them are ids; an engine will say so
         return b""
 
 

@@ -90,6 +90,11 @@ class RejectReason(StrEnum):
     PREFILL_FRAC = "prefill_frac"
     UPSTREAM_BUSY = "upstream_busy"
     NO_INSTANCE = "no_instance"
+    QUEUE_FULL = "queue_full"
+    QUEUE_DEADLINE = "queue_deadline"
+    QUEUE_TIMEOUT = "queue_timeout"
+    DRAINING = "draining"
+    MEMORY = "memory"
 
 
 class Outcome(StrEnum):
@@ -129,6 +134,7 @@ class RequestFacts:
     block_hashes: Sequence[int]
     block_tokens: float
     offloadable: bool = True
+    tenant: str = ""
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Tokens covered by the first `hit_blocks` blocks, never the whole prompt."""
@@ -251,7 +257,13 @@ class Hedge:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """No instance may take the request now. `retry_after_s` is a prediction, in whole seconds."""
+    """No instance may take the request now. `retry_after_s` is a prediction, in whole seconds.
+
+    `wait_s` is the same as it was predicted, 0 where it was not; `drain_tps` the prompt tokens per
+    second that the instances of this model are thought to take in.
+    """
 
     reason: RejectReason
     retry_after_s: int
+    wait_s: float = field(default=0.0, compare=False)
+    drain_tps: float = field(default=0.0, compare=False)

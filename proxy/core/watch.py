@@ -17,12 +17,23 @@ SAME_START_S = 1.0
 
 
 class Watch:
-    """Over one fleet and its ledger; `forget` drops all that was learned of an instance's cache."""
+    """Over one fleet and its ledger.
 
-    def __init__(self, fleet: Fleet, ledger: Ledger, forget: Callable[[str], None]) -> None:
+    `forget` drops all that was learned of an instance's cache; `changed` is called with every
+    instance that goes or comes.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        forget: Callable[[str], None],
+        changed: Callable[[], None],
+    ) -> None:
         self._fleet = fleet
         self._ledger = ledger
         self._forget = forget
+        self._tell = changed
 
     def probe_failed(
         self, name: str, error: str, now_s: float, *, is_refused: bool = False
@@ -105,6 +116,8 @@ class Watch:
             self._forget(member.instance.name)
         elif change is Change.BACK:
             self._fleet.returned(member.instance.name)
+        if change is not None:
+            self._tell()
         return change
 
     def _renew(self, member: Member) -> None:

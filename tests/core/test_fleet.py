@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
 
-from proxy.core.fleet import Fleet, Member
-from proxy.core.health import FALL
-from proxy.core.types import Instance
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.fleet import START_RATIO, Fleet, Member
+from proxy.core.health import FALL, FAULTS
+from proxy.core.types import FailureKind, Instance
 
 MODELS: dict[str, set[str] | None] = {"a": {"m"}, "b": {"m", "n"}, "c": {"n"}, "new": None}
 
@@ -95,3 +99,83 @@ def test_placements_are_numbered_across_the_fleet() -> None:
     for name in ("a", "b", "a"):
         f.placed(name)
     assert [m.last_placed for m in f.members()] == [3, 2, 0, 0]
+
+
+def fails(f: Fleet, name: str) -> None:
+    for _ in range(FAULTS):
+        member(f, name).health.failed(FailureKind.SERVER_ERROR, "status 500", 0.0)
+
+
+def test_half_may_be_ejected_and_more_is_panic() -> None:
+    f = fleet()
+    fails(f, "a")
+    assert (serving(f, "m"), serving(f, "n"), f.is_panicking()) == ("b new", "b c new", False)
+    fails(f, "b")
+    assert serving(f, "m") == "a b new", "two of the three that serve it would be out"
+    assert f.is_panicking()
+    assert [m.instance.name for m in f.usable()] == ["c", "new"], "half of all are out"
+    assert f.is_used("a")
+    assert f.open() == {"a", "b"}
+    take_down(f, "new")
+    assert serving(f, "m") == "a b", "where nobody listens nothing is sent, whatever happens"
+    take_down(f, "a")
+    take_down(f, "b")
+    assert serving(f, "m") == ""
+    assert not f.is_panicking()
+
+
+@given(st.lists(st.sampled_from(["up", "gone", "open", "silent", "draining"]), max_size=9))
+def test_never_are_more_than_half_ejected(states: list[str]) -> None:
+    """Of those that serve: unless nobody listens, which no guess can change."""
+    f = Fleet()
+    for i, state in enumerate(states):
+        f.add(Instance(f"{i}", f"http://{i}"))
+        health = member(f, f"{i}").health
+        health.was_seen = True
+        if state == "gone":
+            take_down(f, f"{i}")
+        elif state == "open":
+            fails(f, f"{i}")
+        elif state == "silent":
+            for _ in range(FALL):
+                health.probe_failed("late", 0.0)
+        member(f, f"{i}").is_draining = state == "draining"
+    used = {m.instance.name for m in f.serving("any")}
+    here = [s for s in states if s != "draining"]
+    left_out = sum(s in ("open", "silent") and f"{i}" not in used for i, s in enumerate(states))
+    assert left_out + here.count("gone") <= max(len(here) / 2, here.count("gone"))
+    assert {f"{i}" for i, s in enumerate(states) if s == "up"} <= used
+    assert not any(s in ("gone", "draining") and f"{i}" in used for i, s in enumerate(states))
+    assert f.is_panicking() == any(states[int(name)] != "up" for name in used)
+    assert {m.instance.name for m in f.members() if f.is_used(m.instance.name)} >= used
+
+
+@pytest.mark.parametrize(
+    ("since_s", "share"), [(0.0, START_RATIO), (15.0, 0.55), (29.9, 0.997), (30.0, 1.0)]
+)
+def test_a_returned_instance_takes_part_more_and_more(since_s: float, share: float) -> None:
+    f = Fleet(slow_start_s=30.0)
+    for name in ("old", "back"):
+        f.add(Instance(name, f"http://{name}"))
+    member(f, "back").health.back_s = 100.0
+    f.returned("back")
+    counted: Counter[str] = Counter()
+    for _ in range(1000):
+        free = f.warm(f.members(), None, 100.0 + since_s)
+        counted.update(m.instance.name for m in free)
+    assert counted["old"] == 1000
+    assert abs(counted["back"] - 1000 * share) <= 2
+    assert f.is_starting is (since_s < 30.0)
+
+
+def test_slow_start_leaves_nobody_without_an_instance() -> None:
+    f = Fleet(slow_start_s=30.0)
+    for name in ("a", "b"):
+        f.add(Instance(name, f"http://{name}"))
+        member(f, name).health.back_s = 100.0
+        f.returned(name)
+    assert len(f.warm(f.members(), None, 100.0)) == 2, "all are as cold"
+    assert len(f.warm([member(f, "a")], None, 100.0)) == 1
+    member(f, "b").health.back_s = 80.0
+    kept = [[m.instance.name for m in f.warm(f.members(), home, 100.0)] for home in (None, "a")]
+    assert kept == [["b"], ["a", "b"]], "whoever lives there may go there"

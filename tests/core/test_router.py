@@ -329,8 +329,57 @@ class TestRetry:
         assert r.sessions.home("s", 0.0) == route.decode.name
 
 
+class TestReturn:
+    def back(self, policy: str, **options: Any) -> Router:
+        """Three instances, of which i0 has just come back from the dead."""
+        r = router(3, offload_policy=policy, **options)
+        for event in (
+            *[lambda n: r.watch.probe_answered(n, 0.0)],
+            *[lambda n: r.watch.probe_failed(n, "x", 1.0, is_refused=True)] * 2,
+            *[lambda n: r.watch.probe_answered(n, 50.0)] * 2,
+        ):
+            event("i0")
+        assert r.fleet.is_up("i0")
+        return r
+
+    @pytest.mark.parametrize("placement", SCORERS)
+    @pytest.mark.parametrize("policy", ["cost", "seed-heuristic", "never"])
+    def test_it_gets_few_new_sessions_at_first(self, policy: str, placement: str) -> None:
+        for now_s, most in ((50.0, 0.11), (65.0, 0.56)):
+            r = self.back(policy, placement=placement)
+            got = [admitted(r, facts(f"s{i}"), now_s).decode.name for i in range(90)]
+            assert 0 < got.count("i0") / len(got) <= most
+        late = self.back(policy, placement=placement)
+        got = [admitted(late, facts(f"s{i}"), 81.0).decode.name for i in range(90)]
+        assert got.count("i0") >= 29
+
+    def test_leases_of_the_old_process_touch_nothing_of_the_new_one(self) -> None:
+        r = router(1)
+        f = facts("s", 9000, range(9))
+        old = admitted(r, f)
+        r.first_token(old, f, 0.0)
+        r.gate.observe_engine("i0", EngineKv(100_000, 0.5), 0.0)
+        assert not r.watch.observe_start("i0", 1000.0, 1.0)
+        assert not r.watch.observe_start("i0", 1000.2, 1.0)
+        assert r.watch.observe_start("i0", 1060.0, 2.0)
+        assert not r.watch.observe_start("i0", 1060.0, 3.0)
+        assert not r.watch.observe_start("i0", None, 3.0)
+        assert r.ledger.load("i0") == Load()
+        assert (r.prefixes.blocks("i0"), r.sessions.home("s", 2.0)) == (0, None)
+        assert r.gate.kv_tokens("i0") is None
+        new = admitted(r, facts("t", 500), 4.0)
+        before = r.ledger.load("i0")
+        old.lease.grow(16)
+        r.completed(old, f)
+        r.finish(old, 5.0)
+        assert r.ledger.load("i0") == before
+        assert r.prefixes.blocks("i0") == 0, "what the old one held is not the new one's"
+        r.finish(new, 6.0)
+        assert (r.ledger.live, r.ledger.drift(), r.ledger.load("i0")) == (0, 0, Load())
+
+
 STEPS = ["admit", "prefill", "token", "grow", "back", "retry", "whole", "end"]
-STEPS += ["hedge", "unhedge", "kill", "up", "out", "in"]
+STEPS += ["hedge", "unhedge", "kill", "up", "out", "in", "restart"]
 steps = st.lists(
     st.tuples(
         st.sampled_from(STEPS),
@@ -354,7 +403,7 @@ def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) ->
             got = r.admit(f, 0.0)
             if isinstance(got, Route):
                 live.append((got, f))
-        elif step in ("kill", "up", "out", "in"):
+        elif step in ("kill", "up", "out", "in", "restart"):
             _shake(r, step, name)
         elif live:
             _advance(r, step, *live[pick % len(live)])
@@ -374,6 +423,8 @@ def _shake(r: Router, step: str, name: str) -> None:
         r.watch.probe_failed(name, "x", 0.0, is_refused=True)
     elif step == "up":
         r.watch.probe_answered(name, 0.0)
+    elif step == "restart":
+        r.watch.restarted(name, 0.0)
     elif step == "out":
         r.remove(name)
     elif r.fleet.get(name) is None:

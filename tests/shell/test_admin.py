@@ -229,7 +229,7 @@ class TestBusyThreshold:
             assert status == 415
 
     async def test_in_force_at_once_and_dry_run_first(self, tmp_path: Path) -> None:
-        async with proxied(tmp_path, 1, sim={"speed": 3.0}) as (proxy, _):
+        async with proxied(tmp_path, 1, sim={"speed": 3.0}, max_queue=0) as (proxy, _):
             limit = {"model": "*", TOKENS: 100}
             async with proxy.http.post(
                 "/v1/chat/completions", json=chat("x", max_tokens=2000)

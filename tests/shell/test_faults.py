@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import socket
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,17 @@ LENGTH_AND_CHUNKS = (
 MANY_HEADERS = b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 20000 + b"Content-Length: 0\r\n\r\n"
 NO_MODEL = plain(b'{"error":{"message":"The model `sim-8b` does not exist."}}', "404 Not Found")
 BUSY_EVENT = STREAM_HEAD + chunk(b'data: {"error":{"message":"full","code":503}}\n\n')
+
+
+def drips(data: bytes) -> Script:
+    """A byte now and then: never silent, never there."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for i in range(len(data)):
+            writer.write(data[i : i + 1])
+            await asyncio.sleep(0.02)
+
+    return script
 
 
 def dead_address() -> str:
@@ -85,6 +97,7 @@ class Pair:
         ("status 500", says(REFUSED), "server_error"),
         ("engine is busy", says(BUSY), "busy"),
         ("no first event in time", stalls(STREAM_HEAD), "timeout"),
+        ("a head in drips", drips(ANSWER), "timeout"),
         ("a redirection", says(MOVED), "malformed"),
         ("switches protocols", says(b"HTTP/1.1 101 Switching Protocols\r\n\r\n"), "malformed"),
         ("two lengths", says(TWO_LENGTHS), "malformed"),
@@ -173,6 +186,68 @@ async def test_the_first_token_timeout_is_repeated_once(tmp_path: Path) -> None:
         await proxy.at_rest()
 
 
+@pytest.mark.parametrize(
+    "answer", [MOVED, TWO_LENGTHS, LENGTH_AND_CHUNKS, b"\x16\x03\x01\x00\x02\x02\x28" * 10]
+)
+async def test_what_is_no_answer_is_502_where_there_is_nobody_else(
+    tmp_path: Path, answer: bytes
+) -> None:
+    async with RawEngine(says(answer, close=True)) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            got = await proxy.post(chat("x"))
+            assert (got.status, got.json["error"]["code"]) == (502, "bad_upstream")
+            assert b"169.254" not in got.body
+            await proxy.at_rest()
+
+
+async def test_twenty_interim_answers_are_swallowed(tmp_path: Path) -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n" + b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\n" * 19
+    async with RawEngine(says(interim + ANSWER)) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            assert [(await proxy.post(chat("x"))).text for _ in range(3)] == ["fine"] * 3
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+async def test_a_body_where_there_may_be_none_is_dropped(tmp_path: Path, status: str) -> None:
+    script = says(plain(b"HTTP/1.1 200 OK\r\n", status))
+    async with RawEngine(script) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            answers = [await proxy.post(chat("x", stream=False)) for _ in range(3)]
+            assert [(a.status, a.body) for a in answers] == [(int(status[:3]), b"")] * 3
+
+
+async def test_a_compressed_answer_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    body = gzip.compress(b'{"choices":[]}')
+    async with RawEngine(says(plain(body, extra="Content-Encoding: gzip\r\n"))) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            data, headers = b'{"model":"m"}', {"Content-Type": "application/json"}
+            async with aiohttp.ClientSession(auto_decompress=False) as http:
+                url = f"{proxy.server.url}/v1/chat/completions"
+                async with http.post(url, data=data, headers=headers) as answer:
+                    assert answer.headers["Content-Encoding"] == "gzip"
+                    assert await answer.read() == body
+
+
+async def test_a_connection_that_is_never_accepted(tmp_path: Path) -> None:
+    """The accept queue is full: SYN after SYN is dropped."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        async with RawEngine(GOOD) as good:
+            instances = [f"bad=127.0.0.1:{full.getsockname()[1]}", f"good={good.address}"]
+            options = {"kv_connector": "none", "health_interval": 60, "connect_timeout": 0.2}
+            async with Proxy(tmp_path / "log", instances, **options) as proxy:
+                await until(lambda: not proxy.router.fleet.is_up("bad"), "the first probe's end")
+                proxy.router.fleet.get("bad").health = Health(was_seen=True)
+                answer = await proxy.post(chat("x"))
+                assert (answer.text, answer.headers["X-Cache-Proxy-Instance"]) == ("fine", "good")
+                assert proxy.metric("upstream_retries_total", reason="connect") == 1
+                await proxy.at_rest()
+
+
 async def test_the_total_timeout_cuts_a_running_stream(tmp_path: Path) -> None:
     bad = stalls(STREAM_HEAD + chunk(event("half")))
     async with Pair(tmp_path, bad, total_timeout=0.3) as proxy:
@@ -195,7 +270,8 @@ async def test_when_nobody_can_the_last_refusal_is_passed_on(tmp_path: Path) -> 
 
 async def test_busy_everywhere_is_503_with_retry_after(tmp_path: Path) -> None:
     async with RawEngine(says(BUSY)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        options: dict[str, Any] = {"kv_connector": "none", "max_queue": 0}
+        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
             first = await proxy.post(chat("x"))
             assert (first.status, first.headers["Retry-After"]) == (503, "1")
             second = await proxy.post(chat("x"))

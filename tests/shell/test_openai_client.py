@@ -48,7 +48,7 @@ async def test_chat_and_completions(tmp_path: Path, said: Any) -> None:
 
 
 async def test_errors_are_its_own_exceptions(tmp_path: Path, said: Any) -> None:
-    async with proxied(tmp_path, 1, active_prefill_tokens_threshold=0) as (proxy, _):
+    async with proxied(tmp_path, 1, active_prefill_tokens_threshold=0, max_queue=0) as (proxy, _):
         options: Any = {"base_url": f"{proxy.server.url}/v1", "api_key": "x", "max_retries": 0}
         async with openai.AsyncOpenAI(**options) as client:
             with pytest.raises(openai.NotFoundError):

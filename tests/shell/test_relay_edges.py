@@ -179,14 +179,44 @@ async def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
         assert await raw.rest() == b""
 
 
-async def test_forty_pipelined_and_gone(tmp_path: Path) -> None:
-    """The first one's instance is silent; a client that leaves takes all of them along."""
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_forty_pipelined(tmp_path: Path, leaves: bool) -> None:
+    """The first one's instance is silent; so many behind it end it, whether the client stays."""
     async with between(tmp_path, stalls(STREAM_HEAD + chunk(event("a")))) as (proxy, raw, engine):
-        raw.writer.write(post() * 40)
+        raw.writer.write(post())
         await until(lambda: engine.posts, "the first is being served")
-        raw.writer.transport.abort()
+        raw.writer.write(post() * 39)
+        if leaves:
+            raw.writer.close()
+        else:
+            with contextlib.suppress(ConnectionResetError):
+                await raw.reader.read()
         await proxy.at_rest()
+        await until(lambda: proxy.connections() == 0, "the upstream connection is closed")
         assert {r["outcome"] for r in await proxy.records(1)} == {"client_gone"}
+        assert proxy.metric("client_errors_total", reason="pipelined") == 1
+        assert len(engine.posts) == 1
+
+
+async def test_forty_pipelined_at_once(tmp_path: Path) -> None:
+    async with between(tmp_path, says(ANSWER)) as (proxy, raw, engine):
+        raw.writer.write(post() * 40)
+        with contextlib.suppress(ConnectionResetError):
+            assert await raw.reader.read() == b""
+        await proxy.at_rest()
+        assert not engine.posts
+
+
+async def test_a_large_request_behind_another_does_not_hide_the_client(tmp_path: Path) -> None:
+    """aiohttp stops reading when a waiting body has filled its buffer, and hears of nothing."""
+    async with between(tmp_path, stalls(STREAM_HEAD + chunk(event("a")))) as (proxy, raw, engine):
+        raw.writer.write(post())
+        await until(lambda: engine.posts, "the first is being served")
+        raw.writer.write(post(body=b'{"prompt":"%b"}' % (b"x" * (2 << 20))))
+        with contextlib.suppress(ConnectionResetError):
+            await raw.reader.read()
+        await proxy.at_rest()
+        assert proxy.connections() == 0
 
 
 async def test_expect_100_continue(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ vllm:prompt_tokens_by_source_total{source="local_compute"} 50.0
 vllm:prompt_tokens_by_source_total{source="local_cache_hit"} 25.0
 vllm:prompt_tokens_by_source_total{source="external_kv_transfer"} 25.0
 vllm:e2e_request_latency_seconds_bucket{le="0.3"} 7
+process_start_time_seconds 1.7951760001e+09
 """
 
 
@@ -34,6 +35,7 @@ def test_two_ranks_of_a_new_engine() -> None:
         hit_ratio=0.4,
         external_tokens=25.0,
         external_hit_ratio=0.25,
+        start_s=1795176000.1,
     )
 
 

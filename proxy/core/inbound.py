@@ -1,0 +1,163 @@
+"""What a client's connection may carry, beyond what the HTTP parser insists on.
+
+The parser in front is tolerant in a few places that a reverse proxy must not be, since what stands
+behind it may read the same bytes differently: blanks in the request line, other versions, any text
+as Host. Where one message ends is also followed here, apart from the parser: bytes that the two
+read differently are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from ipaddress import IPv6Address
+
+from proxy.core.framing import Chunked, FramingError
+
+HEAD_BYTES = 65536
+"""A longer head is refused."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+SMALL_CHUNKS, CHUNK_BYTES = 4096, 64
+"""So many chunks of any size, then one for each so many bytes: a chunk costs what 1 KiB does."""
+_TARGET = re.compile(r"/[!\"$-\[\]-~]*")
+_NAME = re.compile(r"([A-Za-z0-9._~-]+|\[([0-9A-Fa-f:.]{2,45})\])?(?::([0-9]{0,5}))?")
+_END = b"\r\n\r\n"
+
+
+class Refusal(StrEnum):
+    """Why a connection's bytes were not taken for a request: the label of a metric."""
+
+    SYNTAX = "syntax"
+    LINE = "request_line"
+    METHOD = "method"
+    TARGET = "target"
+    VERSION = "version"
+    HOST = "host"
+    HEADER = "header"
+    HEAD_SIZE = "head_size"
+    HEAD_LATE = "head_timeout"
+    FRAMING = "framing"
+    CHUNKS = "small_chunks"
+    BODY_SIZE = "body_size"
+    EXPECTATION = "expectation"
+    UPGRADE = "upgrade"
+    PIPELINED = "pipelined"
+
+
+def is_target(target: str) -> bool:
+    """Whether a request target is a path with a query, in printable ASCII, without a fragment."""
+    return _TARGET.fullmatch(target) is not None
+
+
+def is_authority(host: str) -> bool:
+    """Whether a Host is a name or an address, and maybe a port (RFC 3986 3.2, less user and %).
+
+    An empty one says that the target has no authority (RFC 9112 3.2).
+    """
+    match = _NAME.fullmatch(host)
+    if match is None:
+        return False
+    name, address, port = match.groups()
+    return int(port or 0) <= 65535 and (name is not None or not host) and _is_ipv6(address)
+
+
+def _is_ipv6(address: str | None) -> bool:
+    if address is None:
+        return True
+    try:
+        IPv6Address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def is_line(head: bytes, start: int = 0) -> bool:
+    """Whether the request line that begins at `start` has its two blanks, and no others."""
+    return head.count(b" ", start, head.find(b"\r\n", start)) == 2
+
+
+class SmallChunksError(FramingError):
+    """More chunks than their bytes are worth."""
+
+
+class ClientChunks(Chunked):
+    """A client's chunked body: as an answer's, but the number of its chunks has a limit."""
+
+    __slots__ = ("_chunks", "_size")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chunks = self._size = 0
+
+    def _begin(self, line: bytes) -> None:
+        super()._begin(line)
+        self._chunks += 1
+        self._size += self._left
+        if self._chunks > SMALL_CHUNKS + self._size // CHUNK_BYTES:
+            raise SmallChunksError("many chunks of few bytes")
+
+    def feed(self, data: bytes) -> bytes:
+        """The body's bytes in this piece."""
+        return self._walk(data)
+
+
+class Boundaries:
+    """Where messages begin and end in a connection's bytes.
+
+    `feed` every piece; `head` for each message that the parser has found, then `body` for what it
+    says of its body. `left` bytes of a body with a length are still to come.
+    """
+
+    __slots__ = ("_chunks", "left", "pending")
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.pending = bytearray()
+        """From the beginning of a message whose head is not yet known, on."""
+        self._chunks: ClientChunks | None = None
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no message has begun that is not over."""
+        return not self.left and not self.pending and self._chunks is None
+
+    @property
+    def in_head(self) -> bool:
+        """Whether a head has begun."""
+        return bool(self.pending)
+
+    def feed(self, data: bytes) -> None:
+        """The next bytes. Raises FramingError when they are no chunks where these should be."""
+        if self._chunks is not None:
+            chunks = self._chunks
+            chunks.feed(data)
+            if not chunks.is_done:
+                return
+            data = data[chunks.end :]
+            self._chunks = None
+        elif self.left:
+            here = min(self.left, len(data))
+            self.left -= here
+            data = data[here:]
+        self.pending += data
+
+    def head(self) -> bytes | None:
+        """The head of the next message, taken away from what is pending; None: it is not there."""
+        start, size = 0, len(self.pending)
+        while start < size and self.pending[start] in b"\r\n":
+            start += 1
+        end = self.pending.find(_END, start)
+        if end < 0 or self.left or self._chunks is not None:
+            return None
+        head = bytes(self.pending[start : end + 4])
+        del self.pending[: end + 4]
+        return head
+
+    def body(self, length: int | None) -> None:
+        """What follows the head: `length` bytes, or chunks (None). Raises FramingError."""
+        data = bytes(self.pending)
+        self.pending.clear()
+        if length is None:
+            self._chunks = ClientChunks()
+        self.left = length or 0
+        self.feed(data)

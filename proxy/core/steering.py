@@ -1,0 +1,110 @@
+"""What a client's body may not ask of an engine, and what no engine would survive.
+
+Clients address models, not engines: the fields that lead KV from one engine to another, or pick a
+data-parallel rank, are the proxy's own. A client that sets them makes an engine fetch from an
+address of the client's choice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.core.connectors import KV_PARAMS
+
+MAX_DEPTH = 128
+MAX_MESSAGES = 4096
+_ORDINARY = frozenset(
+    {
+        "model",
+        "messages",
+        "prompt",
+        "input",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "max_tokens",
+        "max_completion_tokens",
+        "stream",
+        "stream_options",
+        "ignore_eos",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "n",
+        "user",
+        "metadata",
+        "response_format",
+        "reasoning_effort",
+        "session_id",
+        "prompt_cache_key",
+    }
+)
+_STEERING = frozenset({KV_PARAMS, "ec_transfer_params", "data_parallel_rank"})
+_STEERING_PREFIX = "do_remote_"
+PLUGINS = "vllm_xargs"
+"""Arguments for an engine's plug-ins; vLLM takes `kv_transfer_params` from there too, as text."""
+_SALT = re.compile(r"[^@/\\\x00-\x1f\x7f]{1,128}")
+"""What vLLM takes as cache_salt; others ended engines before 0.30 (CVE-2026-105756)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Why a body is refused, and which field's fault it is."""
+
+    message: str
+    param: str | None = None
+
+
+def steering_keys(body: Mapping[str, Any]) -> list[str]:
+    """The top-level keys that are not a client's to set, in whatever case they are written."""
+    if _ORDINARY.issuperset(body):
+        return []
+    return [key for key in body if _steers(key.lower())]
+
+
+def harmless_arguments(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What may stay of the plug-ins' arguments; None where all of it may."""
+    given = body.get(PLUGINS)
+    if not isinstance(given, dict) or not (steering := steering_keys(given)):
+        return None
+    return {key: value for key, value in given.items() if key not in steering}
+
+
+def _steers(key: str) -> bool:
+    return key in _STEERING or key.startswith(_STEERING_PREFIX)
+
+
+def complaint(body: Mapping[str, Any], raw: bytes) -> Unfit | None:
+    """What is beyond the limits of a body that is a JSON object. `raw`: its bytes."""
+    messages = body.get("messages")
+    if type(messages) is list and len(messages) > MAX_MESSAGES:
+        return Unfit(f"messages: over {MAX_MESSAGES}", "messages")
+    if "cache_salt" in body and not _is_salt(body["cache_salt"]):
+        return Unfit("cache_salt: 1 to 128 characters without @ / \\ and controls", "cache_salt")
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and is_deep(body):
+        return Unfit(f"body: nested deeper than {MAX_DEPTH}")
+    return None
+
+
+def _is_salt(salt: Any) -> bool:
+    return salt is None or (isinstance(salt, str) and _SALT.fullmatch(salt) is not None)
+
+
+def is_deep(value: Any) -> bool:
+    """Whether arrays and objects stand in each other more than `MAX_DEPTH` deep: level by level."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        for item in level:
+            inner = item.values() if type(item) is dict else item
+            below += [x for x in inner if type(x) is dict or type(x) is list]
+        if not below:
+            return False
+        level = below
+    return True

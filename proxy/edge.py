@@ -1,0 +1,343 @@
+"""The client's side of a connection: aiohttp's, less what it lets through, plus what it lets wait.
+
+aiohttp parses. Here is what it leaves open: a request line, version, target, method or Host that
+no server behind may see; a head that does not come to its end; a body that breaks off in its
+framing while a handler waits for it; more requests at once than one client can mean. Error answers
+are fixed texts: aiohttp's own quote the line that offended, which may be a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy, RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+from aiohttp.web_protocol import RequestHandler, _ErrInfo
+
+from proxy import replies
+from proxy.core.framing import FramingError
+from proxy.core.inbound import (
+    HEAD_BYTES,
+    METHODS,
+    Boundaries,
+    Refusal,
+    SmallChunksError,
+    is_authority,
+    is_line,
+    is_target,
+)
+from proxy.core.tokens import OFFLOAD_ENDPOINTS
+from proxy.errors import ProxyError
+from proxy.refusals import RefusalLog, RefusedError, refusal_of
+
+QUEUED_MAX = 8
+"""Requests that may wait behind the one in service. aiohttp would stop reading, and never see the
+client leave, from 32 on."""
+LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
+_HOSTS_MAX = 256
+_hosts: set[str] = set()
+"""Hosts that were looked at and are fine: clients name few."""
+
+
+def has_c_parser() -> bool:
+    """Whether aiohttp's compiled parser is in use.
+
+    The one in Python takes other things for HTTP, answers some with a 500 and hangs on others.
+    """
+    return HttpRequestParser is not HttpRequestParserPy
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a listener's connections share."""
+
+    header_timeout_s: float
+    max_body_bytes: int
+    log: RefusalLog
+
+
+class Connection(RequestHandler):
+    """One client's connection."""
+
+    __slots__ = ("_body", "_bounds", "_heads", "_is_broken", "_is_refused", "_rules")
+
+    def __init__(self, server: Server, rules: Rules, heads: Heads, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._rules = rules
+        self._heads = heads
+        self._bounds = Boundaries()
+        self._body: StreamReader = EMPTY_PAYLOAD
+        self._is_refused = self._is_broken = False
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes from the client, or none when a paused parser is to go on."""
+        if self._is_broken:
+            return
+        before, bounds = self._request_count, self._bounds
+        super().data_received(data)
+        new = self._request_count - before
+        if self._is_refused:
+            self._drop(new)
+        elif not new and bounds.left > len(data):
+            bounds.left -= len(data)  # in the middle of a body of known length
+        elif new != 1 or not bounds.is_between or not self._take_whole(data):
+            self._take(data, new)
+        if self._messages and (self._is_crowded() or self._is_deaf()):
+            self._give_up()
+
+    def _take_whole(self, data: bytes) -> bool:
+        """The nearly only case, cheaply: one message begins here, and no other behind it."""
+        message, payload = self._messages[-1]
+        if isinstance(message, _ErrInfo) or message.chunked or self._complaint(message):
+            return False
+        end = data.find(b"\r\n\r\n") + 4
+        length = 0 if payload is EMPTY_PAYLOAD else int(message.headers["Content-Length"])
+        left = end + length - len(data)
+        if left < 0 or not 4 <= end <= HEAD_BYTES or not is_line(data):
+            return False
+        self._body = payload
+        self._bounds.left = left
+        return True
+
+    def _take(self, data: bytes, new: int) -> None:
+        """Any other piece: parts of heads, chunks, several messages, errors."""
+        try:
+            self._bounds.feed(data)
+            self._take_messages(len(self._messages) - new)
+            if len(self._bounds.pending) > HEAD_BYTES and not self._reading_paused:
+                self._refuse(Refusal.HEAD_SIZE)
+        except FramingError as error:
+            small = isinstance(error, SmallChunksError)
+            self._broke(Refusal.CHUNKS if small else Refusal.FRAMING)
+        if self._bounds.in_head and not self._is_broken and not self._is_refused:
+            self._heads.watch(self)
+        else:
+            self._heads.forget(self)
+
+    def _take_messages(self, first: int) -> None:
+        """Look at the queue's messages from `first` on; raises FramingError."""
+        for index in range(first, len(self._messages)):
+            message, payload = self._messages[index]
+            if isinstance(message, _ErrInfo):
+                self._failed(index, refusal_of(message.exc))
+                return
+            head = self._bounds.head()
+            if refusal := self._complaint(message) or _complaint_of(head):
+                self._refuse_at(index, refusal)
+                return
+            self._body = payload
+            has_length = payload is not EMPTY_PAYLOAD and not message.chunked
+            length = int(message.headers["Content-Length"]) if has_length else 0
+            self._bounds.body(None if message.chunked else length)
+
+    def _complaint(self, message: RawRequestMessage) -> Refusal | None:
+        """What is wrong with a head that the parser took."""
+        headers = message.headers
+        if message.version is not HttpVersion11 and (refusal := _of_version(message)):
+            return refusal
+        if message.method not in METHODS:
+            return Refusal.METHOD
+        if message.path not in OFFLOAD_ENDPOINTS and not is_target(message.path):
+            return Refusal.TARGET
+        if (host := headers.get("Host", "")) not in _hosts and not _is_host(host):
+            return Refusal.HOST
+        if message.upgrade and "websocket" in headers.get("Upgrade", "").lower():
+            return Refusal.UPGRADE
+        return self._expectation(headers) if "Expect" in headers else None
+
+    def _expectation(self, headers: Any) -> Refusal | None:
+        """Before a client is told to go on: whether it should."""
+        if headers["Expect"].lower() != "100-continue":
+            return Refusal.EXPECTATION
+        length = int(headers.get("Content-Length", "0"))
+        return Refusal.BODY_SIZE if length > self._rules.max_body_bytes else None
+
+    def _is_crowded(self) -> bool:
+        is_serving = self._current_request is not None
+        return len(self._messages) > QUEUED_MAX + (not is_serving)
+
+    def _is_deaf(self) -> bool:
+        """Whether a waiting request's body has stopped the reading: no news of the client then."""
+        return self._reading_paused and self._current_request is not None
+
+    def _give_up(self) -> None:
+        """Too much at once: the request in service is cancelled, as by a client that leaves."""
+        self._note(Refusal.PIPELINED)
+        self._is_broken = True
+        self._messages.clear()
+        self._heads.forget(self)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def head_is_late(self) -> None:
+        """The head has not come to its end in time."""
+        self._refuse(Refusal.HEAD_LATE)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer with an error behind whatever is in service, then close."""
+        self._note(refusal)
+        self._is_broken = True
+        self._messages.append((_error(refusal), EMPTY_PAYLOAD))
+        self._wake()
+
+    def _refuse_at(self, index: int, refusal: Refusal) -> None:
+        """Answer a message with an error instead of a handler's answer, and none behind it."""
+        _, payload = self._messages[index]
+        self._drop(len(self._messages) - index)
+        self._note(refusal)
+        self._is_refused = True
+        self._messages.append((_error(refusal), payload))
+
+    def _failed(self, index: int, refusal: Refusal) -> None:
+        """The parser has given up: on a head, or on a body that a handler may be waiting for."""
+        if self._body.is_eof():
+            self._refuse_at(index, refusal)
+        else:
+            self._drop(len(self._messages) - index)
+            self._broke(Refusal.FRAMING)
+        self._is_broken = True
+
+    def _drop(self, count: int) -> None:
+        """Forget the last messages of the queue."""
+        for _ in range(count):
+            message, _ = self._messages.pop()
+            self._is_broken |= isinstance(message, _ErrInfo)
+
+    def _broke(self, refusal: Refusal) -> None:
+        """The body's framing is broken: who waits for it is told, and answers; then it closes.
+
+        aiohttp would queue an error behind a handler that waits for ever.
+        """
+        self._note(refusal)
+        self._is_broken = self._close = True
+        self._lingering_time = 0.0
+        self._body.set_exception(RefusedError(refusal))
+
+    def _note(self, refusal: Refusal) -> None:
+        self._rules.log.note(refusal, self._loop.time())
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """Gone."""
+        self._heads.forget(self)
+        super().connection_lost(exc)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """An OpenAI-shaped error in fixed words; a defect of ours is logged with its traceback."""
+        del message
+        error = exc if isinstance(exc, ProxyError) else ProxyError("internal error")
+        if error is not exc:
+            error.status = status
+            self.log_exception("a handler failed", exc_info=exc)
+        if request.writer.output_size > 0:
+            raise ConnectionError("the answer has begun")
+        response = replies.error(error, replies.Headers())
+        response.force_close()
+        return response
+
+
+def _of_version(message: RawRequestMessage) -> Refusal | None:
+    """What is wrong with a message that is not HTTP/1.1."""
+    if message.version is not HttpVersion10:
+        return Refusal.VERSION
+    return Refusal.FRAMING if message.chunked else None  # that version has no chunks
+
+
+def _complaint_of(head: bytes | None) -> Refusal | None:
+    """What is wrong with a head's bytes; None is one that begins elsewhere than the parser says."""
+    if head is None:
+        return Refusal.FRAMING
+    if len(head) > HEAD_BYTES:
+        return Refusal.HEAD_SIZE
+    return None if is_line(head) else Refusal.LINE
+
+
+def _is_host(host: str) -> bool:
+    if not is_authority(host):
+        return False
+    if len(_hosts) >= _HOSTS_MAX:
+        _hosts.clear()
+    _hosts.add(host)
+    return True
+
+
+def _error(refusal: Refusal) -> _ErrInfo:
+    error = RefusedError(refusal)
+    return _ErrInfo(status=error.status, exc=error, message="")
+
+
+class Heads:
+    """Connections whose head has begun and is not complete; one timer for all of them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._due_s: dict[Connection, float] = {}
+        """In the order in which they are due."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, connection: Connection) -> None:
+        """A head has begun, if it had not already."""
+        due_s = self._due_s.setdefault(connection, self._loop.time() + self._seconds)
+        if self._timer is None:
+            self._timer = self._loop.call_at(due_s, self._look)
+
+    def forget(self, connection: Connection) -> None:
+        """It is complete, or the connection is gone."""
+        self._due_s.pop(connection, None)
+
+    def _look(self) -> None:
+        self._timer = None
+        now_s = self._loop.time()
+        while self._due_s:
+            connection, due_s = next(iter(self._due_s.items()))
+            if due_s > now_s:
+                self._timer = self._loop.call_at(due_s, self._look)
+                return
+            del self._due_s[connection]
+            connection.head_is_late()
+
+
+class Server(web.Server):
+    """Makes the connections of one listener."""
+
+    def __init__(self, made: web.Server, rules: Rules) -> None:
+        """`made`: aiohttp's own server over the same application."""
+        super().__init__(
+            made.request_handler,
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            loop=made._loop,
+        )
+        self._options = made._kwargs
+        self._rules = rules
+        self._heads = Heads(made._loop, rules.header_timeout_s)
+
+    def __call__(self) -> RequestHandler:
+        """A connection was accepted."""
+        return Connection(self, self._rules, self._heads, loop=self._loop, **self._options)
+
+
+class Runner(web.AppRunner):
+    """Runs an application behind this edge."""
+
+    __slots__ = ("_rules",)
+
+    def __init__(self, app: web.Application, rules: Rules, **options: Any) -> None:
+        super().__init__(app, **{**LIMITS, **options})
+        self._rules = rules
+
+    async def _make_server(self) -> web.Server:
+        return Server(await super()._make_server(), self._rules)

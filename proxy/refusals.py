@@ -1,0 +1,103 @@
+"""What a refused connection is told, and what is counted and logged of it: never its own bytes."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from aiohttp.http_exceptions import (
+    BadHttpMethod,
+    BadStatusLine,
+    ContentLengthError,
+    HttpProcessingError,
+    InvalidHeader,
+    InvalidURLError,
+    LineTooLong,
+    TransferEncodingError,
+)
+
+from proxy.core.inbound import HEAD_BYTES, Refusal
+from proxy.errors import BadRequestError
+
+LOG_EVERY_S = 10.0
+_log = logging.getLogger(__name__)
+_SAID: dict[Refusal, tuple[int, str]] = {
+    Refusal.SYNTAX: (400, "the request is not valid HTTP"),
+    Refusal.LINE: (400, "request line: must be METHOD TARGET HTTP/1.1, one blank between each"),
+    Refusal.METHOD: (405, "method: not one that is served here"),
+    Refusal.TARGET: (400, "request target: must be a path in printable ASCII"),
+    Refusal.VERSION: (400, "HTTP version: must be 1.0 or 1.1"),
+    Refusal.HOST: (400, "Host: must be given once, as name or address with an optional port"),
+    Refusal.HEADER: (400, "headers: a name or value has characters that it must not have"),
+    Refusal.HEAD_SIZE: (
+        431,
+        f"headers: at most 100, lines of 8190 bytes, {HEAD_BYTES} bytes in all",
+    ),
+    Refusal.HEAD_LATE: (408, "headers: not complete in time (--header-timeout)"),
+    Refusal.FRAMING: (400, "body: its length is not stated in one valid way"),
+    Refusal.CHUNKS: (400, "body: too many chunks of a few bytes"),
+    Refusal.BODY_SIZE: (413, "body: too large (--max-body-bytes)"),
+    Refusal.EXPECTATION: (417, "Expect: only 100-continue is understood"),
+    Refusal.UPGRADE: (400, "Upgrade: no other protocol is spoken here"),
+    Refusal.PIPELINED: (400, "too many requests on one connection at once"),
+}
+_BY_ERROR: tuple[tuple[type[HttpProcessingError], Refusal], ...] = (
+    (LineTooLong, Refusal.HEAD_SIZE),
+    (BadHttpMethod, Refusal.LINE),
+    (BadStatusLine, Refusal.VERSION),
+    (InvalidURLError, Refusal.TARGET),
+    (InvalidHeader, Refusal.HEADER),
+    (TransferEncodingError, Refusal.FRAMING),
+    (ContentLengthError, Refusal.FRAMING),
+)
+_BY_WORDS = {
+    "Missing 'Host' header in request.": Refusal.HOST,
+    "Duplicate 'Host' header found.": Refusal.HOST,
+    "Duplicate 'Content-Length' header found.": Refusal.FRAMING,
+    "Duplicate 'Transfer-Encoding' header found.": Refusal.FRAMING,
+    "Too many headers received": Refusal.HEAD_SIZE,
+}
+
+
+class RefusedError(BadRequestError):
+    """Bytes that are no request, or none that is taken; also what a handler waiting for them gets.
+
+    The message is one of a fixed set.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        status, message = _SAID[refusal]
+        super().__init__(message)
+        self.status = status
+        self.refusal = refusal
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """The parser's complaint without what it complains about: it would quote a header's line."""
+    if isinstance(error, HttpProcessingError):
+        for kind, refusal in _BY_ERROR:
+            if isinstance(error, kind):
+                return refusal
+        return _BY_WORDS.get(error.message, Refusal.SYNTAX)
+    return Refusal.SYNTAX
+
+
+class RefusalLog:
+    """Counts refusals; at most one line every `LOG_EVERY_S`, however many there are."""
+
+    def __init__(self, count: Callable[[Refusal], None]) -> None:
+        self._count = count
+        self._unsaid: Counter[Refusal] = Counter()
+        self._quiet_until_s = 0.0
+
+    def note(self, refusal: Refusal, now_s: float) -> None:
+        """One connection was refused; `now_s` is the loop's time."""
+        self._count(refusal)
+        self._unsaid[refusal] += 1
+        if now_s < self._quiet_until_s:
+            return
+        self._quiet_until_s = now_s + LOG_EVERY_S
+        said = ", ".join(f"{reason} {count}" for reason, count in self._unsaid.items())
+        _log.warning("malformed requests refused: %s", said)
+        self._unsaid.clear()

@@ -1,0 +1,201 @@
+"""Where requests wait for their turn: woken by what frees load, never by looking again and again.
+
+While nobody waits nothing here runs, and nothing is called back. Once somebody does, every change
+of a lease, threshold, report or instance asks for one round of admissions in the loop's next pass;
+one timer stands for what time alone changes, such as the end of an engine's cool-down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxy.clock import Clock
+from proxy.core.queue import Entry, Priority, QueueLimits, WaitQueue
+from proxy.core.router import Router
+from proxy.core.shed import Promises
+from proxy.core.types import Reject, RejectReason, RequestFacts, Route
+from proxy.deadline import Limit
+from proxy.metrics import Metrics
+
+PRIORITY_HEADER = "X-Request-Priority"
+_BY_NAME = {priority.name.lower(): priority for priority in Priority}
+_DRAIN_RETRY_S = 1
+"""A draining proxy has a successor, or a neighbour behind the same balancer."""
+_HARDLY_LATER_S = 0.001
+"""A report is too old just after its time, not at it."""
+
+
+def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Priority:
+    """`X-Request-Priority: high|normal|low`, else vLLM's body field `priority`, lower is sooner."""
+    named = _BY_NAME.get(headers.get(PRIORITY_HEADER, "").strip().lower())
+    if named is not None:
+        return named
+    number = body.get("priority")
+    if not isinstance(number, int | float) or not number:
+        return Priority.NORMAL
+    return Priority.HIGH if number < 0 else Priority.LOW
+
+
+def tenant_of(facts: RequestFacts, headers: Mapping[str, str]) -> str:
+    """The named tenant, else whoever shares the credentials; they are not kept, only their hash."""
+    secret = headers.get("Authorization") or headers.get("x-api-key")
+    return facts.tenant or (f"key {hash(secret):x}" if secret else "")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Turn(Entry):
+    """An entry with the request behind it; `result` is there once `done` is."""
+
+    facts: RequestFacts
+    done: asyncio.Future[None]
+    result: Route | Reject | None = field(default=None, init=False)
+
+    def settle(self, result: Route | Reject) -> None:
+        """The wait is over, in this way."""
+        self.result = result
+        if not self.done.done():
+            self.done.set_result(None)
+
+
+class WaitingRoom:
+    """The queue, its wake-ups, and what a refused client is told."""
+
+    def __init__(
+        self,
+        router: Router,
+        clock: Clock,
+        metrics: Metrics,
+        limits: QueueLimits,
+        weights: Mapping[str, float],
+    ) -> None:
+        self.queue = WaitQueue(limits, weights)
+        self._router, self._clock, self._metrics = router, clock, metrics
+        self._promises = Promises()
+        self._reject = Reject(RejectReason.QUEUE_FULL, 1)
+        self._is_closed = False
+        self._is_woken = False
+        self._timer: asyncio.TimerHandle | None = None
+        metrics.queued_requests.set_function(lambda: len(self.queue))
+        metrics.queued_bytes.set_function(lambda: self.queue.bytes)
+
+    def admit(self, facts: RequestFacts) -> Route | Reject:
+        """Like the router's, but behind those who wait for the same model already."""
+        if self.queue.has(facts.model):
+            self._wake()
+            return self._reject
+        return self._router.admit(facts, self._clock.now_s())
+
+    def refusal(self, reject: Reject, tokens: int) -> Reject:
+        """A refusal with an honest time to come again."""
+        if reject.reason in (RejectReason.NO_INSTANCE, RejectReason.DRAINING):
+            return reject
+        now_s = self._clock.now_s()
+        tps = self.queue.drain_tps(reject.drain_tps, now_s)
+        tps_known = replace(reject, drain_tps=tps)
+        return self._promises.advise(tps_known, tokens, self.queue.tokens, now_s)
+
+    async def wait(
+        self, facts: RequestFacts, reject: Reject, tenant: str, priority: Priority, size_bytes: int
+    ) -> Route | Reject:
+        """Wait for a turn after `reject`; a refusal when there is none to be had in time."""
+        may_wait = self.queue.limits.requests and not self._is_closed
+        if reject.reason is RejectReason.NO_INSTANCE or not may_wait:
+            return self.refusal(reject, facts.prompt_tokens)
+        done = asyncio.get_running_loop().create_future()
+        model, tokens = facts.model, facts.prompt_tokens
+        turn = Turn(model, tenant, priority, tokens, size_bytes, facts=facts, done=done)
+        now_s = self._clock.now_s()
+        offer = self.queue.offer(turn, reject.wait_s, reject.drain_tps, now_s)
+        if offer.refused is not None:
+            return self.refusal(replace(reject, reason=offer.refused), tokens)
+        if isinstance(offer.displaced, Turn):
+            self._refuse(offer.displaced, RejectReason.QUEUE_FULL)
+        self._reject = reject
+        self._router.call_when_freed(self._wake)
+        self._set_timer()
+        return await self._turn(turn)
+
+    async def _turn(self, turn: Turn) -> Route | Reject:
+        """Until it comes. A route that was given to a client that left meanwhile is given back."""
+        end = "gone"
+        try:
+            with Limit(self.queue.limits.seconds):
+                await turn.done
+        except TimeoutError:
+            if turn.result is None:
+                self._refuse(turn, RejectReason.QUEUE_TIMEOUT)
+        except asyncio.CancelledError:
+            if isinstance(turn.result, Route):
+                self._router.finish(turn.result, self._clock.now_s())
+            raise
+        finally:
+            self.queue.leave(turn)
+            self._rest()
+            if turn.result is not None:
+                end = "admitted" if isinstance(turn.result, Route) else "refused"
+            waited_s = self._clock.now_s() - turn.queued_s
+            self._metrics.queue_wait.labels(end).observe(waited_s)
+        assert turn.result is not None
+        return turn.result
+
+    def close(self) -> None:
+        """The proxy drains: who waits is told to ask elsewhere, and nobody waits any more."""
+        self._is_closed = True
+        for turn in self.queue.entries():
+            self.queue.leave(turn)
+            assert isinstance(turn, Turn)
+            turn.settle(Reject(RejectReason.DRAINING, _DRAIN_RETRY_S))
+        self._rest()
+
+    def _refuse(self, turn: Turn, reason: RejectReason) -> None:
+        self.queue.leave(turn)
+        turn.settle(self.refusal(replace(self._reject, reason=reason), turn.tokens))
+
+    def _wake(self) -> None:
+        """Something changed: look once, when whoever changed it is through."""
+        if not self._is_woken:
+            self._is_woken = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        """Admit as many as get in; for each model until its next one does not."""
+        self._is_woken = False
+        blocked: set[str] = set()
+        now_s = self._clock.now_s()
+        while (entry := self.queue.next(blocked, now_s)) is not None:
+            assert isinstance(entry, Turn)
+            answer = self._router.admit(entry.facts, now_s)
+            if isinstance(answer, Route):
+                self.queue.served(entry, now_s)
+                entry.settle(answer)
+            elif answer.reason is RejectReason.NO_INSTANCE:
+                self.queue.leave(entry)
+                entry.settle(answer)
+            else:
+                self._reject = answer
+                blocked.add(entry.model)
+        self._set_timer()
+        self._rest()
+
+    def _set_timer(self) -> None:
+        """For the next change that no event will tell of."""
+        if self._timer is not None:
+            self._timer.cancel()
+        now_s = self._clock.now_s()
+        at_s = self._router.gate.next_change_s(now_s) if len(self.queue) else None
+        if at_s is None:
+            self._timer = None
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(at_s - now_s + _HARDLY_LATER_S, self._look)
+
+    def _rest(self) -> None:
+        """With nobody here, nothing is to be watched."""
+        if not len(self.queue):
+            self._router.call_when_freed(None)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None

@@ -1,0 +1,53 @@
+"""The corpus and its variants against a real proxy: refused or served as expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+from tests.bad_input.cases import EXPECTATIONS, Case, cases, variants
+from tests.bad_input.run import Run, run
+
+CASES = cases()
+NAMES = [case.name for case in CASES]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One run over everything: a connection each, many at once."""
+    everything = CASES + [variant for case in CASES for variant in variants(case)]
+    return uvloop.run(run(everything, tmp_path_factory.mktemp("bad_input")))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_treated_as_expected(result: Run, name: str) -> None:
+    assert [str(o) for o in result.outcomes if o.case.name == name and o.fault] == []
+
+
+def test_nothing_of_what_is_refused_reaches_the_engine(result: Run) -> None:
+    assert result.leaked == []
+
+
+def test_no_traceback_and_no_header_is_logged(result: Run) -> None:
+    assert result.log == []
+
+
+def test_the_corpus_is_as_large_as_said() -> None:
+    assert len(set(NAMES)) == len(NAMES)
+    counts = {e: sum(case.expect == e for case in CASES) for e in EXPECTATIONS}
+    assert counts["refuse"] >= 100
+    assert counts["serve"] >= 40
+
+
+def all_variants() -> Iterator[Case]:
+    return (variant for case in CASES for variant in variants(case))
+
+
+def test_variants_are_the_same_every_time_and_keep_what_is_cut() -> None:
+    written = {case.name: case.bytes for case in CASES}
+    again = list(all_variants())
+    assert again == list(all_variants())
+    cut = [v for v in again if v.variant == "byte by byte" or v.variant.startswith("cut")]
+    assert all(v.bytes == written[v.name] for v in cut)

@@ -1,0 +1,286 @@
+"""Instances that fail for a while: who is asked how often, and who comes back when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy import background
+from proxy.core import health
+from proxy.core.health import FAULTS, State
+from proxy.core.types import FailureKind
+from proxy.errors import UpstreamFailure
+from tests.shell.harness import (
+    ANSWER,
+    Proxy,
+    RawEngine,
+    Script,
+    chat,
+    plain,
+    proxied,
+    resets,
+    says,
+    until,
+)
+
+GOOD, BOOM = says(ANSWER), plain(b'{"error":{"message":"boom"}}', "500 Internal Server Error")
+FAILS: dict[str, Script] = {
+    "500": says(BOOM),
+    "reset": resets(),
+    "closes": says(b"", close=True),
+    "garbage": says(b"\x16\x03\x01 not HTTP at all\r\n\r\n", close=True),
+}
+MANY = 120
+
+
+@asynccontextmanager
+async def fleet(
+    tmp_path: Path, *scripts: Script, **options: Any
+) -> AsyncIterator[tuple[Proxy, list[RawEngine]]]:
+    """A proxy before engines that answer so; each was seen, and nobody is probed while it lasts."""
+    defaults: dict[str, Any] = {
+        "kv_connector": "none",
+        "health_interval": 60,
+        "placement": "round-robin",
+        "offload_policy": "never",
+    }
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(RawEngine(script)) for script in scripts]
+        urls = [f"e{i}={e.address}" for i, e in enumerate(engines)]
+        proxy = Proxy(tmp_path / "log", urls, **(defaults | options))
+        await stack.enter_async_context(proxy)
+        await proxy.up()
+        yield proxy, engines
+
+
+async def burst(proxy: Proxy, count: int = MANY, at_once: int = 8) -> Counter[int]:
+    """Statuses of so many requests, so many of them at a time."""
+    statuses: Counter[int] = Counter()
+
+    async def client(requests: int) -> None:
+        for _ in range(requests):
+            statuses[(await proxy.post(chat("x", max_tokens=2))).status] += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(client(count // at_once))
+    return statuses
+
+
+@pytest.mark.parametrize("how", FAILS)
+@pytest.mark.parametrize("at_once", [1, 40])
+async def test_one_of_three_fails_and_no_client_notices(
+    tmp_path: Path, how: str, at_once: int
+) -> None:
+    async with fleet(tmp_path, FAILS[how], GOOD, GOOD) as (proxy, engines):
+        assert await burst(proxy, at_once=at_once) == {200: MANY}
+        replayed = proxy.metric("upstream_replays_total")
+        # Those that were on their way when the breaker opened come on top.
+        assert len(engines[0].posts) - replayed <= FAULTS + at_once
+        assert proxy.metric("breaker_state", upstream="e0") == list(State).index(State.EJECTED)
+        assert proxy.metric("retry_budget_refused_total") == 0
+        assert proxy.metric("panic") == 0
+        assert proxy.server.service.budget.in_flight == 0
+        await proxy.at_rest()
+
+
+async def test_one_of_three_fails_all_it_has_at_once(tmp_path: Path) -> None:
+    """More repetitions at a time than the budget has: they go to instances that have not failed."""
+    here, everybody = 0, asyncio.Event()
+
+    def together(answer: Script) -> Script:
+        async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal here
+            here += 1
+            if here == 60:
+                everybody.set()
+            await everybody.wait()
+            await answer(reader, writer)
+
+        return script
+
+    good = together(GOOD)
+    async with fleet(tmp_path, together(says(BOOM)), good, good) as (proxy, engines):
+        assert await burst(proxy, 60, at_once=60) == {200: 60}
+        assert len(engines[0].posts) == 20
+        assert proxy.metric("upstream_retries_total", reason="server_error") == 20
+        assert proxy.server.service.budget.in_flight == 0
+
+
+@pytest.mark.parametrize("how", FAILS)
+@pytest.mark.parametrize("at_once", [1, 40])
+async def test_when_all_fail_nothing_is_amplified(tmp_path: Path, how: str, at_once: int) -> None:
+    async with fleet(tmp_path, *[FAILS[how]] * 3) as (proxy, engines):
+        assert set(await burst(proxy, at_once=at_once)) <= {500, 502}
+        replayed = proxy.metric("upstream_replays_total")
+        asked = sum(len(e.posts) for e in engines) - replayed
+        assert asked <= 1.2 * MANY
+        assert proxy.metric("panic") == 1
+        records = await proxy.records(MANY)
+        assert {r["outcome"] for r in records} == {"upstream_error"}
+        assert proxy.server.service.budget.in_flight == 0
+        await proxy.at_rest()
+
+
+async def test_a_dead_one_is_asked_a_few_times_and_comes_back(tmp_path: Path) -> None:
+    options = {"health_interval": 0.2, "slow_start": 0}
+    async with fleet(tmp_path, GOOD, GOOD, **options) as (proxy, engines):
+        await engines[0].__aexit__()
+        assert await burst(proxy, at_once=4) == {200: MANY}
+        assert proxy.metric("upstream_retries_total", reason="connect") < 5
+        assert proxy.router.fleet.get("e0").health.is_gone
+        again = RawEngine(GOOD)
+        again.port = engines[0].port
+        async with again:
+            await until(lambda: proxy.router.fleet.is_up("e0"), "back")
+            assert await burst(proxy, 10, at_once=1) == {200: 10}
+            assert len(again.posts) == 5
+            await proxy.at_rest()
+
+
+async def test_when_nobody_listens_nothing_is_sent(tmp_path: Path) -> None:
+    async with fleet(tmp_path, GOOD, GOOD) as (proxy, engines):
+        for engine in engines:
+            await engine.__aexit__()
+        statuses = await burst(proxy)
+        assert set(statuses) <= {502, 503}
+        assert statuses[503] > MANY * 0.8, "an honest 503 with Retry-After"
+        assert proxy.metric("upstream_retries_total", reason="connect") <= 0.2 * MANY
+        await proxy.at_rest()
+
+
+async def test_one_request_alone_opens_nothing(tmp_path: Path) -> None:
+    async with fleet(tmp_path, *[FAILS["500"]] * 3) as (proxy, _):
+        for _ in range(FAULTS - 1):
+            assert (await proxy.post(chat("x"))).status == 500
+        assert len(proxy.router.fleet.up()) == 3
+        members = proxy.router.fleet.members()
+        assert all(len(m.health._faults) <= FAULTS - 1 for m in members)
+
+
+async def test_the_clients_own_errors_pass_untouched_and_count_nothing(tmp_path: Path) -> None:
+    for status in ("400 Bad Request", "413 Too Large", "422 Unprocessable", "501 Not Implemented"):
+        body = b'{"error":{"message":"your fault, \xc3\xa9"}}'
+        async with fleet(tmp_path, says(plain(body, status)), GOOD) as (proxy, engines):
+            proxy.router.fleet.get("e1").is_draining = True
+            for _ in range(2 * FAULTS):
+                answer = await proxy.post(chat("x"))
+                assert (answer.status, answer.body) == (int(status[:3]), body)
+            assert not engines[1].posts
+            assert proxy.router.fleet.is_spotless("e0")
+
+
+async def test_a_busy_engine_is_left_alone_for_as_long_as_it_says(tmp_path: Path) -> None:
+    refused = says(plain(b'{"error":{"message":"full"}}', "429 Too Many", "Retry-After: 7\r\n"))
+    async with fleet(tmp_path, refused, GOOD) as (proxy, engines):
+        assert await burst(proxy, 24, at_once=1) == {200: 24}
+        assert len(engines[0].posts) == 1
+        assert proxy.router.fleet.is_spotless("e0"), "load is no failure"
+        now_s = proxy.server.service.clock.now_s()
+        busy = proxy.router.busy("e0", "sim-8b", now_s)
+        assert 5 < busy.free_in_s <= 7
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"), [("7", "7"), ("1000000000", "30"), ("-3", "1"), ("soon", "1")]
+)
+async def test_where_all_are_busy_the_engine_says_so_itself(
+    tmp_path: Path, given: str, passed: str
+) -> None:
+    body = b'{"error":{"message":"full"}}'
+    refused = says(plain(body, "429 Too Many Requests", f"Retry-After: {given}\r\n"))
+    async with fleet(tmp_path, refused, refused) as (proxy, engines):
+        answer = await proxy.post(chat("x"))
+        assert (answer.status, answer.body) == (429, body)
+        assert answer.headers["Retry-After"] == passed
+        assert [len(e.posts) for e in engines] == [1, 1]
+
+
+async def test_inference_that_hangs_behind_a_healthy_front(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probes say nothing of it: it is out until a request of the proxy's own is answered."""
+    monkeypatch.setattr(health, "OPEN_S", 0.2)
+    hangs = True
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if hangs:
+            await reader.read()
+            raise ConnectionError
+        await GOOD(reader, writer)
+
+    options = {"health_interval": 0.05, "ttft_timeout": 0.2, "slow_start": 0}
+    async with fleet(tmp_path, script, GOOD, **options) as (proxy, engines):
+        assert await burst(proxy, 20, at_once=20) == {200: 20}
+        e0 = proxy.router.fleet.get("e0").health
+        assert (e0.is_up, e0.is_silent) == (False, False)
+        asked = len(engines[0].posts)
+        assert await burst(proxy, 20, at_once=1) == {200: 20}
+        trials = [post for post in engines[0].posts[asked:] if b'"max_tokens":1' not in post]
+        assert not trials, "no client was sent there"
+        hangs = False
+        await until(lambda: e0.is_up, "a trial was answered")
+        assert await burst(proxy, 4, at_once=1) == {200: 4}
+        await proxy.at_rest()
+
+
+async def test_health_that_fails_everywhere_while_inference_works(tmp_path: Path) -> None:
+    """More than half out is panic: all are used."""
+    async with fleet(tmp_path, GOOD, GOOD) as (proxy, _):
+        watcher = proxy.server.service.watcher
+        failure = UpstreamFailure(FailureKind.SERVER_ERROR, "status 500")
+        for name in ("e0", "e1"):
+            for _ in range(2):
+                watcher.probe_failed(name, failure)
+        assert not proxy.router.fleet.up()
+        assert proxy.metric("panic") == 1
+        assert await burst(proxy, 10, at_once=2) == {200: 10}
+        async with proxy.http.get("/ready") as ready:
+            assert ready.status == 200
+
+
+async def test_a_model_that_one_instance_denies(tmp_path: Path) -> None:
+    """It is believed, for that instance; where everybody denies it, that is the answer."""
+    body = b'{"error":{"message":"The model `sim-8b` does not exist.","code":404}}'
+    denies = says(plain(body, "404 Not Found"))
+    async with fleet(tmp_path, denies, GOOD) as (proxy, engines):
+        assert await burst(proxy, 10, at_once=1) == {200: 10}
+        assert len(engines[0].posts) == 1
+        assert proxy.router.fleet.is_spotless("e0")
+    async with fleet(tmp_path, denies, denies) as (proxy, engines):
+        answer = await proxy.post(chat("x"))
+        assert (answer.status, answer.body) == (404, body)
+        assert [len(e.posts) for e in engines] == [1, 1]
+    other = b'{"detail":"Not Found"}'
+    async with fleet(tmp_path, says(plain(other, "404 Not Found")), GOOD) as (proxy, engines):
+        answer = await proxy.post(chat("x"))
+        assert (answer.status, answer.body, engines[1].posts) == (404, other, [])
+
+
+async def test_a_restart_between_two_probes_is_noticed(tmp_path: Path) -> None:
+    """It never was down, as far as anybody saw; its KV has gone all the same."""
+    async with proxied(tmp_path, 2, scrape_interval=60, health_interval=60) as (proxy, fleet):
+        answer = await proxy.post(chat("x " * 3000, max_tokens=2), headers={"X-Session-ID": "s"})
+        name = answer.headers["X-Cache-Proxy-Instance"]
+        service = proxy.server.service
+        upstream, member = service.upstreams[name], proxy.router.fleet.get(name)
+        await background.scrape(service, upstream)
+        assert member.start_s > 1e9
+        engine = next(e for e in fleet.engines if e.url.endswith(name))
+        await engine.restart()
+        assert proxy.router.prefixes.blocks(name) > 0
+        for _ in range(background.ENGINE_ID_EVERY):
+            await background.probe(service, upstream)
+        assert proxy.router.prefixes.blocks(name) == 0
+        assert proxy.router.sessions.home("s", service.clock.now_s()) is None
+        assert (member.incarnation, member.health.is_up) == (1, True)
+        await background.scrape(service, upstream)
+        assert member.incarnation == 1, "told twice, it is one restart"
+        await proxy.at_rest()

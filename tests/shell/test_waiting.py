@@ -1,0 +1,259 @@
+"""Requests that wait for a free instance: let in, refused, gone, sent elsewhere; real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy.clock import Clock
+from proxy.core.gate import Thresholds
+from proxy.core.queue import Priority, QueueLimits
+from proxy.core.router import Router, RouterConfig
+from proxy.core.types import Instance, Reject, RequestFacts, Route
+from proxy.metrics import Metrics
+from proxy.waiting import WaitingRoom, priority_of, tenant_of
+from tests.shell.harness import ANSWER, Answer, Proxy, RawEngine, chat, until
+from tests.shell.test_disconnect import leave, send
+
+ONE_AT_A_TIME: dict[str, Any] = {
+    "active_prefill_tokens_threshold": 0,
+    "kv_connector": "none",
+    "health_interval": 60,
+    "scrape_interval": 60,
+}
+
+
+class HeldEngine(RawEngine):
+    """Answers one request whenever it is told to; until then they are being computed."""
+
+    def __init__(self) -> None:
+        super().__init__(self._hold)
+        self._go = asyncio.Semaphore(0)
+
+    async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._go.acquire()
+        writer.write(ANSWER)
+
+    def answer(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._go.release()
+
+
+@asynccontextmanager
+async def held(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Proxy, HeldEngine]]:
+    """A proxy whose one instance is busy with a first request until the engine answers."""
+    async with HeldEngine() as engine, asyncio.TaskGroup() as group:
+        instances = [f"i={engine.address}"]
+        async with Proxy(tmp_path / "log", instances, **(ONE_AT_A_TIME | options)) as proxy:
+            first = group.create_task(proxy.post(chat("first")))
+            await until(lambda: engine.posts, "the instance is busy")
+            yield proxy, engine
+            engine.answer(100)
+            assert (await first).status == 200
+            await proxy.at_rest()
+            assert proxy.metric("queued_requests") == 0
+            assert proxy.router.ledger.on_freed is None, "nobody waits, nothing is watched"
+
+
+async def queued(proxy: Proxy, count: int = 1) -> None:
+    await until(lambda: proxy.metric("queued_requests") == count, f"{count} queued")
+
+
+def refused(answer: Answer, proxy: Proxy, reason: str) -> None:
+    """A refusal as the contract has it, with an honest time to come again."""
+    assert answer.status == 503
+    assert answer.json["type"] == "service_unavailable"
+    assert answer.json["error"]["code"] == 503
+    seconds = int(answer.headers["Retry-After"])
+    assert 1 <= seconds <= 30
+    assert 50 <= int(answer.headers["retry-after-ms"]) <= seconds * 1000
+    assert proxy.metric("rejected_total", reason=reason) == 1
+
+
+async def test_a_turn_comes_when_the_instance_is_free(tmp_path: Path) -> None:
+    async with held(tmp_path) as (proxy, engine), asyncio.TaskGroup() as group:
+        second = group.create_task(proxy.post(chat("second")))
+        await queued(proxy)
+        assert proxy.metric("queued_bytes") > 0
+        engine.answer(2)
+        assert ((await second).status, (await second).text) == (200, "fine")
+        first, record = await proxy.records(2)
+        assert first["t_queued"] is None
+        times = ("t_proxy_recv", "t_queued", "t_decided", "t_decode_sent", "t_first_token")
+        moments = [record[key] for key in times]
+        assert moments == sorted(moments)
+        assert proxy.metric("queue_wait_seconds_count", end="admitted") == 1
+        assert proxy.metric("issued_total") == 2
+        assert proxy.metric("rejected_total", reason="prefill_tokens") == 0
+
+
+async def test_the_end_of_a_cool_down_wakes(tmp_path: Path) -> None:
+    """No event tells of it: the engine itself said for how long it is busy."""
+    async with held(tmp_path, active_prefill_tokens_threshold=None) as (proxy, engine):
+        proxy.router.gate.mark_busy("i", proxy.server.service.clock.now_s() + 0.1)
+        engine.answer(2)
+        assert (await proxy.post(chat("x"))).status == 200
+        assert proxy.metric("queue_wait_seconds_count", end="admitted") == 1
+
+
+async def test_another_limit_or_another_instance_wakes(tmp_path: Path) -> None:
+    async with held(tmp_path) as (proxy, engine), asyncio.TaskGroup() as group:
+        waiting = [group.create_task(proxy.post(chat(f"x{i}"))) for i in range(2)]
+        await queued(proxy, 2)
+        async with HeldEngine() as other:
+            other.answer()
+            async with proxy.http.post("/instances", json={"instance": f"j={other.address}"}) as r:
+                assert r.status == 201
+            await queued(proxy, 1)
+            await until(lambda: other.posts)
+            async with proxy.http.delete("/busy_threshold?model=*") as r:
+                assert r.status == 200
+            await queued(proxy, 0)
+            engine.answer(2)
+            other.answer()
+            assert [(await task).status for task in waiting] == [200, 200]
+
+
+async def test_refusals_each_for_its_reason(tmp_path: Path) -> None:
+    options = {"max_queue": 1, "max_queue_seconds": 0.3}
+    async with held(tmp_path, **options) as (proxy, _), asyncio.TaskGroup() as group:
+        late = group.create_task(proxy.post(chat("late")))
+        await queued(proxy)
+        refused(await proxy.post(chat("full")), proxy, "queue_full")
+        refused(await late, proxy, "queue_timeout")
+        proxy.router.gate.mark_busy("i", proxy.server.service.clock.now_s() + 50)
+        deadline = await proxy.post(chat("too late"))
+        refused(deadline, proxy, "queue_deadline")
+        assert deadline.headers["Retry-After"] == "30"
+        assert proxy.metric("queue_wait_seconds_count", end="refused") == 1
+        proxy.router.gate.forget("i")
+
+
+async def test_with_no_queue_a_refusal_is_immediate(tmp_path: Path) -> None:
+    async with held(tmp_path, max_queue=0) as (proxy, _):
+        refused(await proxy.post(chat("x")), proxy, "prefill_tokens")
+
+
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+async def test_a_client_that_leaves_leaves_the_queue(tmp_path: Path, how: str) -> None:
+    async with held(tmp_path) as (proxy, engine), asyncio.TaskGroup() as group:
+        writer = await send(proxy, chat("leaves"))
+        await queued(proxy, 1)
+        stays = group.create_task(proxy.post(chat("stays")))
+        await queued(proxy, 2)
+        leave(writer, how)
+        await queued(proxy, 1)
+        engine.answer(2)
+        assert (await stays).status == 200
+        assert len(engine.posts) == 2
+        assert proxy.metric("client_disconnects_total", phase="queue") == 1
+        assert proxy.metric("queue_wait_seconds_count", end="gone") == 1
+        outcomes = {record["outcome"] for record in await proxy.records(3)}
+        assert outcomes == {"ok", "client_gone"}
+
+
+async def test_a_drain_sends_the_waiting_elsewhere(tmp_path: Path) -> None:
+    async with held(tmp_path) as (proxy, engine), asyncio.TaskGroup() as group:
+        waiting = group.create_task(proxy.post(chat("x")))
+        await queued(proxy)
+        draining = group.create_task(proxy.server.drain())
+        answer = await waiting
+        refused(answer, proxy, "draining")
+        assert answer.headers["Connection"] == "close"
+        refused(await proxy.post(chat("new")), proxy, "prefill_tokens")
+        engine.answer()
+        await draining
+
+
+async def test_without_instances_nobody_waits(tmp_path: Path) -> None:
+    async with held(tmp_path) as (proxy, engine), asyncio.TaskGroup() as group:
+        waiting = group.create_task(proxy.post(chat("x")))
+        await queued(proxy)
+        async with proxy.http.delete("/instances/i?drain=true") as response:
+            assert response.status in (200, 202)
+        engine.answer()
+        answer = await waiting
+        assert (answer.status, answer.json["message"][-17:]) == (503, "no instance is up")
+
+
+async def test_priorities_and_tenants_take_their_turns(tmp_path: Path) -> None:
+    async with held(tmp_path) as (proxy, engine), asyncio.TaskGroup() as group:
+        requests: tuple[tuple[str, dict[str, str], dict[str, Any]], ...] = (
+            ("low", {}, {"priority": 5}),
+            ("a1", {"Authorization": "Bearer a"}, {}),
+            ("a2", {"Authorization": "Bearer a"}, {}),
+            ("b1", {"Authorization": "Bearer b"}, {}),
+            ("high", {"X-Request-Priority": "high"}, {"priority": 5}),
+        )
+        for text, headers, more in requests:
+            before = proxy.metric("queued_requests")
+            group.create_task(proxy.post(chat(text, **more), headers=headers))
+            await queued(proxy, int(before) + 1)
+        engine.answer(6)
+        await until(lambda: len(engine.posts) == 6)
+        order = [
+            next(word for word in ("low", "a1", "a2", "b1", "high") if f'"{word}"'.encode() in post)
+            for post in engine.posts[1:]
+        ]
+        assert order == ["high", "a1", "b1", "a2", "low"]
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "expected"),
+    [
+        ("", {}, Priority.NORMAL),
+        (" High ", {"priority": 9}, Priority.HIGH),
+        ("urgent", {"priority": 1}, Priority.LOW),
+        ("", {"priority": -3}, Priority.HIGH),
+        ("", {"priority": 0}, Priority.NORMAL),
+        ("", {"priority": "1"}, Priority.NORMAL),
+    ],
+)
+def test_where_a_priority_comes_from(header: str, body: dict[str, Any], expected: Priority) -> None:
+    assert priority_of({"X-Request-Priority": header}, body) is expected
+
+
+def test_a_tenant_is_named_or_known_by_its_key() -> None:
+    facts = RequestFacts("m", None, 1, [], 1.0)
+    assert tenant_of(facts, {}) == ""
+    one, other = (tenant_of(facts, {"Authorization": f"Bearer {key}"}) for key in "ab")
+    assert one != other
+    assert "Bearer" not in one
+    facts.tenant = "acme"
+    assert tenant_of(facts, {"Authorization": "Bearer a"}) == "acme"
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    """Made before the loop runs: it reads its own version from disk."""
+    return Metrics()
+
+
+async def test_a_turn_given_to_who_just_left_is_given_back(metrics: Metrics) -> None:
+    """Both happen before the request runs again: its lease must not stay open."""
+    router = Router(RouterConfig(prefill_throughput=20_000, thresholds=Thresholds(None, 0, None)))
+    router.add(Instance("i", "http://i"))
+    room = WaitingRoom(router, Clock(), metrics, QueueLimits(8, 1000, 10.0), {})
+    facts = RequestFacts("m", None, 100, [], 1.0)
+    first, busy = room.admit(facts), room.admit(facts)
+    assert isinstance(first, Route)
+    assert isinstance(busy, Reject)
+    waiting = asyncio.ensure_future(room.wait(facts, busy, "", Priority.NORMAL, 10))
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(leaves))
+
+    def leaves() -> None:
+        assert router.ledger.live == 1, "it has its turn"
+        assert not len(room.queue)
+        waiting.cancel()
+
+    router.finish(first, 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert router.ledger.live == 0
+    assert router.ledger.on_freed is None
