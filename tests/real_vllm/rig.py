@@ -6,7 +6,8 @@ import asyncio
 import builtins
 import keyword
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.real_vllm.engines.fleet import ABORT_S, MODEL, Engine
+from tests.real_vllm.tap import Tap
 from tests.shell.harness import Proxy
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -72,6 +74,27 @@ def usage(body: bytes) -> dict[str, Any]:
     return next(part["usage"] for part in reversed(parts) if part.get("usage"))
 
 
+class Taps:
+    """The taps before all engines, by the engines' names."""
+
+    def __init__(self, taps: dict[str, Tap]) -> None:
+        self._taps = taps
+
+    async def holding(self) -> str:
+        """Wait until a request is held back; the name of the engine that it is for."""
+        async with asyncio.timeout(REST_S):
+            while True:
+                for name, tap in self._taps.items():
+                    if tap.held.is_set():
+                        return name
+                await asyncio.sleep(0.002)
+
+    def go(self) -> None:
+        """Let what was held go on, and everything after it."""
+        for tap in self._taps.values():
+            tap.go.set()
+
+
 class Pair:
     """Engines, and a session to ask them past the proxy."""
 
@@ -83,6 +106,23 @@ class Pair:
         """A proxy in front of these engines."""
         given = [f"{e.name}={e.url};bootstrap={e.bootstrap_url}" for e in self.engines]
         return Proxy(folder / "log.jsonl", given, **(SLOW | options))
+
+    @asynccontextmanager
+    async def tapped(
+        self, folder: Path, hold: bytes, **options: Any
+    ) -> AsyncIterator[tuple[Proxy, Taps]]:
+        """The same with a tap before each engine that holds requests with `hold` in them."""
+        async with AsyncExitStack() as stack:
+            taps = {
+                e.name: await stack.enter_async_context(Tap(e.port, hold)) for e in self.engines
+            }
+            given = [
+                f"{e.name}={taps[e.name].url};bootstrap={e.bootstrap_url}" for e in self.engines
+            ]
+            proxy = Proxy(folder / "log.jsonl", given, **(SLOW | options))
+            await stack.enter_async_context(proxy)
+            await proxy.up()
+            yield proxy, Taps(taps)
 
     def named(self, name: str) -> Engine:
         """An engine by its name."""

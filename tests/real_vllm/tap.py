@@ -1,4 +1,4 @@
-"""A relay before an engine that keeps what it is asked: bytes pass as they come."""
+"""A relay before an engine that keeps what it is asked, and can hold a request back on its way."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ READ_BYTES = 1 << 16
 
 
 class Tap:
-    """Listens on a port of its own, in front of `port`."""
+    """Listens on a port of its own, in front of `port`.
 
-    def __init__(self, port: int) -> None:
+    The end of a request with `hold` in it waits for `go`; `held` says that it has come. So a test
+    can do something between two legs, or while one is under way.
+    """
+
+    def __init__(self, port: int, hold: bytes | None = None) -> None:
         self._port = port
+        self._hold = hold
+        self.held = asyncio.Event()
+        self.go = asyncio.Event()
         self._asked: list[bytearray] = []
         self._server: asyncio.Server
 
@@ -47,19 +54,25 @@ class Tap:
         self._asked.append(asked)
         there, to = await asyncio.open_connection("127.0.0.1", self._port)
         async with asyncio.TaskGroup() as group:
-            group.create_task(_pass(reader, to, asked))
-            group.create_task(_pass(there, writer, bytearray()))
+            group.create_task(self._pass(reader, to, asked, self._hold))
+            group.create_task(self._pass(there, writer, bytearray(), None))
 
-
-async def _pass(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: bytearray
-) -> None:
-    with suppress(ConnectionError):
-        while data := await reader.read(READ_BYTES):
-            seen += data
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+    async def _pass(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        seen: bytearray,
+        hold: bytes | None,
+    ) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(READ_BYTES):
+                seen += data
+                if hold is not None and hold in seen[-len(data) - len(hold) :]:
+                    self.held.set()
+                    await self.go.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()
 
 
 def _bodies(asked: bytes) -> list[dict[str, Any]]:

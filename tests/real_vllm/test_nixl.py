@@ -26,6 +26,7 @@ from tests.real_vllm.rig import (
 )
 
 PROMPTS = 12
+FETCH = b'"do_remote_prefill":true'
 NIXL: dict[str, Any] = ALWAYS | {"kv_connector": "nixl", "hedge": False}
 
 
@@ -87,12 +88,14 @@ async def test_a_session_that_moves_takes_its_kv_along(tmp_path: Path, nixl: Pai
     headers = {"X-Session-ID": "moving"}
     async with nixl.proxy(tmp_path, **NIXL | {"placement": "round-robin"}) as proxy:
         await proxy.up()
-        await proxy.post(ask(COMPLETIONS, first, stream=False), COMPLETIONS, headers=headers)
+        # One token is never offloaded: there is nothing to decode.
+        alone = ask(COMPLETIONS, first, stream=False, max_tokens=1)
+        await proxy.post(alone, COMPLETIONS, headers=headers)
         await nixl.at_rest()
         home_name = (await proxy.records(1))[0]["decode_instance"]
         home = nixl.named(home_name)
         other = next(e for e in nixl.engines if e is not home)
-        computed, moved = await nixl.prompt_tokens(home, COMPUTED), 0
+        computed = await nixl.prompt_tokens(home, COMPUTED)
         moved = await nixl.prompt_tokens(other, MOVED)
         answer = await proxy.post(
             ask(COMPLETIONS, second, stream=True), COMPLETIONS, headers=headers
@@ -112,24 +115,21 @@ async def test_a_session_that_moves_takes_its_kv_along(tmp_path: Path, nixl: Pai
 
 async def test_p_killed_between_the_legs(tmp_path: Path, nixl: Pair) -> None:
     """Its answer names blocks that nobody has any more; D computes the prompt itself."""
-    async with nixl.proxy(tmp_path, **NIXL) as proxy:
-        await proxy.up()
-        service = proxy.server.service
-        path, body = COMPLETIONS, ask(COMPLETIONS, ids(20_000, "late"), stream=True)
+    body = ask(COMPLETIONS, ids(3000, "late"), stream=True)
+    async with nixl.tapped(tmp_path, hold=FETCH, **NIXL) as (proxy, taps):
         async with asyncio.TaskGroup() as group:
-            asked = group.create_task(proxy.post(body, path))
-            while service.metrics.prefill_leg._sum.get() == 0 and not asked.done():
-                await asyncio.sleep(0)
-            (decision,) = service.decisions
-            victim = nixl.named(decision.prefill_instance or "")
+            asked = group.create_task(proxy.post(body, COMPLETIONS))
+            d = await taps.holding()
+            (victim,) = (e for e in nixl.engines if e.name != d)
             victim.kill()
+            taps.go()
             answer = await asked
         assert answer.status == 200, answer.body
-        await proxy.records(1)
+        (record,) = await proxy.records(1)
         await proxy.at_rest()
-    survivor = next(e for e in nixl.engines if e is not victim)
-    expected = await nixl.fresh(survivor, path, body)
-    assert token_ids(answer.body) == expected
+    assert record["outcome"] == "ok"
+    survivor = nixl.named(d)
+    assert token_ids(answer.body) == await nixl.fresh(survivor, COMPLETIONS, body)
     await nixl.at_rest()
     victim.start()
     victim.wait()

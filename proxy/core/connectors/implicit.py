@@ -12,8 +12,8 @@ from proxy.core.types import Fallback
 class Implicit:
     """A shared store (MooncakeStore, Example, a shared LMCache): blocks are found by their hashes.
 
-    Neither leg carries anything but the prompt: what P has computed is in the store when it answers.
-    Nothing stays pinned, and a D that finds less computes the rest.
+    Neither leg carries anything but the prompt: it is in the store once P answers;
+    nothing stays pinned, and a D that finds less computes the rest.
     """
 
     can_offload = True
