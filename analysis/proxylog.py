@@ -43,7 +43,8 @@ def read_log(path: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError:
                 continue
-            if isinstance(record, dict) and record.get("request_id") in wanted:
+            name = record.get("request_id") if isinstance(record, dict) else None
+            if isinstance(name, str) and name in wanted:
                 found[record["request_id"]] = record
     return found
 

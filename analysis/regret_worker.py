@@ -52,6 +52,8 @@ def main() -> None:
     # A branch shares this process's memory until it writes: no collection is to touch all of it.
     gc.freeze()
     pickle.dump(function(*args, **kwargs), sys.stdout.buffer)
+    # The interpreter takes handlers away as it ends, and the next signal would kill it there.
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
 if __name__ == "__main__":

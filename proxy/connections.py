@@ -16,6 +16,8 @@ from typing import cast
 
 from aiohttp import web
 
+from proxy.listening import Site
+
 CLIENTS_RATIO = 0.45
 """Of the descriptors: less than half, as Envoy advises, so each client can have an instance."""
 OWN_DESCRIPTORS = 32
@@ -52,48 +54,65 @@ def raise_descriptor_limit() -> int:
     return wanted
 
 
-def default_cap(descriptors: int) -> int:
-    """How many clients may be connected when nobody says."""
-    return max(1, int(CLIENTS_RATIO * (descriptors - OWN_DESCRIPTORS)))
+def client_cap(wanted: int | None) -> int:
+    """How many clients may be connected: what the operator wants, or what the descriptors allow."""
+    descriptors = raise_descriptor_limit()
+    allowed = max(1, int(CLIENTS_RATIO * (descriptors - OWN_DESCRIPTORS)))
+    if wanted is not None and wanted > allowed:
+        _log.warning(
+            "--max-connections %d is more than %d of %d descriptors: with so many clients "
+            "instances cannot be reached",
+            wanted,
+            allowed,
+            descriptors,
+        )
+    return wanted or allowed
 
 
 class Door:
-    """Decides for each new connection who answers it: the server, or a refusal."""
+    """How many are in, how many may be, and who is being refused."""
 
     def __init__(self, cap: int, on_refused: Callable[[], None]) -> None:
         self.cap = cap
-        self.refusing: set[Refusal] = set()
-        self._on_refused = on_refused
-        self._servers: list[web.Server] = []
+        self.refusing: set[Guest] = set()
+        self.on_refused = on_refused
+        self._server: web.Server | None = None
 
     @property
     def open(self) -> int:
         """Connections that are being served."""
-        return sum(len(server._connections) for server in self._servers)
+        return len(self._server._connections) if self._server is not None else 0
 
     def guard(self, server: web.Server) -> Callable[[], asyncio.Protocol]:
         """The protocol factory to listen with, instead of `server` itself."""
-        self._servers.append(server)
-
-        def answer() -> asyncio.Protocol:
-            if self.open < self.cap:
-                return cast(asyncio.Protocol, server())
-            self._on_refused()
-            return Refusal(self)
-
-        return answer
+        self._server = server
+        return lambda: Guest(self, server)
 
 
-class Refusal(asyncio.Protocol):
-    """One client too many: says so where there is a place for it, and closes."""
+class Guest(asyncio.Protocol):
+    """A new connection: handed to the server, or told that it is one too many, and closed.
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    It is decided when the connection is there, not when its protocol is made: of a burst the loop
+    makes all protocols first.
+    """
+
+    def __init__(self, door: Door, server: web.Server) -> None:
+        self._door, self._server = door, server
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answer before anything was asked; what comes in is dropped until the client closes."""
-        assert isinstance(transport, asyncio.Transport)
+        """In, or refused before anything was asked."""
+        transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        if self._door.open >= self._door.cap:
+            self._refuse(transport)
+            return
+        handler = self._server()
+        transport.set_protocol(handler)
+        handler.connection_made(transport)
+
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        """What the client still sends is dropped until it closes."""
+        self._door.on_refused()
         if len(self._door.refusing) >= PLACES:
             transport.abort()
             return
@@ -101,8 +120,7 @@ class Refusal(asyncio.Protocol):
         transport.write(_REFUSAL)
         if transport.can_write_eof():
             transport.write_eof()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(LINGER_S, transport.abort)
+        self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The place is free again."""
@@ -112,7 +130,7 @@ class Refusal(asyncio.Protocol):
             self._timer.cancel()
 
 
-class GuardedSite(web.TCPSite):
+class GuardedSite(Site):
     """A listener behind a door."""
 
     def __init__(
@@ -128,15 +146,8 @@ class GuardedSite(web.TCPSite):
         super().__init__(runner, host, port, backlog=backlog, ssl_context=ssl_context)
         self._door = door
 
-    async def start(self) -> None:
-        """Listen."""
-        await super(web.TCPSite, self).start()
+    def answerer(self) -> Callable[[], asyncio.Protocol]:
+        """The server's, behind the door."""
         server = self._runner.server
         assert isinstance(server, web.Server)
-        self._server = await asyncio.get_running_loop().create_server(
-            self._door.guard(server),
-            self._host,
-            self._port,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-        )
+        return self._door.guard(server)

@@ -118,7 +118,9 @@ class Exchange:
         if self.service.memory.level is Level.NOTHING:
             return self._reject(SHORT_OF_MEMORY)
         limits = intake.Limits(settings.max_body_bytes, settings.body_timeout)
-        self.out = await intake.read(self.request, self.request_id, limits)
+        grant = self.service.grant(self.request.headers)
+        self.record.tenant = grant.tenant
+        self.out = await intake.read(self.request, self.request_id, limits, grant)
         self.facts, self.prompt_bytes = await self._look()
         admitted = self._admit()
         if isinstance(admitted, Reject):
@@ -139,10 +141,11 @@ class Exchange:
 
     async def _look(self) -> tuple[RequestFacts, int]:
         """The facts; of a giant prompt in a thread, so that no stream waits for all of it."""
-        facts, request = self.service.estimator.facts, self.request
+        facts, request, tenant = self.service.estimator.facts, self.request, self.record.tenant
         if len(self.out.raw or b"") < _GIANT_BYTES:
-            return facts(request.path, request.headers, self.out.parsed)
-        return await asyncio.to_thread(facts, request.path, request.headers, self.out.parsed)
+            return facts(request.path, request.headers, self.out.parsed, tenant)
+        parsed = self.out.parsed
+        return await asyncio.to_thread(facts, request.path, request.headers, parsed, tenant)
 
     def _admit(self) -> Route | Reject:
         service, record, parsed = self.service, self.record, self.out.parsed
@@ -158,14 +161,15 @@ class Exchange:
         record, headers = self.record, self.request.headers
         if reject is SHORT_OF_MEMORY:
             return reject
-        record.t_queued = self.service.clock.unix_now()
-        admitted = await self.service.waiting.wait(
-            self.facts,
-            reject,
-            waiting.tenant_of(self.facts, headers),
-            waiting.priority_of(headers, self.out.parsed),
-            len(self.out.raw or b""),
-        )
+        tenant = waiting.tenant_of(self.facts, headers)
+        priority = waiting.priority_of(headers, self.out.parsed)
+        room, size = self.service.waiting, len(self.out.raw or b"")
+        turn = room.enter(self.facts, reject, tenant, priority, size)
+        if isinstance(turn, waiting.Turn):
+            record.t_queued = self.service.clock.unix_now()
+            admitted = await room.wait(turn)
+        else:
+            admitted = turn
         record.t_decided = self.service.clock.unix_now()
         return admitted
 
@@ -358,7 +362,7 @@ class Exchange:
         headers = CIMultiDict({"X-Request-Id": self.request_id})
         if not self.service.wants_keepalive:
             headers["Connection"] = "close"
-        if self.route is not None and self.service.settings.response_headers:
+        if self.route is not None and self.service.shows_route:
             headers["X-Cache-Proxy-Instance"] = self.route.decode.name
             headers["X-Cache-Proxy-Route"] = self.route.route_class
             headers["X-Cache-Proxy-Reason"] = self.route.reason
@@ -368,7 +372,7 @@ class Exchange:
         """The same as lines, for an answer that is passed on."""
         route = self.route
         text = f"X-Request-Id: {self.request_id}\r\n"
-        if route is not None and self.service.settings.response_headers:
+        if route is not None and self.service.shows_route:
             text += (
                 f"X-Cache-Proxy-Instance: {route.decode.name}\r\n"
                 f"X-Cache-Proxy-Route: {route.route_class.value}\r\n"

@@ -6,9 +6,9 @@ every stream would feel. Old names of a series stand beside the new one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -44,16 +44,16 @@ class EngineStats:
 
 
 def parse(exposition: bytes) -> EngineStats:
-    """Read an engine's metrics; lines that are no metric are ignored."""
-    samples = list(_samples(exposition))
-    used = [s.value for s in samples if s.name in _USAGE]
+    """Read an engine's metrics; what is no metric, or cannot be its value, is ignored."""
+    samples = [s for s in _samples(exposition) if 0 <= s.value < inf]
+    used = [s.value for s in samples if s.name in _USAGE and s.value <= 1]
     total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG]
     sources = {s.labels.get("source"): 0.0 for s in samples if s.name in _SOURCES}
     for sample in samples:
         if sample.name in _SOURCES:
             sources[sample.labels.get("source")] += sample.value
     external = sources.get("external_kv_transfer")
-    started = [s.value for s in samples if s.name in _STARTED and math.isfinite(s.value)]
+    started = [s.value for s in samples if s.name in _STARTED]
     known = [tokens for tokens in total if tokens]
     return EngineStats(
         kv_used_ratio=max(used, default=None),
@@ -68,7 +68,8 @@ def parse(exposition: bytes) -> EngineStats:
 
 
 def _samples(exposition: bytes) -> Iterable[Sample]:
-    lines = [line for line in exposition.splitlines() if line.startswith(_WANTED)]
+    whole, _, _ = exposition.rpartition(b"\n")  # what follows may be half a line
+    lines = [line for line in whole.splitlines() if line.startswith(_WANTED)]
     text = b"\n".join(lines).decode("utf-8", "replace") + "\n"
     try:
         return [s for family in text_string_to_metric_families(text) for s in family.samples]
@@ -82,7 +83,7 @@ def _sum(samples: list[Sample], names: tuple[str, ...]) -> float | None:
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
+    return min(1.0, part / whole) if part is not None and whole else None
 
 
 def _whole(value: float | None) -> int | None:
@@ -93,7 +94,9 @@ def _kv_tokens(labels: dict[str, str]) -> int | None:
     """Capacity in tokens: as stated, else blocks times block size."""
     try:
         if (stated := labels.get("kv_cache_size_tokens", "")) not in ("", "None"):
-            return int(float(stated))
-        return int(float(labels["num_gpu_blocks"]) * float(labels["block_size"]))
-    except (KeyError, ValueError):
+            tokens = int(float(stated))
+        else:
+            tokens = int(float(labels["num_gpu_blocks"]) * float(labels["block_size"]))
+    except (KeyError, ValueError, OverflowError):
         return None
+    return tokens if tokens >= 0 else None

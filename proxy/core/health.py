@@ -169,7 +169,10 @@ class Health:
         """A client's request failed here, in one of FAULT_KINDS."""
         self.last_error, self.is_spotless = error, False
         self._faults.append(now_s)
-        self._connects = self._connects + 1 if kind is FailureKind.CONNECT else 0
+        if kind is FailureKind.CONNECT:
+            self._connects += 1
+        elif kind is not FailureKind.RESET:  # of those that were on their way when it died
+            self._connects = 0
         if self._connects >= CONNECTS and now_s - self._faults[-CONNECTS] <= WINDOW_S:
             return self._go(now_s)
         if not self.is_up or len(self._faults) < FAULTS or now_s - self._faults[0] > WINDOW_S:
@@ -208,6 +211,13 @@ class Health:
             return None
         self._open_until_s = None
         return self._return(now_s)
+
+    def renew(self, now_s: float) -> None:
+        """Another process answers here: what the old one did says nothing of it."""
+        self._faults.clear()
+        self._connects = self._opened = 0
+        if self._open_until_s is not None:
+            self._open_until_s = now_s
 
     def _open(self, now_s: float) -> None:
         if self.back_s is not None and self.is_up and now_s - self.back_s > OPEN_MAX_S:

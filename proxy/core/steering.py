@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, compress
 from typing import Any
 
 from proxy.core.connectors import KV_PARAMS
@@ -47,6 +48,10 @@ _ORDINARY = frozenset(
 )
 _STEERING = frozenset({KV_PARAMS, "ec_transfer_params", "data_parallel_rank"})
 _STEERING_PREFIX = "do_remote_"
+_COUNTED_BYTES = 4096
+_MANY = 1 << 16
+"""Values of one level, token ids as a rule, from which on counting is cheaper after all."""
+_is_nest = frozenset({dict, list}).__contains__
 PLUGINS = "vllm_xargs"
 """Arguments for an engine's plug-ins; vLLM takes `kv_transfer_params` from there too, as text."""
 _SALT = re.compile(r"[^@/\\\x00-\x1f\x7f]{1,128}")
@@ -87,24 +92,35 @@ def complaint(body: Mapping[str, Any], raw: bytes) -> Unfit | None:
         return Unfit(f"messages: over {MAX_MESSAGES}", "messages")
     if "cache_salt" in body and not _is_salt(body["cache_salt"]):
         return Unfit("cache_salt: 1 to 128 characters without @ / \\ and controls", "cache_salt")
-    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and is_deep(body):
+    if (len(raw) > _COUNTED_BYTES or _has_brackets(raw)) and is_deep(body, raw):
         return Unfit(f"body: nested deeper than {MAX_DEPTH}")
     return None
+
+
+def _has_brackets(raw: bytes) -> bool:
+    """Whether there are enough of them; in many bytes counting costs more than looking."""
+    return raw.count(b"[") + raw.count(b"{") > MAX_DEPTH
 
 
 def _is_salt(salt: Any) -> bool:
     return salt is None or (isinstance(salt, str) and _SALT.fullmatch(salt) is not None)
 
 
-def is_deep(value: Any) -> bool:
-    """Whether arrays and objects stand in each other more than `MAX_DEPTH` deep: level by level."""
-    level = [value]
+def is_deep(body: Mapping[str, Any], raw: bytes) -> bool:
+    """Whether arrays and objects stand in each other more than `MAX_DEPTH` deep.
+
+    Level by level, without recursion, and without a step of Python's for each value.
+    """
+    objects: list[Any] = [body]
+    arrays: list[Any] = []
     for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for item in level:
-            inner = item.values() if type(item) is dict else item
-            below += [x for x in inner if type(x) is dict or type(x) is list]
+        if sum(map(len, arrays)) > _MANY and not _has_brackets(raw):
+            return False
+        values = list(chain.from_iterable(map(dict.values, objects)))
+        values += chain.from_iterable(arrays)
+        below = list(compress(values, map(_is_nest, map(type, values))))
         if not below:
             return False
-        level = below
+        objects = [x for x in below if type(x) is dict]
+        arrays = [x for x in below if type(x) is list] if len(objects) < len(below) else []
     return True

@@ -86,17 +86,19 @@ class Watch:
 
     def restarted(self, name: str, now_s: float) -> None:
         """Another process answers there: nothing that was known of the old one holds."""
-        if (member := self._fleet.get(name)) is not None:
+        member = self._fleet.get(name)
+        if member is not None and not member.health.is_gone:
             self._forget(name)
             self._renew(member)
+            member.health.renew(now_s)
             member.health.back_s = now_s
             self._fleet.returned(name)
 
     def observe_start(self, name: str, start_s: float | None, now_s: float) -> bool:
         """When the instance's process says that it started, unix seconds; true: it is another."""
         member = self._fleet.get(name)
-        if member is None or start_s is None:
-            return False
+        if member is None or start_s is None or member.health.is_gone:
+            return False  # what returns is another one in any case
         known_s, member.start_s = member.start_s, max(start_s, member.start_s or start_s)
         if known_s is None or start_s <= known_s + SAME_START_S:
             return False

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from proxy.core.queue import PATIENCE, DrainRate, Entry, Priority, QueueLimits, WaitQueue
+from proxy.core.queue import CAUTION, DrainRate, QueueLimits, WaitQueue
+from proxy.core.turns import PATIENCE, Entry, Priority
 from proxy.core.types import RejectReason
 
 HIGH, NORMAL, LOW = Priority
@@ -152,8 +153,8 @@ class TestBounds:
         late = RejectReason.QUEUE_DEADLINE
         assert q.offer(entry(), 10.1, PRIOR_TPS, 0.0).refused is late
         put(q, entry(tokens=9000))
-        assert q.offer(entry(), 0.5, 900.0, 0.0).refused is late
-        assert q.offer(entry(), 0.5, 1000.0, 0.0).refused is None
+        assert q.offer(entry(), 0.5, CAUTION * 900.0, 0.0).refused is late
+        assert q.offer(entry(), 0.5, CAUTION * 1000.0, 0.0).refused is None
 
     def test_the_wait_counts_only_who_is_served_before(self) -> None:
         q = queue(seconds=1e9)

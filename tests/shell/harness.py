@@ -47,6 +47,8 @@ class Proxy:
     """A listening proxy in this loop, its client session, and its request log."""
 
     def __init__(self, log: Path, instances: list[str], **options: Any) -> None:
+        """`options` are those of the command; `source` reads them anew for a reload."""
+        source = options.pop("source", None)
         defaults: dict[str, Any] = {
             "port": 0,
             "host": "127.0.0.1",
@@ -56,7 +58,7 @@ class Proxy:
         }
         self._log = log
         self.settings = Settings(instances=instances, **(defaults | options))
-        self.server = Server(self.settings)
+        self.server = Server(self.settings, source)
         self._stack = AsyncExitStack()
         self.http: aiohttp.ClientSession
 
@@ -167,6 +169,7 @@ class RawEngine:
         self.posts: list[bytes] = []
         self.is_frozen = False
         """Like a stopped process: takes connections and bytes, answers nothing, no probe."""
+        self.health = plain(b"")
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server
         self.port = 0
@@ -192,6 +195,9 @@ class RawEngine:
                 if self.is_frozen:
                     await reader.read()
                     return
+                if head.startswith(b"GET /health"):
+                    writer.write(self.health)
+                    continue
                 if head.startswith(b"GET"):
                     writer.write(plain(b'{"data":[{"id":"sim-8b"}]}'))
                     continue

@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from proxy import background
 from proxy.core import health
-from proxy.core.health import FAULTS, State
+from proxy.core.health import FAULTS, Health, State
 from proxy.core.types import FailureKind
 from proxy.errors import UpstreamFailure
 from tests.shell.harness import (
@@ -37,6 +38,7 @@ FAILS: dict[str, Script] = {
     "closes": says(b"", close=True),
     "garbage": says(b"\x16\x03\x01 not HTTP at all\r\n\r\n", close=True),
 }
+CASES = [("500", 1), ("500", 8), ("500", 40), ("reset", 40), ("closes", 8), ("garbage", 40)]
 MANY = 120
 
 
@@ -74,8 +76,7 @@ async def burst(proxy: Proxy, count: int = MANY, at_once: int = 8) -> Counter[in
     return statuses
 
 
-@pytest.mark.parametrize("how", FAILS)
-@pytest.mark.parametrize("at_once", [1, 40])
+@pytest.mark.parametrize(("how", "at_once"), CASES)
 async def test_one_of_three_fails_and_no_client_notices(
     tmp_path: Path, how: str, at_once: int
 ) -> None:
@@ -88,6 +89,16 @@ async def test_one_of_three_fails_and_no_client_notices(
         assert proxy.metric("retry_budget_refused_total") == 0
         assert proxy.metric("panic") == 0
         assert proxy.server.service.budget.in_flight == 0
+        await proxy.at_rest()
+
+
+async def test_one_good_one_of_three_serves_all(tmp_path: Path) -> None:
+    """Panic uses the others as well; whatever fails there is repeated, within the budget."""
+    async with fleet(tmp_path, FAILS["500"], FAILS["reset"], GOOD) as (proxy, engines):
+        assert await burst(proxy, at_once=6) == {200: MANY}
+        assert proxy.metric("panic") == 1
+        assert len(engines[2].posts) == MANY
+        assert proxy.metric("retry_budget_refused_total") == 0
         await proxy.at_rest()
 
 
@@ -114,8 +125,7 @@ async def test_one_of_three_fails_all_it_has_at_once(tmp_path: Path) -> None:
         assert proxy.server.service.budget.in_flight == 0
 
 
-@pytest.mark.parametrize("how", FAILS)
-@pytest.mark.parametrize("at_once", [1, 40])
+@pytest.mark.parametrize(("how", "at_once"), CASES)
 async def test_when_all_fail_nothing_is_amplified(tmp_path: Path, how: str, at_once: int) -> None:
     async with fleet(tmp_path, *[FAILS[how]] * 3) as (proxy, engines):
         assert set(await burst(proxy, at_once=at_once)) <= {500, 502}
@@ -246,6 +256,33 @@ async def test_health_that_fails_everywhere_while_inference_works(tmp_path: Path
             assert ready.status == 200
 
 
+async def test_health_that_fails_on_one_and_health_that_flaps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What fails is left out; what comes and goes changes twice in ten seconds, at the most."""
+    sick = plain(b"", "500 Internal Server Error")
+    async with fleet(tmp_path, GOOD, GOOD, GOOD, health_interval=0.02) as (proxy, engines):
+        engines[0].health = sick
+        await until(lambda: not proxy.router.fleet.is_up("e0"), "ejected")
+        asked = len(engines[0].posts)
+        assert await burst(proxy, 30, at_once=3) == {200: 30}
+        assert len(engines[0].posts) == asked
+        assert proxy.metric("panic") == 0
+        caplog.clear()
+        flapping = proxy.router.fleet.get("e1").health
+        for round_ in range(10):
+            seen = flapping.probes
+            engines[1].health = plain(b"") if round_ % 2 else sick
+            await until(partial(_probed_since, flapping, seen + 4), "probed")
+            assert (await proxy.post(chat("x"))).status == 200
+        changes = [r for r in caplog.records if "e1" in r.getMessage() and r.levelname != "DEBUG"]
+        assert len(changes) <= 2
+
+
+def _probed_since(of: Health, probes: int) -> bool:
+    return of.probes >= probes
+
+
 async def test_a_model_that_one_instance_denies(tmp_path: Path) -> None:
     """It is believed, for that instance; where everybody denies it, that is the answer."""
     body = b'{"error":{"message":"The model `sim-8b` does not exist.","code":404}}'
@@ -284,3 +321,62 @@ async def test_a_restart_between_two_probes_is_noticed(tmp_path: Path) -> None:
         await background.scrape(service, upstream)
         assert member.incarnation == 1, "told twice, it is one restart"
         await proxy.at_rest()
+
+
+def _raw_bootstrap(ids: list[str]) -> Script:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(plain(b'{"0":{"engine_id":"%s"}}' % ids[-1].encode()))
+        writer.close()
+
+    return script
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends"), [(BOOM, "open"), (plain(b"{}", "429 Busy", "Retry-After: 9\r\n"), "busy")]
+)
+async def test_a_p_that_fails_or_is_busy_is_not_asked_for_ever(
+    tmp_path: Path, answer: bytes, ends: str
+) -> None:
+    """Every client gets its answer from D all the while."""
+    boot = await asyncio.start_server(_raw_bootstrap(["e-1"]), "127.0.0.1", 0)
+    port = boot.sockets[0].getsockname()[1]
+    options = {"health_interval": 60, "offload_policy": "always"}
+    async with boot, RawEngine(GOOD) as d, RawEngine(says(answer)) as p:
+        urls = [f"d={d.address}", f"p={p.address};bootstrap={port}"]
+        limits = {"warm_threshold": 10, "heavy_threshold": 20}
+        async with Proxy(tmp_path / "log", urls, **options, **limits) as proxy:
+            await proxy.up()
+            for i in range(FAULTS + 3):
+                proxy.router.sessions.assign(f"s{i}", "d", proxy.server.service.clock.now_s())
+                headers = {"X-Session-ID": f"s{i}"}
+                got = await proxy.post(chat(f"{i} " * 3000), headers=headers)
+                assert (got.text, got.headers["X-Cache-Proxy-Instance"]) == ("fine", "d")
+            if ends == "open":
+                assert len(p.posts) == FAULTS
+                assert proxy.router.fleet.open() == {"p"}
+            else:
+                assert len(p.posts) == 1
+                assert proxy.router.fleet.is_spotless("p")
+            assert proxy.metric("upstream_retries_total", reason="server_error") == 0
+            await proxy.at_rest()
+
+
+async def test_a_new_engine_id_that_a_request_sees_first_is_a_restart_too(tmp_path: Path) -> None:
+    ids = ["e-1"]
+    boot = await asyncio.start_server(_raw_bootstrap(ids), "127.0.0.1", 0)
+    port = boot.sockets[0].getsockname()[1]
+    async with boot, RawEngine(GOOD) as engine:
+        urls = [f"e={engine.address};bootstrap={port}"]
+        async with Proxy(tmp_path / "log", urls, health_interval=60) as proxy:
+            await proxy.up()
+            service, member = proxy.server.service, proxy.router.fleet.get("e")
+            upstream = service.upstreams["e"]
+            assert await upstream.engine_id() == "e-1"
+            ids.append("e-2")
+            upstream.forget_engine_id()
+            assert await upstream.engine_id() == "e-2"
+            await background.probe(service, upstream)
+            assert member.incarnation == 1
+            await background.probe(service, upstream)
+            assert member.incarnation == 1

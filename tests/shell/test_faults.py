@@ -97,6 +97,7 @@ class Pair:
         ("status 500", says(REFUSED), "server_error"),
         ("engine is busy", says(BUSY), "busy"),
         ("no first event in time", stalls(STREAM_HEAD), "timeout"),
+        ("no head in time", stalls(), "timeout"),
         ("a head in drips", drips(ANSWER), "timeout"),
         ("a redirection", says(MOVED), "malformed"),
         ("switches protocols", says(b"HTTP/1.1 101 Switching Protocols\r\n\r\n"), "malformed"),

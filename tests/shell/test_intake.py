@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.core.test_steering import SHAPES, pairs, shape, steers
 from tests.shell.harness import Proxy, RawEngine, plain, says, until
 
 BODY = b'{"kv_transfer_params":{"do_remote_prefill":true},"input":"x"}'
@@ -128,3 +129,39 @@ async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:
             (record,) = await proxy.records(1)
             assert record["outcome"] == "bad_request"
             await until(lambda: proxy.server.service.in_flight == 0)
+
+
+async def test_no_shape_of_steering_fields_reaches_an_engine(tmp_path: Path) -> None:
+    """Every tenth of the thousand shapes of the core's test, on the wire: the rest unchanged."""
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            for index in range(0, SHAPES, 10):
+                body = shape(index).encode()
+                await proxy.post(body, "/v1/responses")
+                wanted = [pair for pair in pairs(body) if not steers(pair[0])]
+                assert pairs(engine.posts[-1]) == wanted, body
+                if not any(steers(key) for key, _ in pairs(body)):
+                    assert engine.posts[-1] == body
+            assert len(engine.posts) == SHAPES // 10
+
+
+async def test_steering_headers_stay_here(tmp_path: Path) -> None:
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(plain(b"{}", extra="Connection: close\r\n"))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, Proxy(tmp_path / "log", [address], kv_connector="none") as proxy:
+        names = ("X-data-parallel-rank", "x-prefiller-host-port", "X-Prefiller-URL")
+        more = "".join(f"{name}: 1\r\n" for name in names) + "Authorization: Bearer k\r\n"
+        request = post("/v1/embeddings").replace(
+            b"Connection: close\r\n", b"Connection: close, authorization\r\n" + more.encode()
+        )
+        await raw(proxy, request)
+        (head,) = [head for head in heads if head.startswith(b"POST")]
+        assert b"Authorization: Bearer k\r\n" in head
+        assert not any(name.lower().encode() in head.lower() for name in names)

@@ -12,11 +12,12 @@ import pytest
 
 from proxy.clock import Clock
 from proxy.core.gate import Thresholds
-from proxy.core.queue import Priority, QueueLimits
+from proxy.core.queue import QueueLimits
 from proxy.core.router import Router, RouterConfig
+from proxy.core.turns import Priority
 from proxy.core.types import Instance, Reject, RequestFacts, Route
 from proxy.metrics import Metrics
-from proxy.waiting import WaitingRoom, priority_of, tenant_of
+from proxy.waiting import TRIALS, Turn, WaitingRoom, priority_of, tenant_of
 from tests.shell.harness import ANSWER, Answer, Proxy, RawEngine, chat, until
 from tests.shell.test_disconnect import leave, send
 
@@ -101,6 +102,23 @@ async def test_the_end_of_a_cool_down_wakes(tmp_path: Path) -> None:
         assert proxy.metric("queue_wait_seconds_count", end="admitted") == 1
 
 
+async def test_after_an_engines_own_word_a_few_at_a_time(tmp_path: Path) -> None:
+    """A hundred would be a hundred refusals if it still cannot."""
+    options = {"active_prefill_tokens_threshold": None}
+    async with held(tmp_path, **options) as (proxy, engine), asyncio.TaskGroup() as group:
+        now_s = proxy.server.service.clock.now_s
+        proxy.router.gate.mark_busy("i", now_s() + 0.2)
+        waiting = [group.create_task(proxy.post(chat(f"x{i}"))) for i in range(3 * TRIALS)]
+        await queued(proxy, 3 * TRIALS)
+        await until(lambda: len(engine.posts) > 1, "the first are let in")
+        assert len(engine.posts) <= 1 + TRIALS
+        assert proxy.metric("queued_requests") >= 2 * TRIALS
+        proxy.router.gate.mark_busy("i", now_s() + 0.1)
+        engine.answer(100)
+        assert {(await task).status for task in waiting} == {200}
+        assert proxy.metric("queue_wait_seconds_count", end="admitted") == 3 * TRIALS
+
+
 async def test_another_limit_or_another_instance_wakes(tmp_path: Path) -> None:
     async with held(tmp_path) as (proxy, engine), asyncio.TaskGroup() as group:
         waiting = [group.create_task(proxy.post(chat(f"x{i}"))) for i in range(2)]
@@ -131,6 +149,9 @@ async def test_refusals_each_for_its_reason(tmp_path: Path) -> None:
         refused(deadline, proxy, "queue_deadline")
         assert deadline.headers["Retry-After"] == "30"
         assert proxy.metric("queue_wait_seconds_count", end="refused") == 1
+        records = {record["error"]: record for record in await proxy.records(3)}
+        assert records["queue_timeout"]["t_queued"] is not None
+        assert records["queue_full"]["t_queued"] is records["queue_deadline"]["t_queued"] is None
         proxy.router.gate.forget("i")
 
 
@@ -243,7 +264,9 @@ async def test_a_turn_given_to_who_just_left_is_given_back(metrics: Metrics) -> 
     first, busy = room.admit(facts), room.admit(facts)
     assert isinstance(first, Route)
     assert isinstance(busy, Reject)
-    waiting = asyncio.ensure_future(room.wait(facts, busy, "", Priority.NORMAL, 10))
+    turn = room.enter(facts, busy, "", Priority.NORMAL, 10)
+    assert isinstance(turn, Turn)
+    waiting = asyncio.ensure_future(room.wait(turn))
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(leaves))
 

@@ -1,0 +1,96 @@
+"""Where a client's messages begin and end, and what their heads may say."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.framing import FramingError, wrap
+from proxy.core.inbound import (
+    SMALL_CHUNKS,
+    Boundaries,
+    ClientChunks,
+    SmallChunksError,
+    is_authority,
+    is_line,
+    is_target,
+)
+
+BODIES = st.binary(max_size=40)
+HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@st.composite
+def messages(draw):
+    """(wire bytes, length or None for chunked) of one message."""
+    body = draw(BODIES)
+    if draw(st.booleans()):
+        return HEAD + body, len(body)
+    cut = draw(st.integers(0, len(body)))
+    pieces = [part for part in (body[:cut], body[cut:]) if part]
+    return HEAD + b"".join(map(wrap, pieces)) + b"0\r\n\r\n", None
+
+
+@given(st.lists(messages(), max_size=5), st.lists(st.integers(0, 400), max_size=12))
+def test_every_message_is_found_in_every_segmentation(sent, cuts):
+    wire = b"".join(data for data, _ in sent)
+    edges = sorted({0, len(wire), *(min(c, len(wire)) for c in cuts)})
+    bounds, waiting = Boundaries(), [length for _, length in sent]
+    for start, stop in pairwise(edges):
+        bounds.feed(wire[start:stop])
+        while waiting and (head := bounds.head()) is not None:
+            assert head == HEAD
+            bounds.body(waiting.pop(0))
+    assert not waiting
+    assert bounds.is_between
+
+
+@given(st.lists(st.binary(max_size=30), max_size=20), st.sampled_from([None, 0, 3]))
+def test_any_bytes_are_followed_or_refused(pieces, length):
+    bounds = Boundaries()
+    try:
+        for piece in pieces:
+            bounds.feed(piece)
+            if bounds.head() is not None:
+                bounds.body(length)
+    except FramingError:
+        pass
+    assert bounds.left >= 0
+
+
+def test_a_body_of_tiny_chunks_has_an_end():
+    chunks = ClientChunks()
+    with pytest.raises(SmallChunksError):
+        chunks.feed(b"1\r\na\r\n" * SMALL_CHUNKS * 2)
+
+
+def test_large_chunks_have_no_such_end():
+    chunks = ClientChunks()
+    for _ in range(SMALL_CHUNKS * 3):
+        chunks.feed(wrap(b"a" * 64))
+    chunks.feed(b"0\r\n\r\n")
+    assert chunks.is_done
+
+
+@given(st.text(max_size=20) | st.text("a1.:[]-", max_size=12))
+def test_an_authority_is_decided_for_any_text(host):
+    if is_authority(host) and host:
+        assert not set(host) & set(" \t\r\n,/@?#\\<>\"'%")
+        name, _, port = host.rpartition(":")
+        if name and not host.endswith("]"):
+            assert port == "" or int(port) <= 65535
+
+
+@given(st.text(max_size=30))
+def test_a_target_is_printable_ascii(target):
+    if is_target("/" + target):
+        assert all("!" <= char <= "~" and char not in "#\\" for char in target)
+
+
+def test_a_line_has_two_blanks():
+    assert is_line(b"GET / HTTP/1.1\r\nA: b c d\r\n")
+    assert not is_line(b"GET  / HTTP/1.1\r\n")
+    assert not is_line(b"GET /\r\n")

@@ -1,0 +1,207 @@
+"""Every parser that is fed from outside, with bytes it does not expect: no error but its own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from analysis.load import RunError, read_rows
+from analysis.proxylog import read_log
+from proxy.config import ConfigError, load
+from proxy.config_values import InstanceSpec
+from proxy.core.framing import Chunked, FramingError, Length
+from proxy.core.record import RequestRecord
+from proxy.core.sse import Scanner, first_event, is_error_event
+from proxy.core.tokens import bounded
+from proxy.heads import answer_lines, forwarded
+from proxy.plain import printable, printable_json
+from proxy.reqlog import record_json
+from proxy.scrape import parse
+from proxy.upstream import model_cards
+from replayer.replay_row import TraceError
+from replayer.trace import read_trace
+
+pieces = st.lists(st.binary(max_size=40), max_size=8)
+scalars = st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text()
+one_file = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@given(pieces, st.integers(0, 100))
+def test_framing(data: list[bytes], length: int) -> None:
+    for framing in (Chunked(), Length(length)):
+        try:
+            for piece in data:
+                if not framing.is_done:
+                    framing.feed(piece)
+        except FramingError:
+            pass
+
+
+@given(
+    st.lists(
+        st.binary(max_size=40)
+        | st.sampled_from([b'"usage":{', b"data: ", b"\n\n", b'"error"', b"[DONE]", b'{"', b"}}"]),
+        max_size=12,
+    )
+)
+def test_sse(data: list[bytes]) -> None:
+    scanner = Scanner()
+    for piece in data:
+        scanner.feed(piece)
+    scanner.usage()
+    assert scanner.size == len(b"".join(data))
+    if (event := first_event(b"".join(data))) is not None:
+        is_error_event(event)
+
+
+SERIES = (
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_requests_running",
+    "vllm:prompt_tokens_by_source_total",
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_hits_total",
+    "vllm:cache_config_info",
+)
+LABELS: tuple[str, ...] = (
+    "",
+    '{source="external_kv_transfer"}',
+    '{block_size="16",num_gpu_blocks="NaN"}',
+    '{a="',
+)
+LABELS += ('{block_size="1e400",num_gpu_blocks="2"}', '{kv_cache_size_tokens="inf"}', "{}", "{,}")
+VALUES = ("1", "NaN", "+Inf", "-Inf", "-5", "1e400", "", "x", "1 2", "0x1", "1_0", "٣")
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(*map(st.sampled_from, (SERIES, LABELS, VALUES))), max_size=6),
+    st.binary(max_size=30),
+)
+def test_an_engines_metrics(rows: list[tuple[str, str, str]], noise: bytes) -> None:
+    text = "\n".join(f"{name}{labels} {value}" for name, labels, value in rows)
+    stats = parse(text.encode() + b"\n" + noise)
+    for value in (stats.kv_used_ratio, stats.hit_ratio, stats.external_hit_ratio):
+        assert value is None or 0 <= value <= 1
+    for count in (stats.requests_running, stats.requests_waiting, stats.kv_total_tokens):
+        assert count is None or count >= 0
+
+
+@given(st.binary(max_size=60) | st.builds(orjson.dumps, st.dictionaries(st.text(), scalars)))
+def test_an_engines_models(body: bytes) -> None:
+    model_cards(body)
+
+
+@given(st.text(max_size=40) | st.text("a=:/;[]@.0123bootsrp,", max_size=30))
+def test_an_instance(text: str) -> None:
+    with suppress(ValueError):
+        InstanceSpec.parse(text)
+
+
+def complaint(arguments: list[str], environ: dict[str, str]) -> str:
+    """What is said of these options; nothing when they are fine."""
+    try:
+        load(arguments, environ)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+OPTIONS = ("--port", "--instances", "--heavy-threshold", "--max-body-bytes", "--hedge", "--nope")
+
+
+@given(
+    st.lists(st.sampled_from(OPTIONS) | st.text(max_size=8)),
+    st.dictionaries(
+        st.sampled_from(["CACHE_PROXY_PORT", "CACHE_PROXY_INSTANCES", "CACHE_PROXY_TTFT_SLO"]),
+        st.text(max_size=10),
+    ),
+)
+def test_options(arguments: list[str], environ: dict[str, str]) -> None:
+    wanted = [a for a in arguments if not a.startswith(("-h", "--h", "--v", "--p"))]
+    assert "\n" not in complaint(wanted, environ)
+
+
+@one_file
+@given(text=st.binary(max_size=60) | st.text("port=1\n[]\"'{}#.", max_size=40).map(str.encode))
+def test_a_configuration_file(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "x.toml"
+    path.write_bytes(text)
+    assert "\n" not in complaint(["--instances", "a:1", "--config", str(path)], {})
+
+
+FIELDS: tuple[str, ...] = (
+    "timestamp",
+    "input_length",
+    "output_length",
+    "hash_ids",
+    "hash_runs",
+    "session_id",
+)
+FIELDS += ("request_id", "parent_request_id", "messages", "turn", "tools", "delay", "chat_id")
+fields = st.dictionaries(
+    st.sampled_from(FIELDS),
+    scalars
+    | st.lists(scalars, max_size=3)
+    | st.lists(st.lists(st.integers(-1, 9), max_size=3), max_size=3),
+)
+
+
+def lines(rows: list[Any]) -> bytes:
+    return b"\n".join(row if isinstance(row, bytes) else orjson.dumps(row) for row in rows)
+
+
+@one_file
+@given(rows=st.lists(fields | st.binary(max_size=20), max_size=4))
+def test_a_trace(tmp_path: Path, rows: list[Any]) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(lines(rows))
+    with suppress(TraceError):
+        list(read_trace(path))
+
+
+@one_file
+@given(rows=st.lists(fields | st.binary(max_size=20) | scalars, max_size=4))
+def test_a_request_log(tmp_path: Path, rows: list[Any]) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(lines(rows))
+    read_log(path, {"a.run"})
+    with suppress(RunError):
+        read_rows(path)
+
+
+header = st.tuples(st.binary(max_size=12) | st.just(b"Connection"), st.binary(max_size=12))
+
+
+@given(st.lists(header, max_size=6))
+def test_headers(fields: list[tuple[bytes, bytes]]) -> None:
+    assert forwarded(fields, "id").startswith(b"X-Request-Id: id\r\n")
+    answer_lines([(name.lower(), value) for name, value in fields])
+
+
+@given(st.binary(max_size=30))
+def test_a_session_of_any_bytes_can_be_logged_on_one_line(raw: bytes) -> None:
+    name = bounded(raw.decode("utf-8", "surrogateescape"))
+    record = RequestRecord(request_id="r", endpoint=f"/v1/{name}", t_proxy_recv=0.0)
+    record.session_id = record.model = name
+    line = record_json(record).decode()
+    assert len(line.splitlines()) == 1
+    assert not any(char < " " or "\x7f" <= char <= "\x9f" for char in line)
+    assert orjson.loads(line)["session_id"] == name
+
+
+@given(st.text(max_size=20))
+def test_a_log_line_stays_one_line(text: str) -> None:
+    assert len((printable(text) + "x").splitlines()) == 1
+
+
+@pytest.mark.parametrize("char", ["\x1b", "\x9b", "\u2028", "\u2029", "\x85", "\x7f"])
+def test_json_says_the_same_once_printable(char: str) -> None:
+    raw = orjson.dumps({"a": f"x{char}y"})
+    assert printable_json(raw).isascii()
+    assert orjson.loads(printable_json(raw)) == orjson.loads(raw)
