@@ -127,8 +127,12 @@ def can_prefill(scene: Scene, c: Candidate, connector: Connector) -> bool:
 
     What it holds for others to fetch is out of its own streams' reach, so that is bounded.
     """
+    if connector.needs_engine_id and c.instance.bootstrap_url is None:
+        return False
+    if not connector.pins:
+        return True
     pinned = c.load.pinned_requests
-    if c.instance.bootstrap_url is None or pinned >= connector.max_parallel:
+    if pinned >= connector.max_parallel:
         return False
     kv_tokens = scene.kv_tokens(c.instance.name) if pinned else None
     if kv_tokens is None:
