@@ -138,6 +138,7 @@ class Admin:
         member = self._service.router.fleet.get(spec.name)
         if member is not None and member.is_draining and member.instance.url == spec.url:
             member.is_draining = False
+            self._service.waiting.look_again()
             return json_response(self._describe(spec.name))
         known = [m.instance for m in self._service.router.fleet.members()]
         if any(spec.name == i.name or spec.url == i.url for i in known):
