@@ -164,6 +164,7 @@ class Router:
             return found
         d = self._decide(self._scene(facts, found, now_s)).decode
         self.hedges.end(route, now_s)
+        self._course.release(route, now_s)
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
