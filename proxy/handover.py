@@ -9,6 +9,7 @@ cut before it has scheduled the request never tells P.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import orjson
@@ -104,11 +105,20 @@ def release(service: Service, route: Route, edits: Edits) -> None:
     up = [m.instance.name for m in service.router.fleet.up() if m.instance.name != p.name]
     # D last: mostly it is not asked because it cannot be reached.
     names = sorted(up, key=lambda name: name == route.decode.name)[:RELEASERS]
-    if not names or service.aftermath.spawn(_release(service, names, params)) is None:
-        service.metrics.releases.labels("stranded").inc()
+    note = partial(_note, service, p.name, route.prompt_tokens)
+    if not names or service.aftermath.spawn(_release(service, names, params, note)) is None:
+        note("stranded")
 
 
-async def _release(service: Service, names: list[str], params: Any) -> None:
+def _note(service: Service, p: str, tokens: int, result: str) -> None:
+    service.metrics.releases.labels(result).inc()
+    if result != "released":
+        service.router.stranded.book(p, tokens, service.clock.now_s())
+
+
+async def _release(
+    service: Service, names: list[str], params: Any, note: Callable[[str], None]
+) -> None:
     """Ask one after the other, up to the first that may have heard it."""
     sent: list[Reply] = []
     result = "failed"
@@ -119,7 +129,7 @@ async def _release(service: Service, names: list[str], params: Any) -> None:
     except TimeoutError:
         pass
     finally:
-        service.metrics.releases.labels(result).inc()
+        note(result)
 
 
 async def _refused(service: Service, name: str, params: Any, on_sent: OnSent) -> str:
