@@ -36,6 +36,9 @@ class PrefillHalf:
     def __init__(self, service: Service, route: Route) -> None:
         self._service, self._route = service, route
         self._reply: Reply | None = None
+        # From half of its time on a leg that ends without an answer may have ended as it was left.
+        self._p = route.prefill.name if route.prefill else None
+        self._near_end_s = route.reserved_s + route.predicted_prefill_s / 2
 
     async def run(
         self, leg: Callable[[OnSent], Coroutine[Any, Any, Edits | Fallback]]
@@ -52,8 +55,11 @@ class PrefillHalf:
         return self._reply is not None and self._reply.hang_up()
 
     def _unwanted(self, result: Edits | Fallback | None) -> None:
+        service, route = self._service, self._route
         if isinstance(result, Edits):
-            release(self._service, self._route, result)
+            release(service, route, result)
+        elif self._p and self._reply and service.clock.now_s() >= self._near_end_s:
+            _note(service, self._p, route.prompt_tokens, "unknown")
 
 
 class DecodeHalf:

@@ -140,7 +140,7 @@ class Metrics:
             (self.rejected, RejectReason),
             (self.fallbacks, Fallback),
             (self.hedges, ("local", "peer", "none")),
-            (self.releases, ("released", "failed", "stranded")),
+            (self.releases, ("released", "failed", "stranded", "unknown")),
             (self.retries, FailureKind),
             (self.client_errors, Refusal),
             (self.disconnects, ("upload", "queue", "prefill", "first_token", "decode")),
