@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
-from hmac import compare_digest
 from itertools import islice
 
-import orjson
 from aiohttp import web
+from multidict import CIMultiDict
 
+from proxy import replies
+from proxy.allow import ForbiddenAddressError, check
 from proxy.config import InstanceSpec
 from proxy.core.gate import ANY_MODEL
 from proxy.core.latency import Times
-from proxy.core.tokens import bounded
-from proxy.errors import UpstreamFailure
+from proxy.core.tokens import bounded, of_tenant
+from proxy.errors import ProxyError, UpstreamFailure
+from proxy.operators import error_response, json_response, small_object
 from proxy.reqlog import record_json
 from proxy.service import DECISIONS_KEPT, Service
-from proxy.upstream import model_cards
+from proxy.upstream import LIST_BYTES, model_cards
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
 MODELS_TIMEOUT_S = 2.0
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
-def json_response(body: object, status: int = 200) -> web.Response:
-    """JSON without a detour over str."""
-    return web.Response(
-        status=status, body=orjson.dumps(body), content_type="application/json", charset="utf-8"
-    )
-
-
-def error_response(status: int, message: str) -> web.Response:
-    """An OpenAI-shaped error of an admin path."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
-    return json_response({"error": error}, status)
-
-
-def guarded(handler: Handler, token: str | None) -> Handler:
-    """The handler, for those who know the token; compared in constant time."""
-    if token is None:
-        return handler
-    wanted = f"Bearer {token}".encode()
-
-    async def checked(request: web.Request) -> web.Response:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not compare_digest(given, wanted):
-            response = error_response(401, "Authorization: Bearer with the admin token is needed")
-            response.headers["WWW-Authenticate"] = "Bearer"
-            return response
-        return await handler(request)
-
-    return checked
 
 
 class Admin:
@@ -69,7 +40,9 @@ class Admin:
         """Whether new requests should come here: not while draining, nor with nobody to serve."""
         del request
         if self._service.is_draining:
-            return json_response({"status": "draining"}, 503)
+            response = json_response({"status": "draining"}, 503)
+            response.force_close()  # a balancer's kept connection is not waited for
+            return response
         serving = self._serving()
         return json_response({"status": "ready" if serving else "no instance is up"}, _ok(serving))
 
@@ -86,10 +59,10 @@ class Admin:
             for m in fleet.members()
         }
         serving = self._serving()
-        return json_response(
-            {"status": "ok" if serving else "no instance is up", "instances": instances},
-            _ok(serving),
-        )
+        body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
+        if self._service.last_reload is not None:
+            body["config_reload"] = self._service.last_reload
+        return json_response(body | {"instances": instances}, _ok(serving))
 
     def _serving(self) -> bool:
         return any(m.health.was_seen for m in self._service.router.fleet.usable())
@@ -143,7 +116,7 @@ class Admin:
 
     async def add_instance(self, request: web.Request) -> web.Response:
         """POST {"instance": "[name=]host:port[;bootstrap=PORT]"}; takes a draining one back."""
-        body = await _object(request)
+        body = await small_object(request, self._service.settings.body_timeout)
         text = body.get("instance")
         if not isinstance(text, str):
             return error_response(400, 'instance: a string "[name=]host:port[;bootstrap=PORT]"')
@@ -151,9 +124,21 @@ class Admin:
             spec = InstanceSpec.parse(text)
         except ValueError as error:
             return error_response(400, f"instance: {error}")
+        service = self._service
+        try:
+            await check(
+                spec,
+                service.settings.allow_cidr,
+                service.settings.instances,
+                service.own_ports,
+                service.ways.resolver,
+            )
+        except ForbiddenAddressError as error:
+            return error_response(400, f"instance: {error}")
         member = self._service.router.fleet.get(spec.name)
         if member is not None and member.is_draining and member.instance.url == spec.url:
             member.is_draining = False
+            self._service.waiting.look_again()
             return json_response(self._describe(spec.name))
         known = [m.instance for m in self._service.router.fleet.members()]
         if any(spec.name == i.name or spec.url == i.url for i in known):
@@ -174,17 +159,23 @@ class Admin:
         return json_response({"removed": name})
 
     async def end_session(self, request: web.Request) -> web.Response:
-        """Forget where a session lives."""
-        known = self._service.router.sessions.end(bounded(request.match_info["id"]))
+        """Forget where a session lives; ?tenant=NAME for one of a tenant."""
+        session = of_tenant(bounded(request.match_info["id"]), request.query.get("tenant"))
+        known = self._service.router.sessions.end(session or "")
         return json_response({"ended": known}) if known else error_response(404, "no such session")
 
     async def models(self, request: web.Request) -> web.Response:
         """The union of what the instances in use serve, each model once."""
+        try:
+            grant = self._service.grant(request.headers)
+        except ProxyError as error:
+            return replies.error(error, CIMultiDict())
+        auth = grant.added if grant.hidden else _auth(request)
         cards: dict[str, Mapping[str, object]] = {}
         for member in self._service.router.fleet.usable():
             upstream = self._service.upstreams[member.instance.name]
             try:
-                body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, _auth(request))
+                body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, auth, LIST_BYTES)
             except UpstreamFailure:
                 continue
             for card in model_cards(body):
@@ -213,11 +204,3 @@ def _ratios(times: Times) -> dict[str, dict[str, float | None]]:
 
 def _ok(serving: bool) -> int:  # noqa: FBT001 - the one thing it is asked
     return 200 if serving else 503
-
-
-async def _object(request: web.Request) -> dict[str, object]:
-    try:
-        body = orjson.loads(await request.read())
-    except orjson.JSONDecodeError:
-        return {}
-    return body if isinstance(body, dict) else {}

@@ -5,18 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import ssl
+from collections.abc import Callable
 from typing import cast
 
 from aiohttp import web
 
-from proxy import background, tcp
-from proxy.admin import Admin, error_response, guarded
+from proxy import background, tcp, tls
+from proxy.admin import Admin
 from proxy.config import Settings
 from proxy.connections import Door, GuardedSite, client_cap
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
+from proxy.listening import Site
+from proxy.operators import Denials, audited, error_response
 from proxy.refusals import RefusalLog
+from proxy.reload import Reloader
 from proxy.service import Service
 from proxy.thresholds import BusyThreshold
 
@@ -36,9 +41,12 @@ _log = logging.getLogger(__name__)
 class Server:
     """One listening proxy: `start`, then `stop`; `run` does both around a signal."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, source: Callable[[], Settings] | None = None) -> None:
+        """`source` reads the options anew for a reload; raises ConfigError."""
         self._settings = settings
+        self._source = source or (lambda: settings)
         self.service: Service
+        self.reloader: Reloader
         self._runner: web.AppRunner
         self._rules: Rules
         self._admin_runner: web.AppRunner | None = None
@@ -48,31 +56,47 @@ class Server:
     @property
     def url(self) -> str:
         """Where the proxy listens; the port is the kernel's choice when 0 was asked for."""
-        return _url(self._runner)
+        return self._url(self._runner)
 
     @property
     def admin_url(self) -> str:
         """Where the admin paths are."""
-        return _url(self._admin_runner or self._runner)
+        return self._url(self._admin_runner or self._runner)
+
+    def _url(self, runner: web.AppRunner) -> str:
+        host, port = runner.addresses[0][:2]
+        scheme = "https" if self._settings.tls_cert else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def start(self) -> None:
-        """Listen. Raises OSError when the port or the request log cannot be had."""
+        """Listen. Raises OSError when the port or the request log cannot be had.
+
+        ConfigError when certificates cannot be used.
+        """
         settings = self._settings
+        secure = tls.for_clients(settings)
         self.service = Service.start(settings)
+        self.reloader = Reloader(self.service, self._source, self._exchange)
         refused = self.service.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
         one_listener = settings.admin_port is None
         self._runner = await self._listen(
-            application(self.service, admin=one_listener), settings.host, settings.port
+            application(self.service, admin=one_listener), settings.host, settings.port, secure
         )
         self._take_short_cut(self._runner)
         if settings.admin_port is not None:
             self._admin_runner = await self._listen(
-                application(self.service, public=False), settings.admin_host, settings.admin_port
+                application(self.service, public=False),
+                settings.admin_host,
+                settings.admin_port,
+                secure,
             )
+        self.service.own_ports |= {at[1] for r in self._runners for at in r.addresses}
 
-    async def _listen(self, app: web.Application, host: str, port: int) -> web.AppRunner:
+    async def _listen(
+        self, app: web.Application, host: str, port: int, secure: ssl.SSLContext | None
+    ) -> web.AppRunner:
         runner = Runner(
             app,
             self._rules,
@@ -87,7 +111,7 @@ class Server:
         await runner.setup()
         self._runners.append(runner)
         try:
-            site = self._site(runner, host, port)
+            site = self._site(runner, host, port, secure)
             await site.start()
         except OSError:
             await self.close()
@@ -96,14 +120,22 @@ class Server:
             tcp.watch(sock)
         return runner
 
-    def _site(self, runner: web.AppRunner, host: str, port: int) -> web.TCPSite:
+    def _site(
+        self, runner: web.AppRunner, host: str, port: int, secure: ssl.SSLContext | None
+    ) -> Site:
         """Clients share a limited number of connections; operators get in beside them."""
         if len(self._runners) > 1:
-            return web.TCPSite(runner, host, port, backlog=BACKLOG)
+            return Site(runner, host, port, backlog=BACKLOG, ssl_context=secure)
         metrics = self.service.metrics
         door = Door(client_cap(self._settings.max_connections), metrics.connections_refused.inc)
         metrics.open_connections.set_function(lambda: door.open)
-        return GuardedSite(runner, host, port, door, backlog=BACKLOG)
+        return GuardedSite(runner, host, port, door, backlog=BACKLOG, ssl_context=secure)
+
+    async def _exchange(self, secure: ssl.SSLContext) -> None:
+        """Accept with another TLS context."""
+        for site in [s for runner in self._runners for s in runner.sites]:
+            if isinstance(site, Site):
+                await site.exchange(secure)
 
     def _take_short_cut(self, runner: web.AppRunner) -> None:
         """Lead the paths that matter past the router, which would cost as much as a decision."""
@@ -120,18 +152,26 @@ class Server:
         server.request_handler = handle
 
     def catch_signals(self) -> None:
-        """From now on SIGTERM and SIGINT end `run`; before it says that it listens, better."""
+        """From now on SIGTERM and SIGINT end `run`, SIGHUP reloads, SIGUSR1 does nothing.
+
+        Better before it says that it listens. The request log needs no signal to be rotated.
+        """
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self.reloader.ask)
+        loop.add_signal_handler(signal.SIGUSR1, lambda: None)
 
     async def run(self) -> None:
         """Serve until a signal comes, then drain; a second one ends at once."""
         try:
             async with asyncio.TaskGroup() as group:
                 periodic = group.create_task(background.run(self.service), name="background")
+                look_s = self._settings.health_interval
+                reloads = group.create_task(self.reloader.watch(look_s), name="reload")
                 await self._stop.wait()
                 self._stop.clear()
+                reloads.cancel()
                 await self.drain()
                 periodic.cancel()
         finally:
@@ -142,7 +182,7 @@ class Server:
 
     async def drain(self) -> None:
         """Readiness off at once; accept a little longer; let what runs finish, up to the limit."""
-        service, limit_s = self.service, self._settings.drain_seconds
+        service, limit_s = self.service, self.service.settings.drain_seconds
         service.is_draining = True
         service.waiting.close()
         _log.info("draining: %d requests in flight", service.in_flight)
@@ -178,11 +218,6 @@ class Server:
         await self.service.close()
 
 
-def _url(runner: web.AppRunner) -> str:
-    host, port = runner.addresses[0][:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
-
-
 def application(service: Service, *, admin: bool = True, public: bool = True) -> web.Application:
     """The routes of one listener. No middleware: every request would pay for it."""
     app = web.Application(client_max_size=service.settings.max_body_bytes)
@@ -208,8 +243,7 @@ def _probes(service: Service) -> list[web.RouteDef]:
 
 def _admin(service: Service) -> list[web.RouteDef]:
     """What changes or shows the fleet: for operators, behind the token where there is one."""
-    admin, thresholds = Admin(service), BusyThreshold(service)
-    token = service.settings.admin_token
+    admin, thresholds, denials = Admin(service), BusyThreshold(service), Denials(service)
     rows = (
         ("GET", "/instances", admin.instances),
         ("POST", "/instances", admin.add_instance),
@@ -220,8 +254,10 @@ def _admin(service: Service) -> list[web.RouteDef]:
         ("POST", "/busy_threshold", thresholds.post),
         ("DELETE", "/busy_threshold", thresholds.delete),
     )
-    secret = token.get_secret_value() if token is not None else None
-    return [web.route(method, path, guarded(handler, secret)) for method, path, handler in rows]
+    return [
+        web.route(method, path, audited(service, denials, handler))
+        for method, path, handler in rows
+    ]
 
 
 def _relayed(service: Service) -> list[web.RouteDef]:

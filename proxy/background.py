@@ -20,7 +20,7 @@ from proxy.memory import resident_bytes
 from proxy.scrape import parse
 from proxy.service import Service
 from proxy.tuning import give_back
-from proxy.upstream import Upstream, model_cards
+from proxy.upstream import LIST_BYTES, Upstream, model_cards
 
 LAG_INTERVAL_S = 0.25
 TICKS = 4
@@ -123,7 +123,7 @@ async def _learn(service: Service, upstream: Upstream) -> None:
     if member is None:
         return
     if member.models is None or member.health.probes % MODELS_EVERY == 0:
-        body = await upstream.get("/v1/models", timeout_s)
+        body = await upstream.get("/v1/models", timeout_s, limit=LIST_BYTES)
         names = [str(card["id"]) for card in model_cards(body)]
         service.router.fleet.observe_models(name, names)
     if service.connector.needs_engine_id:
@@ -143,7 +143,7 @@ async def trial(service: Service, upstream: Upstream) -> None:
     body = orjson.dumps({"model": models[0], "prompt": "1", "max_tokens": 1})
     try:
         with Limit(TRIAL_S):
-            reply = await upstream.send("POST", "/v1/completions", _JSON, body)
+            reply = await upstream.send("POST", "/v1/completions", _JSON + service.ways.auth, body)
             try:
                 await look_at(reply)
                 await reply.read(TRIAL_BYTES)
@@ -159,7 +159,8 @@ async def trial(service: Service, upstream: Upstream) -> None:
 async def scrape(service: Service, upstream: Upstream) -> None:
     """GET /metrics; an engine without it is judged by our own counters alone."""
     try:
-        body = await upstream.get("/metrics", service.settings.health_timeout)
+        limit_s = service.settings.health_timeout
+        body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES)
     except UpstreamFailure:
         return
     service.observe_stats(upstream.instance.name, parse(body))

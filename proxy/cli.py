@@ -7,13 +7,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-import orjson
 import uvloop
 
+from proxy import logs
 from proxy.app import Server
 from proxy.config import ConfigError, Loaded, Settings, load, print_config
 from proxy.edge import has_c_parser
-from proxy.plain import printable
+from proxy.keys import is_loopback
 from proxy.tuning import collect_rarely, keep_big_blocks, share_the_interpreter
 
 EXIT_CONFIG = 78
@@ -26,19 +26,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not has_c_parser():
         print(f"cache-proxy: {NO_PARSER}", file=sys.stderr)
         return EXIT_CONFIG
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        loaded = load(sys.argv[1:] if argv is None else argv, os.environ)
+        loaded = load(given, os.environ)
     except ConfigError as error:
         print(f"cache-proxy: {error}", file=sys.stderr)
         return 2
     if loaded.print_config:
         print(print_config(loaded), end="")
         return 0
-    _set_up_logging(loaded.settings)
+    logs.set_up(loaded.settings.log_level, loaded.settings.log_format)
     keep_big_blocks()
     share_the_interpreter()
+    return _run(loaded, given)
+
+
+def _run(loaded: Loaded, given: Sequence[str]) -> int:
     try:
-        uvloop.run(_serve(loaded))
+        uvloop.run(_serve(loaded, given))
+    except ConfigError as error:
+        print(f"cache-proxy: {error}", file=sys.stderr)
+        return 2
     except OSError as error:
         print(f"cache-proxy: {_what_failed(loaded.settings, error)}", file=sys.stderr)
         return 1
@@ -47,8 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _serve(loaded: Loaded) -> None:
-    server = Server(loaded.settings)
+async def _serve(loaded: Loaded, given: Sequence[str]) -> None:
+    server = Server(loaded.settings, lambda: load(given, os.environ).settings)
     await server.start()
     server.catch_signals()
     collect_rarely()
@@ -68,39 +76,18 @@ def _warn(logger: logging.Logger, settings: Settings) -> None:
             "give host:port;bootstrap=PORT, or --kv-connector none",
             ", ".join(without),
         )
+    is_open = settings.admin_port is None and settings.admin_token is None
+    if is_open and not is_loopback(settings.host):
+        logger.warning(
+            "admin paths are open to whoever reaches %s: give --admin-token or --admin-port",
+            settings.host,
+        )
 
 
 def _what_failed(settings: Settings, error: OSError) -> str:
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
     return f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
-
-
-class _JsonFormatter(logging.Formatter):
-    """One JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "t": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "message": printable(record.getMessage()),
-        }
-        return orjson.dumps(line).decode()
-
-
-class _TextFormatter(logging.Formatter):
-    """One line per message, whatever of it came from outside."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        return printable(super().formatMessage(record))
-
-
-def _set_up_logging(settings: Settings) -> None:
-    handler = logging.StreamHandler()
-    text = _TextFormatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(_JsonFormatter() if settings.log_format == "json" else text)
-    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
-    logging.getLogger("aiohttp").setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

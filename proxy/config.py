@@ -4,7 +4,6 @@ The options themselves are declared in `config_options`; nothing here knows one 
 `config`, which names the file, and `instances`, which has no default.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -24,7 +23,7 @@ from proxy.config_sources import (
     read_env,
     read_file,
 )
-from proxy.config_values import InstanceSpec, to_toml, value_text
+from proxy.config_values import USERINFO, InstanceSpec, to_toml, value_text
 
 __all__ = [
     "ConfigError",
@@ -36,8 +35,6 @@ __all__ = [
     "print_config",
     "readme_table",
 ]
-
-_USERINFO = re.compile(r"[^\s'\",;/]+@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +137,7 @@ def _explain(error: ValidationError, given: Given) -> str:
     reason = f": {context['error']}" if "error" in context else ""
     allowed = allowed_of(Settings.model_fields[name], option)
     # A password in an instance's address must not reach a terminal or a log.
-    return _USERINFO.sub("***@", f"{_stated(name, given)}{reason}; allowed: {allowed}")
+    return USERINFO.sub("***@", f"{_stated(name, given)}{reason}; allowed: {allowed}")
 
 
 def _stated(name: str, given: Given) -> str:
@@ -148,6 +145,6 @@ def _stated(name: str, given: Given) -> str:
         return f"{name} = {value_text(Settings.model_fields[name].default)} (default)"
     if SecretStr in get_args(Settings.model_fields[name].annotation):
         return f"{name} ({given.origins[name]})"
-    shown = _USERINFO.sub("***@", repr(given.values[name]))  # before cutting: the @ must be seen
+    shown = USERINFO.sub("***@", repr(given.values[name]))  # before cutting: the @ must be seen
     shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
     return f"{name} = {shown} ({given.origins[name]})"

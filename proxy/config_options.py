@@ -4,10 +4,12 @@ The field's name gives `--kebab-case`, `snake_case` and `CACHE_PROXY_UPPER_CASE`
 allowed range; its `Option` gives topic, help and unit. Times are seconds, sizes bytes.
 """
 
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ByteSize,
@@ -24,11 +26,14 @@ from proxy.config_values import (
     WEIGHTS_FORM,
     InstanceSpec,
     TenantWeight,
+    cidr_list,
     instance_list,
     weight_list,
 )
+from proxy.keys import KEYS_FORM, checked_keys, is_loopback, long_enough, secret_text
 
 LISTENING = "Listening"
+ACCESS = "Access and TLS"
 INSTANCES = "Instances"
 CLASSES = "Route classes"
 PLACEMENT = "Placement and sessions"
@@ -47,6 +52,15 @@ Tokens = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Instances = Annotated[tuple[InstanceSpec, ...], BeforeValidator(instance_list), Field(min_length=1)]
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Field(min_length=1)]
+SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
+NEEDS = (
+    ("tls_key", "tls_cert"),
+    ("tls_client_ca", "tls_cert"),
+    ("instance_key", "instance_cert"),
+    ("cache_salt_secret", "api_key"),
+)
+"""The first is of no use without the second."""
 OffloadPolicy = Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"]
 MIB = 1 << 20
 
@@ -75,7 +89,12 @@ class Settings(BaseModel):
     ] = None
     admin_token: Annotated[
         SecretStr | None,
-        Option(LISTENING, "Admin paths want Authorization: Bearer with this; none: open."),
+        BeforeValidator(secret_text),
+        Option(
+            LISTENING,
+            "Admin paths want Authorization: Bearer with this; none: open.",
+            allowed=SECRET_FORM,
+        ),
     ] = None
     max_body_bytes: Annotated[
         ByteSize,
@@ -101,6 +120,65 @@ class Settings(BaseModel):
         bool,
         Option(LISTENING, "Tell the client instance, route and reason in X-Cache-Proxy-* headers."),
     ] = True
+
+    api_key: Annotated[
+        SecretStr | None,
+        BeforeValidator(secret_text),
+        AfterValidator(checked_keys),
+        Option(
+            ACCESS,
+            "Clients need one of these as Authorization: Bearer, or x-api-key; none: open. "
+            "A key's tenant is the name before it.",
+            allowed=f"{KEYS_FORM}, or none",
+        ),
+    ] = None
+    cache_salt_secret: Annotated[
+        SecretStr | None,
+        BeforeValidator(secret_text),
+        AfterValidator(long_enough),
+        Option(
+            ACCESS,
+            "Tenants share no KV: bodies get a cache_salt made of this and the tenant; prefixes "
+            "are kept apart too, and X-Cache-Proxy-* headers are not sent.",
+            allowed="16 bytes or more, or @FILE that holds them, or none",
+        ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None, Option(ACCESS, "PEM chain for clients: the port speaks TLS, 1.2 or newer.")
+    ] = None
+    tls_key: Annotated[
+        Path | None, Option(ACCESS, "Its private key; none: it is in --tls-cert.")
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None, Option(ACCESS, "Clients need a certificate that one of these CAs signed.")
+    ] = None
+    instance_api_key: Annotated[
+        SecretStr | None,
+        BeforeValidator(secret_text),
+        Option(
+            ACCESS,
+            "Sent to the instances instead of a client's Authorization.",
+            allowed=SECRET_FORM,
+        ),
+    ] = None
+    instance_ca: Annotated[
+        Path | None, Option(ACCESS, "CAs that https instances are verified by; none: the system's.")
+    ] = None
+    instance_cert: Annotated[
+        Path | None, Option(ACCESS, "PEM chain shown to https instances that ask for one.")
+    ] = None
+    instance_key: Annotated[
+        Path | None, Option(ACCESS, "Its private key; none: it is in --instance-cert.")
+    ] = None
+    allow_cidr: Annotated[
+        Networks | None,
+        BeforeValidator(cidr_list),
+        Option(
+            ACCESS,
+            "Where instances that are added at run time may be; none: where --instances are.",
+            allowed="networks like 10.0.0.0/8,fd00::/8, or none",
+        ),
+    ] = None
 
     instances: Annotated[
         Instances,
@@ -339,4 +417,17 @@ class Settings(BaseModel):
         if self.warm_threshold > self.heavy_threshold:
             pair = {"options": ("warm_threshold", "heavy_threshold")}
             raise PydanticCustomError("order", "must not be larger than", pair)
+        return self
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for name, other in NEEDS:
+            if getattr(self, name) is not None and getattr(self, other) is None:
+                raise PydanticCustomError(
+                    "needs", "is of no use without", {"options": (name, other)}
+                )
+        is_open = self.admin_port is not None and self.admin_token is None
+        if is_open and not is_loopback(self.admin_host):
+            pair = {"options": ("admin_host", "admin_token")}
+            raise PydanticCustomError("open", "is no loopback address, and so needs", pair)
         return self

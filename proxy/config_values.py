@@ -22,6 +22,8 @@ _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?"
 )
+USERINFO = re.compile(r"[^\s'\",;/]+@")
+"""A password in an address must not reach a terminal, a log or an answer."""
 MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 WEIGHTS_FORM = "tenant=weight, comma separated, weights 0.1 to 100"
 _WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
@@ -103,6 +105,14 @@ def instance_list(value: object) -> object:
     return specs
 
 
+def cidr_list(value: object) -> object:
+    """Networks of `10.0.0.0/8,fd00::/8` or of a list of texts; a bare address is one."""
+    entries = value.split(",") if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple):
+        return value
+    return tuple(ipaddress.ip_network(e.strip()) if isinstance(e, str) else e for e in entries)
+
+
 def value_text(value: object) -> str:
     """Shortest text that reads back as `value`: `20000`, `32MiB`, `none`, `a:1,b:2`."""
     if value is None:
@@ -135,7 +145,8 @@ def to_toml(value: object) -> str:
 def _address(text: str) -> tuple[str | None, str, int]:
     found = _ADDRESS.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not host:port or http(s)://host:port")
+        shown = USERINFO.sub("***@", text)
+        raise ValueError(f"{shown!r} is not host:port or http(s)://host:port")
     host, port = found["host"].lower(), int(found["port"])
     if not 1 <= port <= 65535:
         raise ValueError(f"port {port} is not within 1 to 65535")

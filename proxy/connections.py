@@ -16,6 +16,8 @@ from typing import cast
 
 from aiohttp import web
 
+from proxy.listening import Site
+
 CLIENTS_RATIO = 0.45
 """Of the descriptors: less than half, as Envoy advises, so each client can have an instance."""
 OWN_DESCRIPTORS = 32
@@ -128,7 +130,7 @@ class Guest(asyncio.Protocol):
             self._timer.cancel()
 
 
-class GuardedSite(web.TCPSite):
+class GuardedSite(Site):
     """A listener behind a door."""
 
     def __init__(
@@ -144,15 +146,8 @@ class GuardedSite(web.TCPSite):
         super().__init__(runner, host, port, backlog=backlog, ssl_context=ssl_context)
         self._door = door
 
-    async def start(self) -> None:
-        """Listen."""
-        await super(web.TCPSite, self).start()
+    def answerer(self) -> Callable[[], asyncio.Protocol]:
+        """The server's, behind the door."""
         server = self._runner.server
         assert isinstance(server, web.Server)
-        self._server = await asyncio.get_running_loop().create_server(
-            self._door.guard(server),
-            self._host,
-            self._port,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-        )
+        return self._door.guard(server)

@@ -3,6 +3,9 @@
 A request has several time limits and nearly never meets one. A timer for each, made and cancelled,
 costs more than everything else that the request waits for, so limits are kept in a set which is
 looked at every `TICK_S`. They are met up to that much late, never early.
+
+A process that was stopped for a while blames nobody for it: time in which nothing here could run
+does not count.
 """
 
 from __future__ import annotations
@@ -14,30 +17,41 @@ from types import TracebackType
 from typing import Self
 
 TICK_S = 0.05
+LOST_S = 1.0
+"""A tick that comes later than this was kept from running: stopped, or starved of the processor."""
 
 
 class _Keeper:
     """The running limits of one event loop; ticks only while there are any."""
 
-    __slots__ = ("_handle", "loop", "running")
+    __slots__ = ("_due_s", "_handle", "loop", "running")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.running: set[Limit | Alarm] = set()
         self._handle: asyncio.TimerHandle | None = None
+        self._due_s = 0.0
 
     def add(self, limit: Limit | Alarm) -> None:
         self.running.add(limit)
         if self._handle is None:
-            self._handle = self.loop.call_later(TICK_S, self._tick)
+            self._sleep(self.loop.time())
+
+    def _sleep(self, now_s: float) -> None:
+        self._due_s = now_s + TICK_S
+        self._handle = self.loop.call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
         self._handle = None
         now_s = self.loop.time()
+        lost_s = now_s - self._due_s
+        if lost_s > LOST_S:
+            for limit in self.running:
+                limit.forgive(lost_s)
         for limit in tuple(self.running):
             limit.look(now_s)
         if self.running:
-            self._handle = self.loop.call_later(TICK_S, self._tick)
+            self._sleep(now_s)
 
 
 _last: list[_Keeper] = []
@@ -71,6 +85,10 @@ class Alarm:
         if now_s >= self._when_s:
             self.stop()
             self._ring()
+
+    def forgive(self, lost_s: float) -> None:
+        """So much time did not count."""
+        self._when_s += lost_s
 
 
 class Limit:
@@ -119,6 +137,10 @@ class Limit:
         """Called with every tick."""
         if now_s >= self._when_s:
             self._expire()
+
+    def forgive(self, lost_s: float) -> None:
+        """So much time did not count."""
+        self._when_s += lost_s
 
     def _expire(self) -> None:
         if not self._expired:

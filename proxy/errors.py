@@ -36,6 +36,13 @@ class BadRequestError(ProxyError):
     outcome = Outcome.BAD_REQUEST
 
 
+class UnauthorizedError(BadRequestError):
+    """No key, or none that is known."""
+
+    status = 401
+    type = "authentication_error"
+
+
 class NotForClientsError(BadRequestError):
     """The path is an operator's."""
 

@@ -110,7 +110,10 @@ class Exchange:
             if self.request.transport is not None:
                 # Also what is still queued for a client that reads nothing.
                 self.request.transport.abort()
-            raise
+            if isinstance(gone, asyncio.CancelledError):
+                raise
+            # aiohttp takes any other exception for a fault of ours, and logs its traceback.
+            raise asyncio.CancelledError from gone
         finally:
             self.service.leave(scope)
             self._finish()
@@ -121,7 +124,9 @@ class Exchange:
         if self.service.memory.level is Level.NOTHING:
             return self._reject(SHORT_OF_MEMORY)
         limits = intake.Limits(settings.max_body_bytes, settings.body_timeout)
-        self.out = await intake.read(self.request, self.request_id, limits)
+        grant = self.service.grant(self.request.headers)
+        self.record.tenant = grant.tenant
+        self.out = await intake.read(self.request, self.request_id, limits, grant)
         self.facts, self.prompt_bytes = await self._look()
         admitted = self._admit()
         if isinstance(admitted, Reject):
@@ -142,10 +147,11 @@ class Exchange:
 
     async def _look(self) -> tuple[RequestFacts, int]:
         """The facts; of a giant prompt in a thread, so that no stream waits for all of it."""
-        facts, request = self.service.estimator.facts, self.request
+        facts, request, tenant = self.service.estimator.facts, self.request, self.record.tenant
         if len(self.out.raw or b"") < _GIANT_BYTES:
-            return facts(request.path, request.headers, self.out.parsed)
-        return await asyncio.to_thread(facts, request.path, request.headers, self.out.parsed)
+            return facts(request.path, request.headers, self.out.parsed, tenant)
+        parsed = self.out.parsed
+        return await asyncio.to_thread(facts, request.path, request.headers, parsed, tenant)
 
     def _admit(self) -> Route | Reject:
         service, record, parsed = self.service, self.record, self.out.parsed
@@ -367,7 +373,7 @@ class Exchange:
         headers = CIMultiDict({"X-Request-Id": self.request_id})
         if not self.service.wants_keepalive:
             headers["Connection"] = "close"
-        if self.route is not None and self.service.settings.response_headers:
+        if self.route is not None and self.service.shows_route:
             headers["X-Cache-Proxy-Instance"] = self.route.decode.name
             headers["X-Cache-Proxy-Route"] = self.route.route_class
             headers["X-Cache-Proxy-Reason"] = self.route.reason
@@ -377,7 +383,7 @@ class Exchange:
         """The same as lines, for an answer that is passed on."""
         route = self.route
         text = f"X-Request-Id: {self.request_id}\r\n"
-        if route is not None and self.service.settings.response_headers:
+        if route is not None and self.service.shows_route:
             text += (
                 f"X-Cache-Proxy-Instance: {route.decode.name}\r\n"
                 f"X-Cache-Proxy-Route: {route.route_class.value}\r\n"

@@ -24,6 +24,7 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"expect",
     b"x-request-id",
     b"x-data-parallel-rank",
+    b"x-kv-cache-source-host-port",
     b"transfer_encoding",
     b"content_length",
 }
@@ -44,21 +45,34 @@ _goes: dict[bytes, bool] = {}
 _IDENTITY = b"Accept-Encoding: identity\r\n"
 
 
-def forwarded(fields: Iterable[tuple[bytes, bytes]], request_id: str) -> bytes:
-    """A client's headers as lines for an instance: end-to-end ones. The first is the request id."""
-    lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _IDENTITY]
+_NOTHING: frozenset[bytes] = frozenset()
+
+
+def forwarded(
+    fields: Iterable[tuple[bytes, bytes]],
+    request_id: str,
+    hidden: frozenset[bytes] = _NOTHING,
+    added: bytes = b"",
+) -> bytes:
+    """A client's headers as lines for an instance: end-to-end ones. The first is the request id.
+
+    `hidden`: further names (lower case) that do not go on; `added`: lines that do.
+    """
+    lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _IDENTITY, added]
     named: set[bytes] = set()
     for name, value in fields:
         if (goes := _goes.get(name)) is None:
             goes = _note(name)
         if goes:
-            lines += (name, b": ", value, b"\r\n")
+            if not hidden or name.lower() not in hidden:
+                lines += (name, b": ", value, b"\r\n")
         elif name.lower() == b"connection":
             named |= _tokens(value)
     named -= _NOT_NOMINATED
     if named - _PLAIN_CONNECTION:
         kept = [(n, v) for n, v in fields if n.lower() not in named]
-        return forwarded([f for f in kept if f[0].lower() != b"connection"], request_id)
+        kept = [f for f in kept if f[0].lower() != b"connection"]
+        return forwarded(kept, request_id, hidden, added)
     return b"".join(lines)
 
 

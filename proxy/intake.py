@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from proxy.access import SALT, Grant
 from proxy.core.splice import splice
 from proxy.core.steering import complaint, steering_keys
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
@@ -59,7 +60,7 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if given and _REQUEST_ID.fullmatch(given) else _new_id()
 
 
-async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
+async def read(request: web.Request, name: str, limits: Limits, grant: Grant) -> Outgoing:
     """Body and headers as instances will get them; raises BadRequestError.
 
     What could steer an engine's KV connector or rank is taken out, see `core.steering`.
@@ -67,12 +68,23 @@ async def read(request: web.Request, name: str, limits: Limits) -> Outgoing:
     _check_path(request)
     raw = await _body(request, limits)
     parsed = _parse(request, raw)
+    if grant.salt is not None:
+        raw, parsed = _salted(raw, parsed, grant.salt)
     if unfit := complaint(parsed, raw):
         raise BadRequestError(unfit.message, param=unfit.param)
     if steering := steering_keys(parsed):
         raw = splice(raw, {}, steering)
-    headers = forwarded(request.raw_headers, name)
+    headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
     return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
+
+
+def _salted(raw: bytes, parsed: Mapping[str, Any], salt: str) -> tuple[bytes, Mapping[str, Any]]:
+    """The body under its tenant's salt. One without a JSON object has no prompt to share."""
+    if not parsed and raw.lstrip()[:1] != b"{":
+        if raw.lstrip()[:1] == b"[":
+            raise BadRequestError("body: must be a JSON object")
+        return raw, parsed
+    return splice(raw, {SALT: orjson.dumps(salt)}), {**parsed, SALT: salt}
 
 
 def _check_path(request: web.Request) -> None:
@@ -123,6 +135,7 @@ async def _rest(request: web.Request, limits: Limits, length: int | None) -> byt
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(limits) from error
     except TimeoutError as error:
+        request.protocol._lingering_time = 0.0  # enough was waited for this client
         late = f"body: not complete in {limits.seconds:g} s, or below 1 KiB/s (--body-timeout)"
         raise BodyTimeoutError(late) from error
 

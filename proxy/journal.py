@@ -45,12 +45,14 @@ def note_usage(record: RequestRecord, usage: bytes | None) -> None:
     details = found if isinstance(found, dict) else {}
     record.prompt_tokens = _count(counts.get("prompt_tokens"))
     record.osl_tokens = _count(counts.get("completion_tokens"))
-    record.cached_tokens = _count(details.get("cached_tokens"))
+    most = MOST_TOKENS if record.prompt_tokens is None else record.prompt_tokens
+    record.cached_tokens = _count(details.get("cached_tokens"), most)
 
 
-def _count(value: Any) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool)
-    return value if is_count and 0 <= value <= MOST_TOKENS else None
+def _count(value: Any, most: int = MOST_TOKENS) -> int | None:
+    """A plausible count; an engine's lie must not get into sums and learned rates."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+    return value if is_count else None
 
 
 def outcome_of(status: int) -> Outcome:

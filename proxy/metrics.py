@@ -84,6 +84,8 @@ class Metrics:
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
         self.client_errors = count("client_errors", "Malformed requests refused", "reason")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
+        self.reloads = count("config_reloads", "Options read again at run time", "result")
+        self.denied = count("denied", "Requests without a key or token that is known", "who")
         self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
         self.shadow = count("shadow_decisions", "Shadow policy's choices", "policy", "agrees")
 
@@ -138,6 +140,8 @@ class Metrics:
         """Closed label sets start at 0: an alert on a rate must not begin with "no data"."""
         for counter, values in (
             (self.rejected, RejectReason),
+            (self.reloads, ("applied", "unchanged", "refused")),
+            (self.denied, ("client", "operator")),
             (self.fallbacks, Fallback),
             (self.hedges, ("local", "peer", "none")),
             (self.releases, ("released", "failed", "stranded", "unknown")),

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 from proxy.core.types import FailureKind
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
+from proxy.resolve import literal
+from proxy.ways import Ways
 from proxy.wire import Connection
 
 KEEPALIVE_S = 4.0
@@ -24,13 +26,14 @@ _OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 class Pool:
     """Connections to the scheme, host and port of `url`."""
 
-    def __init__(self, url: str, connect_timeout_s: float) -> None:
+    def __init__(self, url: str, connect_timeout_s: float, ways: Ways) -> None:
         parts = urlsplit(url)
-        is_tls = parts.scheme == "https"
+        self._is_tls = parts.scheme == "https"
         self._host = parts.hostname or ""
-        self._port = parts.port or (443 if is_tls else 80)
+        self._is_literal = literal(self._host) is not None
+        self._port = parts.port or (443 if self._is_tls else 80)
         self.host_header = parts.netloc.encode()
-        self._tls = ssl.create_default_context() if is_tls else None
+        self._ways = ways
         self._connect_timeout_s = connect_timeout_s
         self._open: set[Connection] = set()
         self._idle: list[Connection] = []
@@ -56,17 +59,9 @@ class Pool:
 
     async def connect(self) -> Connection:
         """A fresh connection; raises UpstreamFailure (CONNECT)."""
-        loop = asyncio.get_running_loop()
-        name = self._host if self._tls else None
         try:
             with Limit(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(loop, self._rest, self._lost),
-                    self._host,
-                    self._port,
-                    ssl=self._tls,
-                    server_hostname=name,
-                )
+                connection = await self._connected()
         except TimeoutError as error:
             late = "no connection in time (--connect-timeout)"
             raise UpstreamFailure(FailureKind.CONNECT, late) from error
@@ -78,6 +73,29 @@ class Pool:
         self._open.add(connection)
         if self._is_closed:
             connection.abort()
+        return connection
+
+    async def _connected(self) -> Connection:
+        """To the first of the host's addresses that takes it; raises the last one's OSError."""
+        if self._is_literal:
+            return await self._connect_to(self._host)
+        addresses = await self._ways.resolver.addresses(self._host, self._port)
+        for address in addresses[:-1]:
+            try:
+                return await self._connect_to(address)
+            except OSError:
+                continue
+        return await self._connect_to(addresses[-1])
+
+    async def _connect_to(self, address: str) -> Connection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: Connection(loop, self._rest, self._lost),
+            address,
+            self._port,
+            ssl=self._ways.tls if self._is_tls else None,
+            server_hostname=self._host if self._is_tls else None,
+        )
         return connection
 
     def _rest(self, connection: Connection) -> None:

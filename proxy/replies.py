@@ -41,6 +41,8 @@ def busy(reject: Reject, overload_status: int, headers: Headers) -> web.Response
 
 def error(failed: ProxyError, headers: Headers) -> web.Response:
     """An OpenAI error object under the error's status."""
+    if failed.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     return _json(failed.status, failed.body(), headers)
 
 

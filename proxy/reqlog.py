@@ -1,16 +1,19 @@
 """The request log: one JSON object per line, written by a thread, never waited for by a request.
 
-A full queue or a disk that refuses drops lines and counts them; serving goes on.
+A full queue, or a file that refuses, drops lines and counts them; serving goes on, and so does the
+log once it can. A file that was renamed or deleted is opened again under its path.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import select
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import orjson
 
@@ -22,6 +25,11 @@ QUEUE_LINES = 10_000
 BATCH_LINES = 64
 """Lines made in one go: the event loop waits that long for the interpreter, a few 0.1 ms."""
 LOOK_S = 0.05
+PIPE_S = 1.0
+"""How long a pipe that is full is given; a file is never full for a while only."""
+CLOSE_S = 5.0
+"""At the end: a disk that hangs does not keep the process."""
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 _log = logging.getLogger(__name__)
 
 
@@ -40,14 +48,16 @@ class RequestLog:
     """Appends records to a file; without a path every call is a no-op."""
 
     def __init__(self, path: Path | None, on_drop: Callable[[], None]) -> None:
+        """Raises OSError when the file cannot be opened."""
         self._queue: deque[RequestRecord] = deque()
         self._on_drop = on_drop
-        self._failing = False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if path is not None:
-            file = path.open("ab", buffering=0)
-            self._thread = threading.Thread(target=self._run, args=(file,), name="request-log")
+            file = _File(path)
+            self._thread = threading.Thread(
+                target=self._run, args=(file,), name="request-log", daemon=True
+            )
             self._thread.start()
 
     def write(self, record: RequestRecord) -> None:
@@ -60,29 +70,99 @@ class RequestLog:
             self._on_drop()
 
     def close(self) -> None:
-        """Write what is queued and end the thread; waits for the disk."""
+        """Write what is queued and end the thread; waits for the disk, `CLOSE_S` at most."""
         if self._thread is not None:
             self._closing.set()
-            self._thread.join()
+            self._thread.join(CLOSE_S)
             self._thread = None
 
-    def _run(self, file: BinaryIO) -> None:
+    def _run(self, file: _File) -> None:
         """Look every `LOOK_S`: waking the thread for each record would cost more than the line."""
-        with file:
-            is_last = False
-            while not is_last:
-                is_last = self._closing.wait(LOOK_S)
-                while self._queue:
-                    size = min(len(self._queue), BATCH_LINES)
-                    self._append(file, [self._queue.popleft() for _ in range(size)])
+        is_last = False
+        while not is_last:
+            is_last = self._closing.wait(LOOK_S)
+            while self._queue:
+                size = min(len(self._queue), BATCH_LINES)
+                batch = [self._queue.popleft() for _ in range(size)]
+                for _ in range(size - file.append([record_json(r) + b"\n" for r in batch])):
+                    self._on_drop()
+        file.close()
 
-    def _append(self, file: BinaryIO, batch: list[RequestRecord]) -> None:
+
+class _File:
+    """The log's file: opened again when its path names another one, whole lines only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = os.open(path, _FLAGS, 0o666)
+        self._is_failing = self._is_torn = False
+
+    def append(self, lines: list[bytes]) -> int:
+        """Write lines; gives how many are in the file."""
         try:
-            file.write(b"".join(record_json(record) + b"\n" for record in batch))
-            self._failing = False
+            self._follow()
+            written = self._write((b"\n" if self._is_torn else b"") + b"".join(lines))
         except OSError as error:
-            for _ in batch:
-                self._on_drop()
-            if not self._failing:
-                _log.error("request log: %s; dropping lines until it can be written", error)
-            self._failing = True
+            self._failed(str(error))
+            return 0
+        if self._is_failing:
+            _log.warning("request log: written again")
+            self._is_failing = False
+        return len(lines) if written else 0
+
+    def _follow(self) -> None:
+        """Rotated, deleted, or its directory came back: what the path names now is the log."""
+        if self._fd >= 0:
+            is_ours = os.fstat(self._fd)
+            try:
+                if os.path.samestat(is_ours, self._path.stat()):
+                    return
+            except FileNotFoundError:
+                pass
+            os.close(self._fd)
+            self._fd = -1
+        self._is_torn = False
+        self._fd = os.open(self._path, _FLAGS, 0o666)
+
+    def _write(self, data: bytes) -> bool:
+        """All of it, or nothing that would be half a line; raises OSError."""
+        left = memoryview(data)
+        try:
+            while left:
+                try:
+                    left = left[os.write(self._fd, left) :]
+                except BlockingIOError:
+                    if not self._is_ready():
+                        raise
+        except OSError:
+            self._take_back(len(data) - len(left))
+            raise
+        self._is_torn = False
+        return True
+
+    def _is_ready(self) -> bool:
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return bool(poll.poll(PIPE_S * 1000))
+
+    def _take_back(self, size: int) -> None:
+        """Part of a batch is in the file: cut it off, or where that cannot be end its line."""
+        if not size:
+            return
+        try:
+            state = os.fstat(self._fd)
+            if not stat.S_ISREG(state.st_mode):
+                raise OSError
+            os.ftruncate(self._fd, state.st_size - size)
+        except OSError:
+            self._is_torn = True
+
+    def _failed(self, why: str) -> None:
+        if not self._is_failing:
+            _log.error("request log: %s; dropping lines until it can be written", why)
+        self._is_failing = True
+
+    def close(self) -> None:
+        """Done."""
+        if self._fd >= 0:
+            os.close(self._fd)

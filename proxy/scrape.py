@@ -6,7 +6,6 @@ every stream would feel. Old names of a series stand beside the new one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
@@ -54,7 +53,7 @@ def parse(exposition: bytes) -> EngineStats:
         if sample.name in _SOURCES:
             sources[sample.labels.get("source")] += sample.value
     external = sources.get("external_kv_transfer")
-    started = [s.value for s in samples if s.name in _STARTED and math.isfinite(s.value)]
+    started = [s.value for s in samples if s.name in _STARTED]
     known = [tokens for tokens in total if tokens]
     return EngineStats(
         kv_used_ratio=max(used, default=None),
@@ -69,7 +68,8 @@ def parse(exposition: bytes) -> EngineStats:
 
 
 def _samples(exposition: bytes) -> Iterable[Sample]:
-    lines = [line for line in exposition.splitlines() if line.startswith(_WANTED)]
+    whole, _, _ = exposition.rpartition(b"\n")  # what follows may be half a line
+    lines = [line for line in whole.splitlines() if line.startswith(_WANTED)]
     text = b"\n".join(lines).decode("utf-8", "replace") + "\n"
     try:
         return [s for family in text_string_to_metric_families(text) for s in family.samples]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
+from multidict import CIMultiDictProxy
 from prometheus_client import generate_latest
 
+from proxy import tls
+from proxy.access import Access, Grant, bearer
 from proxy.aftermath import Aftermath
 from proxy.clock import Clock
 from proxy.config import InstanceSpec, Settings
@@ -21,7 +26,7 @@ from proxy.core.tokens import TokenEstimator
 from proxy.core.types import FailureKind, Instance, RequestFacts
 from proxy.core.watermark import Level, Watermark
 from proxy.deadline import Limit
-from proxy.errors import UpstreamFailure
+from proxy.errors import UnauthorizedError, UpstreamFailure
 from proxy.memory import cgroup_limit
 from proxy.metrics import FleetCollector, Metrics
 from proxy.reqlog import RequestLog
@@ -29,6 +34,7 @@ from proxy.scrape import EngineStats
 from proxy.upstream import Upstream
 from proxy.waiting import WaitingRoom
 from proxy.watcher import Watcher
+from proxy.ways import Ways
 
 DECISIONS_KEPT = 1000
 
@@ -63,6 +69,12 @@ def router_config(settings: Settings) -> RouterConfig:
     )
 
 
+def instance_tls(settings: Settings) -> ssl.SSLContext | None:
+    """None where the options say nothing of it: then it is made when an https instance comes."""
+    own = (settings.instance_ca, settings.instance_cert)
+    return tls.for_instances(settings) if any(own) else None
+
+
 @dataclass(slots=True)
 class Service:
     """One proxy. Made inside a running loop, closed with `close`."""
@@ -72,6 +84,7 @@ class Service:
     router: Router
     metrics: Metrics
     request_log: RequestLog
+    ways: Ways = field(default_factory=Ways)
     estimator: TokenEstimator = field(default_factory=TokenEstimator)
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     stats: dict[str, EngineStats] = field(default_factory=dict)
@@ -83,6 +96,11 @@ class Service:
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     budget: Budget = field(default_factory=Budget)
     collector: FleetCollector = field(init=False)
+    access: Access = field(init=False)
+    shows_route: bool = field(init=False)
+    """Whether X-Cache-Proxy-* are sent; between tenants they would tell of each other's prompts."""
+    own_ports: set[int] = field(default_factory=set)
+    last_reload: dict[str, object] | None = None
     watcher: Watcher = field(init=False)
     waiting: WaitingRoom = field(init=False)
     memory: Watermark = field(default_factory=lambda: Watermark(None))
@@ -93,6 +111,7 @@ class Service:
         self.collector = FleetCollector(self.router, self.stats)
         self.metrics.registry.register(self.collector)
         options = self.settings
+        self.use(options)
         limits = QueueLimits(options.max_queue, options.max_queue_bytes, options.max_queue_seconds)
         weights = {share.tenant: share.weight for share in options.tenant_weights}
         self.metrics.show_memory(self.memory)
@@ -105,9 +124,16 @@ class Service:
         """Build everything from the options; OSError when the request log cannot be opened."""
         metrics = Metrics()
         log = RequestLog(settings.request_log, metrics.log_dropped.inc)
-        service = cls(settings, Clock(), Router(router_config(settings)), metrics, log)
+        ways = Ways(instance_tls(settings), bearer(settings.instance_api_key))
+        service = cls(settings, Clock(), Router(router_config(settings)), metrics, log, ways)
         service.memory.limit_bytes = settings.max_memory_bytes or cgroup_limit()
         return service
+
+    def use(self, settings: Settings) -> None:
+        """From now on these are the options; what was built from the old ones stays."""
+        self.settings = settings
+        self.access = Access(settings)
+        self.shows_route = settings.response_headers and settings.cache_salt_secret is None
 
     @property
     def connector(self) -> Connector:
@@ -118,16 +144,35 @@ class Service:
         """Bring an instance in."""
         instance = Instance(spec.name, spec.url, spec.bootstrap_url)
         self.router.add(instance)
-        count = self.metrics.replays.inc
-        self.upstreams[spec.name] = Upstream(instance, self.settings.connect_timeout, count)
+        timeout_s, count = self.settings.connect_timeout, self.metrics.replays.inc
+        self.upstreams[spec.name] = Upstream(instance, timeout_s, count, self.ways)
+
+    def grant(self, headers: CIMultiDictProxy[str]) -> Grant:
+        """What a request's key gets it; raises UnauthorizedError, and counts it."""
+        try:
+            return self.access.grant(headers)
+        except UnauthorizedError:
+            self.metrics.denied.labels("client").inc()
+            raise
+
+    def reloaded(self, result: str) -> None:
+        """The options were read again: applied, unchanged, or refused and the old ones kept."""
+        self.metrics.reloads.labels(result).inc()
+        self.last_reload = {"result": result, "t": self.clock.unix_now()}
 
     async def remove(self, name: str) -> None:
         """Take an instance out and close its connections."""
         self.router.remove(name)
         self.stats.pop(name, None)
         if (upstream := self.upstreams.pop(name, None)) is not None:
+            self._forget_names()
             upstream.went_down()
             await upstream.close()
+
+    def _forget_names(self) -> None:
+        instances = [upstream.instance for upstream in self.upstreams.values()]
+        urls = [url for i in instances for url in (i.url, i.bootstrap_url) if url]
+        self.ways.resolver.keep({urlsplit(url).hostname or "" for url in urls})
 
     def has_drained(self, name: str) -> bool:
         """Whether an instance that is on its way out has nothing left to do."""

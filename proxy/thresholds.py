@@ -13,12 +13,11 @@ from dataclasses import asdict
 import orjson
 from aiohttp import web
 
-from proxy.admin import json_response
 from proxy.core.gate import ANY_MODEL, THRESHOLD_FIELDS, Thresholds
+from proxy.operators import TooMuchError, json_response, small_body
 from proxy.service import Service
 
 DECODE, TOKENS, FRAC = THRESHOLD_FIELDS
-_MAX_BODY = 65536
 _KNOWN = ("model", *THRESHOLD_FIELDS, "unset", "dry_run")
 _KEYS = frozenset(_KNOWN)
 
@@ -46,7 +45,8 @@ class BusyThreshold:
     async def post(self, request: web.Request) -> web.Response:
         """Read, or overwrite the given fields only."""
         try:
-            return json_response(self._update(await _body(request)))
+            seconds = self._service.settings.body_timeout
+            return json_response(self._update(await _body(request, seconds)))
         except RefusedError as refused:
             return json_response({"error": str(refused)}, refused.status)
 
@@ -100,17 +100,15 @@ def _row(model: str, thresholds: Thresholds) -> dict[str, object]:
     return {"model": model, **asdict(thresholds)}
 
 
-async def _body(request: web.Request) -> Mapping[str, object]:
+async def _body(request: web.Request, seconds: float) -> Mapping[str, object]:
     if request.content_type != "application/json":
         raise RefusedError(415, "Content-Type must be application/json")
-    if (request.content_length or 0) > _MAX_BODY:
-        raise RefusedError(413, f"body over {_MAX_BODY} bytes")
     try:
-        body = orjson.loads(await request.read())
+        body = orjson.loads(await small_body(request, seconds))
     except orjson.JSONDecodeError as error:
         raise RefusedError(400, f"body is not valid JSON: {error}") from error
-    except web.HTTPRequestEntityTooLarge as error:
-        raise RefusedError(413, f"body over {_MAX_BODY} bytes") from error
+    except TooMuchError as error:
+        raise RefusedError(413, str(error)) from error
     if not isinstance(body, dict):
         raise RefusedError(422, "body must be an object")
     return body

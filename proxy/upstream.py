@@ -20,10 +20,15 @@ from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.heads import request_head
 from proxy.pool import Pool
+from proxy.ways import Ways
 
 ENGINE_ID_CHARS = 256
 ANSWER_BYTES = 16 << 20
-"""The most that is read of an answer which is for the proxy itself."""
+"""The most that is read of a prefill leg's answer."""
+PROBE_BYTES = 64 << 10
+"""The most that is read of an answer to a probe."""
+LIST_BYTES = 1 << 20
+"""The same where the answer is a list: models, metrics."""
 
 
 OnSent = Callable[[Reply], None]
@@ -47,6 +52,7 @@ class Upstream:
         instance: Instance,
         connect_timeout_s: float,
         on_replay: Callable[[], None] = lambda: None,
+        ways: Ways | None = None,
     ) -> None:
         self.instance = instance
         self._on_replay = on_replay
@@ -57,9 +63,10 @@ class Upstream:
         """Another engine id was seen than before; for whoever acts on it to reset."""
         self.watchers: set[Scope] = set()
         """What `watch` holds; to be used alone where its own cost matters."""
-        self._pool = Pool(instance.url, connect_timeout_s)
+        self._ways = ways = ways or Ways()
+        self._pool = Pool(instance.url, connect_timeout_s, ways)
         bootstrap_url = instance.bootstrap_url
-        self._bootstrap = Pool(bootstrap_url, connect_timeout_s) if bootstrap_url else None
+        self._bootstrap = Pool(bootstrap_url, connect_timeout_s, ways) if bootstrap_url else None
 
     async def close(self) -> None:
         """Close every connection."""
@@ -89,9 +96,14 @@ class Upstream:
         is_head = method == "HEAD"
         return _ask(self._pool, head, body, is_head, self._on_replay, on_sent)
 
-    async def get(self, path: str, timeout_s: float, headers: bytes = b"") -> bytes:
-        """The body of a 200 answer to GET; raises UpstreamFailure. For probes and scrapes."""
-        return await _get(self._pool, path, timeout_s, headers)
+    async def get(
+        self, path: str, timeout_s: float, headers: bytes = b"", limit: int = PROBE_BYTES
+    ) -> bytes:
+        """The body of a 200 answer to GET; raises UpstreamFailure. For probes and scrapes.
+
+        No more than `limit` bytes of it. A redirect is a failure like any other status.
+        """
+        return await _get(self._pool, path, timeout_s, headers or self._ways.auth, limit)
 
     async def engine_id(self) -> str | None:
         """The KV engine's id, asked from the bootstrap server when not known; None without one.
@@ -171,14 +183,16 @@ async def _ask(
     return await reply.begun()
 
 
-async def _get(pool: Pool, path: str, timeout_s: float, headers: bytes = b"") -> bytes:
+async def _get(
+    pool: Pool, path: str, timeout_s: float, headers: bytes = b"", limit: int = PROBE_BYTES
+) -> bytes:
     try:
         with Limit(timeout_s):
             reply = await _ask(
                 pool, request_head("GET", path, pool.host_header, headers, None), None
             )
             try:
-                body = await reply.read(ANSWER_BYTES)
+                body = await reply.read(limit)
             finally:
                 reply.close()
     except TimeoutError as error:

@@ -8,14 +8,16 @@ one timer stands for what time alone changes, such as the end of an engine's coo
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.clock import Clock
-from proxy.core.queue import Entry, Priority, QueueLimits, WaitQueue
+from proxy.core.queue import QueueLimits, WaitQueue
 from proxy.core.router import Router
 from proxy.core.shed import Promises
+from proxy.core.turns import Entry, Priority
 from proxy.core.types import Reject, RejectReason, RequestFacts, Route
 from proxy.deadline import Limit
 from proxy.metrics import Metrics
@@ -24,6 +26,9 @@ PRIORITY_HEADER = "X-Request-Priority"
 _BY_NAME = {priority.name.lower(): priority for priority in Priority}
 _DRAIN_RETRY_S = 1
 """A draining proxy has a successor, or a neighbour behind the same balancer."""
+TRIALS, TRIAL_S = 4, 0.1
+"""After an engine's own "busy" so many are let in, twice as many that much later, and so on until
+it says so again: it alone knows what it can take, and says it only to who has been sent."""
 _HARDLY_LATER_S = 0.001
 """A report is too old just after its time, not at it."""
 
@@ -77,6 +82,7 @@ class WaitingRoom:
         self._reject = Reject(RejectReason.QUEUE_FULL, 1)
         self._is_closed = False
         self._is_woken = False
+        self._batch, self._trials, self._trials_until_s = TRIALS, 0, 0.0
         self._timer: asyncio.TimerHandle | None = None
         metrics.queued_requests.set_function(lambda: len(self.queue))
         metrics.queued_bytes.set_function(lambda: self.queue.bytes)
@@ -113,7 +119,7 @@ class WaitingRoom:
             return self.refusal(replace(reject, reason=offer.refused), tokens)
         if isinstance(offer.displaced, Turn):
             self._refuse(offer.displaced, RejectReason.QUEUE_FULL)
-        self._reject = reject
+        self._reject, self._batch = reject, TRIALS
         self._router.call_when_freed(self._wake)
         self._set_timer()
         return turn
@@ -157,6 +163,11 @@ class WaitingRoom:
         self.queue.leave(turn)
         turn.settle(self.refusal(replace(self._reject, reason=reason), turn.tokens))
 
+    def look_again(self) -> None:
+        """Somebody may be free, and nothing that is watched tells of it."""
+        if len(self.queue):
+            self._wake()
+
     def _wake(self) -> None:
         """Something changed: look once, when whoever changed it is through."""
         if not self._is_woken:
@@ -170,18 +181,30 @@ class WaitingRoom:
         now_s = self._clock.now_s()
         while (entry := self.queue.next(blocked, now_s)) is not None:
             assert isinstance(entry, Turn)
+            if not self._may_try(now_s):
+                break
             answer = self._router.admit(entry.facts, now_s)
             if isinstance(answer, Route):
+                self._trials -= 1
                 self.queue.served(entry, now_s)
                 entry.settle(answer)
             elif answer.reason is RejectReason.NO_INSTANCE:
                 self.queue.leave(entry)
                 entry.settle(answer)
             else:
-                self._reject = answer
+                self._reject, self._batch = answer, TRIALS
                 blocked.add(entry.model)
         self._set_timer()
         self._rest()
+
+    def _may_try(self, now_s: float) -> bool:
+        """Whether one more may be let in now, where an engine's own word was the last."""
+        if self._reject.reason is not RejectReason.UPSTREAM_BUSY:
+            return True
+        if now_s >= self._trials_until_s:
+            self._trials, self._trials_until_s = self._batch, now_s + TRIAL_S
+            self._batch = min(2 * self._batch, self.queue.limits.requests)
+        return self._trials > 0
 
     def _set_timer(self) -> None:
         """For the next change that no event will tell of."""
@@ -189,11 +212,13 @@ class WaitingRoom:
             self._timer.cancel()
         now_s = self._clock.now_s()
         at_s = self._router.gate.next_change_s(now_s) if len(self.queue) else None
+        if len(self.queue) and now_s < self._trials_until_s and self._trials <= 0:
+            at_s = min(at_s or math.inf, self._trials_until_s)
         if at_s is None:
             self._timer = None
             return
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(at_s - now_s + _HARDLY_LATER_S, self._look)
+        self._timer = loop.call_later(max(0.0, at_s - now_s) + _HARDLY_LATER_S, self._look)
 
     def _rest(self) -> None:
         """With nobody here, nothing is to be watched."""

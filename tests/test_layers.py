@@ -17,7 +17,7 @@ IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threadi
 CORE_THIRD_PARTY = {"xxhash"}
 OURS = "proxy.core"
 LEAF = {OURS, "proxy.errors", "proxy.config", "proxy.config_options", "proxy.config_sources"}
-LEAF |= {"proxy.config_values", "proxy.clock"}
+LEAF |= {"proxy.config_values", "proxy.clock", "proxy.keys"}
 WIRE = LEAF | {"proxy.deadline", "proxy.heads"}
 SHELL = WIRE | {
     "proxy.aftermath",
@@ -31,6 +31,10 @@ SHELL = WIRE | {
     "proxy.scrape",
     "proxy.metrics",
     "proxy.reqlog",
+    "proxy.access",
+    "proxy.tls",
+    "proxy.resolve",
+    "proxy.ways",
 }
 REQUEST = SHELL | {
     "proxy.handover",
@@ -48,7 +52,15 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.clock": set(),
     "proxy.config_values": set(),
     "proxy.config_sources": {"proxy.config_values"},
-    "proxy.config_options": {OURS, "proxy.config_sources", "proxy.config_values"},
+    "proxy.config_options": {OURS, "proxy.config_sources", "proxy.config_values", "proxy.keys"},
+    "proxy.keys": set(),
+    "proxy.access": LEAF,
+    "proxy.tls": LEAF,
+    "proxy.resolve": LEAF | {"proxy.deadline"},
+    "proxy.ways": LEAF | {"proxy.resolve"},
+    "proxy.allow": WIRE | {"proxy.resolve"},
+    "proxy.operators": SHELL | {"proxy.service"},
+    "proxy.reload": SHELL | {"proxy.service"},
     "proxy.config": LEAF,
     "proxy.deadline": set(),
     "proxy.heads": set(),
@@ -57,8 +69,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.judge": LEAF | {"proxy.answer"},
     "proxy.tcp": set(),
     "proxy.wire": LEAF | {"proxy.answer", "proxy.tcp"},
-    "proxy.pool": WIRE | {"proxy.wire"},
-    "proxy.upstream": WIRE | {"proxy.answer", "proxy.pool"},
+    "proxy.pool": WIRE | {"proxy.wire", "proxy.resolve", "proxy.ways"},
+    "proxy.upstream": WIRE | {"proxy.answer", "proxy.pool", "proxy.ways"},
     "proxy.scrape": LEAF,
     "proxy.plain": set(),
     "proxy.reqlog": LEAF | {"proxy.plain"},
@@ -80,17 +92,20 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.offloading": REQUEST | {"proxy.race"},
     "proxy.handler": REQUEST | {"proxy.offloading", "proxy.retrying"},
     "proxy.memory": set(),
-    "proxy.connections": set(),
+    "proxy.listening": set(),
+    "proxy.connections": {"proxy.listening"},
     "proxy.background": SHELL | {"proxy.service", "proxy.memory", "proxy.tuning"},
-    "proxy.admin": SHELL | {"proxy.service"},
-    "proxy.thresholds": SHELL | {"proxy.service", "proxy.admin"},
+    "proxy.admin": REQUEST | {"proxy.allow", "proxy.operators"},
+    "proxy.thresholds": SHELL | {"proxy.service", "proxy.operators"},
     "proxy.refusals": LEAF,
     "proxy.edge": LEAF | {"proxy.refusals", "proxy.replies"},
     "proxy.app": REQUEST
     | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
-    | {"proxy.connections", "proxy.edge", "proxy.refusals"},
+    | {"proxy.operators", "proxy.reload", "proxy.connections", "proxy.listening"}
+    | {"proxy.edge", "proxy.refusals", "proxy.tcp"},
     "proxy.tuning": set(),
-    "proxy.cli": LEAF | {"proxy.app", "proxy.edge", "proxy.plain", "proxy.tuning"},
+    "proxy.logs": {"proxy.plain"},
+    "proxy.cli": LEAF | {"proxy.app", "proxy.edge", "proxy.logs", "proxy.tuning"},
 }
 
 

@@ -169,7 +169,10 @@ class Health:
         """A client's request failed here, in one of FAULT_KINDS."""
         self.last_error, self.is_spotless = error, False
         self._faults.append(now_s)
-        self._connects = self._connects + 1 if kind is FailureKind.CONNECT else 0
+        if kind is FailureKind.CONNECT:
+            self._connects += 1
+        elif kind is not FailureKind.RESET:  # of those that were on their way when it died
+            self._connects = 0
         if self._connects >= CONNECTS and now_s - self._faults[-CONNECTS] <= WINDOW_S:
             return self._go(now_s)
         if not self.is_up or len(self._faults) < FAULTS or now_s - self._faults[0] > WINDOW_S:

@@ -41,6 +41,10 @@ class Hedges:
         self._is_on = is_on
         self._live = 0
 
+    def switch(self, *, is_on: bool) -> None:
+        """From the next late prefill on."""
+        self._is_on = is_on
+
     @property
     def live(self) -> int:
         """Requests that are being computed in two places."""

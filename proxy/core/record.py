@@ -19,6 +19,7 @@ class RequestRecord:
     session_id: str | None = None
     turn: int | None = None
     endpoint: str = ""
+    tenant: str | None = None
     model: str | None = None
     stream: bool | None = None
     route_class: str | None = None

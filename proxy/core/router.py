@@ -22,8 +22,9 @@ from proxy.core.decide import (
     route_class,
     transfer_s,
 )
+from proxy.core.failopen import failing_open
 from proxy.core.fleet import Fleet, Member
-from proxy.core.gate import Busy, Gate, retry_after_s
+from proxy.core.gate import ANY_MODEL, Busy, Gate, retry_after_s
 from proxy.core.hedge import Hedges, Parts
 from proxy.core.latency import Latency
 from proxy.core.learn import Course
@@ -68,11 +69,8 @@ class Router:
 
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
-        self._decide = decide or DECIDERS.get(config.offload_policy, by_rules)
-        self._shadow: Shadow | None = None
-        if config.shadow_policy is not None:
-            decide = DECIDERS.get(config.shadow_policy, by_rules)
-            self._shadow = Shadow(config.shadow_policy, decide, config)
+        self._decide = decide or failing_open(DECIDERS.get(config.offload_policy, by_rules))
+        self._shadow = _shadow_of(config)
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
@@ -92,6 +90,21 @@ class Router:
         parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
         self._on_freed: Callable[[], None] | None = None
+
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Decide by other limits, targets and policies from now on.
+
+        What state was made with stays as it was: rates, capacities, lifetimes. Thresholds that an
+        operator set meanwhile stay unless the new configuration has other ones.
+        """
+        if config.thresholds != self.config.thresholds:
+            self.gate.set(ANY_MODEL, config.thresholds)
+        self.config = config
+        self._decide = failing_open(DECIDERS.get(config.offload_policy, by_rules))
+        self._shadow = _shadow_of(config)
+        self.strain.aim(config.tpot_slo_s)
+        self.hedges.switch(is_on=config.hedge)
+        self._freed()
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
@@ -376,3 +389,9 @@ class Router:
             kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
             self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
+
+
+def _shadow_of(config: RouterConfig) -> Shadow | None:
+    if config.shadow_policy is None:
+        return None
+    return Shadow(config.shadow_policy, DECIDERS.get(config.shadow_policy, by_rules), config)

@@ -15,6 +15,8 @@ from typing import Any
 
 from proxy.core.connectors import KV_PARAMS
 
+EXTRA_ARGS = "vllm_xargs"
+"""vLLM makes these sampling arguments, where its connectors look for KV_PARAMS."""
 MAX_DEPTH = 128
 MAX_MESSAGES = 4096
 _ORDINARY = frozenset(
@@ -49,6 +51,8 @@ _ORDINARY = frozenset(
 _STEERING = frozenset({KV_PARAMS, "ec_transfer_params", "data_parallel_rank"})
 _STEERING_PREFIX = "do_remote_"
 _COUNTED_BYTES = 4096
+_MANY = 1 << 16
+"""Values of one level, token ids as a rule, from which on counting is cheaper after all."""
 _is_nest = frozenset({dict, list}).__contains__
 _SALT = re.compile(r"[^@/\\\x00-\x1f\x7f]{1,128}")
 """What vLLM takes as cache_salt; others ended engines before 0.30 (CVE-2026-105756)."""
@@ -80,21 +84,24 @@ def complaint(body: Mapping[str, Any], raw: bytes) -> Unfit | None:
         return Unfit(f"messages: over {MAX_MESSAGES}", "messages")
     if "cache_salt" in body and not _is_salt(body["cache_salt"]):
         return Unfit("cache_salt: 1 to 128 characters without @ / \\ and controls", "cache_salt")
-    if _may_be_deep(raw) and is_deep(body):
+    xargs = body.get(EXTRA_ARGS)
+    if type(xargs) is dict and (steering := steering_keys(xargs)):
+        return Unfit(f"{EXTRA_ARGS}: {steering[0]} is not a client's to set", EXTRA_ARGS)
+    if (len(raw) > _COUNTED_BYTES or _has_brackets(raw)) and is_deep(body, raw):
         return Unfit(f"body: nested deeper than {MAX_DEPTH}")
     return None
 
 
-def _may_be_deep(raw: bytes) -> bool:
-    """Whether counting brackets does not rule it out; in many bytes looking is cheaper."""
-    return len(raw) > _COUNTED_BYTES or raw.count(b"[") + raw.count(b"{") > MAX_DEPTH
+def _has_brackets(raw: bytes) -> bool:
+    """Whether there are enough of them; in many bytes counting costs more than looking."""
+    return raw.count(b"[") + raw.count(b"{") > MAX_DEPTH
 
 
 def _is_salt(salt: Any) -> bool:
     return salt is None or (isinstance(salt, str) and _SALT.fullmatch(salt) is not None)
 
 
-def is_deep(body: Mapping[str, Any]) -> bool:
+def is_deep(body: Mapping[str, Any], raw: bytes) -> bool:
     """Whether arrays and objects stand in each other more than `MAX_DEPTH` deep.
 
     Level by level, without recursion, and without a step of Python's for each value.
@@ -102,6 +109,8 @@ def is_deep(body: Mapping[str, Any]) -> bool:
     objects: list[Any] = [body]
     arrays: list[Any] = []
     for _ in range(MAX_DEPTH):
+        if sum(map(len, arrays)) > _MANY and not _has_brackets(raw):
+            return False
         values = list(chain.from_iterable(map(dict.values, objects)))
         values += chain.from_iterable(arrays)
         below = list(compress(values, map(_is_nest, map(type, values))))

@@ -27,6 +27,10 @@ class Strain:
         self._target_s = tpot_target_s
         self._log = 0.0
 
+    def aim(self, tpot_target_s: float) -> None:
+        """Another target; the price moves on from where it is."""
+        self._target_s = tpot_target_s
+
     @property
     def price(self) -> float:
         """The factor."""

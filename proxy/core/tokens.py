@@ -83,6 +83,11 @@ def bounded(session_id: str) -> str:
     return xxh3_128_hexdigest(session_id.encode("utf-8", "surrogatepass"))
 
 
+def of_tenant(session_id: str | None, tenant: str | None) -> str | None:
+    """The name under which a tenant's session is kept; a tenant's own name has no slash."""
+    return session_id if session_id is None or tenant is None else f"{tenant}/{session_id}"
+
+
 def _is_text(name: str) -> bool:
     """Whether it can be written down: bytes of a header that are no UTF-8 cannot."""
     return not any("\ud800" <= char <= "\udfff" for char in name)
@@ -90,14 +95,14 @@ def _is_text(name: str) -> bool:
 
 def prompt_bytes(body: Mapping[str, Any]) -> bytes:
     """All prompt texts as UTF-8, in rendering order; token ids as 4 bytes each."""
-    texts: list[bytes] = []
+    texts: list[bytes | memoryview] = []
     for key in PROMPT_KEYS:
         if key in body:
             _collect(body[key], texts)
     return b"\x1f".join(texts)
 
 
-def _collect(value: Any, texts: list[bytes]) -> None:
+def _collect(value: Any, texts: list[bytes | memoryview]) -> None:
     """The texts of a nested value, without recursion: depth is the client's to choose.
 
     An inlined image or sound stands for itself by its digest, not by its megabytes.
@@ -113,7 +118,7 @@ def _collect(value: Any, texts: list[bytes]) -> None:
         elif isinstance(item, dict):
             stack.extend(_inner(item))
         elif isinstance(item, list):
-            if ids := _token_ids(item):
+            if (ids := _token_ids(item)) is not None:
                 texts.append(ids)
             else:
                 stack.extend(reversed(item if len(item) <= left else item[:left]))
@@ -132,14 +137,14 @@ def _inner(item: dict[str, Any]) -> Iterable[Any]:
     return parts
 
 
-def _token_ids(item: list[Any]) -> bytes:
+def _token_ids(item: list[Any]) -> memoryview | None:
     """The ids of a tokenised prompt; nothing for any other list."""
     if not item or not isinstance(item[0], int):
-        return b""
+        return None
     try:
-        return array(_IDS, item).tobytes()
+        return memoryview(array(_IDS, item))
     except (TypeError, OverflowError):  # not all of them are ids; an engine will say so
-        return b""
+        return None
 
 
 def _count_ids(prompt: Any) -> int:
@@ -200,9 +205,16 @@ class TokenEstimator:
             self._ratio.popitem(last=False)
 
     def facts(
-        self, endpoint: str, headers: Mapping[str, str], body: Mapping[str, Any]
+        self,
+        endpoint: str,
+        headers: Mapping[str, str],
+        body: Mapping[str, Any],
+        tenant: str | None = None,
     ) -> tuple[RequestFacts, int]:
-        """The facts of a request, and how many bytes of text its prompt has (for `learn`)."""
+        """The facts of a request, and how many bytes of text its prompt has (for `learn`).
+
+        Two tenants' sessions are two sessions, whatever their names.
+        """
         model = _name(body.get("model"))
         prompt = prompt_bytes(body)
         ids = _count_ids(body.get("prompt"))
@@ -210,7 +222,8 @@ class TokenEstimator:
         root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
         facts = RequestFacts(
             model=model,
-            session_id=session_identity(headers, body),
+            session_id=of_tenant(session_identity(headers, body), tenant),
+            tenant=tenant or "",
             prompt_tokens=tokens,
             block_hashes=block_hashes(prompt, root),
             block_tokens=tokens * BLOCK_BYTES / max(1, len(prompt)),

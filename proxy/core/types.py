@@ -45,6 +45,7 @@ class Reason(StrEnum):
     POLICY_ALWAYS = "policy_always"
     POLICY_NEVER = "policy_never"
     NON_CACHED_TOKENS = "non_cached_tokens"
+    POLICY_FAILED = "policy_failed"
     PREFILL_FAILED = "prefill_failed"
     TRANSFER_FAILED = "transfer_failed"
 

@@ -121,6 +121,10 @@ def test_gaps_are_never_negative_and_actions_never_repeat(watched: Watched) -> N
         assert len(set(kinds)) == len(kinds) <= 10
         assert {a.decode for a in kinds if a.prefill is None} == {"e0", "e1", "e2"}
         assert len(one.placebo) == len(kinds) - 1
+
+
+def test_a_rule_that_looks_at_nothing_leaves_something_to_gain() -> None:
+    decisions, _run = _watched(replace(TASK, policy="round-robin"))
     assert any(one.gap_s > 0.0 for one in decisions)
 
 

@@ -20,6 +20,8 @@ CANARY = "sk-canary-7f3a91"
 BODY = '{"model":"sim-8b","messages":[{"role":"user","content":"hi"}],"max_tokens":2}'
 EXPECTATIONS = ("refuse", "serve", "one_reply", "two_replies")
 SEED = 20
+BYTE_BY_BYTE = 500
+"""Longer ones are not sent so: it takes long."""
 _HEAD = f"Host: proxy\\r\\nAuthorization: Bearer {CANARY}\\r\\nContent-Type: application/json\\r\\n"
 _CHUNKED = "POST /v1/chat/completions HTTP/1.1\\r\\n{{head}}{{x}}\\r\\n{{hexlen}}\\r\\n{{body}}"
 _TEMPLATES = {"chunked": _CHUNKED + "\\r\\n0\\r\\n\\r\\n"}
@@ -81,7 +83,7 @@ def variants(case: Case) -> Iterator[Case]:
     """The same meaning in other bytes, or in other pieces; a seed gives the same ones each time."""
     chance = random.Random(f"{SEED} {case.name}")
     data = case.bytes
-    if len(data) <= 2000:
+    if len(data) <= BYTE_BY_BYTE:
         pieces = tuple(data[i : i + 1] for i in range(len(data)))
         yield replace(case, variant="byte by byte", segments=pieces)
     cuts = sorted(chance.sample(range(1, len(data)), min(3, len(data) - 1)))

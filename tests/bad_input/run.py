@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from replayer.sim_fleet import SimFleet
 from tests.bad_input.cases import CANARY, Case
@@ -20,8 +21,11 @@ HANG_S = 10.0
 AT_ONCE = 128
 SENTINEL = b"GET /live HTTP/1.1\r\nHost: proxy\r\nConnection: close\r\n\r\n"
 PROBES = (b"GET /health ", b"GET /metrics ", b"GET /v1/models ")
-OPTIONS = {"header_timeout": 3.0, "body_timeout": 9.0, "kv_connector": "none"}
-"""Short, for those who wait for them; enough for a request in 300 pieces, beside 127 others."""
+OPTIONS: dict[str, Any] = {"kv_connector": "none"}
+SHORT = {"header_timeout": 2.0, "body_timeout": 6.0}
+"""For cases to be refused: some come to no end."""
+LONG = {"header_timeout": 60.0, "body_timeout": 180.0}
+"""For others: they may be slow where the machine is."""
 
 
 @dataclass(slots=True)
@@ -42,6 +46,7 @@ class Run:
     """All outcomes, what reached the engine for cases to be refused, and what was logged."""
 
     outcomes: list[Outcome] = field(default_factory=list)
+    seen: list[bytes] = field(default_factory=list)
     leaked: list[bytes] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
@@ -101,7 +106,7 @@ class _Listener(logging.Handler):
 
 
 @asynccontextmanager
-async def rig(directory: Path) -> AsyncIterator[tuple[Proxy, Tap]]:
+async def rig(log: Path, options: dict[str, Any]) -> AsyncIterator[tuple[Proxy, Tap]]:
     """A proxy, a tapped wire, and a simulated engine behind it."""
     async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
         host, _, port = fleet.engines[0].url.removeprefix("http://").partition(":")
@@ -109,32 +114,35 @@ async def rig(directory: Path) -> AsyncIterator[tuple[Proxy, Tap]]:
         server = await asyncio.start_server(tap.serve, "127.0.0.1", 0)
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server:
-            async with Proxy(directory / "log", [address], **OPTIONS) as proxy:
+            async with Proxy(log, [address], **options) as proxy:
                 await proxy.up()
                 yield proxy, tap
 
 
 async def run(cases: Iterable[Case], directory: Path) -> Run:
-    """Send all of them, many at once; first those to be refused, while nothing else is sent."""
+    """Send all of them, many at once; those to be refused to a proxy of their own."""
     result, listener = Run(), _Listener()
     logging.getLogger().addHandler(listener)
     chosen = list(cases)[::-1]  # those that wait for a time limit are among the last: first
+    refuse = [case for case in chosen if case.expect == "refuse"]
+    others = [case for case in chosen if case.expect != "refuse"]
     try:
-        async with rig(directory) as (proxy, tap):
-            port = int(proxy.server.url.rpartition(":")[2])
-            for group in (
-                [case for case in chosen if case.expect == "refuse"],
-                [case for case in chosen if case.expect != "refuse"],
-            ):
-                gate = asyncio.Semaphore(AT_ONCE)
-                result.outcomes += await asyncio.gather(*(_one(c, port, gate) for c in group))
-                await proxy.at_rest()
-                if group and group[0].expect == "refuse":
-                    result.leaked = list(tap.seen)
+        await _run(refuse, directory / "refuse", SHORT, result)
+        result.leaked, result.seen = result.seen, []
+        await _run(others, directory / "others", LONG, result)
     finally:
         logging.getLogger().removeHandler(listener)
     result.log = listener.kept
     return result
+
+
+async def _run(cases: list[Case], log: Path, options: dict[str, float], result: Run) -> None:
+    gate = asyncio.Semaphore(AT_ONCE)
+    async with rig(log, OPTIONS | options) as (proxy, tap):
+        port = int(proxy.server.url.rpartition(":")[2])
+        result.outcomes += await asyncio.gather(*(_one(c, port, gate) for c in cases))
+        await proxy.at_rest()
+        result.seen = tap.seen
 
 
 async def _one(case: Case, port: int, gate: asyncio.Semaphore) -> Outcome:

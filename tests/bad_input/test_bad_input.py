@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import uvloop
 
+from tests.bad_input import drips
 from tests.bad_input.cases import EXPECTATIONS, Case, cases, variants
 from tests.bad_input.run import Run, run
 
@@ -51,3 +53,10 @@ def test_variants_are_the_same_every_time_and_keep_what_is_cut() -> None:
     assert again == list(all_variants())
     cut = [v for v in again if v.variant == "byte by byte" or v.variant.startswith("cut")]
     assert all(v.bytes == written[v.name] for v in cut)
+
+
+def test_drips_are_given_up_and_others_served(tmp_path: Path) -> None:
+    found = uvloop.run(drips.run(20, tmp_path, header_timeout=0.3, body_timeout=0.6))
+    assert (len(found.head_s), len(found.body_s)) == (20, 20)
+    assert max(found.head_s + found.body_s) < drips.TOO_LONG_S
+    assert set(found.beside) == {200}

@@ -93,6 +93,13 @@ def test_one_never_seen_falls_at_the_first_probe_and_rises_at_the_first_answer()
     assert (health.is_up, health.is_gone, health.was_seen) == (True, False, True)
 
 
+def test_requests_that_died_with_it_do_not_hide_that_nobody_listens() -> None:
+    health = Health(was_seen=True)
+    kinds = [FailureKind.RESET, FailureKind.CONNECT, FailureKind.CONNECT, FailureKind.RESET]
+    assert [health.failed(kind, "x", 0.0) for kind in kinds] == [None] * 4
+    assert health.failed(FailureKind.CONNECT, "x", 0.1) is Change.GONE
+
+
 def test_failures_far_apart_open_nothing() -> None:
     assert "o" not in life("f" * 20, step_s=2.6)[1]
     assert "o" in life("f" * 20, step_s=2.4)[1]

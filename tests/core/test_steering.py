@@ -142,13 +142,19 @@ def nested(depth: int, kind: type) -> Any:
 
 @pytest.mark.parametrize("kind", [list, dict])
 def test_depth(kind: type) -> None:
-    assert not is_deep({"a": nested(MAX_DEPTH - 1, kind)})
-    assert is_deep({"a": nested(MAX_DEPTH, kind)})
+    assert not is_deep({"a": nested(MAX_DEPTH - 1, kind)}, b"")
+    assert is_deep({"a": nested(MAX_DEPTH, kind)}, b"")
     for depth in (MAX_DEPTH + 1, 1000):
         body = {"x": nested(depth, kind)}
         unfit = complaint(body, orjson.dumps({"x": None}) + b"[" * depth)
         assert unfit is not None
         assert "nested" in unfit.message
+
+
+def test_depth_hides_behind_no_number_of_ids() -> None:
+    for depth in (MAX_DEPTH - 2, MAX_DEPTH + 1):
+        body = {"prompt": [[1] * 70_000, nested(depth, list)], "user": "a" * 5000}
+        assert (complaint(body, orjson.dumps(body)) is not None) == (depth > MAX_DEPTH)
 
 
 def test_messages_have_a_limit() -> None:

@@ -15,9 +15,10 @@ from random import Random
 import pytest
 
 from proxy.core.gate import EngineKv, Thresholds
-from proxy.core.queue import Entry, Priority, QueueLimits, WaitQueue
+from proxy.core.queue import QueueLimits, WaitQueue
 from proxy.core.router import Router, RouterConfig
 from proxy.core.shed import Promises, milliseconds
+from proxy.core.turns import Entry, Priority
 from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, Route
 from replayer.engine import Engine
 from replayer.sim_types import EngineOptions, Finished, FirstToken, Job, SimRequest

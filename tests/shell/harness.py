@@ -47,6 +47,8 @@ class Proxy:
     """A listening proxy in this loop, its client session, and its request log."""
 
     def __init__(self, log: Path, instances: list[str], **options: Any) -> None:
+        """`options` are those of the command; `source` reads them anew for a reload."""
+        source = options.pop("source", None)
         defaults: dict[str, Any] = {
             "port": 0,
             "host": "127.0.0.1",
@@ -56,7 +58,7 @@ class Proxy:
         }
         self._log = log
         self.settings = Settings(instances=instances, **(defaults | options))
-        self.server = Server(self.settings)
+        self.server = Server(self.settings, source)
         self._stack = AsyncExitStack()
         self.http: aiohttp.ClientSession
 

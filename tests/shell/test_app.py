@@ -128,3 +128,62 @@ async def test_print_config_and_json_log() -> None:
         process.child.send_signal(signal.SIGTERM)
         assert await process.child.wait() == 0
     assert all(line.startswith('{"t":') for line in process.lines)
+
+
+async def test_a_stopped_process_blames_nobody_for_the_time(tmp_path: Path) -> None:
+    """Stopped for longer than every limit: no timeout, no instance down, nothing lost."""
+    log = tmp_path / "log"
+    async with SimFleet(2, speed=1.0) as fleet:
+        limits = ("--ttft-timeout", "1", "--idle-timeout", "1", "--health-timeout", "0.5")
+        options = ("--instances", ",".join(addresses(fleet)), *limits, "--health-interval", "0.05")
+        async with running(*options, "--request-log", str(log)) as process:
+            async with aiohttp.ClientSession(process.url) as http, asyncio.TaskGroup() as group:
+                body = chat("x", max_tokens=60)
+                begun = 0
+
+                async def ask() -> bytes:
+                    nonlocal begun
+                    async with http.post("/v1/chat/completions", json=body) as response:
+                        begun += 1
+                        return await response.read()
+
+                asked = [group.create_task(ask()) for _ in range(8)]
+                await until(lambda: begun == 8, "streams")
+                process.child.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(1.6)  # the time is what is tested: longer than any limit
+                process.child.send_signal(signal.SIGCONT)
+            assert all(task.result().endswith(b"data: [DONE]\n\n") for task in asked)
+            process.child.send_signal(signal.SIGTERM)
+            assert await process.child.wait() == 0
+        assert log.read_bytes().count(b'"outcome":"ok"') == 8
+        assert not any("is down" in line or "Traceback" in line for line in process.lines)
+
+
+async def test_a_drain_finishes_every_stream_and_says_close(tmp_path: Path) -> None:
+    async with SimFleet(2, speed=4.0) as fleet:
+        options = ("--instances", ",".join(addresses(fleet)))
+        async with running(*options) as process:
+            connector = aiohttp.TCPConnector(limit=0)
+            async with (
+                aiohttp.ClientSession(process.url, connector=connector) as http,
+                asyncio.TaskGroup() as group,
+            ):
+                body = chat("x", max_tokens=40)
+                begun = 0
+
+                async def ask() -> bytes:
+                    nonlocal begun
+                    async with http.post("/v1/chat/completions", json=body) as response:
+                        begun += 1
+                        return await response.read()
+
+                asked = [group.create_task(ask()) for _ in range(100)]
+                await until(lambda: begun > 50, "streams")
+                process.child.send_signal(signal.SIGINT)
+                await until(lambda: any("draining" in line for line in process.lines))
+                async with http.post("/v1/chat/completions", json=body) as late:
+                    assert (late.status, late.headers["Connection"]) == (200, "close")
+                async with http.get("/ready") as ready:
+                    assert (ready.status, ready.headers["Connection"]) == (503, "close")
+            assert all(task.result().endswith(b"data: [DONE]\n\n") for task in asked)
+            assert await process.child.wait() == 0

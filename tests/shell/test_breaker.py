@@ -92,6 +92,16 @@ async def test_one_of_three_fails_and_no_client_notices(
         await proxy.at_rest()
 
 
+async def test_one_good_one_of_three_serves_all(tmp_path: Path) -> None:
+    """Panic uses the others as well; whatever fails there is repeated, within the budget."""
+    async with fleet(tmp_path, FAILS["500"], FAILS["reset"], GOOD) as (proxy, engines):
+        assert await burst(proxy, at_once=6) == {200: MANY}
+        assert proxy.metric("panic") == 1
+        assert len(engines[2].posts) == MANY
+        assert proxy.metric("retry_budget_refused_total") == 0
+        await proxy.at_rest()
+
+
 async def test_one_of_three_fails_all_it_has_at_once(tmp_path: Path) -> None:
     """More repetitions at a time than the budget has: they go to instances that have not failed."""
     here, everybody = 0, asyncio.Event()

@@ -1,8 +1,11 @@
 """Instances as text: the forms that are read, and what is said about the others."""
 
+import re
+
 import pytest
 
 from proxy.config import ConfigError, InstanceSpec, load
+from proxy.config_values import TenantWeight, weight_list
 
 
 @pytest.mark.parametrize(
@@ -65,3 +68,28 @@ def test_bad_instances(text, part):
     assert part in message
     assert "(flag --instances)" in message
     assert "allowed: [name=]host:port" in message
+
+
+def test_weights_of_tenants_read_back():
+    weights = weight_list("a=4, team-b=0.5")
+    assert weights == (TenantWeight("a", 4.0), TenantWeight("team-b", 0.5))
+    assert weight_list([str(weight) for weight in weights]) == weights
+    assert weight_list("") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a", "'a' is not tenant=weight"),
+        ("a=", "weight '' is not within 0.1 to 100"),
+        ("a=0", "weight '0' is not within"),
+        ("a=1e9", "weight '1e9' is not within"),
+        ("a=nan", "weight 'nan' is not within"),
+        ("a=101", "weight '101' is not within"),
+        ("a b=1", "is not tenant=weight"),
+        ("a=1,a=2", "tenant 'a' is given twice"),
+    ],
+)
+def test_a_bad_weight_is_named(text, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        weight_list(text)

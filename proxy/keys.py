@@ -1,0 +1,102 @@
+"""Secrets as options give them: in the option itself, or in a file that `@/path` names.
+
+Client keys are kept as digests only: `tenant:key`, or `key` alone, which then names its tenant by
+a fingerprint.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from hashlib import sha256
+from pathlib import Path
+
+from pydantic import SecretStr
+
+KEYS_FORM = "[tenant:]key, several with commas, or @FILE with one per line"
+SECRET_FILE_BYTES = 1 << 20
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_KEY = re.compile(r"[\x21-\x7e]{1,512}")
+_SHOWN_FROM = 16
+"""The first four characters of a shorter key would be a good part of it."""
+
+
+def secret_text(value: object) -> object:
+    """The text of an option, or of the file that it names; raises ValueError without the path."""
+    text = value.get_secret_value() if isinstance(value, SecretStr) else value
+    if not isinstance(text, str):
+        return value
+    if text.startswith("@"):
+        text = _of_file(text[1:])
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
+def _of_file(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(SECRET_FILE_BYTES).decode().strip()
+    except OSError as error:
+        raise ValueError(f"cannot read the file it names: {error.strerror}") from error
+    except ValueError as error:  # bad UTF-8, or NUL in the path
+        raise ValueError("the file it names is not text") from error
+
+
+def long_enough(secret: SecretStr | None) -> SecretStr | None:
+    """A key for an HMAC: 16 bytes or more, else ValueError."""
+    if secret is not None and len(secret.get_secret_value().encode()) < 16:
+        raise ValueError("it is shorter than 16 bytes")
+    return secret
+
+
+def checked_keys(secret: SecretStr | None) -> SecretStr | None:
+    """The same; raises ValueError when `tenants_of` cannot read it."""
+    if secret is not None:
+        tenants_of(secret.get_secret_value())
+    return secret
+
+
+def tenants_of(text: str) -> dict[bytes, str]:
+    """SHA-256 of each key -> its tenant; raises ValueError saying which entry is wrong, not what.
+
+    Entries are parted by commas or line ends; empty ones and lines that begin with # are skipped.
+    """
+    found: dict[bytes, str] = {}
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    entries = [e.strip() for line in lines for e in line.split(",") if e.strip()]
+    for at, entry in enumerate(entries, 1):
+        tenant, colon, key = entry.partition(":")
+        if not colon:
+            tenant, key = fingerprint(entry), entry
+        if not _KEY.fullmatch(key):
+            raise ValueError(f"key {at} is empty, too long, or has other characters than ASCII")
+        if not _TENANT.fullmatch(tenant):
+            raise ValueError(
+                f"the tenant of key {at} has other characters than letters, digits .-_"
+            )
+        if found.setdefault(digest(key.encode()), tenant) != tenant:
+            raise ValueError(f"key {at} is given to two tenants")
+    if not found:
+        raise ValueError("there is no key in it")
+    return found
+
+
+def digest(key: bytes) -> bytes:
+    """What is kept of a key. Looking one up by it tells nothing of how near a guess was."""
+    return sha256(key).digest()
+
+
+def fingerprint(key: str) -> str:
+    """A key's name in logs: 8 digits of its digest, after its first 4 letters if it is long."""
+    short = digest(key.encode()).hex()[:8]
+    shown = re.sub(r"[^A-Za-z0-9]", "", key[:4]) if len(key) >= _SHOWN_FROM else ""
+    return f"{shown}-{short}" if shown else f"key-{short}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address to listen on."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,112 @@
+"""What every admin path has in common: who may, how much they may send, and the line about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from hmac import compare_digest
+
+import orjson
+from aiohttp import web
+
+from proxy.deadline import Limit
+from proxy.service import Service
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+BODY_BYTES = 64 << 10
+_OVER = f"body over {BODY_BYTES} bytes"
+QUIET_S = 10.0
+"""Between two lines about wrong tokens; the second says how many there were."""
+_log = logging.getLogger(__name__)
+
+
+def json_response(body: object, status: int = 200) -> web.Response:
+    """JSON without a detour over str."""
+    return web.Response(
+        status=status, body=orjson.dumps(body), content_type="application/json", charset="utf-8"
+    )
+
+
+def error_response(status: int, message: str) -> web.Response:
+    """An OpenAI-shaped error of an admin path."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
+    return json_response({"error": error}, status)
+
+
+class Denials:
+    """Wrong tokens, counted for a line every `QUIET_S`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._count = 0
+        self._told_s: float | None = None
+
+    def note(self, request: web.Request) -> None:
+        """One more."""
+        self._service.metrics.denied.labels("operator").inc()
+        self._count += 1
+        now_s = self._service.clock.now_s()
+        if self._told_s is None or now_s - self._told_s >= QUIET_S:
+            _log.warning("admin: %d denied, the last from %s", self._count, request.remote)
+            self._count, self._told_s = 0, now_s
+
+
+def audited(service: Service, denials: Denials, handler: Handler) -> Handler:
+    """The handler, for those who know the token (compared in constant time).
+
+    A line in the log for whatever is not a mere look.
+    """
+
+    async def checked(request: web.Request) -> web.Response:
+        if not _may(request, service):
+            denials.note(request)
+            response = error_response(401, "Authorization: Bearer with the admin token is needed")
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
+        try:
+            response = await handler(request)
+        except TooMuchError as error:
+            response = error_response(413, str(error))
+        if request.method != "GET":
+            what = f"{request.method} {request.raw_path.partition('?')[0]}"[:200]
+            _log.info("admin: %s from %s: %d", what, request.remote, response.status)
+        return response
+
+    return checked
+
+
+def _may(request: web.Request, service: Service) -> bool:
+    token = service.settings.admin_token
+    if token is None:
+        return True
+    given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+    return compare_digest(given, f"Bearer {token.get_secret_value()}".encode())
+
+
+class TooMuchError(Exception):
+    """An admin body is over `BODY_BYTES`, or did not come in time."""
+
+
+async def small_body(request: web.Request, seconds: float) -> bytes:
+    """A body of at most `BODY_BYTES`; raises TooMuchError without having read more of it."""
+    if (request.content_length or 0) > BODY_BYTES:
+        raise TooMuchError(_OVER)
+    data = b""
+    try:
+        with Limit(seconds):
+            async for piece in request.content.iter_any():
+                data += piece
+                if len(data) > BODY_BYTES:
+                    raise TooMuchError(_OVER)
+    except TimeoutError as error:
+        raise TooMuchError(f"body not complete in {seconds:g} s") from error
+    return data
+
+
+async def small_object(request: web.Request, seconds: float) -> dict[str, object]:
+    """Such a body's JSON object; empty where it is none. Raises TooMuchError."""
+    try:
+        body = orjson.loads(await small_body(request, seconds))
+    except orjson.JSONDecodeError:
+        return {}
+    return body if isinstance(body, dict) else {}

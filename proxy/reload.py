@@ -1,0 +1,238 @@
+"""New options at run time: all of them or none, and a line that says why not.
+
+Asked for by SIGHUP, or found because the `--config` file has changed. A file is taken when two
+looks in a row found the same, so one that is being written is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from proxy import tls
+from proxy.access import bearer
+from proxy.config import ConfigError, InstanceSpec, Settings
+from proxy.service import Service, instance_tls, router_config
+
+RELOADABLE = frozenset(
+    {
+        *("instances", "model", "warm_threshold", "heavy_threshold", "placement"),
+        *("offload_policy", "shadow_policy", "offload_non_cached_tokens", "hedge"),
+        *("ttft_slo", "tpot_slo", "overload_status", "active_decode_blocks_threshold"),
+        *("active_prefill_tokens_threshold", "active_prefill_tokens_threshold_frac"),
+        *("prefill_timeout", "transfer_timeout", "ttft_timeout", "idle_timeout", "total_timeout"),
+        *("health_timeout", "body_timeout", "drain_seconds", "response_headers", "admin_token"),
+        *("api_key", "cache_salt_secret", "instance_api_key", "allow_cidr"),
+        *("tls_cert", "tls_key", "tls_client_ca", "instance_ca", "instance_cert", "instance_key"),
+    }
+)
+"""What is read anew for each request or probe, or can be exchanged; all else needs a restart."""
+FILE_BYTES = 4 << 20
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    settings: Settings
+    for_clients: ssl.SSLContext | None
+    for_instances: ssl.SSLContext | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """Of the instances: which come, come back, and leave."""
+
+    new: list[InstanceSpec]
+    back: list[str]
+    gone: list[str]
+
+
+class Reloader:
+    """One per process. `source` reads the options anew (files: in a thread); raises ConfigError.
+
+    `exchange` makes the listeners use another TLS context.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        source: Callable[[], Settings],
+        exchange: Callable[[ssl.SSLContext], Awaitable[None]],
+    ) -> None:
+        self._service = service
+        self._source = source
+        self._exchange = exchange
+        self._asked = asyncio.Event()
+        path = service.settings.config
+        self._file = None if path is None else _File(path)
+
+    def ask(self) -> None:
+        """Reload soon; however often it is said meanwhile, once."""
+        self._asked.set()
+
+    async def watch(self, interval_s: float) -> None:
+        """Reload when asked to, or when the file has changed; until cancelled."""
+        if self._file is not None:
+            await asyncio.to_thread(self._file.has_changed)
+        while True:
+            if await self._is_asked_within(interval_s):
+                self._asked.clear()
+                await self.reload("SIGHUP")
+            elif self._file is not None and await asyncio.to_thread(self._file.has_changed):
+                await self.reload("changed file")
+
+    async def _is_asked_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._asked.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def reload(self, why: str) -> str:
+        """Take the options as they are now, or keep the old ones; gives what became of it."""
+        service = self._service
+        try:
+            ready = await asyncio.to_thread(self._prepare)
+            change = self._checked(ready.settings)
+        except ConfigError as error:
+            _log.error("config not reloaded (%s), the old one stays: %s", why, error)
+            result = "refused"
+        else:
+            result = await self._apply(ready, change, why)
+        service.reloaded(result)
+        return result
+
+    def _prepare(self) -> _Prepared:
+        if self._file is not None:
+            self._file.must_say_something()
+        settings = self._source()
+        return _Prepared(settings, tls.for_clients(settings), instance_tls(settings))
+
+    def _checked(self, new: Settings) -> _Change:
+        """What to do about the instances; raises ConfigError where it cannot be done."""
+        old = self._service.settings
+        fixed = sorted(_changed(old, new) - RELOADABLE)
+        if (old.tls_cert is None) != (new.tls_cert is None):
+            fixed.append("tls_cert (from or to none)")
+        if fixed:
+            raise ConfigError(f"{', '.join(fixed)} cannot change at run time: restart")
+        return self._instances(old, new)
+
+    def _instances(self, old: Settings, new: Settings) -> _Change:
+        """Against the last options, not the fleet: what operators did by hand stays as it is."""
+        fleet = self._service.router.fleet
+        came = [spec for spec in new.instances if spec not in old.instances]
+        left = [spec for spec in old.instances if spec not in new.instances]
+        change = _Change([], [], [s.name for s in left if fleet.get(s.name) is not None])
+        for spec in came:
+            there = fleet.get(spec.name)
+            same_url = [m for m in fleet.members() if m.instance.url == spec.url]
+            if there is None and not same_url:
+                change.new.append(spec)
+            elif there is not None and (there.instance.url, there.instance.bootstrap_url) == (
+                spec.url,
+                spec.bootstrap_url,
+            ):
+                change.back.append(spec.name)
+            else:
+                raise ConfigError(
+                    f"instances: {spec.name} is there with another name or address, and may have "
+                    "requests; remove it first, then add it"
+                )
+        return change
+
+    async def _apply(self, ready: _Prepared, change: _Change, why: str) -> str:
+        service, new = self._service, ready.settings
+        changed = sorted(_changed(service.settings, new))
+        if changed:
+            self._switch(new, change)
+        service.ways.change(ready.for_instances, bearer(new.instance_api_key))
+        if ready.for_clients is not None:
+            await self._exchange(ready.for_clients)
+        if not changed and ready.for_clients is None and ready.for_instances is None:
+            _log.info("config read again (%s): nothing has changed", why)
+            return "unchanged"
+        _log.info(
+            "config reloaded (%s): %s; instances added: %s, removed: %s",
+            why,
+            ", ".join(changed) or "certificates",
+            ", ".join(s.name for s in change.new) or "none",
+            ", ".join(change.gone) or "none",
+        )
+        return "applied"
+
+    def _switch(self, new: Settings, change: _Change) -> None:
+        """In one step of the event loop: no request sees half of it."""
+        service = self._service
+        service.use(new)
+        fleet = service.router.fleet
+        for spec in change.new:
+            service.add(spec)
+        for names, is_draining in ((change.back, False), (change.gone, True)):
+            for name in names:
+                if (member := fleet.get(name)) is not None:
+                    member.is_draining = is_draining
+        service.router.reconfigure(router_config(new))
+
+
+def _changed(old: Settings, new: Settings) -> set[str]:
+    return {n for n in Settings.model_fields if getattr(old, n) != getattr(new, n)}
+
+
+class _File:
+    """A file that is looked at, in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stat: tuple[int, int, int] | None = None
+        self._used: bytes | None = None
+        self._pending: bytes | None = None
+
+    def has_changed(self) -> bool:
+        """Whether two looks found the same content, and another one than was last told of.
+
+        The first look tells of nothing. Unreadable is a content too, so it is told of once.
+        """
+        at = self._signature()
+        if at == self._stat and self._pending is None and self._used is not None:
+            return False
+        self._stat = at
+        seen = self._digest()
+        if self._used is None or seen == self._used:
+            self._used, self._pending = seen, None
+            return False
+        if seen != self._pending:
+            self._pending = seen
+            return False
+        self._used, self._pending = seen, None
+        return True
+
+    def must_say_something(self) -> None:
+        """Raise ConfigError for a file without a line: nobody means all defaults by it."""
+        try:
+            with self._path.open("rb") as file:
+                is_empty = not file.read(FILE_BYTES).strip()
+        except OSError:
+            return  # the reader of the options has the words for it
+        if is_empty:
+            raise ConfigError(f"file {self._path} is empty")
+
+    def _signature(self) -> tuple[int, int, int]:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return 0, 0, 0
+        return found.st_mtime_ns, found.st_size, found.st_ino
+
+    def _digest(self) -> bytes:
+        try:
+            with self._path.open("rb") as file:
+                return sha256(file.read(FILE_BYTES)).digest()
+        except OSError:
+            return b"unreadable"

@@ -1,0 +1,168 @@
+"""Names of instances to addresses: kept for a while, kept longer when the name server fails.
+
+An answer is looked at before it is used: nobody moves an instance to this machine, to a metadata
+service or out of the allowed networks by changing a name. A refused answer counts as a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+from proxy.core.types import FailureKind
+from proxy.deadline import Limit
+from proxy.errors import UpstreamFailure
+
+Address = IPv4Address | IPv6Address
+Networks = Sequence[IPv4Network | IPv6Network]
+
+TTL_S = 5.0
+"""An answer is used so long before the name server is asked again."""
+GOOD_S = 60.0
+"""While the name server fails, the last good answer is used so long."""
+ANSWER_S = 1.0
+"""A name server that takes longer has failed, where there is a last good answer."""
+NAMES = 4096
+_METADATA = frozenset({"100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
+"""Those of clouds that are not link-local, and so may be within an allowed network."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Known:
+    addresses: tuple[str, ...]
+    good_s: float
+    asked_s: float
+    was_loopback: bool
+
+
+LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
+"""A host and a port to addresses; raises OSError, or UnicodeError for what is no name."""
+
+
+async def system_look_up(host: str, port: int) -> list[str]:
+    """What this machine's name service says."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(info[4][0]) for info in found]
+
+
+class Resolver:
+    """Answers of one process. `fence` bounds a name to networks; `now_s` is monotonic."""
+
+    def __init__(
+        self, look_up: LookUp = system_look_up, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._look_up = look_up
+        self._now_s = now_s
+        self._known: dict[str, _Known] = {}
+        self._fences: dict[str, Networks] = {}
+
+    def fence(self, host: str, networks: Networks) -> None:
+        """From now on a name's addresses have to be within these; bounded by the instances."""
+        self._fences[host] = networks
+
+    def knows(self, host: str) -> bool:
+        """Whether somebody uses this name."""
+        return host in self._known
+
+    def keep(self, hosts: Collection[str]) -> None:
+        """Only these are instances' now."""
+        for table in (self._known, self._fences):
+            for host in [h for h in table if h not in hosts]:
+                del table[host]
+
+    def forget(self, host: str) -> None:
+        """It was not taken in."""
+        self._known.pop(host, None)
+        self._fences.pop(host, None)
+
+    async def addresses(self, host: str, port: int) -> tuple[str, ...]:
+        """Where to connect, best first; raises UpstreamFailure (CONNECT). Bounded by the caller."""
+        if literal(host) is not None:
+            return (host,)
+        now_s = self._now_s()
+        known = self._known.get(host)
+        if known is None:
+            return await self._ask(host, port, None)
+        if now_s - known.asked_s < TTL_S:
+            return known.addresses
+        known.asked_s = now_s  # others go on with what is known while this one asks
+        try:
+            with Limit(ANSWER_S):
+                return await self._ask(host, port, known)
+        except (UpstreamFailure, TimeoutError):
+            if now_s - known.good_s < GOOD_S:
+                return known.addresses
+            self._known.pop(host, None)
+            raise UpstreamFailure(FailureKind.CONNECT, "its name has no address") from None
+
+    async def _ask(self, host: str, port: int, known: _Known | None) -> tuple[str, ...]:
+        try:
+            addresses = tuple(dict.fromkeys(await self._look_up(host, port)))
+        except (OSError, UnicodeError) as error:
+            raise UpstreamFailure(FailureKind.CONNECT, "its name has no address") from error
+        if not addresses:
+            raise UpstreamFailure(FailureKind.CONNECT, "its name has no address")
+        parsed = [ipaddress.ip_address(a.partition("%")[0]) for a in addresses]
+        why = self._refused(host, parsed, known)
+        if why:
+            _log.warning("instance %s: its name's new address is refused: %s", host, why)
+            raise UpstreamFailure(FailureKind.CONNECT, "its name's address is refused")
+        if len(self._known) >= NAMES:
+            self._known.clear()
+        now_s, is_loopback = self._now_s(), any(a.is_loopback for a in parsed)
+        was_loopback = is_loopback if known is None else known.was_loopback
+        self._known[host] = _Known(addresses, now_s, now_s, was_loopback)
+        return addresses
+
+    def _refused(self, host: str, found: list[Address], known: _Known | None) -> str | None:
+        for address in found:
+            if why := never(address):
+                return why
+            if known is not None and address.is_loopback and not known.was_loopback:
+                return f"{address} is this machine"
+            fence = self._fences.get(host)
+            if fence is not None and not within(address, fence):
+                return f"{address} is outside the allowed networks"
+        return None
+
+
+def literal(host: str) -> Address | None:
+    """The address that a host is, or None for a name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
+
+
+def within(address: Address, networks: Networks) -> bool:
+    """Whether one of them holds it."""
+    return any(address in network for network in networks)
+
+
+def never(address: Address) -> str | None:
+    """Why no name may lead here, whatever is allowed; None where it may."""
+    what = next((what for what, is_so in _NEVER if is_so(address)), None)
+    return f"{address} is {what}" if what else None
+
+
+def _hides_another(address: Address) -> bool:
+    return isinstance(address, IPv6Address) and bool(
+        address.ipv4_mapped or address.sixtofour or address.teredo or address.scope_id
+    )
+
+
+_NEVER: tuple[tuple[str, Callable[[Address], bool]], ...] = (
+    ("another address in disguise", _hides_another),
+    ("a metadata service", lambda a: str(a) in _METADATA),
+    ("link-local", lambda a: a.is_link_local),
+    ("no machine's", lambda a: a.is_unspecified or a.is_multicast),
+    ("reserved", lambda a: a.is_reserved and not a.is_loopback),
+)

@@ -1,0 +1,66 @@
+"""TLS towards clients and instances: contexts made from the options, nothing older than 1.2.
+
+A context is never changed once it is in use: new certificates make a new one, for the connections
+that come after.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from proxy.config import ConfigError, Settings
+
+
+def for_clients(settings: Settings) -> ssl.SSLContext | None:
+    """What the port speaks; None: plain HTTP. Raises ConfigError. Reads files."""
+    if settings.tls_cert is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    _show(context, "tls_cert", settings.tls_cert, settings.tls_key)
+    if settings.tls_client_ca is not None:
+        _trust(context, "tls_client_ca", settings.tls_client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def for_instances(settings: Settings) -> ssl.SSLContext:
+    """What https instances are asked with: verified, by name too. Raises ConfigError."""
+    own_ca = settings.instance_ca
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if own_ca is None:
+        context.load_default_certs()
+    else:
+        _trust(context, "instance_ca", own_ca)
+    if settings.instance_cert is not None:
+        _show(context, "instance_cert", settings.instance_cert, settings.instance_key)
+    return context
+
+
+def _show(context: ssl.SSLContext, name: str, cert: Path, key: Path | None) -> None:
+    try:
+        context.load_cert_chain(cert, key, password=_no_password)
+    except (OSError, ValueError) as error:  # SSLError is an OSError
+        beside = f" with {name.replace('cert', 'key')} = '{key}'" if key else ""
+        raise ConfigError(f"{name} = '{cert}'{beside}: {_plain(error)}") from error
+
+
+def _trust(context: ssl.SSLContext, name: str, path: Path) -> None:
+    try:
+        context.load_verify_locations(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{name} = '{path}': {_plain(error)}") from error
+
+
+def _no_password() -> str:
+    """A key that wants one would otherwise be asked for at the terminal."""
+    raise ValueError("the key is encrypted")
+
+
+def _plain(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"not a PEM file of the kind, or not its key ({error.reason or 'no PEM in it'})"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
