@@ -272,6 +272,15 @@ class Settings(BaseModel):
             OFFLOAD, "Its target for an answer's mean time per token; 9 of 10 should keep it.", "s"
         ),
     ] = 0.05
+    kv_pin_timeout: Annotated[
+        NonNegative,
+        Option(
+            OFFLOAD,
+            "How long an instance may hold KV that nobody fetched "
+            "(VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT); it counts against its room that long.",
+            "s",
+        ),
+    ] = 480.0
     hedge: Annotated[
         bool,
         Option(OFFLOAD, "Compute on the decode instance too when a prefill leg is late."),

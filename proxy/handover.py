@@ -9,6 +9,7 @@ cut before it has scheduled the request never tells P.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import orjson
@@ -35,6 +36,9 @@ class PrefillHalf:
     def __init__(self, service: Service, route: Route) -> None:
         self._service, self._route = service, route
         self._reply: Reply | None = None
+        # From half of its time on a leg that ends without an answer may have ended as it was left.
+        self._p = route.prefill.name if route.prefill else None
+        self._near_end_s = route.reserved_s + route.predicted_prefill_s / 2
 
     async def run(
         self, leg: Callable[[OnSent], Coroutine[Any, Any, Edits | Fallback]]
@@ -51,8 +55,11 @@ class PrefillHalf:
         return self._reply is not None and self._reply.hang_up()
 
     def _unwanted(self, result: Edits | Fallback | None) -> None:
+        service, route = self._service, self._route
         if isinstance(result, Edits):
-            release(self._service, self._route, result)
+            release(service, route, result)
+        elif self._p and self._reply and service.clock.now_s() >= self._near_end_s:
+            _note(service, self._p, route.prompt_tokens, "unknown")
 
 
 class DecodeHalf:
@@ -104,11 +111,20 @@ def release(service: Service, route: Route, edits: Edits) -> None:
     up = [m.instance.name for m in service.router.fleet.up() if m.instance.name != p.name]
     # D last: mostly it is not asked because it cannot be reached.
     names = sorted(up, key=lambda name: name == route.decode.name)[:RELEASERS]
-    if not names or service.aftermath.spawn(_release(service, names, params)) is None:
-        service.metrics.releases.labels("stranded").inc()
+    note = partial(_note, service, p.name, route.prompt_tokens)
+    if not names or service.aftermath.spawn(_release(service, names, params, note)) is None:
+        note("stranded")
 
 
-async def _release(service: Service, names: list[str], params: Any) -> None:
+def _note(service: Service, p: str, tokens: int, result: str) -> None:
+    service.metrics.releases.labels(result).inc()
+    if result != "released":
+        service.router.stranded.book(p, tokens, service.clock.now_s())
+
+
+async def _release(
+    service: Service, names: list[str], params: Any, note: Callable[[str], None]
+) -> None:
     """Ask one after the other, up to the first that may have heard it."""
     sent: list[Reply] = []
     result = "failed"
@@ -119,7 +135,7 @@ async def _release(service: Service, names: list[str], params: Any) -> None:
     except TimeoutError:
         pass
     finally:
-        service.metrics.releases.labels(result).inc()
+        note(result)
 
 
 async def _refused(service: Service, name: str, params: Any, on_sent: OnSent) -> str:

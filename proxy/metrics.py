@@ -144,7 +144,7 @@ class Metrics:
             (self.denied, ("client", "operator")),
             (self.fallbacks, Fallback),
             (self.hedges, ("local", "peer", "none")),
-            (self.releases, ("released", "failed", "stranded")),
+            (self.releases, ("released", "failed", "stranded", "unknown")),
             (self.retries, FailureKind),
             (self.client_errors, Refusal),
             (self.disconnects, ("upload", "queue", "prefill", "first_token", "decode")),

@@ -55,6 +55,7 @@ def router_config(settings: Settings) -> RouterConfig:
         ttft_slo_s=settings.ttft_slo,
         tpot_slo_s=settings.tpot_slo,
         prefill_timeout_s=settings.prefill_timeout,
+        kv_pin_timeout_s=settings.kv_pin_timeout,
         hedge=settings.hedge,
         session_ttl_s=settings.session_ttl,
         max_sessions=settings.max_sessions,

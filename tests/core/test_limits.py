@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from proxy.core import limits
 from proxy.core.latency import Latency
 from proxy.core.router import Router, RouterConfig
-from proxy.core.types import Instance, Load, RequestFacts, Route
+from proxy.core.types import Fallback, Instance, Load, RequestFacts, Route
 
 CAP_S = 300.0
+FACTS = RequestFacts("m", "s", 20_000, (), 300.0)
 
 
 def placed(tokens: int) -> tuple[Router, Route]:
@@ -61,3 +62,17 @@ def test_the_queue_and_how_wrong_predictions_were_count() -> None:
     for _ in range(20):
         router.latency.observe_ready(route.decode.name, 1.0, 9.0)
     assert limits.first_token_limit_s(router.latency, route, CAP_S) > 2 * alone_s
+
+
+def test_what_was_given_up_for_being_late_makes_the_next_one_wait_longer() -> None:
+    """And a place that was left is no longer occupied."""
+    router, route = placed(20_000)
+    router.fall_back(route, FACTS, Fallback.P_ERROR, 0.0)
+    first, before_s = route.decode.name, limits.first_token_limit_s(router.latency, route, CAP_S)
+    for turn in range(20):
+        again = router.retry(route, FACTS, 100.0 * turn + before_s)
+        assert isinstance(again, Route)
+        route.tried.clear()
+    router.finish(route, 3000.0)
+    assert not any(router.latency.of(name).pending for name in "dp")
+    assert router.latency.prefill_bound_s(first, 2.0) > 20.0

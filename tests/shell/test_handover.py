@@ -164,6 +164,9 @@ async def test_a_p_that_stops_when_left_has_nothing_to_release(tmp_path: Path) -
         await until(lambda: proxy.connections() == 0)
         assert not d.posts
         assert proxy.metric("instance_healthy", upstream="p") == 1
+        unknown = proxy.metric("kv_releases_total", result="unknown")
+        now_s = proxy.server.service.clock.now_s()
+        assert proxy.router.stranded.on("p", now_s)[0] == unknown, "it may have ended just then"
 
 
 async def test_between_the_legs(tmp_path: Path) -> None:
@@ -223,7 +226,9 @@ async def test_a_d_that_cannot_be_reached_releases(tmp_path: Path) -> None:
 PHASES: dict[str, Callable[[SimFleet], object]] = {
     "queued": lambda fleet: True,
     "p computes": lambda fleet: any(h.driver.engine.running for h in fleet.engines),
-    "p has answered": lambda fleet: any(h.driver.engine.sender.pinned for h in fleet.engines),
+    "p has answered": lambda fleet: any(
+        h.driver.engine.sender.pinned or h.driver.engine.sender.busy_slots for h in fleet.engines
+    ),
     "d fetches": lambda fleet: any(h.driver.engine.fetching for h in fleet.engines),
     "d decodes": lambda fleet: any(
         r.output_tokens > 1 for h in fleet.engines for r in h.driver.engine.running
