@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo demo-kill demo-compare demo-check test test-vllm lint bench bench-core clean
+.PHONY: demo demo-kill demo-compare demo-check test test-vllm chaos soak lint bench bench-core clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -37,7 +37,11 @@ demo-check: demo
 
 ## Every test that needs no vLLM.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --ignore=tests/chaos
+
+## Every fault of tests/chaos/faults.toml, and what must hold after each. See docs/chaos.md.
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q tests/chaos
 
 ## The proxy in front of real vLLM engines on the CPU; VLLM="-k faults" for a part of it.
 test-vllm: $(VENV)/.installed-dev

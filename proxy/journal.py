@@ -9,6 +9,9 @@ import orjson
 from proxy.core.record import RequestRecord
 from proxy.core.types import Outcome, RequestFacts, Route
 
+MOST_TOKENS = 100_000_000
+"""No prompt and no answer is longer: what an engine says beyond it is not believed."""
+
 
 def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
     """Who asks, and how much."""
@@ -42,11 +45,14 @@ def note_usage(record: RequestRecord, usage: bytes | None) -> None:
     details = found if isinstance(found, dict) else {}
     record.prompt_tokens = _count(counts.get("prompt_tokens"))
     record.osl_tokens = _count(counts.get("completion_tokens"))
-    record.cached_tokens = _count(details.get("cached_tokens"))
+    most = MOST_TOKENS if record.prompt_tokens is None else record.prompt_tokens
+    record.cached_tokens = _count(details.get("cached_tokens"), most)
 
 
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
+def _count(value: Any, most: int = MOST_TOKENS) -> int | None:
+    """A plausible count; an engine's lie must not get into sums and learned rates."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+    return value if is_count else None
 
 
 def outcome_of(status: int) -> Outcome:

@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 
 from proxy import tls
 from proxy.access import Access, Grant, bearer
+from proxy.aftermath import Aftermath
 from proxy.clock import Clock
 from proxy.config import InstanceSpec, Settings
 from proxy.core.connectors import CONNECTORS, Connector
@@ -86,6 +87,7 @@ class Service:
     estimator: TokenEstimator = field(default_factory=TokenEstimator)
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     stats: dict[str, EngineStats] = field(default_factory=dict)
+    aftermath: Aftermath = field(default_factory=Aftermath)
     is_draining: bool = False
     is_cutting: bool = False
     scopes: set[Limit] = field(default_factory=set)

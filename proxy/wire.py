@@ -214,6 +214,13 @@ class Connection(asyncio.Protocol):
             self._reply = None
             self.abort()
 
+    def hang_up(self, reply: Reply) -> bool:
+        """Send nothing more; false where one cannot and still read."""
+        if self._reply is not reply or self.is_closed or not self._transport.can_write_eof():
+            return False
+        self._transport.write_eof()
+        return True
+
     def abort(self) -> None:
         """Close at once, whatever is not sent yet."""
         self.is_closed = True

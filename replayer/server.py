@@ -5,6 +5,7 @@ whatever goes wrong later is an event inside the 200. A client that leaves ends 
 HTTP surface holds no state of its own; what is under way lives in the engine model.
 """
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,7 @@ from aiohttp import web
 from replayer.sim_answer import DONE, Answer
 from replayer.sim_driver import Driver, Live
 from replayer.sim_errors import ApiError
+from replayer.sim_faults import Faults
 from replayer.sim_metrics import EngineMetrics
 from replayer.sim_openai import (
     Ask,
@@ -64,12 +66,14 @@ class Api:
         metrics: EngineMetrics,
         engine_id: str,
         release: Release,
+        faults: Faults,
     ) -> None:
         self._options = options
         self._driver = driver
         self._metrics = metrics
         self._engine_id = engine_id
         self._release = release
+        self._faults = faults
         self._limits = Limits(
             model=options.model,
             block_size=options.block_size,
@@ -90,6 +94,7 @@ class Api:
         app.router.add_get("/ping", self.health)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", self.metrics)
+        app.router.add_post("/sim/faults", self.faults)
         return app
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -150,6 +155,14 @@ class Api:
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=self._metrics.render(), headers=headers)
 
+    async def faults(self, request: web.Request) -> web.Response:
+        """POST /sim/faults: what goes wrong from now on, see `sim_faults`."""
+        try:
+            self._faults.change(**parse_body(await request.read()))
+        except ValueError as error:
+            raise ApiError(400, str(error)) from error
+        return _json(self._faults.state())
+
     async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         body = parse_body(await request.read())
         try:
@@ -168,7 +181,10 @@ class Api:
         try:
             if ask.stream:
                 return await self._stream(request, request_id, answer, lives, ask)
-            return await self._whole(request_id, answer, lives)
+            whole = await self._whole(request_id, answer, lives)
+            if ask.send_as is not None:
+                await self._spoil_prefill()
+            return whole
         finally:
             for live in lives:
                 self._driver.abort(live)
@@ -199,6 +215,24 @@ class Api:
             content_type="application/json",
             headers={"X-Request-Id": request_id},
         )
+
+    async def _spoil_prefill(self) -> None:
+        """The KV is computed and kept; what becomes of the answer is another matter."""
+        if self._faults.prefill == "hang":
+            await asyncio.get_running_loop().create_future()
+        if self._faults.prefill == "error":
+            raise ApiError(500, "Internal server error")
+
+    async def _spoil_stream(self, request: web.Request) -> bool:
+        """End a stream in the way that is switched on; true when it ends in order but too soon."""
+        transport, how = request.transport, self._faults.stream
+        if how == "stall":
+            await asyncio.get_running_loop().create_future()
+        if transport is not None and how == "reset":
+            transport.abort()
+        if transport is not None and how == "close":
+            transport.close()
+        return how == "no_done"
 
     async def _stream(
         self, request: web.Request, request_id: str, answer: Answer, lives: list[Live], ask: Ask
@@ -233,6 +267,9 @@ class Api:
             if not pending:
                 parts.append(answer.closing([live.request for live in lives]))
             await response.write(b"".join(parts))
+            is_spoiled = self._faults.stream != "ok" and sum(sent) >= self._faults.stream_tokens
+            if is_spoiled and pending and await self._spoil_stream(request):
+                return response
         return response
 
 

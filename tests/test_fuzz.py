@@ -17,7 +17,7 @@ from proxy.config import ConfigError, load
 from proxy.config_values import InstanceSpec
 from proxy.core.framing import Chunked, FramingError, Length
 from proxy.core.record import RequestRecord
-from proxy.core.sse import Scanner, first_event, is_error_event
+from proxy.core.sse import Scanner, end_of_stream, events_end, first_event, is_error_event
 from proxy.core.tokens import bounded
 from proxy.heads import answer_lines, forwarded
 from proxy.plain import printable, printable_json
@@ -55,6 +55,11 @@ def test_sse(data: list[bytes]) -> None:
     for piece in data:
         scanner.feed(piece)
     scanner.usage()
+    scanner.error()
+    whole = b"".join(data)
+    end = events_end(whole)
+    assert end == 0 or whole[:end].endswith((b"\n\n", b"\n\r\n"))
+    assert end_of_stream(whole[:end]) <= end
     assert scanner.size == len(b"".join(data))
     if (event := first_event(b"".join(data))) is not None:
         is_error_event(event)

@@ -22,6 +22,7 @@ from proxy.core.decide import (
     route_class,
     transfer_s,
 )
+from proxy.core.failopen import failing_open
 from proxy.core.fleet import Fleet, Member
 from proxy.core.gate import ANY_MODEL, Busy, Gate, retry_after_s
 from proxy.core.hedge import Hedges, Parts
@@ -63,7 +64,7 @@ class Router:
 
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
-        self._decide = decide or DECIDERS.get(config.offload_policy, by_rules)
+        self._decide = decide or failing_open(DECIDERS.get(config.offload_policy, by_rules))
         self._shadow = _shadow_of(config)
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
@@ -93,7 +94,7 @@ class Router:
         if config.thresholds != self.config.thresholds:
             self.gate.set(ANY_MODEL, config.thresholds)
         self.config = config
-        self._decide = DECIDERS.get(config.offload_policy, by_rules)
+        self._decide = failing_open(DECIDERS.get(config.offload_policy, by_rules))
         self._shadow = _shadow_of(config)
         self.strain.aim(config.tpot_slo_s)
         self.hedges.switch(is_on=config.hedge)

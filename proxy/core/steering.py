@@ -15,6 +15,8 @@ from typing import Any
 
 from proxy.core.connectors import KV_PARAMS
 
+EXTRA_ARGS = "vllm_xargs"
+"""vLLM makes these sampling arguments, where its connectors look for KV_PARAMS."""
 MAX_DEPTH = 128
 MAX_MESSAGES = 4096
 _ORDINARY = frozenset(
@@ -92,6 +94,9 @@ def complaint(body: Mapping[str, Any], raw: bytes) -> Unfit | None:
         return Unfit(f"messages: over {MAX_MESSAGES}", "messages")
     if "cache_salt" in body and not _is_salt(body["cache_salt"]):
         return Unfit("cache_salt: 1 to 128 characters without @ / \\ and controls", "cache_salt")
+    xargs = body.get(EXTRA_ARGS)
+    if type(xargs) is dict and (steering := steering_keys(xargs)):
+        return Unfit(f"{EXTRA_ARGS}: {steering[0]} is not a client's to set", EXTRA_ARGS)
     if (len(raw) > _COUNTED_BYTES or _has_brackets(raw)) and is_deep(body, raw):
         return Unfit(f"body: nested deeper than {MAX_DEPTH}")
     return None

@@ -45,6 +45,7 @@ class Reason(StrEnum):
     POLICY_ALWAYS = "policy_always"
     POLICY_NEVER = "policy_never"
     NON_CACHED_TOKENS = "non_cached_tokens"
+    POLICY_FAILED = "policy_failed"
     PREFILL_FAILED = "prefill_failed"
     TRANSFER_FAILED = "transfer_failed"
 
@@ -58,6 +59,7 @@ class Fallback(StrEnum):
     P_LATE = "p_late"
     P_FINISH_REASON = "p_finish_reason"
     P_GONE = "p_gone"
+    KV_PARAMS = "kv_params"
     ENGINE_ID_UNKNOWN = "engine_id_unknown"
     TRANSFER_TIMEOUT = "transfer_timeout"
     D_FAILED = "d_failed"

@@ -1,0 +1,25 @@
+"""A policy that raises must not fail a request: it is then placed by load, and colocated."""
+
+from __future__ import annotations
+
+from proxy.core.decide import Choice, Decide, Scene, size_on
+from proxy.core.types import Reason
+
+
+def failing_open(decide: Decide) -> Decide:
+    """`decide`, or the least loaded instance where it raises; the reason says so, counted."""
+
+    def guarded(scene: Scene) -> Choice:
+        try:
+            return decide(scene)
+        except Exception:  # noqa: BLE001 - whatever it is, the request must not feel it
+            return by_load(scene)
+
+    return guarded
+
+
+def by_load(scene: Scene) -> Choice:
+    """The home while it is free, else who has the fewest ongoing tokens."""
+    at_home = [c for c in scene.free if c.instance.name == scene.home]
+    d = (at_home or [min(scene.free, key=lambda c: (c.load.ongoing_tokens, c.last_placed))])[0]
+    return Choice(d, None, size_on(scene, d), Reason.POLICY_FAILED, placed=not at_home)

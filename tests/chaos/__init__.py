@@ -1,0 +1,1 @@
+"""Faults injected between the proxy and its instances, and what must hold after each."""

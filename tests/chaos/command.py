@@ -1,0 +1,201 @@
+"""The proxy as a process of its own: for signals, file descriptors, memory, and load.
+
+    async with command(folder, [engine.url], "--drain-seconds", "1") as proxy:
+        proxy.kill(signal.SIGTERM)
+
+Invariants are read from outside: its `/metrics`, its log, its request log, `/proc`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from tests.chaos import invariants as inv
+from tests.chaos.client import Got, exchange, request
+from tests.chaos.invariants import holds
+from tests.chaos.rig import CANARIES, MAX_RETRIES, PROMPT_SECRET, SECRETS
+from tests.chaos.scripted import ENGINE_SECRET
+from tests.shell.harness import chat, until
+
+ROOT = Path(__file__).parents[2]
+START_S = 30.0
+STOP_S = 20.0
+_LISTENS = re.compile(r"listening on (http://\S+)")
+
+
+@dataclass
+class Command:
+    """A running `cache-proxy`."""
+
+    process: asyncio.subprocess.Process
+    folder: Path
+    url: str = ""
+    answers: list[Got] = field(default_factory=list)
+    may_log: tuple[str, ...] = ()
+    """Words of lines that the row expects at ERROR."""
+
+    @property
+    def log(self) -> str:
+        """What it said on stderr."""
+        return (self.folder / "stderr").read_text(errors="replace")
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Its request log; a line that is being written is left out."""
+        path = self.folder / "requests.jsonl"
+        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+        return [orjson.loads(line) for line in lines]
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.returncode is None
+
+    def kill(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def ended(self) -> int:
+        """Its exit status, once it has one."""
+        async with asyncio.timeout(STOP_S):
+            return await self.process.wait()
+
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Got:
+        return await exchange(self.url, request(None, headers or {}, path, "GET"))
+
+    async def ask(self, text: str = "hello", **fields: Any) -> Got:
+        """A request with secrets in it, and its answer."""
+        body = orjson.dumps(chat(f"{text} {PROMPT_SECRET}", **fields))
+        got = await exchange(self.url, request(body, CANARIES))
+        self.answers.append(got)
+        return got
+
+    async def exposition(self) -> str:
+        return (await self.get("/metrics")).body.decode()
+
+    async def metric(self, name: str) -> float:
+        """A metric, summed over its labels."""
+        found = inv.samples(await self.exposition())
+        return sum(value for sample, _, value in found if sample == name)
+
+    async def up(self, count: int) -> None:
+        """Wait until so many instances were seen."""
+        async with asyncio.timeout(START_S):
+            while (await self.get("/health")).body.count(b'"is_up":true') < count:
+                await asyncio.sleep(0.02)
+            while (await self.get("/v1/models")).body.count(b'"id"') == 0:
+                await asyncio.sleep(0.02)
+
+    @property
+    def rss_bytes(self) -> int:
+        return self._status("VmRSS") << 10
+
+    @property
+    def fds(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def _status(self, name: str) -> int:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
+        assert found is not None
+        return int(found[1])
+
+    async def check(self) -> None:
+        """What can be seen of I1, I2, I4, I5, I7 and I10 from outside, while it runs."""
+        has_log = (self.folder / "requests.jsonl").is_file()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(10.0):
+                while inv.not_zero(await self.exposition()) or (
+                    has_log and not await self._agrees()
+                ):
+                    await asyncio.sleep(0.02)
+        text = await self.exposition()
+        left = inv.not_zero(text)
+        holds("I1", not left, f"counters are not at zero: {left}")
+        if has_log:
+            holds("I2", await self._agrees(), "log and metrics disagree")
+            worst = max((r["retries"] for r in self.records), default=0)
+            holds("I10", worst <= MAX_RETRIES, f"{worst} retries of one request")
+        leaked = inv.hits([*SECRETS, ENGINE_SECRET], self.log, text, repr(self.records))
+        holds("I7", not leaked, f"secrets in the outputs: {leaked}")
+
+    async def _agrees(self) -> bool:
+        return inv.logged(self.records) == inv.outcomes(await self.exposition())
+
+    def check_after(self) -> None:
+        """The rest, which needs no running process."""
+        for got in self.answers:
+            holds("I4", inv.is_honest(got), f"a false clean end: {got.body[-200:]!r}")
+        errors = [line for line in self.log.splitlines() if " ERROR " in line]
+        errors = [line for line in errors if not any(word in line for word in self.may_log)]
+        holds("I5", not errors, f"errors in the log: {errors[:2]}")
+        bad = inv.bad_lines(self.log.splitlines())
+        holds("I5", not bad, f"in the log: {bad[:2]}")
+
+
+@asynccontextmanager
+async def command(
+    folder: Path,
+    instances: Sequence[str],
+    *options: str,
+    shell: str = "",
+    request_log: str | None = None,
+    checks: bool = True,
+) -> AsyncIterator[Command]:
+    """Start it, wait until it listens, stop it by pid. `shell`: commands before, such as ulimit."""
+    sink = _sink(folder)
+    log = str(folder / "requests.jsonl") if request_log is None else request_log
+    words = ["--port", "0", "--host", "127.0.0.1"]
+    words += ["--instances", ",".join(instances)] if instances else []
+    words += ["--kv-connector", "none"] if "--kv-connector" not in options else []
+    words += ["--request-log", log, *options]
+    line = f'{shell}\nexec "$@"'
+    with sink:
+        process = await asyncio.create_subprocess_exec(
+            *("sh", "-c", line, "sh", sys.executable, "-m", "proxy.cli", *words),
+            cwd=ROOT,
+            stdout=sink,
+            stderr=sink,
+        )
+    running = Command(process, folder)
+    try:
+        await _listens(running)
+        yield running
+        if checks and running.is_alive:
+            await running.check()
+    finally:
+        if running.is_alive:
+            process.terminate()
+            try:
+                await running.ended()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+    if checks:
+        running.check_after()
+
+
+def _sink(folder: Path) -> BinaryIO:
+    folder.mkdir(parents=True, exist_ok=True)
+    return (folder / "stderr").open("wb")
+
+
+async def _listens(running: Command) -> None:
+    def is_listening() -> bool:
+        assert running.is_alive, running.log
+        return _LISTENS.search(running.log) is not None
+
+    await until(is_listening, "listening")
+    found = _LISTENS.search(running.log)
+    assert found is not None
+    running.url = found[1]

@@ -1,0 +1,61 @@
+"""The rigs' fixture, and the one line that says how many rows passed."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from asyncio import AbstractEventLoop
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from blockbuster import BlockBuster, blockbuster_ctx
+
+from tests.chaos import figures, invariants
+from tests.chaos.rig import Floor
+
+ROWS = tomllib.loads((Path(__file__).parent / "faults.toml").read_text())["rows"]
+_OUTCOMES = ("passed", "failed", "error", "xfailed", "xpassed", "skipped")
+_ROW = re.compile(r"::test_f(\d+)_")
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def blockbuster() -> Iterator[BlockBuster]:
+    """No blocking call on the loop, as in the shell's tests."""
+    with blockbuster_ctx("proxy") as found:
+        for function in found.functions.values():
+            function.can_block_in("proxy/service.py", "start")
+        yield found
+
+
+@pytest.fixture
+def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Floor]:
+    """Builds rigs; a row that never left one in order has shown nothing."""
+    floor = Floor(tmp_path)
+    yield floor
+    is_to_come = request.node.get_closest_marker("xfail") is not None
+    assert floor.checked or floor.failed or is_to_come, "no invariant was checked"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """`N/96 fault rows, M invariant checks`, and what keeps the others."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for outcome, reports in terminalreporter.stats.items():
+        for report in reports:
+            match = _ROW.search(getattr(report, "nodeid", ""))
+            if match and outcome in _OUTCOMES:
+                found[int(match[1])].add(outcome)
+    passed = [row for row, outcomes in found.items() if outcomes == {"passed"}]
+    for line in figures.lines:
+        terminalreporter.write_line(line)
+    for row in sorted(set(found) - set(passed)):
+        title = next(r["title"] for r in ROWS if r["id"] == row)
+        terminalreporter.write_line(f"F{row} {'/'.join(sorted(found[row]))}: {title}")
+    checks = sum(invariants.counted.values())
+    terminalreporter.write_line(f"{len(passed)}/{len(ROWS)} fault rows, {checks} invariant checks")

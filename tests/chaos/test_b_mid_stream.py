@@ -1,0 +1,300 @@
+"""Faults after the client's first byte: said in the stream, never hidden behind a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.chaos.client import Got, connect, request
+from tests.chaos.command import command
+from tests.chaos.invariants import samples
+from tests.chaos.rig import SLOW_PROBES, Floor, Rig
+from tests.chaos.scripted import GOOD, Scripted
+from tests.shell.harness import (
+    DONE,
+    STREAM_HEAD,
+    Script,
+    chat,
+    chunk,
+    event,
+    plain,
+    resets,
+    says,
+    stalls,
+    until,
+)
+
+DONE_EVENT = b"data: [DONE]\n\n"
+LAST = b"0\r\n\r\n"
+
+
+def is_cut(got: Got) -> bool:
+    """An error event as the last one, no [DONE], no clean end."""
+    return got.status == 200 and not got.is_clean and len(got.errors) == 1 and not got.is_done
+
+
+async def cut(rig: Floor, script: Script, outcome: str = "upstream_truncated") -> Got:
+    """A stream that this script breaks off, as its client sees it."""
+    async with rig([script, GOOD], **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert is_cut(got), (got.is_clean, got.body)
+        record = await r.record()
+        assert (record["outcome"], record["retries"]) == (outcome, 0)
+        assert len(r.links[1].posts) == 0, "nothing is replayed"
+    return got
+
+
+async def whole(rig: Floor, wire: bytes, body: bytes) -> None:
+    """This answer reaches the client as it is, and the next one is not disturbed by it."""
+    async with rig([Scripted(says(wire), GOOD)], **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert (got.status, got.is_clean, got.body) == (200, True, body)
+        assert "trailer-seen" not in got.headers
+        assert (await r.ask()).text == "fine"
+
+
+async def lost_after(r: Rig, tokens: int, how: str) -> Got:
+    """An answer whose engine goes away once it has generated this much."""
+    assert r.sims is not None
+    engine = r.sims.engines[0]
+    asked = asyncio.create_task(r.ask(max_tokens=6000))
+    await until(lambda: engine.stats()["generated_tokens"] >= tokens, "tokens")
+    await until(lambda: r.router.ledger.load("i0").decode_requests, "the client has the first")
+    if how == "kill":
+        await r.kill(0)
+    else:
+        r.links[0].cut(resets=True)
+    return await asked
+
+
+@pytest.mark.parametrize("tokens", [1, 10, 1000])
+async def test_f23_engine_killed_after_n_tokens(rig: Floor, tokens: int) -> None:
+    async with rig(sims=1, sim={"speed": 20.0}, **SLOW_PROBES) as r:
+        got = await lost_after(r, tokens, "kill")
+        assert is_cut(got)
+        assert (await r.record())["outcome"] == "upstream_truncated"
+
+
+@pytest.mark.parametrize("tokens", [1, 10, 1000])
+async def test_f24_reset_after_n_tokens(rig: Floor, tokens: int) -> None:
+    async with rig(sims=1, sim={"speed": 20.0}, **SLOW_PROBES) as r:
+        got = await lost_after(r, tokens, "reset")
+        assert is_cut(got)
+        assert (await r.record())["outcome"] == "upstream_truncated"
+
+
+HALVES = (b'data: {"choi', b'data: {"choices":[{"delta":{"content":"\xe2\x82')
+
+
+@pytest.mark.parametrize("half", HALVES)
+async def test_f25_cut_inside_an_event(rig: Floor, half: bytes) -> None:
+    whole_event = event("whole")
+    for script in (
+        resets(STREAM_HEAD + chunk(whole_event) + chunk(half)),
+        resets(STREAM_HEAD + chunk(whole_event) + b"40\r\n" + half),
+        says(STREAM_HEAD + chunk(whole_event) + chunk(half) + LAST),
+    ):
+        got = await cut(rig, script)
+        for told in got.events:
+            assert orjson.loads(told.removeprefix(b"data: ")), "a client could not read it"
+
+
+async def test_f26_the_connection_is_the_end(rig: Floor) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    await cut(rig, says(head + event("half"), close=True))
+    async with rig([says(head + event("all") + DONE_EVENT, close=True)], **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert (got.text, got.is_clean, got.is_done) == ("all", True, True)
+
+
+async def test_f27_a_clean_end_without_done(rig: Floor) -> None:
+    await cut(rig, says(STREAM_HEAD + chunk(event("half")) + LAST))
+
+
+async def test_f28_silence_in_mid_stream(rig: Floor) -> None:
+    async with rig([stalls(STREAM_HEAD + chunk(event("half")))], idle_timeout=0.3) as r:
+        got = await r.ask()
+        assert is_cut(got)
+        assert (await r.record())["outcome"] == "upstream_timeout"
+
+
+async def test_f29_just_within_the_idle_limit(rig: Floor) -> None:
+    async def now_and_then(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for _ in range(5):
+            writer.write(chunk(event("x")))
+            await asyncio.sleep(0.25)
+        writer.write(DONE)
+
+    async with rig([now_and_then], idle_timeout=0.6, **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert (got.text, got.is_clean) == ("xxxxx", True)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"data: {not json\n\n", b"data: \x00\x01\xff\n\n", b"no field at all\n\n\n\n"]
+)
+async def test_f30_garbage_inside_the_stream(rig: Floor, garbage: bytes) -> None:
+    body = [event("a"), garbage, event("b"), DONE_EVENT]
+    wire = STREAM_HEAD + b"".join(map(chunk, body)) + LAST
+    await whole(rig, wire, b"".join(body))
+
+
+async def test_f30_a_line_without_end(rig: Floor) -> None:
+    endless = chunk(event("a")) + chunk(b"data: " + b"x" * (10 << 20))
+    async with rig([says(STREAM_HEAD + endless + DONE)], **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert not got.is_clean
+        assert len(got.body) < 4 << 20
+
+
+async def test_f31_one_byte_per_segment(rig: Floor) -> None:
+    body = [event("a€ü"), b": comment\n\n", event("b\\n"), DONE_EVENT]
+    wire = STREAM_HEAD + b"".join(map(chunk, body)) + LAST
+    async with rig([says(wire)], **SLOW_PROBES) as r:
+        r.links[0].down.slice_bytes = 1
+        got = await r.ask()
+        assert (got.is_clean, got.body) == (True, b"".join(body))
+
+
+async def test_f32_a_thousand_events_in_one_segment(rig: Floor) -> None:
+    body = b"".join(event(f"{i} ") for i in range(1000)) + DONE_EVENT
+    await whole(rig, STREAM_HEAD + chunk(body) + LAST, body)
+
+
+@pytest.mark.parametrize("behind", [b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nfoo", b"\r\n"])
+async def test_f33_data_after_the_end(rig: Floor, behind: bytes) -> None:
+    body = event("a") + DONE_EVENT
+    await whole(rig, STREAM_HEAD + chunk(body) + LAST + behind, body)
+
+
+async def test_f34_done_but_never_the_end(rig: Floor) -> None:
+    async with rig(
+        [stalls(STREAM_HEAD + chunk(event("a")) + chunk(DONE_EVENT))], idle_timeout=3.0
+    ) as r:
+        got = await r.ask()
+        assert (got.is_clean, got.is_done) == (True, True)
+        assert (await r.record())["outcome"] == "ok"
+
+
+def lengthy(length: int, body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % length + body
+
+
+async def test_f35_wrong_length(rig: Floor) -> None:
+    body = b'{"choices":[]}'
+    long = lengthy(100, body)
+    for script in (says(long, close=True), resets(long), stalls(long)):
+        options: dict[str, Any] = {"idle_timeout": 0.3, "ttft_timeout": 0.5}
+        async with rig([script], **options, **SLOW_PROBES) as r:
+            got = await r.ask(stream=False)
+            assert got.status in (502, 504) or not got.is_clean
+            assert (await r.record())["outcome"] != "ok"
+    async with rig([Scripted(says(lengthy(len(body), body + body)), GOOD)], **SLOW_PROBES) as r:
+        assert (await r.ask(stream=False)).body == body
+        assert (await r.ask()).text == "fine"
+
+
+async def test_f36_trailers(rig: Floor) -> None:
+    body = event("a") + DONE_EVENT
+    await whole(rig, STREAM_HEAD + chunk(body) + b"0\r\nX-Trailer: evil\r\n\r\n", body)
+
+
+async def test_f37_an_error_event_of_the_engine(rig: Floor) -> None:
+    error = b'data: {"error":{"message":"out of memory","type":"x","code":500}}\n\n'
+    wire = STREAM_HEAD + chunk(event("a")) + chunk(error) + chunk(DONE_EVENT) + LAST
+    async with rig([says(wire), GOOD], **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert got.errors == [{"message": "out of memory", "type": "x", "code": 500}]
+        record = await r.record()
+        assert record["outcome"] not in ("ok", None)
+        assert record["retries"] == 0
+
+
+LIES: Sequence[bytes] = (
+    b'{"prompt_tokens":-5,"completion_tokens":-7,"total_tokens":-12}',
+    b'{"prompt_tokens":1e18,"completion_tokens":1e308}',
+    b'{"prompt_tokens":1000000000000000000,"completion_tokens":1000000000000000000}',
+    b'{"prompt_tokens":NaN,"completion_tokens":Infinity}',
+    b'{"prompt_tokens":"9","completion_tokens":[],"prompt_tokens_details":7}',
+    b'{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":-1}}',
+    b'{"prompt_tokens":3,"prompt_tokens_details":{"cached_tokens":99999999}}',
+    b'{"prompt_tokens":true,"completion_tokens":null}',
+    b"null",
+    b"[]",
+)
+
+
+async def test_f38_usage_lies(rig: Floor) -> None:
+    def streamed(usage: bytes) -> bytes:
+        last = b'data: {"choices":[],"usage":%s}\n\n' % usage
+        return STREAM_HEAD + chunk(event("fine")) + chunk(last) + DONE
+
+    def at_once(usage: bytes) -> bytes:
+        message = b'{"choices":[{"index":0,"message":{"content":"fine"}}],"usage":%s}'
+        return plain(message % usage)
+
+    scripts = [says(make(usage)) for usage in LIES for make in (streamed, at_once)]
+    async with rig([Scripted(*scripts)], **SLOW_PROBES) as r:
+        for i in range(len(scripts)):
+            got = await r.ask(f"prompt {i}", stream=i % 2 == 0)
+            assert (got.status, got.is_clean) == (200, True), LIES[i // 2]
+        for record in await r.records(len(scripts)):
+            told = [record[k] for k in ("prompt_tokens", "cached_tokens", "osl_tokens")]
+            assert all(n is None or 0 <= n < 10**12 for n in told), told
+        values = samples(r.exposition)
+        names = ("hit_tokens_total", "new_tokens_total", "osl_tokens_sum", "cached_tokens_total")
+        assert all(0 <= value < 10**12 for name, _, value in values if name in names)
+
+
+async def test_f39_flood_to_a_slow_client(rig: Floor) -> None:
+    sent = 0
+
+    async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(STREAM_HEAD)
+        while True:
+            writer.write(chunk(event("x" * 60_000)))
+            await writer.drain()
+            sent += 60_000
+
+    async with rig([floods], idle_timeout=0.5, **SLOW_PROBES) as r:
+        connection = await r.connection(receive_bytes=4096)
+        connection.send(request(orjson.dumps(chat("x")), {}))
+        await until(lambda: r.engines[0].busy, "it is being served")
+        await until(lambda: r.service.in_flight - len(r.flow.bad) <= 1 and not r.engines[0].busy)
+        assert sent < 48 << 20, "the kernels' buffers, not ours"
+        assert (await r.record())["outcome"] == "client_gone"
+        connection.close("RST")
+
+
+async def test_f40_two_hundred_megabytes(rig: Floor, tmp_path: Path) -> None:
+    size = 200 << 20
+
+    async def huge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(lengthy(size, b""))
+        piece = b"x" * (1 << 20)
+        for _ in range(200):
+            writer.write(piece)
+            await writer.drain()
+
+    async with Scripted(huge) as engine, command(tmp_path / "c", [engine.url]) as proxy:
+        await proxy.up(1)
+        before = proxy.rss_bytes
+        connection = await connect(proxy.url)
+        connection.send(request(orjson.dumps(chat("x", stream=False)), {}))
+        await connection.reader.readuntil(b"\r\n\r\n")
+        got = 0
+        highest = 0
+        while got < size:
+            got += len(await connection.reader.read(1 << 20))
+            highest = max(highest, proxy.rss_bytes)
+        connection.close()
+        assert highest - before < 32 << 20
+        rig.checked += 1

@@ -1,0 +1,249 @@
+"""What the proxy is told about its instances is wrong: it must not be believed for long."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy import resolve
+from proxy.core import offload
+from tests.chaos.client import Got
+from tests.chaos.invariants import holds, samples
+from tests.chaos.rig import SLOW_PROBES, Floor
+from tests.chaos.scripted import GOOD, Scripted
+from tests.shell.harness import (
+    ANSWER,
+    DONE,
+    STREAM_HEAD,
+    Proxy,
+    Script,
+    chat,
+    chunk,
+    event,
+    plain,
+    says,
+    stalls,
+    until,
+    words,
+)
+
+CONFIG = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1\n'
+USED = b'vllm:kv_cache_usage_perc{engine="0"} %s\n'
+QUICK: dict[str, Any] = {"scrape_interval": 0.05}
+
+
+def is_fine(got: Got) -> bool:
+    return got.status == 200 and got.is_clean and got.text == "fine"
+
+
+ODD_METRICS: dict[str, bytes] = {
+    "NaN": CONFIG + USED % b"NaN",
+    "Inf": CONFIG + USED % b"+Inf",
+    "negative": CONFIG + USED % b"-3",
+    "above one": CONFIG + USED % b"17",
+    "missing": b"# nothing\n",
+    "renamed": CONFIG + b"vllm:new_name_of_usage 0.99\n",
+    "twice": CONFIG + (USED % b"0.1") * 2,
+    "odd size": b'vllm:cache_config_info{block_size="-16",num_gpu_blocks="1e30"} 1\n',
+    "no numbers": CONFIG + USED % b"full" + b"vllm:num_requests_running {} many\n",
+    "counters": b"vllm:prefix_cache_queries_total NaN\nvllm:prefix_cache_hits_total Inf\n"
+    b"vllm:num_requests_running NaN\nvllm:num_requests_waiting -Inf\n",
+    "bytes": bytes(range(256)) * 100,
+}
+
+
+@pytest.mark.parametrize("what", ODD_METRICS)
+async def test_f59_odd_metrics(rig: Floor, what: str) -> None:
+    engine = Scripted()
+    engine.gets["/metrics"] = plain(ODD_METRICS[what])
+    async with rig([engine], active_decode_blocks_threshold=0.9, **QUICK) as r:
+        scrapes = len(r.links[0].asked)
+        await until(lambda: len(r.links[0].asked) > scrapes + 6, "it was read a few times")
+        assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(3)])
+        told = [(n, v) for n, _, v in samples(r.exposition) if n.endswith(("_ratio", "_running"))]
+        assert all(v == v and abs(v) < 1e12 for _, v in told), "no NaN, no Inf is passed on"
+
+
+def endless(piece: bytes, pause_s: float, sent: list[int]) -> Script:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
+        while True:
+            writer.write(piece)
+            await writer.drain()
+            sent[0] += len(piece)
+            await asyncio.sleep(pause_s)
+
+    return script
+
+
+@pytest.mark.parametrize("how", ["50 MB", "drips"])
+async def test_f60_metrics_without_end(rig: Floor, how: str) -> None:
+    sent = [0]
+    engine = Scripted()
+    line = b"vllm:some_series_that_is_long 1.0\n"
+    script = endless(line * 2000, 0, sent) if how == "50 MB" else endless(b"v", 0.01, sent)
+    engine.gets["/metrics"] = script
+    async with rig([engine], scrape_interval=60.0, health_timeout=1.0) as r:
+        await until(lambda: sent[0], "it is read")
+        assert is_fine(await r.ask())
+        await until(lambda: len(engine.open) <= 2, "it is given up")
+        assert sent[0] < 12 << 20, "the cap, and what the kernel buffers"
+        assert r.is_up("i0")
+
+
+async def test_f61_frozen_metrics(rig: Floor) -> None:
+    """A report of a full cache that never changes, while requests come and go."""
+    engine = Scripted()
+    engine.gets["/metrics"] = plain(CONFIG + USED % b"0.99")
+    async with rig([engine, GOOD], active_decode_blocks_threshold=0.9, **QUICK) as r:
+        scrapes = len(r.links[0].asked)
+        await until(lambda: len(r.links[0].asked) > scrapes + 3, "reported")
+        assert is_fine(await r.ask()), "others take what it would not"
+        engine.gets["/metrics"] = stalls()
+        assert is_fine(await r.ask())
+
+
+async def test_f62_healthy_but_hanging(rig: Floor) -> None:
+    async with rig([stalls(), GOOD, GOOD], ttft_timeout=0.15) as r:
+        answers = [await r.ask(f"prompt {i}") for i in range(30)]
+        assert len(r.links[0].posts) <= 6, "traffic's word wins"
+        assert all(is_fine(got) for got in answers[-8:])
+
+
+async def test_f63_unhealthy_but_working(rig: Floor) -> None:
+    sick = [Scripted(), Scripted()]
+    async with rig(sick) as r:
+        for engine in sick:
+            engine.gets["/health"] = plain(b"", "500 Oops")
+        probes = len(r.links[0].asked)
+        await until(lambda: len(r.links[0].asked) > probes + 12, "probed a few times")
+        assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(6)])
+
+
+async def test_f64_flapping_health(rig: Floor) -> None:
+    asked = 0
+
+    async def flaps(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        bad = (asked // 3) % 2 == 1
+        writer.write(plain(b"", "500 Oops" if bad else "200 OK"))
+
+    engine = Scripted()
+    async with rig([engine, GOOD], health_interval=0.02) as r:
+        engine.gets["/health"] = flaps
+        changes, was_up = 0, True
+        while asked < 40:
+            await asyncio.sleep(0.005)
+            changes += r.is_up("i0") is not was_up
+            was_up = r.is_up("i0")
+        assert changes <= 2, "within ten seconds"
+        assert is_fine(await r.ask())
+
+
+def told(cached: int) -> Script:
+    usage = (
+        b'data: {"choices":[],"usage":{"prompt_tokens":2000,"completion_tokens":8,'
+        b'"prompt_tokens_details":{"cached_tokens":%d}}}\n\n' % cached
+    )
+    return says(STREAM_HEAD + chunk(event("fine")) + chunk(usage) + DONE)
+
+
+async def test_f65_index_and_cache_disagree(rig: Floor) -> None:
+    async with rig([Scripted(told(0), told(0), told(0), told(1990))], **SLOW_PROBES) as r:
+        held = []
+        for text in ("a", "b", "b", "b"):
+            assert (await r.ask(words(1000, text))).text == "fine"
+            await until(lambda: r.service.in_flight - len(r.flow.bad) <= 1)
+            held.append(r.router.prefixes.blocks("i0"))
+        assert held[2] < held[1], "the first prompt, used before, is lost as well"
+        hits = [record["hit_tokens"] for record in await r.records(4)]
+        assert hits[0] == 0 < hits[2]
+
+
+async def test_f66_the_wall_clock_jumps(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+    async with rig([GOOD], session_ttl=60.0) as r:
+        for years in (10, -10, 0):
+            monkeypatch.setattr(time, "time", lambda y=years: real() + y * 31_557_600)
+            for _ in range(3):
+                assert is_fine(await r.ask(headers={"X-Session-ID": "s"}))
+        monkeypatch.undo()
+        records = await r.records(9)
+        spans = [record["t_done"] - record["t_proxy_recv"] for record in records]
+        assert all(0 <= span < 30 for span in spans)
+        assert max(r["t_done"] for r in records) - min(r["t_proxy_recv"] for r in records) < 60
+        assert [record["turn"] for record in records] == list(range(9)), "the session lives on"
+
+
+class NameServer:
+    """What `socket.getaddrinfo` says of one name, and when."""
+
+    def __init__(self) -> None:
+        self.answer = "127.0.0.1"
+        self._look_up = socket.getaddrinfo
+
+    def __call__(self, host: Any, port: Any, *args: Any, **more: Any) -> Any:
+        if host in ("engine.test", b"engine.test"):
+            host = self.answer
+            if host == "NXDOMAIN":
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            if host == "slow":
+                time.sleep(0.3)
+                host = "127.0.0.2"
+        return self._look_up(host, port, *args, **more)
+
+
+async def led_astray(log: Path, names: NameServer) -> None:
+    old = Scripted()
+    new = Scripted(says(ANSWER.replace(b"fine", b"new!")), host="127.0.0.2")
+    options: dict[str, Any] = {"kv_connector": "none", "health_interval": 60.0}
+    async with old:
+        new.port = old.port
+        async with new, Proxy(log, [f"e=http://engine.test:{old.port}"], **options) as proxy:
+            await proxy.up()
+
+            async def asked_with(answer: str) -> str:
+                """What is served when the name server says this; on a new connection."""
+                names.answer = answer
+                for writer in [*old.open, *new.open]:
+                    writer.close()
+                pool = proxy.server.service.upstreams["e"]._pool
+                await until(lambda: not pool._idle, "nothing is kept")
+                return (await proxy.post(chat("a"))).text
+
+            for trouble in ("127.0.0.1", "NXDOMAIN", "slow", "169.254.169.254", "0.0.0.0"):
+                assert await asked_with(trouble) == "fine", trouble
+            assert await asked_with("127.0.0.2") == "new!"
+            await proxy.at_rest()
+            holds("I1", proxy.router.ledger.drift() == 0, "drift")
+
+
+def test_f67_dns(rig: Floor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On asyncio's own loop, whose resolver can be led astray; every answer is old at once."""
+    names = NameServer()
+    monkeypatch.setattr(socket, "getaddrinfo", names)
+    monkeypatch.setattr(resolve, "TTL_S", 0.0)
+    monkeypatch.setattr(resolve, "ANSWER_S", 0.1)
+    asyncio.run(led_astray(tmp_path / "log", names))
+    rig.checked += 1
+
+
+async def test_f68_a_policy_raises(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **more: Any) -> Any:
+        raise ZeroDivisionError("a policy's bug")
+
+    monkeypatch.setitem(offload.POLICIES, "threshold", broken)
+    options: dict[str, Any] = {
+        "offload_policy": "threshold",
+        "heavy_threshold": 100,
+        "warm_threshold": 10,
+    }
+    async with rig([GOOD, GOOD], boots=True, **options, **SLOW_PROBES) as r:
+        r.may_log = ("a policy's bug", "policy")
+        assert all([is_fine(await r.ask(words(500, str(i)))) for i in range(4)])

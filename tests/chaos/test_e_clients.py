@@ -1,0 +1,253 @@
+"""Clients that leave, stall, drip or crowd: nothing of theirs outlives them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core.sessions import Sessions
+from tests.chaos.client import Connection, Got, request
+from tests.chaos.rig import SLOW_PROBES, Floor, Rig
+from tests.chaos.scripted import GOOD
+from tests.shell.harness import STREAM_HEAD, Script, chat, chunk, event, stalls, until, words
+
+BODY = orjson.dumps(chat("leaver"))
+BIG = orjson.dumps(chat(words(80_000)))
+HALF = STREAM_HEAD + chunk(event("half"))
+ALL = HALF + chunk(b"data: [DONE]\n\n")
+
+
+def is_fine(got: Got) -> bool:
+    return got.status == 200 and got.is_clean and got.text == "fine"
+
+
+def begun(r: Rig) -> int:
+    """Requests of the caller's that are in flight; the healthy flow's come and go."""
+    return sum(len(link.posts) for link in r.links)
+
+
+async def phase_header(r: Rig) -> Connection:
+    connection = await r.connection()
+    connection.send(request(BODY, {})[:60])
+    await connection.writer.drain()
+    return connection
+
+
+async def phase_upload(r: Rig) -> Connection:
+    connection = await r.connection()
+    connection.send(request(BIG, {})[: len(BIG) // 2])
+    await connection.writer.drain()
+    return connection
+
+
+async def phase_admission(r: Rig) -> Connection:
+    """The body is there, and its facts are worked out beside the loop."""
+    connection = await r.connection()
+    connection.send(request(BIG, {}))
+    await connection.writer.drain()
+    return connection
+
+
+async def phase_first_byte(r: Rig) -> Connection:
+    connection = await r.connection()
+    connection.send(request(BODY, {}))
+    await until(lambda: begun(r), "an instance was asked")
+    return connection
+
+
+async def phase_mid_stream(r: Rig) -> Connection:
+    connection = await phase_first_byte(r)
+    await connection.reader.readuntil(b"half")
+    return connection
+
+
+async def phase_last_byte(r: Rig) -> Connection:
+    connection = await phase_first_byte(r)
+    await connection.reader.readuntil(b"[DONE]")
+    return connection
+
+
+async def phase_queued(r: Rig) -> Connection:
+    """The only instance is busy with somebody else."""
+    other = await r.connection()
+    other.send(request(BODY, {}))
+    await until(lambda: begun(r), "it is busy")
+    connection = await r.connection()
+    connection.send(request(BODY, {}))
+    await until(lambda: r.metric("queued_requests"), "in the queue")
+    return connection
+
+
+Phase = Callable[[Rig], Awaitable[Connection]]
+PHASES: dict[str, tuple[Phase, Script]] = {
+    "queued": (phase_queued, stalls()),
+    "header": (phase_header, stalls()),
+    "upload": (phase_upload, stalls()),
+    "admission": (phase_admission, stalls()),
+    "first_byte": (phase_first_byte, stalls()),
+    "mid_stream": (phase_mid_stream, stalls(HALF)),
+    "last_byte": (phase_last_byte, stalls(ALL)),
+}
+
+
+async def leaves(rig: Floor, phase: str, how: str) -> None:
+    """The client leaves in this phase; whatever was begun for it ends."""
+    reach, script = PHASES[phase]
+    options: dict[str, Any] = SLOW_PROBES | {"total_timeout": 600.0}
+    if phase == "queued":
+        options["active_prefill_tokens_threshold"] = 0
+    async with rig([script], **options) as r:
+        connection = await reach(r)
+        connection.close(how)
+        if phase == "queued":
+            await until(lambda: not r.metric("queued_requests"), "its place is free")
+            assert len(r.links[0].posts) == 1, "it was sent nowhere"
+            r.connections[0].close(how)
+        if phase in ("header", "upload"):
+            assert not r.links[0].posts, "nothing was forwarded"
+        if phase not in ("header", "last_byte"):
+            record = (await r.records(1))[0]
+            assert record["outcome"] == "client_gone"
+        await until(lambda: not r.engines[0].busy, "the instance's work ends")
+
+
+async def test_f69_leaves_while_queued(rig: Floor) -> None:
+    await leaves(rig, "queued", "FIN")
+
+
+async def test_f70_leaves_within_the_head(rig: Floor) -> None:
+    await leaves(rig, "header", "FIN")
+
+
+async def test_f71_leaves_during_the_upload(rig: Floor) -> None:
+    await leaves(rig, "upload", "FIN")
+
+
+async def test_f72_leaves_before_it_is_placed(rig: Floor) -> None:
+    await leaves(rig, "admission", "FIN")
+
+
+async def test_f73_leaves_before_the_first_byte(rig: Floor) -> None:
+    await leaves(rig, "first_byte", "FIN")
+
+
+async def test_f74_leaves_in_mid_stream(rig: Floor) -> None:
+    await leaves(rig, "mid_stream", "FIN")
+
+
+async def test_f75_leaves_after_the_last_byte(rig: Floor) -> None:
+    await leaves(rig, "last_byte", "FIN")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+async def test_f76_reset_at_each_of_these_moments(rig: Floor, phase: str) -> None:
+    await leaves(rig, phase, "RST")
+
+
+async def test_f77_half_close(rig: Floor) -> None:
+    async with rig([stalls(HALF)], **SLOW_PROBES) as r:
+        connection = await phase_mid_stream(r)
+        connection.writer.write_eof()
+        assert (await r.record())["outcome"] == "client_gone"
+
+
+async def test_f78_client_reads_nothing(rig: Floor) -> None:
+    async def much_then_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        for _ in range(400):
+            writer.write(chunk(event("x" * 60_000)))
+            await writer.drain()
+        await reader.read()
+
+    async with rig([much_then_nothing], idle_timeout=0.5, **SLOW_PROBES) as r:
+        connection = await r.connection(receive_bytes=4096)
+        connection.send(request(BODY, {}))
+        assert (await r.record())["outcome"] == "client_gone"
+        await until(lambda: not r.engines[0].busy, "its instance is let go")
+
+
+@pytest.mark.parametrize("what", ["head", "body"])
+async def test_f79_drips(rig: Floor, what: str) -> None:
+    async def drip(connection: Connection) -> bytes:
+        """One byte now and then; what the proxy says to that."""
+        data = request(BODY, {})
+        at = 20 if what == "head" else data.index(b"\r\n\r\n") + 10
+        connection.send(data[:at])
+        while not connection.reader.at_eof() and not connection.writer.is_closing():
+            connection.send(data[at : at + 1])
+            at += 1
+            await asyncio.sleep(0.05)
+            if at >= len(data) - 1 or connection.reader._buffer:  # type: ignore[attr-defined]
+                break
+        return await connection.reader.read()
+
+    options: dict[str, Any] = {"header_timeout": 0.4, "body_timeout": 0.4}
+    async with rig([GOOD], **options, **SLOW_PROBES) as r:
+        dripping = [await r.connection() for _ in range(50)]
+        tasks = [asyncio.create_task(drip(connection)) for connection in dripping]
+        assert all([is_fine(await r.ask()) for _ in range(20)]), "others are served"
+        async with asyncio.timeout(15):
+            said = await asyncio.gather(*tasks)
+        assert all(not text or b" 408 " in text.split(b"\r\n")[0] for text in said)
+        assert len(r.links[0].posts) == 20
+
+
+@pytest.mark.parametrize("count", [40, 3000])
+async def test_f80_pipelined_then_gone(rig: Floor, count: int) -> None:
+    async with rig([stalls()], **SLOW_PROBES) as r:
+        connection = await phase_first_byte(r)
+        connection.send(request(BODY, {}) * count)
+        await asyncio.sleep(0.05)
+        connection.close()
+        await until(lambda: not r.engines[0].busy, "noticed")
+        assert {record["outcome"] for record in await r.records(1)} == {"client_gone"}
+
+
+async def test_f81_clients_host_vanishes(rig: Floor) -> None:
+    """No packet says so: the kernel's probes and its limit on unanswered bytes must."""
+    async with rig([stalls(HALF)], **SLOW_PROBES) as r:
+        connection = await phase_mid_stream(r)
+        (runner, *_) = r.proxy.server._runners
+        assert runner.server is not None
+        transports = [c.transport for c in runner.server.connections]
+        assert transports
+        for transport in transports:
+            assert transport is not None
+            sock = transport.get_extra_info("socket")
+            read = sock.getsockopt
+            assert read(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            idle_s = read(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+            probes = read(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)
+            every_s = read(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+            assert idle_s + probes * every_s <= 60
+            assert 0 < read(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 60_000
+        connection.close()
+
+
+async def test_f82_a_thousand_clients_one_session(rig: Floor) -> None:
+    async with rig([GOOD, GOOD], **SLOW_PROBES) as r:
+
+        async def client() -> list[Got]:
+            return [await r.ask(headers={"X-Session-ID": "one"}) for _ in range(20)]
+
+        answers = await asyncio.gather(*(client() for _ in range(50)))
+        assert all(is_fine(got) for part in answers for got in part)
+        assert len(r.router.sessions) == 1
+        assert len({record["decode_instance"] for record in await r.records(1000)}) == 1
+
+
+async def test_f83_a_million_session_ids(rig: Floor) -> None:
+    table = Sessions(3600.0, 100_000)
+    for i in range(1_000_000):
+        table.assign(f"session-{i}", "a", i * 1e-3)
+    assert len(table) == 100_000
+    assert table.count("a") == 100_000
+    async with rig([GOOD], max_sessions=100, **SLOW_PROBES) as r:
+        for i in range(300):
+            assert is_fine(await r.ask(headers={"X-Session-ID": f"s{i}"}))
+        assert len(r.router.sessions) == 100

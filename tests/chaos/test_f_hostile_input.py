@@ -1,0 +1,224 @@
+"""Requests that were made to hurt: refused in words of ours, or harmless behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.chaos.client import Got, request
+from tests.chaos.invariants import samples
+from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor, Rig
+from tests.chaos.scripted import GOOD, Scripted
+from tests.shell.harness import chat
+
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
+MESSAGE = b'{"role":"user","content":"hi"}'
+SMALL = orjson.dumps(chat("hi"))
+
+
+def is_fine(got: Got) -> bool:
+    return got.status == 200 and got.is_clean and got.text == "fine"
+
+
+def refused(got: Got, *statuses: int) -> None:
+    """One OpenAI-shaped answer with such a status."""
+    assert got.status in statuses, (got.status, got.body[:300])
+    assert got.error["message"]
+    assert {"message", "type", "code", "param"} <= set(got.error)
+
+
+async def still_serves(r: Rig) -> None:
+    assert is_fine(await r.ask())
+
+
+@pytest.mark.parametrize("expect", ["", "Expect: 100-continue\r\n"])
+async def test_f84_a_length_of_10_to_the_11(rig: Floor, expect: str) -> None:
+    async with rig([GOOD], **SLOW_PROBES) as r:
+        got = await r.raw(HEAD + f"Content-Length: 99999999999\r\n{expect}\r\n".encode())
+        refused(got, 413)
+        assert got.interim == [], "no 100 for what is refused"
+        assert not r.links[0].posts
+        await still_serves(r)
+
+
+@pytest.mark.parametrize("how", ["big chunks", "one byte each"])
+async def test_f85_a_chunked_body_without_end(rig: Floor, how: str) -> None:
+    piece = (
+        b"1\r\n \r\n" * 10_000 if how == "one byte each" else b"10000\r\n" + b" " * 65536 + b"\r\n"
+    )
+    options: dict[str, Any] = {"max_body_bytes": 1 << 20, "body_timeout": 2.0}
+    async with rig([GOOD], **options, **SLOW_PROBES) as r:
+        connection = await r.connection()
+        connection.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+
+        async def feed() -> None:
+            while not connection.writer.is_closing():
+                connection.send(piece)
+                await connection.writer.drain()
+                await asyncio.sleep(0.001)
+
+        feeding = asyncio.create_task(feed())
+        try:
+            got = await connection.get()
+        finally:
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+        refused(got, 400, 408, 413)
+        assert not r.links[0].posts
+        await still_serves(r)
+
+
+PACKED = {
+    "gzip": gzip.compress(b" " * (1 << 24)),
+    "deflate": zlib.compress(b" " * (1 << 24)),
+    "br": b"\x00" * 100,
+    "zstd": b"\x28\xb5\x2f\xfd" + b"\x00" * 100,
+    "gzip, gzip": gzip.compress(gzip.compress(b" " * (1 << 24))),
+}
+
+
+@pytest.mark.parametrize("coding", PACKED)
+async def test_f86_compressed_bodies(rig: Floor, coding: str) -> None:
+    async with rig([GOOD], **SLOW_PROBES) as r:
+        got = await r.raw(request(PACKED[coding], {"Content-Encoding": coding}))
+        refused(got, 415)
+        assert not r.links[0].posts
+        await still_serves(r)
+
+
+def said(**fields: bytes) -> bytes:
+    """A body with these values, each as its bytes."""
+    ours = {"model": b'"sim-8b"', "messages": b"[%s]" % MESSAGE} | fields
+    return b"{" + b",".join(b'"%s":%s' % (k.encode(), v) for k, v in ours.items()) + b"}"
+
+
+ODD_JSON: dict[str, bytes] = {
+    "depth": said(x=b"[" * 100_000 + b"]" * 100_000),
+    "some depth": said(x=b"[" * 900 + b"]" * 900),
+    "keys": b'{"model":"sim-8b","messages":[],'
+    + b",".join(b'"k%d":1' % i for i in range(10**5))
+    + b"}",
+    "long string": said(user=b'"' + b"x" * 10_000_000 + b'"'),
+    "invalid UTF-8": said(user=b'"\xff\xfe"'),
+    "BOM": b"\xef\xbb\xbf" + said(),
+    "UTF-16": said().decode().encode("utf-16"),
+    "lone surrogate": said(user=b'"\\ud800"'),
+    "NaN": said(temperature=b"NaN"),
+    "1e999": said(temperature=b"1e999"),
+    "twice": b'{"model":"a","model":"sim-8b","stream":false,"stream":true,"messages":[],'
+    b'"messages":[%s]}' % MESSAGE,
+    "huge int": said(seed=b"1" + b"0" * 400),
+    "max_tokens -1": said(max_tokens=b"-1"),
+    "max_tokens 1e308": said(max_tokens=b"1e308"),
+    "max_tokens text": said(max_tokens=b'"7"'),
+    "max_tokens true": said(max_tokens=b"true"),
+    "n": said(n=b"1000000000"),
+    "stream text": said(stream=b'"yes"'),
+    "messages text": said(messages=b'"hi"'),
+    "messages of numbers": said(messages=b"[1,2,null,[]]"),
+    "content of objects": said(messages=b'[{"role":7,"content":{"a":[{"text":[]}]}}]'),
+    "model list": said(model=b'["sim-8b"]'),
+    "model null": said(model=b"null"),
+    "metadata": said(metadata=b'{"session_id":{"a":1}}', session_id=b"[1]", prompt_cache_key=b"7"),
+    "array": b"[]",
+    "number": b"7",
+    "nothing": b"",
+    "cut": said()[:-3],
+    "many messages": said(messages=b"[" + b",".join([MESSAGE] * 20_000) + b"]"),
+}
+
+
+@pytest.mark.parametrize("what", ODD_JSON)
+async def test_f87_odd_json(rig: Floor, what: str) -> None:
+    """400 in OpenAI's shape, or byte for byte what the client said."""
+    engine, body = Scripted(), ODD_JSON[what]
+    async with rig([engine], **SLOW_PROBES) as r:
+        r.lag.forgive()
+        got = await r.raw(request(body, CANARIES))
+        if got.status == 200:
+            to_any = [b for b in r.calm.bodies if b == body]  # where no model is named
+            assert engine.bodies + to_any == [body]
+        else:
+            refused(got, 400, 413)
+            assert engine.bodies == []
+        await still_serves(r)
+
+
+STEERING: dict[str, bytes] = {
+    "kv_transfer_params": said(kv_transfer_params=b'{"do_remote_prefill":true,"remote_host":"x"}'),
+    "null": said(kv_transfer_params=b"null"),
+    "escaped": b'{"model":"sim-8b","messages":[%s],"\\u006bv_transfer_params":{"a":1}}' % MESSAGE,
+    "twice": b'{"kv_transfer_params":{},"model":"sim-8b","messages":[%s],'
+    b'"kv_transfer_params":{"a":1}}' % MESSAGE,
+    "xargs": said(vllm_xargs=b'{"kv_transfer_params":"{}"}'),
+    "nested": said(extra_body=b'{"kv_transfer_params":{"a":1}}'),
+    "ec_transfer_params": said(ec_transfer_params=b'{"a":1}'),
+    "data_parallel_rank": said(data_parallel_rank=b"3"),
+    "cache_salt": said(cache_salt=b'"a/b@\\u0000' + b"x" * 10_240 + b'"'),
+}
+FOR_ENGINES = {
+    "X-data-parallel-rank": "3",
+    "X-Prefiller-Host-Port": "169.254.169.254:80",
+    "x-prefiller-url": "http://169.254.169.254",
+}
+
+
+@pytest.mark.parametrize("what", STEERING)
+async def test_f88_clients_steer_the_engine(rig: Floor, what: str) -> None:
+    engine = Scripted()
+    async with rig([engine], **SLOW_PROBES) as r:
+        got = await r.raw(request(STEERING[what], CANARIES | FOR_ENGINES))
+        if got.status != 200:
+            refused(got, 400)
+            assert engine.bodies == []
+            return
+        told = orjson.loads(engine.bodies[0])
+        assert not {"kv_transfer_params", "ec_transfer_params", "data_parallel_rank"} & set(told)
+        assert "kv_transfer_params" not in told.get("vllm_xargs", {})
+        assert len(told.get("cache_salt", "")) <= 128
+        head = engine.heads[0].lower()
+        assert b"prefiller" not in head
+        assert b"data-parallel" not in head
+
+
+async def test_f89_a_prompt_of_a_million_tokens(rig: Floor) -> None:
+    engine = Scripted()
+    many = b'{"model":"sim-8b","prompt":[' + b"7," * 999_999 + b"7],%s}"
+    async with rig([engine], max_body_bytes=4 << 20, **SLOW_PROBES) as r:
+        for body in (many % b'"max_tokens":1', many % b'"stream":true'):
+            got = await r.raw(request(body, {}, "/v1/completions"))
+            assert got.status == 200
+            assert engine.bodies[-1] == body
+        tokens = [record["isl_tokens"] for record in await r.records(2)]
+        assert tokens == [1_000_000] * 2
+        odd = said(prompt=b"[-1,-2,99999999999999999999]")
+        assert (await r.raw(request(odd, {}, "/v1/completions"))).status in (200, 400)
+        got = await r.raw(request(b'{"prompt":[' + b"7," * (3 << 20), {}, "/v1/completions"))
+        refused(got, 413)
+        await still_serves(r)
+
+
+async def test_f90_header_and_log_injection(rig: Floor) -> None:
+    evil = ("\x1b[31mred", "a\u2028b", "x" * 300, "a b", '{"a":1}', "%0d%0aX-Evil: 1")
+    async with rig([GOOD], **SLOW_PROBES) as r:
+        for i, text in enumerate(evil):
+            headers = {"X-Session-ID": text, "X-Request-Id": text, "X-Correlation-ID": text}
+            raw = request(orjson.dumps(chat("x") | {"model": f"{text}{i}"}), {})
+            lines = "".join(f"{k}: {v}\r\n" for k, v in headers.items()).encode()
+            got = await r.raw(raw.replace(b"\r\n", b"\r\n" + lines, 1))
+            assert "x-evil" not in got.headers
+            assert all(c.isprintable() for c in got.headers.get("x-request-id", ""))
+        for i in range(100):
+            await r.ask(body=chat("x") | {"model": f"model-{i}"})
+        path = r.proxy.settings.request_log
+        assert path is not None
+        told = [(name, labels) for name, labels, _ in samples(r.exposition)]
+        assert not any("\x1b" in repr(labels) or "model-" in repr(labels) for _, labels in told)
+        assert len(told) < 3000, "labels are closed sets"
+        assert b"\x1b" not in path.read_bytes()
+        assert "\x1b" not in "".join(r.log.lines)

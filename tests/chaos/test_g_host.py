@@ -1,0 +1,292 @@
+"""The host runs short, and operators do what operators do: the process is one of its own here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core.watermark import Level
+from proxy.memory import resident_bytes
+from replayer.sim_fleet import SimFleet
+from tests.chaos.client import Connection, Got, connect, exchange, request
+from tests.chaos.command import ROOT, Command, command
+from tests.chaos.invariants import holds
+from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor
+from tests.chaos.scripted import GOOD, Scripted
+from tests.shell.harness import chat, until, words
+
+BODY = orjson.dumps(chat("x"))
+BIG_ENOUGH = words(600)
+CONFIG = 'instances = ["a={a}", "b={b}"]\n'
+
+
+def is_fine(got: Got) -> bool:
+    return got.status == 200 and got.is_clean and got.text == "fine"
+
+
+@asynccontextmanager
+async def one(
+    rig: Floor, folder: Path, *options: str, shell: str = "", request_log: str | None = None
+) -> AsyncIterator[tuple[Command, Scripted]]:
+    """The command before one scripted engine, seen and ready."""
+    async with Scripted() as engine:
+        async with command(
+            folder, [engine.url], *options, shell=shell, request_log=request_log
+        ) as proxy:
+            await proxy.up(1)
+            yield proxy, engine
+    rig.checked += 1
+
+
+async def test_f91_file_descriptors_run_out(rig: Floor, tmp_path: Path) -> None:
+    async with one(rig, tmp_path / "c", shell="ulimit -n 256") as (proxy, engine):
+        held: list[Connection] = []
+        for _ in range(400):
+            with contextlib.suppress(OSError):
+                held.append(await connect(proxy.url))
+
+        async def served(connection: Connection) -> int:
+            try:
+                connection.send(request(BODY, {}))
+                return (await connection.get()).status
+            except OSError:
+                return 0
+
+        statuses = await asyncio.gather(*(served(connection) for connection in held))
+        assert set(statuses) <= {0, 200, 503}
+        assert 50 < statuses.count(200) < 256, "as many as there is room for, each with its engine"
+        assert len(engine.bodies) == statuses.count(200)
+        assert proxy.is_alive
+        for connection in held:
+            connection.close()
+        for _ in range(100):
+            with contextlib.suppress(OSError):
+                if is_fine(await proxy.ask()):
+                    break
+            await asyncio.sleep(0.02)
+        assert is_fine(await proxy.ask()), "recovered"
+
+
+async def test_f92_request_log_on_a_full_disk(rig: Floor, tmp_path: Path) -> None:
+    async with one(rig, tmp_path / "c", request_log="/dev/full") as (proxy, _):
+        proxy.may_log = ("request log",)
+        assert all([is_fine(await proxy.ask()) for _ in range(20)])
+        async with asyncio.timeout(10):
+            while await proxy.metric("request_log_dropped_total") < 20:
+                await asyncio.sleep(0.02)
+
+
+async def test_f92_request_log_moved_away(rig: Floor, tmp_path: Path) -> None:
+    log = tmp_path / "c" / "requests.jsonl"
+    async with one(rig, tmp_path / "c") as (proxy, _):
+        assert is_fine(await proxy.ask())
+        await until(lambda: proxy.records, "a line")
+        os.rename(log, tmp_path / "old.jsonl")
+        async with asyncio.timeout(4):
+            while not proxy.records:
+                assert is_fine(await proxy.ask())
+                await asyncio.sleep(0.05)
+        # What is counted is in both files together.
+        text = (tmp_path / "old.jsonl").read_bytes() + log.read_bytes()
+        log.write_bytes(text)
+
+
+async def test_f92_nobody_reads_stderr(rig: Floor, tmp_path: Path) -> None:
+    async with Scripted() as engine:
+        words_ = ("--instances", engine.url, "--port", "0", "--kv-connector", "none")
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "proxy.cli", "--host", "127.0.0.1", *words_),
+            *("--log-level", "debug"),
+            cwd=ROOT,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            assert process.stderr is not None
+            async with asyncio.timeout(30):
+                while b"listening" not in (line := await process.stderr.readline()):
+                    assert line, "it ended"
+            url = line.decode().split("listening on ")[1].split()[0]
+            process._transport.get_pipe_transport(2).close()  # type: ignore[attr-defined]
+            for _ in range(10):
+                assert is_fine(await exchange(url, request(BODY, CANARIES)))
+            assert process.returncode is None
+        finally:
+            process.terminate()
+            async with asyncio.timeout(20):
+                await process.wait()
+    holds("I2", len(engine.bodies) == 10, "requests were lost or repeated")
+    rig.checked += 1
+
+
+async def test_f93_memory_runs_out(rig: Floor) -> None:
+    options: dict[str, Any] = {
+        "heavy_threshold": 100,
+        "warm_threshold": 10,
+        "max_memory_bytes": 1 << 40,
+    }
+    async with rig([GOOD], flow=False, **options, **SLOW_PROBES) as r:
+        memory = r.service.memory
+
+        async def near(ratio: float, level: Level) -> None:
+            memory.limit_bytes = int(await asyncio.to_thread(resident_bytes) / ratio)
+            await until(lambda: memory.level is level, str(level))
+
+        assert is_fine(await r.ask(BIG_ENOUGH))
+        await near(0.93, Level.NO_KEEPALIVE)
+        got = await r.ask()
+        assert is_fine(got)
+        assert got.headers["connection"] == "close"
+        await near(0.96, Level.NO_HEAVY)
+        assert is_fine(await r.ask())
+        got = await r.ask(words(600, "another"))
+        assert got.status == 503
+        assert int(got.headers["retry-after"]) >= 1
+        await near(1.0, Level.NOTHING)
+        assert (await r.ask()).status == 503
+        await near(0.5, Level.NORMAL)
+        assert is_fine(await r.ask(words(600, "third")))
+
+
+@asynccontextmanager
+async def streaming(
+    rig: Floor, folder: Path, *options: str
+) -> AsyncIterator[tuple[Command, asyncio.Task[Got]]]:
+    """A stream of two seconds that has begun."""
+    async with SimFleet(1, speed=4.0, tick=0.0) as fleet:
+        async with command(folder, [fleet.engines[0].url], *options) as proxy:
+            await proxy.up(1)
+            asked = asyncio.create_task(proxy.ask(max_tokens=1000))
+            await until(lambda: fleet.engines[0].stats()["generated_tokens"] > 20, "it streams")
+            yield proxy, asked
+    rig.checked += 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_f94_a_stream_outlives_the_signal(
+    rig: Floor, tmp_path: Path, number: signal.Signals
+) -> None:
+    async with streaming(rig, tmp_path / "c", "--drain-seconds", "20") as (proxy, asked):
+        proxy.kill(number)
+        async with asyncio.timeout(5):
+            while (await proxy.get("/ready")).status != 503:
+                await asyncio.sleep(0.01)
+        got = await asked
+        assert got.is_clean
+        assert got.is_done
+        assert await proxy.ended() == 0
+
+
+async def test_f94_a_second_signal_ends_at_once(rig: Floor, tmp_path: Path) -> None:
+    async with streaming(rig, tmp_path / "c", "--drain-seconds", "60") as (proxy, asked):
+        proxy.kill(signal.SIGTERM)
+        await until(lambda: "draining" in proxy.log, "draining")
+        proxy.kill(signal.SIGTERM)
+        got = await asked
+        assert not got.is_clean
+        assert len(got.errors) == 1
+        assert await proxy.ended() == 0
+
+
+async def test_f94_signals_that_change_nothing(rig: Floor, tmp_path: Path) -> None:
+    async with streaming(rig, tmp_path / "c") as (proxy, asked):
+        for _ in range(100):
+            proxy.kill(signal.SIGHUP)
+            proxy.kill(signal.SIGUSR1)
+            await asyncio.sleep(0.002)
+        got = await asked
+        assert got.is_clean
+        assert got.is_done
+        assert proxy.is_alive
+        assert (await proxy.ask(max_tokens=3)).is_done
+
+
+async def test_f94_stopped_and_continued(rig: Floor, tmp_path: Path) -> None:
+    options = ("--idle-timeout", "1", "--ttft-timeout", "1", "--health-timeout", "0.5")
+    async with streaming(rig, tmp_path / "c", *options) as (proxy, asked):
+        proxy.kill(signal.SIGSTOP)
+        await asyncio.sleep(1.6)
+        proxy.kill(signal.SIGCONT)
+        got = await asked
+        assert got.is_clean, got.errors
+        assert got.is_done
+
+
+@pytest.mark.parametrize(
+    "text", ["", "instances = [", "instances = []\n", 'warm_threshold = "x"\n']
+)
+async def test_f95_reload_of_a_bad_configuration(rig: Floor, tmp_path: Path, text: str) -> None:
+    config = tmp_path / "proxy.toml"
+    async with Scripted() as a, Scripted() as b:
+        config.write_text(CONFIG.format(a=a.url, b=b.url))
+        async with command(tmp_path / "c", [], "--config", str(config)) as proxy:
+            proxy.may_log = ("not reloaded",)
+            await proxy.up(2)
+            config.write_text(text)
+            proxy.kill(signal.SIGHUP)
+            await until(lambda: "not reloaded" in proxy.log, "it says why")
+            assert (await proxy.get("/instances")).body.count(b'"name"') == 2
+            assert is_fine(await proxy.ask())
+            assert await proxy.metric("config_reloads_total") >= 1
+    rig.checked += 1
+
+
+async def test_f95_an_instance_leaves_with_live_streams(rig: Floor, tmp_path: Path) -> None:
+    config = tmp_path / "proxy.toml"
+    async with SimFleet(2, speed=4.0, tick=0.0) as fleet:
+        a, b = (engine.url for engine in fleet.engines)
+        config.write_text(CONFIG.format(a=a, b=b))
+        async with command(tmp_path / "c", [], "--config", str(config)) as proxy:
+            await proxy.up(2)
+            asked = [asyncio.create_task(proxy.ask(f"p{i}", max_tokens=800)) for i in range(4)]
+            busy = fleet.engines[0].stats
+            await until(lambda: busy()["generated_tokens"] > 20, "streams on both")
+            config.write_text(f'instances = ["b={b}"]\n')
+            proxy.kill(signal.SIGHUP)
+            answers = await asyncio.gather(*asked)
+            assert all(got.is_clean and got.is_done for got in answers)
+            async with asyncio.timeout(20):
+                while (await proxy.get("/instances")).body.count(b'"name"') != 1:
+                    await asyncio.sleep(0.05)
+    rig.checked += 1
+
+
+async def test_f96_scrape_storm_and_admin_abuse(rig: Floor, tmp_path: Path) -> None:
+    token = "canary-admin-token-6f2e"
+    async with one(rig, tmp_path / "c", "--admin-token", token) as (proxy, _):
+
+        async def scrapes() -> None:
+            for _ in range(10):
+                assert (await proxy.get("/metrics")).status == 200
+
+        async def knocks() -> None:
+            for i in range(50):
+                got = await proxy.get("/instances", {"Authorization": f"Bearer wrong-{i}"})
+                assert got.status in (401, 429)
+
+        async def stuffs() -> None:
+            head = {"Authorization": "Bearer wrong"}
+            data = request(b"x" * (10 << 20), head, "/instances")
+            with contextlib.suppress(ConnectionError):
+                assert (await exchange(proxy.url, data)).status in (401, 413, 429)
+
+        async def works() -> list[Got]:
+            return [await proxy.ask(f"prompt {i}") for i in range(100)]
+
+        attacks = [scrapes() for _ in range(30)] + [knocks() for _ in range(20)] + [stuffs()]
+        working = asyncio.create_task(works())
+        await asyncio.gather(*attacks)
+        assert all(map(is_fine, await working))
+        assert (await proxy.get("/instances")).status in (401, 429)
+        good = await proxy.get("/instances", {"Authorization": f"Bearer {token}"})
+        assert good.status == 200
+        assert token not in proxy.log
