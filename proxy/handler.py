@@ -245,7 +245,7 @@ class Exchange:
             return await decode_leg(out, d, edits, source, patience, on_sent)
 
         try:
-            if edits is None:
+            if edits is None or not service.connector.pins:
                 answer = await leg(None)
             else:
                 self._half = DecodeHalf(service, route, edits)

@@ -23,8 +23,10 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WORDS = sorted({*keyword.kwlist, *dir(builtins)})
 """What the tokenizer was trained on: some two tokens each."""
 LOCAL, COMPUTED, MOVED = "local_cache_hit", "local_compute", "external_kv_transfer"
-REST_S = ABORT_S + 60.0
-"""An engine is at rest when all that can be pinned has been given up, on a busy machine."""
+REST_S = ABORT_S + 60.0 + 30.0
+"""A D whose P has died gives up 60 s after the abort timeout; the rest is for a busy machine."""
+FETCH, KEEP = b'"do_remote_prefill":true', b'"do_remote_decode":true'
+"""In the decode leg of an offload, and in its prefill leg."""
 HEAVY: dict[str, Any] = {"warm_threshold": 100, "heavy_threshold": 500}
 ALWAYS = HEAVY | {"offload_policy": "always"}
 SLOW: dict[str, Any] = {"health_interval": 0.5, "health_timeout": 20.0, "scrape_interval": 0.5}

@@ -52,7 +52,11 @@ class Tap:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = bytearray()
         self._asked.append(asked)
-        there, to = await asyncio.open_connection("127.0.0.1", self._port)
+        try:
+            there, to = await asyncio.open_connection("127.0.0.1", self._port)
+        except ConnectionError:
+            writer.transport.abort()
+            return
         async with asyncio.TaskGroup() as group:
             group.create_task(self._pass(reader, to, asked, self._hold))
             group.create_task(self._pass(there, writer, bytearray(), None))

@@ -17,6 +17,7 @@ from tests.real_vllm.rig import (
     CHAT,
     COMPLETIONS,
     COMPUTED,
+    FETCH,
     MOVED,
     Pair,
     ask,
@@ -26,7 +27,6 @@ from tests.real_vllm.rig import (
 )
 
 PROMPTS = 12
-FETCH = b'"do_remote_prefill":true'
 NIXL: dict[str, Any] = ALWAYS | {"kv_connector": "nixl", "hedge": False}
 
 

@@ -47,6 +47,11 @@ class Site:
         """The layout of `.cache/vllm`, made by `make test-vllm`."""
         return cls(cache / "venv", cache / "model", cache / "run")
 
+    @property
+    def shared_kv(self) -> Path:
+        """The store of engines that share one."""
+        return self.run / "shared-kv"
+
 
 class EngineError(Exception):
     """An engine that did not start."""
@@ -62,7 +67,7 @@ class Kind:
     """The variable that names its port; for Mooncake that is where the proxy asks for the id."""
 
 
-def kinds(run: Path) -> dict[str, Kind]:
+def kinds(site: Site) -> dict[str, Kind]:
     """Every connector that the tests use. No engine id: a restarted engine must have a new one."""
     common = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     mooncake = common | {
@@ -73,7 +78,7 @@ def kinds(run: Path) -> dict[str, Kind]:
     nixl = common | {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
     shared = common | {
         "kv_connector": "ExampleConnector",
-        "kv_connector_extra_config": {"shared_storage_path": str(run / "shared-kv")},
+        "kv_connector_extra_config": {"shared_storage_path": str(site.shared_kv)},
     }
     return {
         "mooncake": Kind(
@@ -105,7 +110,7 @@ class Engine:
     def __init__(self, site: Site, name: str, kind: str, flags: Sequence[str] = ()) -> None:
         self.name = name
         self.port, self.side_port = free_ports(2)
-        self._site, self._kind, self._flags = site, kinds(site.run)[kind], flags
+        self._site, self._kind, self._flags = site, kinds(site)[kind], flags
         self._process: subprocess.Popen[bytes] | None = None
         self._since_s = 0.0
 
