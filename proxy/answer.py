@@ -36,6 +36,9 @@ class Line(Protocol):
     def leave(self, reply: Reply, /) -> None:
         """Nobody wants the rest of this answer."""
 
+    def hang_up(self, reply: Reply, /) -> bool:
+        """Send nothing more; false where one cannot and still read."""
+
 
 class Head:
     """An answer's head, read: the same for every answer that begins with the same bytes.
@@ -252,6 +255,11 @@ class Reply:
             self.close()
         if self.is_over and self._alarm is not None:
             self._alarm.stop()
+
+    def hang_up(self) -> bool:
+        """Tell the instance that its client has gone, and read on; false where that cannot be."""
+        self.keeps = False
+        return not self.is_over and self._connection.hang_up(self)
 
     def close(self) -> None:
         """Done with it. One that is not over takes its connection along."""

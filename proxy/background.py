@@ -43,6 +43,7 @@ async def run(service: Service) -> None:
     settings = service.settings
     tick_s = settings.health_interval / TICKS
     async with asyncio.TaskGroup() as group:
+        group.create_task(service.aftermath.run(), name="aftermath")
         group.create_task(_lag(service), name="loop-lag")
         group.create_task(_memory(service), name="memory")
         group.create_task(_every(tick_s, service, probe, _is_probe_due), name="health")

@@ -184,8 +184,8 @@ class Settings(BaseModel):
         Instances,
         Option(
             INSTANCES,
-            "vLLM servers, comma separated (TOML: an array). One without bootstrap, its Mooncake "
-            "bootstrap server, never prefills for another.",
+            "vLLM servers, comma separated (TOML: an array). With Mooncake one without bootstrap, "
+            "its bootstrap server, never prefills for another.",
             allowed=INSTANCE_FORM,
         ),
     ]
@@ -238,8 +238,12 @@ class Settings(BaseModel):
     ] = ByteSize(256 * MIB)
 
     kv_connector: Annotated[
-        Literal["mooncake", "none"],
-        Option(OFFLOAD, "How the engines move KV between each other; none: never offload."),
+        Literal["mooncake", "nixl", "implicit", "none"],
+        Option(
+            OFFLOAD,
+            "How the engines move KV between each other; implicit: through a store they share; "
+            "none: never offload.",
+        ),
     ] = "mooncake"
     offload_policy: Annotated[
         OffloadPolicy,
@@ -268,6 +272,15 @@ class Settings(BaseModel):
             OFFLOAD, "Its target for an answer's mean time per token; 9 of 10 should keep it.", "s"
         ),
     ] = 0.05
+    kv_pin_timeout: Annotated[
+        NonNegative,
+        Option(
+            OFFLOAD,
+            "How long an instance may hold KV that nobody fetched "
+            "(VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT); it counts against its room that long.",
+            "s",
+        ),
+    ] = 480.0
     hedge: Annotated[
         bool,
         Option(OFFLOAD, "Compute on the decode instance too when a prefill leg is late."),

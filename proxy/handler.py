@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import uuid
+from dataclasses import replace
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -31,6 +32,7 @@ from proxy.core.types import (
 from proxy.core.watermark import Level
 from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
+from proxy.handover import DecodeHalf
 from proxy.heads import with_request_id
 from proxy.judge import in_band_error
 from proxy.lastwords import error_event
@@ -38,7 +40,6 @@ from proxy.legs import Outgoing, Patience, decode_leg
 from proxy.offloading import Offloading
 from proxy.relay import (
     CLOSE,
-    GRACE_S,
     GROW_EVENTS,
     Relay,
     RelayResponse,
@@ -47,6 +48,7 @@ from proxy.relay import (
 )
 from proxy.retrying import Retrying
 from proxy.service import Service
+from proxy.upstream import OnSent
 from proxy.waits import for_first_event, for_silence
 
 ENDPOINTS = frozenset(
@@ -86,6 +88,7 @@ class Exchange:
         self.prompt_bytes = 0
         self.route: Route | None = None
         self.relay: Relay | None = None
+        self._half: DecodeHalf | None = None
         self._charged_events = 0
         self._retrying: Retrying | None = None
 
@@ -226,16 +229,27 @@ class Exchange:
     async def _decode(self, route: Route, edits: Edits | None, *, again: bool = False) -> Reply:
         service = self.service
         source = service.upstreams.get(route.prefill.name) if edits and route.prefill else None
-        headers = self.out.headers
+        out = self.out
         if again or self.record.retries or route.fallback:
-            headers = with_request_id(headers, f"{self.request_id}-{uuid.uuid4().hex[:6]}")
+            own_id = f"{self.request_id}-{uuid.uuid4().hex[:6]}"
+            out = replace(out, headers=with_request_id(out.headers, own_id))
+        elif edits is not None and edits.request_id is not None:
+            out = replace(out, headers=with_request_id(out.headers, edits.request_id))
         wait = for_first_event(service, self.record, route, offloaded=edits is not None)
         patience = Patience(wait.seconds, wait.cap_s, lambda: self._has_other(route))
         self.record.t_decode_sent = service.clock.unix_now()
         self.record.decode_instance = route.decode.name
-        d = service.upstream(route.decode.name)
+
+        async def leg(on_sent: OnSent | None) -> Reply:
+            d = service.upstream(route.decode.name)
+            return await decode_leg(out, d, edits, source, patience, on_sent)
+
         try:
-            answer = await decode_leg(self.out, d, headers, edits, source, patience)
+            if edits is None or not service.connector.pins:
+                answer = await leg(None)
+            else:
+                self._half = DecodeHalf(service, route, edits)
+                answer = await self._half.run(leg)
         except UpstreamFailure as failure:
             if failure.limit_s is not None:
                 self.record.limit, self.record.limit_s = wait.option, failure.limit_s
@@ -262,15 +276,13 @@ class Exchange:
             idle_s = for_silence(self.service, route)
             try:
                 await relay.run(idle_s, self.service.settings.heartbeat_interval)
-                answer.let_end(GRACE_S)
             except StreamCutError as error:
                 self._lost(route, relay, error)
             else:
                 self._note_engine_error(route)
             return relay.response
         finally:
-            if self.relay is None or not self.relay.is_ended:
-                answer.close()
+            (self.relay or answer).close()
 
     def _lost(self, route: Route, relay: Relay, error: StreamCutError) -> None:
         """The instance failed amid its answer: the client is told, and the instance blamed."""
@@ -391,7 +403,7 @@ class Exchange:
         try:
             self._complete()
         finally:
-            if route is not None:
+            if route is not None and not (self._half is not None and self._half.is_kept):
                 if record.outcome is Outcome.OK:
                     found = cached_ratio(record.cached_tokens, record.prompt_tokens)
                     service.router.completed(route, self.facts, found)
@@ -422,7 +434,8 @@ class Exchange:
             return
         service.estimator.learn(self.facts.model, self.prompt_bytes, record.prompt_tokens)
         came_over = record.cached_tokens is None or record.cached_tokens * 2 > record.prompt_tokens
-        if record.route_class == RouteClass.HEAVY_P2P and not came_over:
+        is_told = record.route_class == RouteClass.HEAVY_P2P and service.connector.counts_moved
+        if is_told and not came_over:
             service.metrics.kv_misses.inc()
             if (p := service.upstreams.get(record.prefill_instance or "")) is not None:
                 p.forget_engine_id()

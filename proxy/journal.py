@@ -9,8 +9,8 @@ import orjson
 from proxy.core.record import RequestRecord
 from proxy.core.types import Outcome, RequestFacts, Route
 
-MOST_TOKENS = 1 << 30
-"""More than any engine can mean."""
+MOST_TOKENS = 100_000_000
+"""No prompt and no answer is longer: what an engine says beyond it is not believed."""
 
 
 def note_facts(record: RequestRecord, facts: RequestFacts) -> None:

@@ -6,6 +6,7 @@ to colocate. The decode leg gives an answer whose first event is good, or raises
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,8 @@ from typing import Any
 import orjson
 
 from proxy.answer import HOLD_BYTES, Reply
-from proxy.core.connectors import Connector, Edits, Transfer
+from proxy.core.connectors import KV_PARAMS, Connector, Edits, Transfer
+from proxy.core.kvparams import wrong_params
 from proxy.core.reuse import usage_ratio
 from proxy.core.splice import splice
 from proxy.core.types import FailureKind, Fallback
@@ -22,8 +24,9 @@ from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.heads import with_request_id
 from proxy.judge import is_plainly_good, look_at
-from proxy.upstream import ANSWER_BYTES, Upstream
+from proxy.upstream import ANSWER_BYTES, OnSent, Upstream
 
+_log = logging.getLogger(__name__)
 _FALLBACKS = {
     FailureKind.CONNECT: Fallback.P_REFUSED,
     FailureKind.TIMEOUT: Fallback.P_TIMEOUT,
@@ -52,7 +55,12 @@ class Outgoing:
 
 
 async def prefill_leg(
-    out: Outgoing, p: Upstream, connector: Connector, request_id: str, timeout_s: float
+    out: Outgoing,
+    p: Upstream,
+    connector: Connector,
+    request_id: str,
+    timeout_s: float,
+    on_sent: OnSent | None = None,
 ) -> Edits | Fallback:
     """Let P compute the prompt and keep its KV; gives what D needs to fetch it.
 
@@ -60,13 +68,17 @@ async def prefill_leg(
     """
     try:
         with Limit(timeout_s) as scope, p.watch(scope):
-            return await _prefill(out, p, connector, request_id)
+            return await _prefill(out, p, connector, request_id, on_sent)
     except TimeoutError:
         return Fallback.P_GONE if p.is_down else Fallback.P_TIMEOUT
 
 
 async def _prefill(
-    out: Outgoing, p: Upstream, connector: Connector, request_id: str
+    out: Outgoing,
+    p: Upstream,
+    connector: Connector,
+    request_id: str,
+    on_sent: OnSent | None,
 ) -> Edits | Fallback:
     try:
         engine_id = await p.engine_id() if connector.needs_engine_id else None
@@ -74,12 +86,13 @@ async def _prefill(
         engine_id = None
     if connector.needs_engine_id and engine_id is None:
         return Fallback.ENGINE_ID_UNKNOWN
-    transfer = Transfer(f"xfer-{uuid.uuid4().hex}", p.instance, engine_id)
+    transfer = Transfer(f"xfer-{uuid.uuid4().hex}", p.instance, engine_id, request_id)
     body = out.with_edits(connector.prepare(transfer, out.parsed))
     headers = with_request_id(out.headers, request_id)
-    reply = await p.send(out.method, out.path, headers, body)
+    reply = await p.send(out.method, out.path, headers, body, on_sent)
     try:
-        answer = await reply.read(ANSWER_BYTES)
+        # One that streams although it was told not to is not listened to.
+        answer = b"" if reply.is_stream else await reply.read(ANSWER_BYTES)
     finally:
         reply.close()
     if reply.status != 200:
@@ -94,6 +107,11 @@ def _after_prefill(connector: Connector, transfer: Transfer, answer: bytes) -> E
     except orjson.JSONDecodeError:
         return Fallback.P_ERROR
     told = parsed if isinstance(parsed, dict) else {}
+    p = transfer.prefill
+    wrong = wrong_params(told.get(KV_PARAMS), p, transfer.engine_id, transfer.transfer_id)
+    if wrong is not None:
+        _log.warning("instance %s: its kv_transfer_params are not used: %s", p.name, wrong)
+        return Fallback.KV_PARAMS
     result = connector.after_prefill(transfer, told)
     if isinstance(result, Fallback):
         return result
@@ -135,10 +153,10 @@ class Patience(Limit):
 async def decode_leg(
     out: Outgoing,
     d: Upstream,
-    headers: bytes,
     edits: Edits | None,
     source: Upstream | None,
     patience: Patience,
+    on_sent: OnSent | None = None,
 ) -> Reply:
     """Ask D, wait for the first event; raises UpstreamFailure.
 
@@ -152,7 +170,7 @@ async def decode_leg(
             for watchers in watched:
                 watchers.add(patience)
             try:
-                return await _decode(out, d, headers, out.with_edits(edits))
+                return await _decode(out, d, out.with_edits(edits), on_sent)
             finally:
                 for watchers in watched:
                     watchers.discard(patience)
@@ -167,8 +185,8 @@ async def decode_leg(
         raise UpstreamFailure(kind, late, limit_s=limit_s) from error
 
 
-async def _decode(out: Outgoing, d: Upstream, headers: bytes, body: bytes | None) -> Reply:
-    reply = await d.send(out.method, out.path, headers, body)
+async def _decode(out: Outgoing, d: Upstream, body: bytes | None, on_sent: OnSent | None) -> Reply:
+    reply = await d.send(out.method, out.path, out.headers, body, on_sent)
     is_good = False
     try:
         if not is_plainly_good(reply):
@@ -177,6 +195,8 @@ async def _decode(out: Outgoing, d: Upstream, headers: bytes, body: bytes | None
             # Up to so much of it, an answer that breaks off can be had from somebody else.
             while not reply.is_over and reply.held_bytes <= HOLD_BYTES and await reply.more():
                 pass
+            if reply.failure is not None:
+                raise reply.failure
         is_good = True
     finally:
         if not is_good:

@@ -7,9 +7,14 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
+
+HANDSHAKE_S = 10.0
+"""A client that has not shaken hands by then holds a connection for nothing."""
+GOODBYE_S = 2.0
+"""How long a client may take to say goodbye in TLS before its connection is closed without."""
 
 
 class Site(web.TCPSite):
@@ -23,27 +28,27 @@ class Site(web.TCPSite):
         """Listen."""
         await super(web.TCPSite, self).start()
         self._answerer = self.answerer()
-        self._server = await asyncio.get_running_loop().create_server(
-            self._answerer,
-            self._host,
-            self._port,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
+        self._server = await self._listen(self._ssl_context, host=self._host, port=self._port)
+
+    async def _listen(self, secure: ssl.SSLContext | None, **where: Any) -> asyncio.AbstractServer:
+        loop: Any = asyncio.get_running_loop()  # its overloads know no keywords by name
+        limits = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S}
+        given = where | (limits if secure is not None else {})
+        server: asyncio.AbstractServer = await loop.create_server(
+            self._answerer, ssl=secure, backlog=self._backlog, **given
         )
+        return server
 
     async def exchange(self, secure: ssl.SSLContext) -> None:
         """Accept with another context from now on: on the same sockets, so nobody is refused.
 
         A host may be several sockets; each but the first becomes a site of its own.
         """
-        old, loop = self._server, asyncio.get_running_loop()
+        old = self._server
         assert old is not None
         sockets: list[socket.socket] = getattr(old, "sockets", [])
         shared = [socket.socket(fileno=os.dup(s.fileno())) for s in sockets]
-        servers = [
-            await loop.create_server(self._answerer, sock=s, ssl=secure, backlog=self._backlog)
-            for s in shared
-        ]
+        servers = [await self._listen(secure, sock=s) for s in shared]
         self._take(servers[0], secure)
         for server in servers[1:]:
             beside = Site(self._runner, self._host, self._port, backlog=self._backlog)

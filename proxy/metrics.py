@@ -77,6 +77,7 @@ class Metrics:
         self.decisions = count("offload_decisions", "Placements", "decision", "reason")
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
         self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
+        self.releases = count("kv_releases", "KV on P that nobody will fetch", "result")
         self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
         self.retries_refused = count("retry_budget_refused", "Repetitions beyond the budget")
         self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
@@ -143,6 +144,7 @@ class Metrics:
             (self.denied, ("client", "operator")),
             (self.fallbacks, Fallback),
             (self.hedges, ("local", "peer", "none")),
+            (self.releases, ("released", "failed", "stranded", "unknown")),
             (self.retries, FailureKind),
             (self.client_errors, Refusal),
             (self.disconnects, ("upload", "queue", "prefill", "first_token", "decode")),

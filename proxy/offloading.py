@@ -12,6 +12,7 @@ from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
 from proxy.core.types import FailureKind, Fallback, RequestFacts, Route
 from proxy.errors import UpstreamFailure
+from proxy.handover import PrefillHalf, release
 from proxy.legs import Outgoing, fallback_of, prefill_leg
 from proxy.race import Local, race
 from proxy.service import Service
@@ -47,7 +48,9 @@ class Offloading:
         if math.isinf(due_s):
             result: Edits | Fallback | Reply = await self._leg(name)
         else:
-            local = Local(self._start, self.decode, self._alone, self._failed, close)
+            local = Local(
+                self._start, self.decode, self._alone, self._failed, close, self._unclaimed
+            )
             result = await race(lambda: self._leg(name), local, max(0.0, due_s - start_s))
         if isinstance(result, Reply):
             self._won("local")
@@ -55,6 +58,8 @@ class Offloading:
                 self.fall_back(route, Fallback.P_LATE)
             return result
         if isinstance(result, Fallback):
+            if result is Fallback.KV_PARAMS:
+                service.metrics.releases.labels("stranded").inc()
             self.fall_back(route, result)
             return None
         if route.hedge is not None:
@@ -71,7 +76,11 @@ class Offloading:
         wait = for_prefill(service, self.route)
         try:
             p = service.upstream(name)
-            leg = await prefill_leg(self.out, p, service.connector, leg_id, wait.seconds)
+            leg = await PrefillHalf(service, self.route).run(
+                lambda on_sent: prefill_leg(
+                    self.out, p, service.connector, leg_id, wait.seconds, on_sent
+                )
+            )
             if leg is Fallback.P_TIMEOUT:
                 self.record.limit, self.record.limit_s = wait.option, wait.seconds
                 late = f"no prefill in {wait.seconds:.3g} s"
@@ -92,6 +101,9 @@ class Offloading:
         self._won("none")
         self.blame(self.route.decode.name, failure)
         self.service.router.hedges.drop(self.route, self.service.clock.now_s())
+
+    def _unclaimed(self, edits: Edits) -> None:
+        release(self.service, self.route, edits)
 
     def _won(self, winner: str) -> None:
         self.record.hedge = winner

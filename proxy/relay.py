@@ -334,6 +334,13 @@ class Relay:
         lost = UpstreamFailure(FailureKind.RESET, what)
         raise StreamCutError(what, "incomplete_stream", failure=lost)
 
+    def close(self) -> None:
+        """Done: an answer whose end the client has may end by itself, any other one is closed."""
+        if self.is_ended:
+            self.reply.let_end(GRACE_S)
+        else:
+            self.reply.close()
+
     @property
     def _is_moving(self) -> bool:
         return self.is_paused or not (self.is_ended or self.reply.is_over)

@@ -13,6 +13,7 @@ from prometheus_client import generate_latest
 
 from proxy import tls
 from proxy.access import Access, Grant, bearer
+from proxy.aftermath import Aftermath
 from proxy.clock import Clock
 from proxy.config import InstanceSpec, Settings
 from proxy.core.connectors import CONNECTORS, Connector
@@ -36,6 +37,7 @@ from proxy.watcher import Watcher
 from proxy.ways import Ways
 
 DECISIONS_KEPT = 1000
+SCRAPES_RATIO = 0.2
 
 
 def router_config(settings: Settings) -> RouterConfig:
@@ -53,6 +55,7 @@ def router_config(settings: Settings) -> RouterConfig:
         ttft_slo_s=settings.ttft_slo,
         tpot_slo_s=settings.tpot_slo,
         prefill_timeout_s=settings.prefill_timeout,
+        kv_pin_timeout_s=settings.kv_pin_timeout,
         hedge=settings.hedge,
         session_ttl_s=settings.session_ttl,
         max_sessions=settings.max_sessions,
@@ -86,6 +89,7 @@ class Service:
     estimator: TokenEstimator = field(default_factory=TokenEstimator)
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     stats: dict[str, EngineStats] = field(default_factory=dict)
+    aftermath: Aftermath = field(default_factory=Aftermath)
     is_draining: bool = False
     is_cutting: bool = False
     scopes: set[Limit] = field(default_factory=set)
@@ -98,6 +102,7 @@ class Service:
     """Whether X-Cache-Proxy-* are sent; between tenants they would tell of each other's prompts."""
     own_ports: set[int] = field(default_factory=set)
     last_reload: dict[str, object] | None = None
+    _shown: tuple[bytes, float] = (b"", 0.0)
     watcher: Watcher = field(init=False)
     waiting: WaitingRoom = field(init=False)
     memory: Watermark = field(default_factory=lambda: Watermark(None))
@@ -227,9 +232,17 @@ class Service:
             self.router.gate.observe_engine(name, kv, self.clock.now_s())
 
     def exposition(self) -> bytes:
-        """The text of `/metrics`."""
-        self.collector.now_s = self.clock.now_s()
-        return generate_latest(self.metrics.registry)
+        """The text of `/metrics`, made anew for `SCRAPES_RATIO` of the time at most.
+
+        It takes milliseconds, in which no stream moves: who asks in a storm shares one.
+        """
+        text, until_s = self._shown
+        now_s = self.clock.now_s()
+        if now_s >= until_s:
+            self.collector.now_s = now_s
+            text, done_s = generate_latest(self.metrics.registry), self.clock.now_s()
+            self._shown = text, done_s + (done_s - now_s) * (1 / SCRAPES_RATIO - 1)
+        return text
 
     async def close(self) -> None:
         """Close connections and the log."""

@@ -14,6 +14,7 @@ from typing import Protocol
 import orjson
 
 from proxy.answer import Reply
+from proxy.core.registry import EngineId
 from proxy.core.types import FailureKind, Instance
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
@@ -21,12 +22,16 @@ from proxy.heads import request_head
 from proxy.pool import Pool
 from proxy.ways import Ways
 
+ENGINE_ID_CHARS = 256
 ANSWER_BYTES = 16 << 20
 """The most that is read of a prefill leg's answer."""
 PROBE_BYTES = 64 << 10
 """The most that is read of an answer to a probe."""
 LIST_BYTES = 1 << 20
 """The same where the answer is a list: models, metrics."""
+
+
+OnSent = Callable[[Reply], None]
 
 
 class Scope(Protocol):
@@ -53,8 +58,7 @@ class Upstream:
         self._on_replay = on_replay
         self._connect_timeout_s = connect_timeout_s
         self.is_down = False
-        self._engine_id: str | None = None
-        self._last_engine_id: str | None = None
+        self._id = EngineId()
         self.has_new_engine = False
         """Another engine id was seen than before; for whoever acts on it to reset."""
         self.watchers: set[Scope] = set()
@@ -76,13 +80,21 @@ class Upstream:
         return self._pool.in_use
 
     def send(
-        self, method: str, path: str, headers: bytes, body: bytes | None
+        self,
+        method: str,
+        path: str,
+        headers: bytes,
+        body: bytes | None,
+        on_sent: OnSent | None = None,
     ) -> Coroutine[None, None, Reply]:
         """Send a request and wait for the answer's head; raises UpstreamFailure.
 
         `headers`: lines, each with its end. Of a stream the first bytes are waited for as well.
+        `on_sent`: from now on the instance may have seen it.
         """
-        return _ask(self._pool, method, path, headers, body, self._on_replay)
+        head = request_head(method, path, self._pool.host_header, headers, body)
+        is_head = method == "HEAD"
+        return _ask(self._pool, head, body, is_head, self._on_replay, on_sent)
 
     async def get(
         self, path: str, timeout_s: float, headers: bytes = b"", limit: int = PROBE_BYTES
@@ -94,25 +106,33 @@ class Upstream:
         return await _get(self._pool, path, timeout_s, headers or self._ways.auth, limit)
 
     async def engine_id(self) -> str | None:
-        """The KV engine's id, asked from the bootstrap server when not known; None without one."""
-        if self._engine_id is None:
+        """The KV engine's id, asked from the bootstrap server when not known; None without one.
+
+        Raises UpstreamFailure when it cannot be asked.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if self._id.known(now_s) is None and self._id.may_ask(now_s):
             await self.look_up_engine_id()
-        return self._engine_id
+        return self._id.known(now_s)
 
     async def look_up_engine_id(self) -> None:
-        """Ask for the engine's id, known or not; raises UpstreamFailure."""
+        """Ask for the engine's id, known or not.
+
+        Raises UpstreamFailure; what was known stays for a while.
+        """
         if self._bootstrap is None:
             return
-        body = await _get(self._bootstrap, "/query", self._connect_timeout_s)
-        last, found = self._last_engine_id, _engine_id(body)
-        self._engine_id = found
-        if found is not None:
-            self.has_new_engine |= last is not None and found != last
-            self._last_engine_id = found
+        loop = asyncio.get_running_loop()
+        try:
+            found = _engine_id(await _get(self._bootstrap, "/query", self._connect_timeout_s))
+        except UpstreamFailure:
+            self._id.failed(loop.time())
+            raise
+        self.has_new_engine |= self._id.answered(found, loop.time())
 
     def forget_engine_id(self) -> None:
         """A restarted engine has a new id; an old one makes D's pull fail."""
-        self._engine_id = None
+        self._id.forget()
 
     @contextmanager
     def watch(self, scope: Scope) -> Iterator[None]:
@@ -130,8 +150,7 @@ class Upstream:
     def went_down(self) -> None:
         """End what waits on this instance, and forget what a new incarnation would deny."""
         self.is_down = True
-        self.forget_engine_id()
-        self._last_engine_id = None
+        self._id.renew()
         self.has_new_engine = False
         now_s = asyncio.get_running_loop().time()
         for scope in list(self.watchers):
@@ -140,17 +159,17 @@ class Upstream:
 
 async def _ask(
     pool: Pool,
-    method: str,
-    path: str,
-    headers: bytes,
+    head: bytes,
     body: bytes | None,
+    is_head: bool = False,  # noqa: FBT001, FBT002 - one of six, and never a literal
     on_replay: Callable[[], None] = lambda: None,
+    on_sent: OnSent | None = None,
 ) -> Reply:
-    head = request_head(method, path, pool.host_header, headers, body)
-    is_head = method == "HEAD"
     connection = pool.idle()
     if connection is not None:
         reply = connection.ask(head, body, is_head=is_head)
+        if on_sent is not None:
+            on_sent(reply)
         try:
             return await reply.begun()
         except UpstreamFailure as failure:
@@ -158,7 +177,10 @@ async def _ask(
                 raise
             on_replay()
     connection = await pool.connect()
-    return await connection.ask(head, body, is_head=is_head).begun()
+    reply = connection.ask(head, body, is_head=is_head)
+    if on_sent is not None:
+        on_sent(reply)
+    return await reply.begun()
 
 
 async def _get(
@@ -166,7 +188,9 @@ async def _get(
 ) -> bytes:
     try:
         with Limit(timeout_s):
-            reply = await _ask(pool, "GET", path, headers, None)
+            reply = await _ask(
+                pool, request_head("GET", path, pool.host_header, headers, None), None
+            )
             try:
                 body = await reply.read(limit)
             finally:
@@ -179,14 +203,19 @@ async def _get(
 
 
 def _engine_id(body: bytes) -> str | None:
-    """The id of data-parallel rank 0 in a bootstrap server's `/query` answer."""
+    """The id of data-parallel rank 0 in a bootstrap server's `/query` answer.
+
+    None while no engine is registered; raises UpstreamFailure where the answer is no such thing.
+    """
     try:
         ranks = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    rank = ranks.get("0") if isinstance(ranks, dict) else None
-    found = rank.get("engine_id") if isinstance(rank, dict) else None
-    return found if isinstance(found, str) else None
+        rank = ranks.get("0", {})
+        found = rank.get("engine_id")
+    except (orjson.JSONDecodeError, AttributeError) as error:
+        raise UpstreamFailure(FailureKind.MALFORMED, "not a bootstrap answer") from error
+    if rank and not (isinstance(found, str) and 0 < len(found) <= ENGINE_ID_CHARS):
+        raise UpstreamFailure(FailureKind.MALFORMED, "not an engine id")
+    return found if rank else None
 
 
 def model_cards(body: bytes) -> list[dict[str, object]]:
@@ -196,4 +225,6 @@ def model_cards(body: bytes) -> list[dict[str, object]]:
     except orjson.JSONDecodeError:
         return []
     cards = answer.get("data") if isinstance(answer, dict) else None
-    return [c for c in cards or () if isinstance(c, dict) and isinstance(c.get("id"), str)]
+    if not isinstance(cards, list):
+        return []
+    return [c for c in cards if isinstance(c, dict) and isinstance(c.get("id"), str)]

@@ -20,6 +20,8 @@ from proxy.errors import UpstreamFailure
 
 HEAD_BYTES = 65536
 """A longer head is refused; informational ones before it count in."""
+READ_BYTES = 65536
+"""The most that is read at once."""
 JOIN_BYTES = 32768
 """Up to here a body is copied behind its head: one buffer is written faster than two."""
 KNOWN_HEADS, KNOWN_HEAD_BYTES = 256, 2048
@@ -32,6 +34,7 @@ _CLOSED = "the connection was closed"
 
 
 _known: dict[bytes, Head] = {}
+_reads = memoryview(bytearray(READ_BYTES))
 
 
 class _Reader:
@@ -50,8 +53,12 @@ class _Reader:
         self.is_complete = True
 
 
-class Connection(asyncio.Protocol):
-    """A connection, of use to one request at a time. `on_rest` is called when it is free again."""
+class Connection(asyncio.BufferedProtocol):
+    """A connection, of use to one request at a time. `on_rest` is called when it is free again.
+
+    Reads go into one buffer of the process: so a piece is at most `READ_BYTES`, and so is what
+    comes on top of a client's full buffer. A loop's own reads are four times as long.
+    """
 
     __slots__ = (
         "_buffer",
@@ -109,7 +116,15 @@ class Connection(asyncio.Protocol):
             self._broke(UpstreamFailure(FailureKind.RESET, _CLOSED))
         return reply
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the next read goes; used before anything else can read."""
+        return _reads
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So many bytes were read."""
+        self._received(bytes(_reads[:nbytes]))
+
+    def _received(self, data: bytes) -> None:
         """Bytes from the instance."""
         reply = self._reply
         if reply is None:
@@ -214,6 +229,13 @@ class Connection(asyncio.Protocol):
         if self._reply is reply:
             self._reply = None
             self.abort()
+
+    def hang_up(self, reply: Reply) -> bool:
+        """Send nothing more; false where one cannot and still read."""
+        if self._reply is not reply or self.is_closed or not self._transport.can_write_eof():
+            return False
+        self._transport.write_eof()
+        return True
 
     def abort(self) -> None:
         """Close at once, whatever is not sent yet."""

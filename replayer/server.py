@@ -5,6 +5,7 @@ whatever goes wrong later is an event inside the 200. A client that leaves ends 
 HTTP surface holds no state of its own; what is under way lives in the engine model.
 """
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
@@ -14,9 +15,10 @@ from aiohttp import web
 
 from replayer.sim_answer import DONE, Answer
 from replayer.sim_driver import Driver, Live
+from replayer.sim_errors import ApiError
+from replayer.sim_faults import Faults
 from replayer.sim_metrics import EngineMetrics
 from replayer.sim_openai import (
-    ApiError,
     Ask,
     Limits,
     check_model,
@@ -35,6 +37,21 @@ VERSION = "0.33.0"
 _MAX_BODY_BYTES = 256 * 2**20
 _BUSY = "The engine is currently busy and cannot accept new requests. Please try again later."
 
+_PERMISSION = {
+    "id": "modelperm-sim",
+    "object": "model_permission",
+    "created": 0,
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Release = Callable[[RemoteKv], None]
 
@@ -49,12 +66,14 @@ class Api:
         metrics: EngineMetrics,
         engine_id: str,
         release: Release,
+        faults: Faults,
     ) -> None:
         self._options = options
         self._driver = driver
         self._metrics = metrics
         self._engine_id = engine_id
         self._release = release
+        self._faults = faults
         self._limits = Limits(
             model=options.model,
             block_size=options.block_size,
@@ -65,7 +84,7 @@ class Api:
 
     def app(self) -> web.Application:
         """Return the aiohttp application."""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_answer_errors])
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_like_vllm])
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat_completions)
         app.router.add_post("/tokenize", self.tokenize)
@@ -75,6 +94,7 @@ class Api:
         app.router.add_get("/ping", self.health)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", self.metrics)
+        app.router.add_post("/sim/faults", self.faults)
         return app
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
@@ -109,14 +129,16 @@ class Api:
 
     async def models(self, _request: web.Request) -> web.Response:
         """GET /v1/models."""
+        created = int(self._driver.unix_s(0.0))
         card = {
             "id": self._limits.model,
             "object": "model",
-            "created": int(self._driver.unix_s(0.0)),
+            "created": created,
             "owned_by": "vllm",
             "root": self._limits.model,
             "parent": None,
             "max_model_len": self._limits.max_model_len,
+            "permission": [_PERMISSION | {"created": created}],
         }
         return _json({"object": "list", "data": [card]})
 
@@ -132,6 +154,14 @@ class Api:
         """GET /metrics."""
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=self._metrics.render(), headers=headers)
+
+    async def faults(self, request: web.Request) -> web.Response:
+        """POST /sim/faults: what goes wrong from now on, see `sim_faults`."""
+        try:
+            self._faults.change(**parse_body(await request.read()))
+        except ValueError as error:
+            raise ApiError(400, str(error)) from error
+        return _json(self._faults.state())
 
     async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         body = parse_body(await request.read())
@@ -151,7 +181,10 @@ class Api:
         try:
             if ask.stream:
                 return await self._stream(request, request_id, answer, lives, ask)
-            return await self._whole(request_id, answer, lives)
+            whole = await self._whole(request_id, answer, lives)
+            if ask.send_as is not None:
+                await self._spoil_prefill()
+            return whole
         finally:
             for live in lives:
                 self._driver.abort(live)
@@ -183,6 +216,24 @@ class Api:
             headers={"X-Request-Id": request_id},
         )
 
+    async def _spoil_prefill(self) -> None:
+        """The KV is computed and kept; what becomes of the answer is another matter."""
+        if self._faults.prefill == "hang":
+            await asyncio.get_running_loop().create_future()
+        if self._faults.prefill == "error":
+            raise ApiError(500, "Internal server error")
+
+    async def _spoil_stream(self, request: web.Request) -> bool:
+        """End a stream in the way that is switched on; true when it ends in order but too soon."""
+        transport, how = request.transport, self._faults.stream
+        if how == "stall":
+            await asyncio.get_running_loop().create_future()
+        if transport is not None and how == "reset":
+            transport.abort()
+        if transport is not None and how == "close":
+            transport.close()
+        return how == "no_done"
+
     async def _stream(
         self, request: web.Request, request_id: str, answer: Answer, lives: list[Live], ask: Ask
     ) -> web.StreamResponse:
@@ -190,6 +241,7 @@ class Api:
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "X-Request-Id": request_id,
+                "Vary": "Origin",
             }
         )
         await response.prepare(request)
@@ -215,6 +267,9 @@ class Api:
             if not pending:
                 parts.append(answer.closing([live.request for live in lives]))
             await response.write(b"".join(parts))
+            is_spoiled = self._faults.stream != "ok" and sum(sent) >= self._faults.stream_tokens
+            if is_spoiled and pending and await self._spoil_stream(request):
+                return response
         return response
 
 
@@ -234,18 +289,25 @@ def _jobs(ask: Ask, request_id: str) -> list[Job]:
     ]
 
 
-def _json(body: object) -> web.Response:
-    return web.Response(body=orjson.dumps(body), content_type="application/json")
+def _json(body: object, status: int = 200) -> web.Response:
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    return web.Response(body=raw, status=status, content_type="application/json")
 
 
 @web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give errors vLLM's shape; unknown routes answer like FastAPI."""
+async def _like_vllm(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give errors vLLM's shape, unknown routes FastAPI's, and every answer their headers."""
     try:
-        return await handler(request)
+        response = await handler(request)
     except ApiError as error:
-        return web.Response(status=error.status, body=error.body(), content_type="application/json")
+        response = _json(error.body(), error.status)
     except web.HTTPNotFound:
-        return web.json_response({"detail": "Not Found"}, status=404)
-    except web.HTTPMethodNotAllowed:
-        return web.json_response({"detail": "Method Not Allowed"}, status=405)
+        response = _json({"detail": "Not Found"}, 404)
+    except web.HTTPMethodNotAllowed as error:
+        response = _json({"detail": "Method Not Allowed"}, 405)
+        response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
+    if not response.prepared:
+        name = request.headers.get("X-Request-Id")
+        response.headers.setdefault("X-Request-Id", name or uuid.uuid4().hex)
+        response.headers["Vary"] = "Origin"
+    return response

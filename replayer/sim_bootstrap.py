@@ -6,6 +6,7 @@ transfer is complete, or says that it was refused. If the sender dies, no answer
 receivers wait out their timeout, because their socket reconnects for ever, and so do these.
 """
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ import aiohttp
 import orjson
 from aiohttp import web
 
+from replayer.sim_faults import Faults
 from replayer.sim_types import Pull, RemoteKv
 
 log = logging.getLogger(__name__)
@@ -44,10 +46,29 @@ class PullResult(Enum):
     LOST = "lost"
 
 
-def bootstrap_app(engine_id: str, port_of: Callable[[], int], serve: Serve) -> web.Application:
+async def _never() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def _spoiled(query: str) -> web.Response | None:
+    """The answer to `/query` where that is switched to be a wrong one, or never comes."""
+    if query == "hang":
+        await _never()
+    answers = {"error": (500, b""), "garbage": (200, b'{"0": ['), "empty": (200, b"{}")}
+    if query not in answers:
+        return None
+    status, body = answers[query]
+    return web.Response(status=status, body=body, content_type="application/json")
+
+
+def bootstrap_app(
+    engine_id: str, port_of: Callable[[], int], serve: Serve, faults: Faults
+) -> web.Application:
     """Return the bootstrap server of one engine; `serve` carries out a pull on it."""
 
     async def query(_request: web.Request) -> web.Response:
+        if (spoiled := await _spoiled(faults.query)) is not None:
+            return spoiled
         address = {"0": {"0": f"tcp://127.0.0.1:{port_of()}"}}
         body = {"0": {"engine_id": engine_id, "worker_addr": address}}
         return web.Response(body=orjson.dumps(body), content_type="application/json")
@@ -56,6 +77,10 @@ def bootstrap_app(engine_id: str, port_of: Callable[[], int], serve: Serve) -> w
         body = orjson.loads(await request.read())
         if body["engine_id"] != engine_id:
             return web.Response(status=409)
+        if faults.pull == "hang":
+            await _never()
+        if faults.pull == "refuse":
+            return web.Response(body=b'{"ok":false}', content_type="application/json")
         order = Pull(body["transfer_id"], body["tokens"], uuid.uuid4())
         ok = await serve(order)
         return web.Response(body=orjson.dumps({"ok": ok}), content_type="application/json")

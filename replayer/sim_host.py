@@ -17,6 +17,7 @@ from aiohttp import web
 from replayer.server import Api
 from replayer.sim_bootstrap import PullResult, Receiver, bootstrap_app
 from replayer.sim_driver import Driver
+from replayer.sim_faults import Faults
 from replayer.sim_metrics import EngineMetrics
 from replayer.sim_options import SimOptions
 from replayer.sim_reqlog import record
@@ -41,7 +42,9 @@ Record = Callable[[dict[str, Any]], None]
 class _Incarnation:
     """All that dies with one engine process."""
 
-    def __init__(self, options: SimOptions, tasks: asyncio.TaskGroup, record_: Record) -> None:
+    def __init__(
+        self, options: SimOptions, tasks: asyncio.TaskGroup, record_: Record, faults: Faults
+    ) -> None:
         self.engine_id = str(uuid.uuid4())
         self.driver = Driver(options, self._on_event)
         self.metrics = EngineMetrics(self.driver.engine, options.model, self.driver.unix_s(0.0))
@@ -51,7 +54,7 @@ class _Incarnation:
         self._tasks = tasks
         self._own: set[asyncio.Task[None]] = set()
         self._record = record_
-        self.api = Api(options, self.driver, self.metrics, self.engine_id, self._let_go)
+        self.api = Api(options, self.driver, self.metrics, self.engine_id, self._let_go, faults)
         self.spawn(self.driver.run())
 
     def spawn(self, work: Any) -> None:
@@ -117,6 +120,7 @@ class SimEngine:
         record: Record = lambda _entry: None,
     ) -> None:
         self.options = options
+        self.faults = Faults()
         self.port = port
         self.bootstrap_port = bootstrap_port
         self._tasks = tasks
@@ -175,10 +179,10 @@ class SimEngine:
 
     async def start(self) -> None:
         """Bind both ports and serve; OSError when a port is taken."""
-        life = _Incarnation(self.options, self._tasks, self._record)
+        life = _Incarnation(self.options, self._tasks, self._record, self.faults)
         self._life = life
         bootstrap = bootstrap_app(
-            life.engine_id, lambda: self.bootstrap_port, life.driver.serve_pull
+            life.engine_id, lambda: self.bootstrap_port, life.driver.serve_pull, self.faults
         )
         try:
             self.port = await self._listen(life.api.app(), self.port)

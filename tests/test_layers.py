@@ -20,6 +20,7 @@ LEAF = {OURS, "proxy.errors", "proxy.config", "proxy.config_options", "proxy.con
 LEAF |= {"proxy.config_values", "proxy.clock", "proxy.keys"}
 WIRE = LEAF | {"proxy.deadline", "proxy.heads"}
 SHELL = WIRE | {
+    "proxy.aftermath",
     "proxy.answer",
     "proxy.judge",
     "proxy.tcp",
@@ -36,6 +37,7 @@ SHELL = WIRE | {
     "proxy.ways",
 }
 REQUEST = SHELL | {
+    "proxy.handover",
     "proxy.waiting",
     "proxy.service",
     "proxy.waits",
@@ -84,6 +86,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.journal": LEAF,
     "proxy.retrying": SHELL | {"proxy.service"},
     "proxy.race": LEAF,
+    "proxy.aftermath": WIRE,
+    "proxy.handover": SHELL | {"proxy.service"},
     "proxy.waits": SHELL | {"proxy.service"},
     "proxy.offloading": REQUEST | {"proxy.race"},
     "proxy.handler": REQUEST | {"proxy.offloading", "proxy.retrying"},

@@ -39,6 +39,7 @@ class RouterConfig:
     ttft_slo_s: float = 2.0
     tpot_slo_s: float = 0.05
     prefill_timeout_s: float = 120.0
+    kv_pin_timeout_s: float = 480.0
     hedge: bool = True
     session_ttl_s: float = 3600.0
     max_sessions: int = 100_000
@@ -67,6 +68,8 @@ class Scene:
     latency: Latency
     strain: float = 1.0
     kv_tokens: Callable[[str], int | None] = lambda _name: None
+    stranded: Callable[[str, float], tuple[int, int]] = lambda _name, _now_s: (0, 0)
+    """Hand-overs whose KV an instance may still hold, and their tokens (core.stranded)."""
 
 
 @dataclass(slots=True)
@@ -127,13 +130,19 @@ def can_prefill(scene: Scene, c: Candidate, connector: Connector) -> bool:
 
     What it holds for others to fetch is out of its own streams' reach, so that is bounded.
     """
-    pinned = c.load.pinned_requests
-    if c.instance.bootstrap_url is None or pinned >= connector.max_parallel:
+    if connector.needs_engine_id and c.instance.bootstrap_url is None:
+        return False
+    if not connector.pins:
+        return True
+    lost, lost_tokens = scene.stranded(c.instance.name, scene.now_s)
+    pinned = c.load.pinned_requests + lost
+    if pinned >= connector.max_parallel:
         return False
     kv_tokens = scene.kv_tokens(c.instance.name) if pinned else None
     if kv_tokens is None:
         return True
-    return c.load.pinned_tokens + scene.facts.prompt_tokens <= PINNED_RATIO * kv_tokens
+    pinned_tokens = c.load.pinned_tokens + lost_tokens
+    return pinned_tokens + scene.facts.prompt_tokens <= PINNED_RATIO * kv_tokens
 
 
 def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decision]:

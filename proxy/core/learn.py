@@ -65,12 +65,13 @@ class Course:
         self.latency.begin(route.decode.name, id(route.lease), left_s, now_s)
 
     def release(self, route: Route, now_s: float) -> None:
-        """The prefill is over or given up; all that is learned is how late a leg was already."""
-        if route.prefill is not None and route.handed_s is None:
+        """The prefill is over or given up; all that is learned is how late it was already."""
+        is_handed = route.prefill is not None and route.handed_s is not None
+        if not is_handed and route.first_token_s is None:
             elapsed_s = now_s - route.reserved_s
             if elapsed_s > route.predicted_prefill_s:
                 # Left out, those given up for being late would make being late ever earlier.
-                self._observe_ready(route, route.prefill, elapsed_s)
+                self._observe_ready(route, route.prefill or route.decode, elapsed_s)
         self._end(route, now_s)
 
     def _end(self, route: Route, now_s: float) -> None:

@@ -34,6 +34,7 @@ from proxy.core.reuse import Reuse
 from proxy.core.sessions import Sessions
 from proxy.core.shadow import Shadow
 from proxy.core.strain import Strain
+from proxy.core.stranded import Stranded
 from proxy.core.types import (
     Candidate,
     Fallback,
@@ -56,6 +57,10 @@ NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
 
 
+_STRANDING = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
+"""P keeps its KV although nobody will fetch it; after any other end it has let go, or is gone."""
+
+
 class Router:
     """All state of the decisions. Single-threaded; no method waits.
 
@@ -70,6 +75,7 @@ class Router:
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
         self.ledger = Ledger()
+        self.stranded = Stranded(config.kv_pin_timeout_s)
         self.strain = Strain(config.tpot_slo_s)
         self._course = Course(self.latency, self.strain)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
@@ -118,6 +124,7 @@ class Router:
         self.gate.forget(name)
         self.sessions.forget(name)
         self.latency.forget(name)
+        self.stranded.forget(name)
 
     def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:
         """From now on call this after what may change a rejected request's lot; None: nothing.
@@ -177,6 +184,7 @@ class Router:
             return found
         d = self._decide(self._scene(facts, found, now_s)).decode
         self.hedges.end(route, now_s)
+        self._course.release(route, now_s)
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
@@ -247,6 +255,8 @@ class Router:
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
         self._course.release(route, now_s)
+        if route.prefill is not None and why in _STRANDING:
+            self.stranded.book(route.prefill.name, route.prompt_tokens, now_s)
         route.prefill = None
         if not self.hedges.adopt(route, now_s):
             self._charge_colocated(route, facts, now_s)
@@ -327,8 +337,10 @@ class Router:
     def _scene(self, facts: RequestFacts, free: list[Candidate], now_s: float) -> Scene:
         home = self.sessions.home(facts.session_id, now_s)
         mean, price = self._mean_ongoing, self.strain.price
-        kv_tokens = self.gate.kv_tokens
-        return Scene(self.config, facts, home, free, mean, now_s, self.latency, price, kv_tokens)
+        kv_tokens, stranded = self.gate.kv_tokens, self.stranded.on
+        return Scene(
+            self.config, facts, home, free, mean, now_s, self.latency, price, kv_tokens, stranded
+        )
 
     def _mean_ongoing(self) -> float:
         load = self.ledger.load

@@ -60,7 +60,7 @@ def names_the_end(events: bytes) -> bool:
 
 def first_event(head: bytes) -> bytes | None:
     """The first complete event without its comments; None while it is still on its way."""
-    *events, _ = head.split(b"\n\n")
+    *events, _ = head.replace(b"\r\n", b"\n").split(b"\n\n")
     for event in events:
         lines = [line for line in event.split(b"\n") if line and not line.startswith(b":")]
         if lines:

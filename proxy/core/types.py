@@ -59,6 +59,7 @@ class Fallback(StrEnum):
     P_LATE = "p_late"
     P_FINISH_REASON = "p_finish_reason"
     P_GONE = "p_gone"
+    KV_PARAMS = "kv_params"
     ENGINE_ID_UNKNOWN = "engine_id_unknown"
     TRANSFER_TIMEOUT = "transfer_timeout"
     D_FAILED = "d_failed"

@@ -109,7 +109,7 @@ class Proxy:
         """Nothing in flight, every counter at zero, no drift."""
         service = self.server.service
         await until(lambda: service.in_flight == 0, "no request in flight")
-        assert self.router.ledger.live == 0
+        await until(lambda: self.router.ledger.live == 0, "no lease is open")
         assert self.router.ledger.drift() == 0
         for member in self.router.fleet.members():
             assert self.router.ledger.load(member.instance.name) == Load()

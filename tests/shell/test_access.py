@@ -259,3 +259,20 @@ def test_secrets_come_from_files(tmp_path: Path) -> None:
     assert settings.api_key
     assert set(tenants_of(settings.api_key.get_secret_value()).values()) == {"acme", "zeta"}
     assert "k1" not in repr(settings)
+
+
+async def test_both_legs_of_an_offload_carry_the_salt(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"api_key": KEYS, "cache_salt_secret": SECRET}
+    options |= {"offload_policy": "always", "heavy_threshold": 500, "warm_threshold": 100}
+    prompt = words(1000)
+    async with proxied(tmp_path, 2, **options) as (proxy, fleet):
+        for who in (ACME, ZETA, ACME):
+            assert (await proxy.post(chat(prompt), headers=who)).status == 200
+        first, other, again = await proxy.records(3)
+        assert (first["route_class"], other["route_class"]) == ("HEAVY_P2P", "HEAVY_P2P")
+        assert (first["hit_tokens"], other["hit_tokens"]) == (0, 0)
+        assert again["hit_tokens"] > 0
+        hits = {r["request_id"]: r["local_hit_tokens"] for r in fleet.records}
+        assert hits.pop(again["request_id"]) > 0
+        assert list(hits.values()) == [0, 0, 0, 0], "both engines hold the other tenant's prompt"
+        await proxy.at_rest()

@@ -47,7 +47,8 @@ async def test_five_times_too_many_clients(tmp_path: Path) -> None:
         rates = [await served_per_s(proxy, times, got) for times in (1, 5)]
         counts = Counter(answer.status for answer in got)
         sys.stdout.write(f"answers per s, at capacity and at five times it: {rates}; {counts}\n")
-        assert set(counts) == {200, 503}
+        assert counts[200] >= REQUESTS / 2
+        assert set(counts) <= {200, 503}
         for answer in got:
             if answer.status == 200:
                 assert answer.body.endswith(b"data: [DONE]\n\n")
@@ -64,7 +65,8 @@ async def test_five_times_too_many_clients(tmp_path: Path) -> None:
         p99_ms = at_once[len(at_once) * 99 // 100] * 1000 if at_once else 0.0
         sys.stdout.write(f"refused at once: {len(at_once)}, p99 {p99_ms:.1f} ms\n")
         outcomes = Counter(record["outcome"] for record in records)
-        assert outcomes == {"ok": counts[200], "rejected": counts[503]}
+        assert (outcomes["ok"], outcomes["rejected"]) == (counts[200], counts[503])
+        assert outcomes.total() == len(got)
         reasons = Counter(r["error"] for r in records if r["outcome"] == "rejected")
         assert set(reasons) <= {"queue_full", "queue_deadline", "queue_timeout"}
         for reason, count in reasons.items():
@@ -72,7 +74,7 @@ async def test_five_times_too_many_clients(tmp_path: Path) -> None:
         waited = sum(
             proxy.metric("queue_wait_seconds_count", end=end) for end in ("admitted", "refused")
         )
-        assert 0 < waited <= len(got)
+        assert waited == sum(record["t_queued"] is not None for record in records)
         assert proxy.metric("queued_requests") == 0
         engines = [host.driver.engine for host in fleet.engines]
         await until(lambda: not any(e.running or e.waiting for e in engines))

@@ -53,6 +53,7 @@ class Course:
             hear,
             hear,
             lambda answer: self.heard.append(f"closed {answer}"),
+            hear,
         )
         return race(self._p, local, 0.0)
 
@@ -104,6 +105,11 @@ async def test_a_cancel_at_any_moment(peer: Any, local: Any) -> None:
         assert not course.open, moment
         assert asyncio.all_tasks() == {asyncio.current_task()}
         assert course.heard.count("closed answer") <= (result != "answer")
+        # What P has handed over is given, or reported, once.
+        has_answered = peer is P and moment > peer[0] + 4
+        assert course.heard.count(EDITS) <= (result != EDITS)
+        if has_answered and result not in (EDITS, "answer"):
+            assert course.heard.count(EDITS) == 1
 
 
 async def test_an_answer_that_comes_with_ps_is_closed() -> None:

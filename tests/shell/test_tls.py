@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ import orjson
 import pytest
 import trustme
 
+from proxy import listening
 from proxy.config import ConfigError
 from proxy.core.framing import Chunked
 from replayer.sim_fleet import SimFleet
@@ -252,7 +254,12 @@ async def test_clients_may_have_to_show_a_certificate(tmp_path: Path, certs: Cer
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-async def test_what_is_spoken(tmp_path: Path, certs: Certificates, version: ssl.TLSVersion) -> None:
+async def test_what_is_spoken(
+    tmp_path: Path,
+    certs: Certificates,
+    version: ssl.TLSVersion,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with RawEngine(says(b"")) as engine:
         async with over_tls(tmp_path, certs, [engine.address]) as (proxy, _):
             context = certs.client()
@@ -265,6 +272,21 @@ async def test_what_is_spoken(tmp_path: Path, certs: Certificates, version: ssl.
             plain.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
             assert not (await reader.read()).startswith(b"HTTP/1.1 200")
             plain.close()
+            await asyncio.sleep(0)
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+async def test_who_does_not_shake_hands_is_closed(
+    tmp_path: Path, certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.1)
+    async with RawEngine(says(b"")) as engine:
+        async with over_tls(tmp_path, certs, [engine.address]) as (proxy, _):
+            at = int(proxy.server.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", at)
+            async with asyncio.timeout(10):
+                assert await reader.read() == b""
+            writer.close()
 
 
 async def test_certificates_change_under_a_stream(tmp_path: Path, certs: Certificates) -> None:

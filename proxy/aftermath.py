@@ -1,0 +1,120 @@
+"""What goes on after its request has gone: legs that must not be cut yet, and releases of KV.
+
+A leg that another instance depends on runs in a group of its own, and the request only waits for
+it. Who leaves says so; the leg then has `GRACE_S` to come to a state in which nothing stays behind
+on the instances. All of it ends with the group, which ends with the proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from proxy.core.types import FailureKind
+from proxy.deadline import Alarm
+from proxy.errors import UpstreamFailure
+
+GRACE_S = 0.8
+"""An idle engine takes a leg in within 50 ms; no connection outlives its client by a second."""
+MOST = 1024
+"""Legs under way; beyond it one is run by its request, and cut with it."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Leg(Generic[T]):
+    """`on_left`: the request has gone while it runs; false ends it at once.
+
+    `unwanted` gets what nobody waits for any more, None where there is no result.
+    """
+
+    run: Callable[[], Coroutine[Any, Any, T]]
+    on_left: Callable[[], bool]
+    unwanted: Callable[[T | None], None]
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+class _Kept(Generic[T]):
+    """One leg under way."""
+
+    def __init__(self, leg: Leg[T]) -> None:
+        self.leg = leg
+        self.results: list[T] = []
+        self.failure: UpstreamFailure | None = None
+        self.alarm: Alarm | None = None
+        self.is_left = self._is_settled = False
+
+    async def go(self) -> None:
+        try:
+            self.results.append(await self.leg.run())
+        except UpstreamFailure as failure:
+            self.failure = failure
+
+    def settle(self) -> None:
+        """Over, and nobody waits for it."""
+        if self.alarm is not None:
+            self.alarm.stop()
+        if self.is_left and not self._is_settled:
+            self._is_settled = True
+            self.leg.unwanted(self.results.pop() if self.results else None)
+
+
+class Aftermath:
+    """The group of all that outlives a request."""
+
+    def __init__(self) -> None:
+        self._group: asyncio.TaskGroup | None = None
+        self.live = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._group = None
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """Begin something that nobody waits for; None, and nothing done, when there is no room."""
+        if self._group is None or self.live >= MOST:
+            work.close()
+            return None
+        task = self._group.create_task(work)
+        self.live += 1
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del task
+        self.live -= 1
+
+    async def keep(self, leg: Leg[T]) -> T:
+        """The leg's result; raises UpstreamFailure. Cancelled, it goes on as `Leg` says."""
+        kept = _Kept(leg)
+        task = self.spawn(kept.go())
+        if task is None:
+            return await leg.run()
+        task.add_done_callback(lambda _: kept.settle())
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            kept.is_left = True
+            if task.done():
+                kept.settle()
+            elif leg.on_left():
+                kept.alarm = Alarm(GRACE_S, lambda: _cancel(task))
+            else:
+                task.cancel()
+            raise
+        if kept.failure is not None:
+            raise kept.failure
+        if not kept.results:
+            raise UpstreamFailure(FailureKind.WENT_DOWN, "the proxy is stopping")
+        return kept.results.pop()

@@ -1,0 +1,150 @@
+"""The two legs of an offload, each so that no KV stays pinned when the client leaves.
+
+P frees its KV when its leg is cut, or keeps it for D once it has answered. So a P that is left gets
+a half-closed connection: it stops, or its answer, which was under way, still arrives and its KV is
+released. A D that has been asked is left only once it has begun to answer or to fetch: one that is
+cut before it has scheduled the request never tells P.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import orjson
+
+from proxy.aftermath import Leg
+from proxy.answer import Reply
+from proxy.core.connectors import KV_PARAMS, Edits
+from proxy.core.types import Fallback, Route
+from proxy.deadline import Limit
+from proxy.errors import UpstreamFailure
+from proxy.service import Service
+from proxy.upstream import OnSent
+
+RELEASE_S = 5.0
+RELEASERS = 2
+"""Instances that are asked, the second where the first cannot be reached."""
+_NO_MODEL = "cache-proxy-release"
+_HEADERS = b"Content-Type: application/json\r\nAccept: application/json\r\n"
+
+
+class PrefillHalf:
+    """P's leg."""
+
+    def __init__(self, service: Service, route: Route) -> None:
+        self._service, self._route = service, route
+        self._reply: Reply | None = None
+        # From half of its time on a leg that ends without an answer may have ended as it was left.
+        self._p = route.prefill.name if route.prefill else None
+        self._near_end_s = route.reserved_s + route.predicted_prefill_s / 2
+
+    async def run(
+        self, leg: Callable[[OnSent], Coroutine[Any, Any, Edits | Fallback]]
+    ) -> Edits | Fallback:
+        """Its result; raises UpstreamFailure."""
+        return await self._service.aftermath.keep(
+            Leg(lambda: leg(self._on_sent), self._on_left, self._unwanted)
+        )
+
+    def _on_sent(self, reply: Reply) -> None:
+        self._reply = reply
+
+    def _on_left(self) -> bool:
+        return self._reply is not None and self._reply.hang_up()
+
+    def _unwanted(self, result: Edits | Fallback | None) -> None:
+        service, route = self._service, self._route
+        if isinstance(result, Edits):
+            release(service, route, result)
+        elif self._p and self._reply and service.clock.now_s() >= self._near_end_s:
+            _note(service, self._p, route.prompt_tokens, "unknown")
+
+
+class DecodeHalf:
+    """D's leg. `is_kept`: the client left, D goes on, and the lease ends with it."""
+
+    def __init__(self, service: Service, route: Route, edits: Edits) -> None:
+        self._service, self._route, self._edits = service, route, edits
+        self._p = route.prefill
+        self._is_sent = False
+        self.is_kept = False
+
+    async def run(self, leg: Callable[[OnSent], Coroutine[Any, Any, Reply]]) -> Reply:
+        """D's answer; raises UpstreamFailure."""
+        try:
+            return await self._service.aftermath.keep(
+                Leg(lambda: leg(self._on_sent), self._on_left, self._unwanted)
+            )
+        except UpstreamFailure:
+            if not self._is_sent:
+                release(self._service, self._route, self._edits)
+            raise
+
+    def _on_sent(self, reply: Reply) -> None:
+        del reply
+        self._is_sent = True
+
+    def _on_left(self) -> bool:
+        self.is_kept = self._is_sent
+        return self._is_sent
+
+    def _unwanted(self, reply: Reply | None) -> None:
+        if reply is not None:
+            reply.close()
+        if self.is_kept:
+            self._service.router.finish(self._route, self._service.clock.now_s())
+        elif not self._is_sent:
+            release(self._service, self._route, self._edits)
+
+
+def release(service: Service, route: Route, edits: Edits) -> None:
+    """P holds KV that nobody will fetch: let it go, by way of anybody else.
+
+    An engine that refuses a decode leg tells its P (vLLM since 0.22). Only for legs that no D ever
+    saw: to release what was fetched occupies one of P's senders until the abort timeout.
+    """
+    params, p = edits.put.get(KV_PARAMS), route.prefill
+    if params is None or p is None:
+        return
+    up = [m.instance.name for m in service.router.fleet.up() if m.instance.name != p.name]
+    # D last: mostly it is not asked because it cannot be reached.
+    names = sorted(up, key=lambda name: name == route.decode.name)[:RELEASERS]
+    note = partial(_note, service, p.name, route.prompt_tokens)
+    if not names or service.aftermath.spawn(_release(service, names, params, note)) is None:
+        note("stranded")
+
+
+def _note(service: Service, p: str, tokens: int, result: str) -> None:
+    service.metrics.releases.labels(result).inc()
+    if result != "released":
+        service.router.stranded.book(p, tokens, service.clock.now_s())
+
+
+async def _release(
+    service: Service, names: list[str], params: Any, note: Callable[[str], None]
+) -> None:
+    """Ask one after the other, up to the first that may have heard it."""
+    sent: list[Reply] = []
+    result = "failed"
+    try:
+        with Limit(RELEASE_S):
+            while names and not sent:
+                result = await _refused(service, names.pop(0), params, sent.append)
+    except TimeoutError:
+        pass
+    finally:
+        note(result)
+
+
+async def _refused(service: Service, name: str, params: Any, on_sent: OnSent) -> str:
+    body = {"model": _NO_MODEL, "prompt": [1], "max_tokens": 0, KV_PARAMS: params}
+    raw = orjson.dumps(body)
+    try:
+        upstream = service.upstream(name)
+        reply = await upstream.send("POST", "/v1/completions", _HEADERS, raw, on_sent)
+    except UpstreamFailure:
+        return "failed"
+    reply.close()
+    return "released" if 400 <= reply.status < 500 else "failed"

@@ -1,0 +1,48 @@
+"""What goes wrong in one simulated engine, switched while it runs.
+
+`SimEngine.faults` holds the switches, and `POST /sim/faults` sets them: `{"pull": "hang"}` changes
+one, `{}` none; the answer is the present state. They survive a restart, as a bad cable would.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+CHOICES = {
+    "query": ("ok", "hang", "error", "garbage", "empty"),
+    "pull": ("ok", "hang", "refuse"),
+    "prefill": ("ok", "hang", "error"),
+    "stream": ("ok", "close", "reset", "stall", "no_done"),
+}
+
+
+@dataclass(slots=True)
+class Faults:
+    """The switches of one engine.
+
+    `query`: the bootstrap server; `pull`: sending KV to others; `prefill`: the answer to a leg
+    whose KV is computed and pinned; `stream`: what happens once `stream_tokens` are out.
+    """
+
+    query: str = "ok"
+    pull: str = "ok"
+    prefill: str = "ok"
+    stream: str = "ok"
+    stream_tokens: int = 1
+
+    def change(self, **values: Any) -> None:
+        """Set some switches; ValueError names what is unknown or out of range."""
+        names = {field.name for field in fields(self)}
+        for name, value in values.items():
+            if name not in names:
+                raise ValueError(f"{name}: no such switch; there are {', '.join(sorted(names))}")
+            allowed = CHOICES.get(name)
+            if allowed is not None and value not in allowed:
+                raise ValueError(f"{name} {value!r}: must be one of {', '.join(allowed)}")
+            if allowed is None and (not isinstance(value, int) or value < 0):
+                raise ValueError(f"{name} {value!r}: must be a whole number from 0 on")
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def state(self) -> dict[str, Any]:
+        """Every switch."""
+        return asdict(self)
