@@ -291,6 +291,9 @@ def _boot(engine: SimEngine) -> FaultProxy:
 
 
 def _is_of(request_id: str, sent: Sent) -> bool:
+    """Whether a leg that answers was for this request; a prefill leg (`-p`) is no replay."""
+    if request_id.endswith("-p"):
+        return False
     return request_id == sent.request_id or request_id.startswith(sent.request_id + "-")
 
 
