@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo demo-kill demo-compare demo-check test chaos soak lint bench bench-core clean
+.PHONY: demo demo-kill demo-compare demo-check test test-vllm chaos soak lint bench bench-core clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -42,6 +42,11 @@ test: $(VENV)/.installed-dev
 ## Every fault of tests/chaos/faults.toml, and what must hold after each. See docs/chaos.md.
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/chaos
+
+## The proxy in front of real vLLM engines on the CPU; VLLM="-k faults" for a part of it.
+test-vllm: $(VENV)/.installed-dev
+	$(PYTHON) tests/real_vllm/engines/install.py .cache/vllm
+	$(BIN)/python -m pytest -q tests/real_vllm $(VLLM)
 
 ## Format, rules, types.
 lint: $(VENV)/.installed-dev

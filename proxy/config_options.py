@@ -184,8 +184,8 @@ class Settings(BaseModel):
         Instances,
         Option(
             INSTANCES,
-            "vLLM servers, comma separated (TOML: an array). One without bootstrap, its Mooncake "
-            "bootstrap server, never prefills for another.",
+            "vLLM servers, comma separated (TOML: an array). With Mooncake one without bootstrap, "
+            "its bootstrap server, never prefills for another.",
             allowed=INSTANCE_FORM,
         ),
     ]
@@ -238,8 +238,12 @@ class Settings(BaseModel):
     ] = ByteSize(256 * MIB)
 
     kv_connector: Annotated[
-        Literal["mooncake", "none"],
-        Option(OFFLOAD, "How the engines move KV between each other; none: never offload."),
+        Literal["mooncake", "nixl", "implicit", "none"],
+        Option(
+            OFFLOAD,
+            "How the engines move KV between each other; implicit: through a store they share; "
+            "none: never offload.",
+        ),
     ] = "mooncake"
     offload_policy: Annotated[
         OffloadPolicy,

@@ -233,6 +233,8 @@ class Exchange:
         if again or self.record.retries or route.fallback:
             own_id = f"{self.request_id}-{uuid.uuid4().hex[:6]}"
             out = replace(out, headers=with_request_id(out.headers, own_id))
+        elif edits is not None and edits.request_id is not None:
+            out = replace(out, headers=with_request_id(out.headers, edits.request_id))
         wait = for_first_event(service, self.record, route, offloaded=edits is not None)
         patience = Patience(wait.seconds, wait.cap_s, lambda: self._has_other(route))
         self.record.t_decode_sent = service.clock.unix_now()
@@ -243,7 +245,7 @@ class Exchange:
             return await decode_leg(out, d, edits, source, patience, on_sent)
 
         try:
-            if edits is None:
+            if edits is None or not service.connector.pins:
                 answer = await leg(None)
             else:
                 self._half = DecodeHalf(service, route, edits)
@@ -432,7 +434,8 @@ class Exchange:
             return
         service.estimator.learn(self.facts.model, self.prompt_bytes, record.prompt_tokens)
         came_over = record.cached_tokens is None or record.cached_tokens * 2 > record.prompt_tokens
-        if record.route_class == RouteClass.HEAVY_P2P and not came_over:
+        is_told = record.route_class == RouteClass.HEAVY_P2P and service.connector.counts_moved
+        if is_told and not came_over:
             service.metrics.kv_misses.inc()
             if (p := service.upstreams.get(record.prefill_instance or "")) is not None:
                 p.forget_engine_id()

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from proxy.access import SALT, Grant
 from proxy.core.splice import splice
-from proxy.core.steering import complaint, steering_keys
+from proxy.core.steering import PLUGINS, complaint, harmless_arguments, steering_keys
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.deadline import RateLimit
 from proxy.errors import (
@@ -74,6 +74,8 @@ async def read(request: web.Request, name: str, limits: Limits, grant: Grant) ->
         raise BadRequestError(unfit.message, param=unfit.param)
     if steering := steering_keys(parsed):
         raw = splice(raw, {}, steering)
+    if (plugins := harmless_arguments(parsed)) is not None:
+        raw = splice(raw, {PLUGINS: orjson.dumps(plugins)}, {})
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
     return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
 

@@ -37,6 +37,7 @@ from proxy.watcher import Watcher
 from proxy.ways import Ways
 
 DECISIONS_KEPT = 1000
+SCRAPES_RATIO = 0.2
 
 
 def router_config(settings: Settings) -> RouterConfig:
@@ -101,6 +102,7 @@ class Service:
     """Whether X-Cache-Proxy-* are sent; between tenants they would tell of each other's prompts."""
     own_ports: set[int] = field(default_factory=set)
     last_reload: dict[str, object] | None = None
+    _shown: tuple[bytes, float] = (b"", 0.0)
     watcher: Watcher = field(init=False)
     waiting: WaitingRoom = field(init=False)
     memory: Watermark = field(default_factory=lambda: Watermark(None))
@@ -230,9 +232,17 @@ class Service:
             self.router.gate.observe_engine(name, kv, self.clock.now_s())
 
     def exposition(self) -> bytes:
-        """The text of `/metrics`."""
-        self.collector.now_s = self.clock.now_s()
-        return generate_latest(self.metrics.registry)
+        """The text of `/metrics`, made anew for `SCRAPES_RATIO` of the time at most.
+
+        It takes milliseconds, in which no stream moves: who asks in a storm shares one.
+        """
+        text, until_s = self._shown
+        now_s = self.clock.now_s()
+        if now_s >= until_s:
+            self.collector.now_s = now_s
+            text, done_s = generate_latest(self.metrics.registry), self.clock.now_s()
+            self._shown = text, done_s + (done_s - now_s) * (1 / SCRAPES_RATIO - 1)
+        return text
 
     async def close(self) -> None:
         """Close connections and the log."""

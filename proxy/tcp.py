@@ -17,6 +17,17 @@ _OPTIONS = (
 )
 
 
+READ_BYTES = 64 << 10
+"""What one read of an instance's answer can bring, twice with the kernel's own margin: so much may
+wait for a client that reads nothing, beside its transport's 64 KiB."""
+
+
+def bound_reads(sock: socket.socket) -> None:
+    """Let the kernel hold no more than that for us; the instance then waits for the client."""
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
+
+
 def watch(sock: socket.socket) -> None:
     """Set them, where the system knows them. Connections inherit those of their listener."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):

@@ -225,4 +225,6 @@ def model_cards(body: bytes) -> list[dict[str, object]]:
     except orjson.JSONDecodeError:
         return []
     cards = answer.get("data") if isinstance(answer, dict) else None
-    return [c for c in cards or () if isinstance(c, dict) and isinstance(c.get("id"), str)]
+    if not isinstance(cards, list):
+        return []
+    return [c for c in cards if isinstance(c, dict) and isinstance(c.get("id"), str)]

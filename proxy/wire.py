@@ -95,6 +95,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected, TLS included."""
         self._transport = cast(asyncio.Transport, transport)
+        tcp.bound_reads(transport.get_extra_info("socket"))
         if (sock := transport.get_extra_info("socket")) is not None:
             tcp.watch(sock)
 

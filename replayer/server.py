@@ -15,10 +15,10 @@ from aiohttp import web
 
 from replayer.sim_answer import DONE, Answer
 from replayer.sim_driver import Driver, Live
+from replayer.sim_errors import ApiError
 from replayer.sim_faults import Faults
 from replayer.sim_metrics import EngineMetrics
 from replayer.sim_openai import (
-    ApiError,
     Ask,
     Limits,
     check_model,
@@ -36,6 +36,21 @@ log = logging.getLogger(__name__)
 VERSION = "0.33.0"
 _MAX_BODY_BYTES = 256 * 2**20
 _BUSY = "The engine is currently busy and cannot accept new requests. Please try again later."
+
+_PERMISSION = {
+    "id": "modelperm-sim",
+    "object": "model_permission",
+    "created": 0,
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Release = Callable[[RemoteKv], None]
@@ -69,7 +84,7 @@ class Api:
 
     def app(self) -> web.Application:
         """Return the aiohttp application."""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_answer_errors])
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_like_vllm])
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat_completions)
         app.router.add_post("/tokenize", self.tokenize)
@@ -114,14 +129,16 @@ class Api:
 
     async def models(self, _request: web.Request) -> web.Response:
         """GET /v1/models."""
+        created = int(self._driver.unix_s(0.0))
         card = {
             "id": self._limits.model,
             "object": "model",
-            "created": int(self._driver.unix_s(0.0)),
+            "created": created,
             "owned_by": "vllm",
             "root": self._limits.model,
             "parent": None,
             "max_model_len": self._limits.max_model_len,
+            "permission": [_PERMISSION | {"created": created}],
         }
         return _json({"object": "list", "data": [card]})
 
@@ -224,6 +241,7 @@ class Api:
             headers={
                 "Content-Type": "text/event-stream; charset=utf-8",
                 "X-Request-Id": request_id,
+                "Vary": "Origin",
             }
         )
         await response.prepare(request)
@@ -271,18 +289,25 @@ def _jobs(ask: Ask, request_id: str) -> list[Job]:
     ]
 
 
-def _json(body: object) -> web.Response:
-    return web.Response(body=orjson.dumps(body), content_type="application/json")
+def _json(body: object, status: int = 200) -> web.Response:
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    return web.Response(body=raw, status=status, content_type="application/json")
 
 
 @web.middleware
-async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give errors vLLM's shape; unknown routes answer like FastAPI."""
+async def _like_vllm(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give errors vLLM's shape, unknown routes FastAPI's, and every answer their headers."""
     try:
-        return await handler(request)
+        response = await handler(request)
     except ApiError as error:
-        return web.Response(status=error.status, body=error.body(), content_type="application/json")
+        response = _json(error.body(), error.status)
     except web.HTTPNotFound:
-        return web.json_response({"detail": "Not Found"}, status=404)
-    except web.HTTPMethodNotAllowed:
-        return web.json_response({"detail": "Method Not Allowed"}, status=405)
+        response = _json({"detail": "Not Found"}, 404)
+    except web.HTTPMethodNotAllowed as error:
+        response = _json({"detail": "Method Not Allowed"}, 405)
+        response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
+    if not response.prepared:
+        name = request.headers.get("X-Request-Id")
+        response.headers.setdefault("X-Request-Id", name or uuid.uuid4().hex)
+        response.headers["Vary"] = "Origin"
+    return response

@@ -13,6 +13,10 @@ from replayer.sim_openai import Ask, Choice
 from replayer.sim_types import SimRequest
 
 DONE = b"data: [DONE]\n\n"
+FINGERPRINT = "vllm-sim"
+_SIGNED = b',"system_fingerprint":"%s"' % FINGERPRINT.encode()
+"""In the last object of a stream."""
+_NO_IDS = b',"prompt_token_ids":null,"token_ids":null'
 
 
 class Answer:
@@ -37,12 +41,16 @@ class Answer:
             self._whole_choice(index, choice, request)
             for index, (choice, request) in enumerate(zip(self._ask.choices, requests, strict=True))
         ]
-        body |= {"service_tier": None, "system_fingerprint": "vllm-sim"}
+        body |= {"service_tier": None, "system_fingerprint": FINGERPRINT}
         body["usage"] = self.usage(requests)
+        body["usage"]["prompt_tokens_details"].setdefault("created_cache_tokens", None)
+        body["usage"]["prompt_tokens_details"]["multimodal_tokens"] = None
+        body["usage"]["completion_tokens_details"] = None
         if self._ask.chat:
             body |= {"prompt_logprobs": None, "prompt_token_ids": self._prompt_ids(0)}
+            body["prompt_text"] = None
         # The Mooncake connector answers nothing here: the receiver learns all it needs elsewhere.
-        body["kv_transfer_params"] = None
+        body |= {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
         return orjson.dumps(body)
 
     def usage(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
@@ -51,20 +59,22 @@ class Answer:
         output = sum(request.output_tokens for request in requests)
         first = requests[0]
         cached = first.local_hit_tokens + first.external_tokens
+        details = {"cached_tokens": cached}
+        if self._ask.chat:
+            block = self._ask.choices[0].prompt.block_size
+            details["created_cache_tokens"] = (prompt // block - cached // block) * block
         return {
             "prompt_tokens": prompt,
             "total_tokens": prompt + output,
             "completion_tokens": output,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": details,
         }
 
     def opening(self) -> bytes:
         """Return what precedes the first token: chat's role chunks."""
         if not self._ask.chat:
             return b""
-        extra = b""
-        if self._ask.return_token_ids:
-            extra = b',"prompt_token_ids":' + orjson.dumps(self._prompt_ids(0))
+        extra = b',"prompt_token_ids":%s,"prompt_text":null' % orjson.dumps(self._prompt_ids(0))
         return b"".join(
             b'%s,"choices":[{"index":%d,"delta":{"role":"assistant","content":""},'
             b'"logprobs":null,"finish_reason":null}]%s}\n\n' % (self._chunk_head, index, extra)
@@ -75,18 +85,18 @@ class Answer:
         """Return the chunk with output tokens from `start` to now, and the finish if it came."""
         stop = request.output_tokens
         text = self._text(index, start, stop).encode()
-        ids = self._token_ids_field(index, start, stop)
-        if request.finish_reason is None:
-            tail = b'"finish_reason":null'
-        else:
-            tail = b'"finish_reason":"%s","stop_reason":null' % request.finish_reason.encode()
+        ids, ended = self._token_ids_field(index, start, stop), request.finish_reason is not None
+        tail = b'"finish_reason":%s' % orjson.dumps(request.finish_reason)
+        if ended or not self._ask.chat:
+            tail += b',"stop_reason":null'
         body = b'"delta":{"content":"%s"}' if self._ask.chat else b'"text":"%s"'
-        return b'%s,"choices":[{"index":%d,%s,"logprobs":null,%s%s}]}\n\n' % (
+        return b'%s,"choices":[{"index":%d,%s,"logprobs":null,%s%s}]%s}\n\n' % (
             self._chunk_head,
             index,
             body % text,
             tail,
             ids,
+            _SIGNED if ended and not self._ask.include_usage else b"",
         )
 
     def closing(self, requests: Sequence[SimRequest]) -> bytes:
@@ -94,7 +104,8 @@ class Answer:
         if not self._ask.include_usage:
             return DONE
         usage = orjson.dumps(self.usage(requests))
-        return b'%s,"choices":[],"usage":%s}\n\n%s' % (self._chunk_head, usage, DONE)
+        head = self._chunk_head
+        return b'%s,"choices":[],"usage":%s%s}\n\n%s' % (head, usage, _SIGNED, DONE)
 
     def _whole_choice(self, index: int, choice: Choice, request: SimRequest) -> dict[str, Any]:
         tokens = request.output_tokens
@@ -111,12 +122,14 @@ class Answer:
                 "role": "assistant",
                 "content": text,
                 "refusal": None,
-                "tool_calls": [],
+                "annotations": None,
+                "audio": None,
+                "function_call": None,
                 "reasoning": None,
             }
-            return {"index": index, "message": message} | ending
-        prompt_ids = {"prompt_logprobs": None, "prompt_token_ids": self._prompt_ids(index)}
-        return {"index": index, "text": text} | ending | prompt_ids
+            return {"index": index, "message": message} | ending | {"routed_experts": None}
+        more = {"prompt_logprobs": None, "prompt_token_ids": self._prompt_ids(index)}
+        return {"index": index, "text": text} | ending | more | {"routed_experts": None}
 
     def _text(self, index: int, start: int, stop: int) -> str:
         """Return words [start, stop); a completion's first word needs a space before it too."""
@@ -130,9 +143,10 @@ class Answer:
 
     def _token_ids_field(self, index: int, start: int, stop: int) -> bytes:
         if not self._ask.return_token_ids:
-            return b""
+            return b',"token_ids":null' if self._ask.chat else _NO_IDS
         ids = self._ask.choices[index].output.upto(stop)[start:stop]
         field = b',"token_ids":' + orjson.dumps(list(ids))
-        if not self._ask.chat and start == 0:
-            field += b',"prompt_token_ids":' + orjson.dumps(self._prompt_ids(index))
-        return field
+        if self._ask.chat:
+            return field
+        prompt = self._prompt_ids(index) if start == 0 else None
+        return b',"prompt_token_ids":' + orjson.dumps(prompt) + field

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from replayer.engine import Engine
-from replayer.sim_types import SimRequest
+from replayer.sim_types import NULL_BLOCKS, SimRequest
 
 _RANK = "0"
 _TTFT_BUCKETS = (
@@ -109,10 +109,11 @@ class EngineMetrics(Collector):
         config = GaugeMetricFamily(
             "vllm:cache_config_info",
             "KV cache layout",
-            labels=[*self._labels, "block_size", "num_gpu_blocks", "kv_cache_size_tokens"],
+            labels=["engine", "block_size", "num_gpu_blocks", "kv_cache_size_tokens"],
         )
-        layout = (options.block_size, options.num_blocks, options.block_size * options.num_blocks)
-        config.add_metric([*self._labels.values(), *map(str, layout)], 1.0)
+        blocks = options.num_blocks + NULL_BLOCKS
+        layout = (options.block_size, blocks, options.block_size * blocks)
+        config.add_metric([_RANK, *map(str, layout)], 1.0)
         yield config
 
     def _tokens(self) -> Iterator[Metric]:
@@ -150,8 +151,11 @@ class EngineMetrics(Collector):
         yield self._counter("num_preemptions", "Preemptions", done.preemptions)
         finished = {r: n for r, n in done.finished.items() if r != "abort"} | {"abort": 0}
         yield self._counters("request_success", "Requests finished", "finished_reason", finished)
-        rejected = {"max_num_queued_reqs": self.rejected}
-        yield self._counters("admission_rejections", "Requests refused", "reason", rejected)
+        rejections = CounterMetricFamily(
+            "vllm:admission_rejections", "Requests refused", labels=["model_name", "reason"]
+        )
+        rejections.add_metric([self._labels["model_name"], "max_num_queued_reqs"], self.rejected)
+        yield rejections
 
     def _histogram(self, name: str, help_: str, buckets: tuple[float, ...]) -> Histogram:
         family = Histogram(

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from replayer.sim_errors import ApiError, invalid, wrong
 from replayer.sim_tokens import (
     IM_END,
     IM_START,
@@ -24,27 +25,12 @@ from replayer.sim_types import RemoteKv
 
 _COMPLETIONS_MAX_TOKENS = 16
 _MOST_CHOICES = 128
-_ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 503: "Service Unavailable"}
-
-
-class ApiError(Exception):
-    """An answer other than 200, shaped `{"error": {message, type, param, code}}`."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, kind: str = "") -> None:
-        super().__init__(message)
-        self.status = status
-        self.param = param
-        self.kind = kind or _ERROR_TYPES.get(status, "InternalServerError")
-
-    def body(self) -> bytes:
-        """Return the JSON body."""
-        error = {
-            "message": str(self),
-            "type": self.kind,
-            "param": self.param,
-            "code": self.status,
-        }
-        return orjson.dumps({"error": error})
+_NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
+_NO_MESSAGES = "Cannot apply chat template to an empty conversation. Provide at least one message."
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+"""Texts that stand for booleans."""
+_NAMED = frozenset({"max_tokens", "max_completion_tokens"})
+"""Fields whose value an error repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +79,11 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"JSON decode error: {error}", kind="Bad Request") from error
+        where, said = f"body.{error.pos}", "Expecting value"
+        raise invalid("json_invalid", where, "JSON decode error", {}, said) from error
     if not isinstance(body, dict):
-        raise ApiError(400, "Input should be a valid dictionary", kind="Bad Request")
+        said = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("model_attributes_type", "body", said, body)
     return body
 
 
@@ -105,9 +93,7 @@ def parse_ask(body: dict[str, Any], limits: Limits, *, chat: bool) -> Ask:
     stream = _flag(body, "stream")
     options = body.get("stream_options")
     if options is not None and not stream:
-        raise ApiError(
-            400, "Stream options can only be defined when `stream=True`.", kind="Bad Request"
-        )
+        raise wrong("Stream options can only be defined when `stream=True`.", "stream_options")
     send_as, fetch, missing = _transfer(body)
     prompts = [_chat_ids(body)] if chat else _completion_ids(body)
     salt = body.get("cache_salt") or ""
@@ -155,21 +141,30 @@ def transfer_of(body: dict[str, Any]) -> RemoteKv | None:
 
 def render_chat(body: dict[str, Any]) -> str:
     """Render messages and tools like a ChatML template, one word per role marker."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "messages: Input should be a non-empty list", kind="Bad Request")
+    messages = _messages(body)
     parts = []
     if body.get("tools"):
         parts += [IM_START, "tools", _spaced_json(body["tools"]), IM_END]
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ApiError(400, "messages: each needs a role", kind="Bad Request")
+            raise invalid("missing", "body.messages.role", "Field required", message)
         parts += [IM_START, message["role"], _content(message), IM_END]
     if body.get("continue_final_message"):
         parts.pop()
     elif body.get("add_generation_prompt", True):
         parts += [IM_START, "assistant"]
     return " ".join(parts)
+
+
+def _messages(body: dict[str, Any]) -> list[Any]:
+    messages = body.get("messages")
+    if messages is None:
+        raise invalid("missing", "body.messages", "Field required", body)
+    if not isinstance(messages, list):
+        raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
+    if not messages:
+        raise ApiError(400, _NO_MESSAGES)
+    return messages
 
 
 def _content(message: dict[str, Any]) -> str:
@@ -195,12 +190,14 @@ def _chat_ids(body: dict[str, Any]) -> TokenIds:
 def _completion_ids(body: dict[str, Any]) -> list[TokenIds]:
     """Return one id array per prompt: a text, texts, a list of ids, or lists of ids."""
     prompt = body.get("prompt")
+    if prompt is None:
+        raise wrong(_NO_PROMPT, "prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         found = [_one_prompt(item) for item in prompt]
     else:
         found = [_one_prompt(prompt)]
     if not all(found):
-        raise ApiError(400, "The decoder prompt cannot be empty", "prompt")
+        raise wrong(_NO_PROMPT, "prompt")
     return found
 
 
@@ -208,7 +205,7 @@ def _one_prompt(prompt: Any) -> TokenIds:
     if isinstance(prompt, str):
         return tokenize(prompt)
     if not isinstance(prompt, list):
-        raise ApiError(400, "prompt: Input should be text or token ids", kind="Bad Request")
+        raise invalid("string_type", "body.prompt", "Input should be a valid string", prompt)
     try:
         return array("I", prompt)
     except (TypeError, OverflowError) as error:
@@ -220,22 +217,28 @@ def _choice(body: dict[str, Any], prompt: Prompt, limits: Limits, *, chat: bool)
     """Fix the output's length: the client's limit, the context's end, or a natural end."""
     room = limits.max_model_len - prompt.tokens
     if room < 1:
-        raise ApiError(
-            400,
+        raise wrong(
             f"This model's maximum context length is {limits.max_model_len} tokens. However, your "
-            f"request has {prompt.tokens} input tokens. Please reduce the length of the input.",
+            f"prompt contains {prompt.tokens} input tokens, which exceeds this limit even without "
+            "any output tokens. Please reduce the length of the input prompt.",
             "input_tokens",
+            prompt.tokens,
         )
     default = None if chat else _COMPLETIONS_MAX_TOKENS
     limit = _integer(body, "max_tokens", default, least=1)
     if chat:
         limit = _integer(body, "max_completion_tokens", limit, least=1)
+    if limit is not None and limit > limits.max_model_len:
+        raise wrong(
+            f"max_tokens={limit} cannot be greater than max_model_len={limits.max_model_len}. "
+            "Please request fewer output tokens.",
+            "max_tokens",
+            limit,
+        )
     min_tokens = _integer(body, "min_tokens", 0, least=0)
     if limit is not None and min_tokens > limit:
         raise ApiError(
-            400,
-            f"min_tokens must be less than or equal to max_tokens={limit}, got {min_tokens}.",
-            "min_tokens",
+            400, f"min_tokens must be less than or equal to max_tokens={limit}, got {min_tokens}."
         )
     output = Output(prompt)
     most = room if limit is None else min(limit, room)
@@ -251,8 +254,8 @@ def _transfer(body: dict[str, Any]) -> tuple[str | None, RemoteKv | None, bool]:
     if params is None:
         return None, None, False
     if not isinstance(params, dict):
-        message = "kv_transfer_params: Input should be a valid dictionary"
-        raise ApiError(400, message, kind="Bad Request")
+        where, said = "body.kv_transfer_params", "Input should be a valid dictionary"
+        raise invalid("dict_type", where, said, params)
     transfer_id = params.get("transfer_id")
     if params.get("do_remote_prefill"):
         engine_id, address = params.get("remote_engine_id"), params.get("remote_bootstrap_addr")
@@ -268,7 +271,12 @@ def _flag(body: dict[str, Any], name: str) -> bool:
     value = body.get(name)
     if value is None or isinstance(value, bool):
         return bool(value)
-    raise ApiError(400, f"{name}: Input should be a valid boolean", name, "Bad Request")
+    if isinstance(value, str) and value.lower() in _BOOLEANS:
+        return _BOOLEANS[value.lower()]
+    if isinstance(value, str):
+        said = "Input should be a valid boolean, unable to interpret input"
+        raise invalid("bool_parsing", f"body.{name}", said, value)
+    raise invalid("bool_type", f"body.{name}", "Input should be a valid boolean", value)
 
 
 def _integer(body: dict[str, Any], name: str, default: Any, *, least: int) -> Any:
@@ -276,8 +284,14 @@ def _integer(body: dict[str, Any], name: str, default: Any, *, least: int) -> An
     value = body.get(name)
     if value is None:
         return default
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, str):
+        said = "Input should be a valid integer, unable to parse string as an integer"
+        raise invalid("int_parsing", f"body.{name}", said, value)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ApiError(400, f"{name}: Input should be a valid integer", name, "Bad Request")
+        raise invalid("int_type", f"body.{name}", "Input should be a valid integer", value)
     if value < least:
-        raise ApiError(400, f"{name} must be at least {least}, got {value}.", name)
+        said = f"{name} must be at least {least}, got {value}."
+        raise wrong(said, name, value) if name in _NAMED else ApiError(400, said)
     return value

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from replayer.sim_cost import StepCost, TransferCost
-from replayer.sim_types import EngineOptions
+from replayer.sim_types import NULL_BLOCKS, EngineOptions
 
 _STEP, _TRANSFER, _ENGINE = StepCost(), TransferCost(), EngineOptions()
 POLICIES = ("recompute", "fail")
@@ -28,7 +28,9 @@ class SimOptions:
         0.008, "least time between two writes to a stream, real seconds; merges tokens", least=0.0
     )
     block_size: int = _option(_ENGINE.block_size, "tokens per KV block", least=1)
-    num_gpu_blocks: int = _option(_ENGINE.num_blocks, "KV blocks per engine", least=1)
+    num_gpu_blocks: int = _option(
+        _ENGINE.num_blocks + 1, "KV blocks per engine; one of them is never used", least=2
+    )
     max_num_batched_tokens: int = _option(
         _ENGINE.max_num_batched_tokens, "token budget of one step", least=1
     )
@@ -79,17 +81,18 @@ class SimOptions:
                 f"--kv-load-failure-policy {self.kv_load_failure_policy}: must be one of "
                 + ", ".join(POLICIES)
             )
-        if self.max_model_len > self.num_gpu_blocks * self.block_size:
+        most = (self.num_gpu_blocks - NULL_BLOCKS) * self.block_size
+        if self.max_model_len > most:
             raise ValueError(
-                f"--max-model-len {self.max_model_len}: must be at most "
-                f"{self.num_gpu_blocks * self.block_size}, the KV cache's size in tokens"
+                f"--max-model-len {self.max_model_len}: must be at most {most}, "
+                "what the KV cache can hold in tokens"
             )
 
     def engine(self) -> EngineOptions:
         """Return the part that the pure model needs."""
         return EngineOptions(
             block_size=self.block_size,
-            num_blocks=self.num_gpu_blocks,
+            num_blocks=self.num_gpu_blocks - NULL_BLOCKS,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_num_seqs=self.max_num_seqs,
             max_model_len=self.max_model_len,

@@ -11,6 +11,8 @@ from replayer.kvcache import Holding
 from replayer.sim_cost import IntakeCost, StepCost, TransferCost
 
 FinishReason = Literal["length", "stop", "abort", "error"]
+NULL_BLOCKS = 1
+"""vLLM's pool keeps its first block as a placeholder; what it reports includes that one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Fixtures for all tests: hypothesis profiles, and aioresponses on the aiohttp in use."""
 
+import os
 import signal
 from typing import Any
 from unittest.mock import Mock
@@ -9,10 +10,10 @@ import aioresponses.core
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("ci")
+_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=_FINE)
+settings.register_profile("long", max_examples=10_000, deadline=None, suppress_health_check=_FINE)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure() -> None:

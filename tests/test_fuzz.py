@@ -1,4 +1,7 @@
-"""Every parser that is fed from outside, with bytes it does not expect: no error but its own."""
+"""Every parser that is fed from outside, with bytes it does not expect: no error but its own.
+
+`HYPOTHESIS_PROFILE=long pytest --timeout 0 tests/test_fuzz.py` gives each 10,000 examples.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +11,33 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.load import RunError, read_rows
 from analysis.proxylog import read_log
 from proxy.config import ConfigError, load
 from proxy.config_values import InstanceSpec
+from proxy.core.connectors import finished_by_length
 from proxy.core.framing import Chunked, FramingError, Length
 from proxy.core.record import RequestRecord
+from proxy.core.retry import busy_s
+from proxy.core.reuse import usage_ratio
 from proxy.core.sse import Scanner, end_of_stream, events_end, first_event, is_error_event
 from proxy.core.tokens import bounded
+from proxy.errors import UpstreamFailure
 from proxy.heads import answer_lines, forwarded
+from proxy.journal import note_usage
 from proxy.plain import printable, printable_json
 from proxy.reqlog import record_json
 from proxy.scrape import parse
-from proxy.upstream import model_cards
+from proxy.upstream import _engine_id, model_cards
 from replayer.replay_row import TraceError
 from replayer.trace import read_trace
 
 pieces = st.lists(st.binary(max_size=40), max_size=8)
 scalars = st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text()
-one_file = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=40 if settings().max_examples == 100 else settings().max_examples)
 
 
 @given(pieces, st.integers(0, 100))
@@ -83,7 +91,7 @@ LABELS += ('{block_size="1e400",num_gpu_blocks="2"}', '{kv_cache_size_tokens="in
 VALUES = ("1", "NaN", "+Inf", "-Inf", "-5", "1e400", "", "x", "1 2", "0x1", "1_0", "٣")
 
 
-@settings(max_examples=60)
+@few
 @given(
     st.lists(st.tuples(*map(st.sampled_from, (SERIES, LABELS, VALUES))), max_size=6),
     st.binary(max_size=30),
@@ -100,6 +108,42 @@ def test_an_engines_metrics(rows: list[tuple[str, str, str]], noise: bytes) -> N
 @given(st.binary(max_size=60) | st.builds(orjson.dumps, st.dictionaries(st.text(), scalars)))
 def test_an_engines_models(body: bytes) -> None:
     model_cards(body)
+
+
+TOLD = "0 engine_id data id prompt_tokens completion_tokens prompt_tokens_details cached_tokens"
+TOLD += " choices finish_reason usage"
+told = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(TOLD.split()),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(told)
+def test_what_an_engine_says_of_itself(value: Any) -> None:
+    body = orjson.dumps(value)
+    model_cards(body)
+    with suppress(UpstreamFailure):
+        assert isinstance(_engine_id(body) or "", str)
+    ratio = usage_ratio(orjson.loads(body))
+    assert ratio is None or ratio >= 0
+    if isinstance(value, dict):
+        finished_by_length(orjson.loads(body))
+        record = RequestRecord(request_id="r", endpoint="/", t_proxy_recv=0.0)
+        note_usage(record, body)
+        assert (record.prompt_tokens or 0) >= 0
+
+
+@given(st.text(max_size=12) | st.sampled_from(["Sun, 06 Nov 1994 08:49:37 GMT", "-1", "1e9", "٣"]))
+def test_retry_after(text: str) -> None:
+    assert 0 < busy_s(text, 1.8e9) <= 60
 
 
 @given(st.text(max_size=40) | st.text("a=:/;[]@.0123bootsrp,", max_size=30))
@@ -132,7 +176,7 @@ def test_options(arguments: list[str], environ: dict[str, str]) -> None:
     assert "\n" not in complaint(wanted, environ)
 
 
-@one_file
+@few
 @given(text=st.binary(max_size=60) | st.text("port=1\n[]\"'{}#.", max_size=40).map(str.encode))
 def test_a_configuration_file(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "x.toml"
@@ -161,7 +205,7 @@ def lines(rows: list[Any]) -> bytes:
     return b"\n".join(row if isinstance(row, bytes) else orjson.dumps(row) for row in rows)
 
 
-@one_file
+@few
 @given(rows=st.lists(fields | st.binary(max_size=20), max_size=4))
 def test_a_trace(tmp_path: Path, rows: list[Any]) -> None:
     path = tmp_path / "x.jsonl"
@@ -170,7 +214,7 @@ def test_a_trace(tmp_path: Path, rows: list[Any]) -> None:
         list(read_trace(path))
 
 
-@one_file
+@few
 @given(rows=st.lists(fields | st.binary(max_size=20) | scalars, max_size=4))
 def test_a_request_log(tmp_path: Path, rows: list[Any]) -> None:
     path = tmp_path / "x.jsonl"

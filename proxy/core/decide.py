@@ -130,9 +130,13 @@ def can_prefill(scene: Scene, c: Candidate, connector: Connector) -> bool:
 
     What it holds for others to fetch is out of its own streams' reach, so that is bounded.
     """
+    if connector.needs_engine_id and c.instance.bootstrap_url is None:
+        return False
+    if not connector.pins:
+        return True
     lost, lost_tokens = scene.stranded(c.instance.name, scene.now_s)
     pinned = c.load.pinned_requests + lost
-    if c.instance.bootstrap_url is None or pinned >= connector.max_parallel:
+    if pinned >= connector.max_parallel:
         return False
     kv_tokens = scene.kv_tokens(c.instance.name) if pinned else None
     if kv_tokens is None:

@@ -140,16 +140,15 @@ class Boundaries:
             self.left -= here
             data = data[here:]
         self.pending += data
+        if self.pending.startswith((b"\r", b"\n")):
+            self.pending = self.pending.lstrip(b"\r\n")  # some clients end a body with a line's end
 
     def head(self) -> bytes | None:
         """The head of the next message, taken away from what is pending; None: it is not there."""
-        start, size = 0, len(self.pending)
-        while start < size and self.pending[start] in b"\r\n":
-            start += 1
-        end = self.pending.find(_END, start)
+        end = self.pending.find(_END)
         if end < 0 or self.left or self._chunks is not None:
             return None
-        head = bytes(self.pending[start : end + 4])
+        head = bytes(self.pending[: end + 4])
         del self.pending[: end + 4]
         return head
 

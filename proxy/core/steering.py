@@ -15,8 +15,6 @@ from typing import Any
 
 from proxy.core.connectors import KV_PARAMS
 
-EXTRA_ARGS = "vllm_xargs"
-"""vLLM makes these sampling arguments, where its connectors look for KV_PARAMS."""
 MAX_DEPTH = 128
 MAX_MESSAGES = 4096
 _ORDINARY = frozenset(
@@ -54,6 +52,8 @@ _COUNTED_BYTES = 4096
 _MANY = 1 << 16
 """Values of one level, token ids as a rule, from which on counting is cheaper after all."""
 _is_nest = frozenset({dict, list}).__contains__
+PLUGINS = "vllm_xargs"
+"""Arguments for an engine's plug-ins; vLLM takes `kv_transfer_params` from there too, as text."""
 _SALT = re.compile(r"[^@/\\\x00-\x1f\x7f]{1,128}")
 """What vLLM takes as cache_salt; others ended engines before 0.30 (CVE-2026-105756)."""
 
@@ -73,6 +73,14 @@ def steering_keys(body: Mapping[str, Any]) -> list[str]:
     return [key for key in body if _steers(key.lower())]
 
 
+def harmless_arguments(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What may stay of the plug-ins' arguments; None where all of it may."""
+    given = body.get(PLUGINS)
+    if not isinstance(given, dict) or not (steering := steering_keys(given)):
+        return None
+    return {key: value for key, value in given.items() if key not in steering}
+
+
 def _steers(key: str) -> bool:
     return key in _STEERING or key.startswith(_STEERING_PREFIX)
 
@@ -84,9 +92,6 @@ def complaint(body: Mapping[str, Any], raw: bytes) -> Unfit | None:
         return Unfit(f"messages: over {MAX_MESSAGES}", "messages")
     if "cache_salt" in body and not _is_salt(body["cache_salt"]):
         return Unfit("cache_salt: 1 to 128 characters without @ / \\ and controls", "cache_salt")
-    xargs = body.get(EXTRA_ARGS)
-    if type(xargs) is dict and (steering := steering_keys(xargs)):
-        return Unfit(f"{EXTRA_ARGS}: {steering[0]} is not a client's to set", EXTRA_ARGS)
     if (len(raw) > _COUNTED_BYTES or _has_brackets(raw)) and is_deep(body, raw):
         return Unfit(f"body: nested deeper than {MAX_DEPTH}")
     return None

@@ -206,7 +206,7 @@ class Rig:
 
     async def _counters(self) -> None:
         with contextlib.suppress(AssertionError):
-            await until(lambda: not inv.not_zero(self.exposition))
+            await until(lambda: not self.service.in_flight and not inv.not_zero(self.exposition))
         holds("I1", self.service.in_flight == 0, "requests are in flight")
         left = inv.not_zero(self.exposition)
         holds("I1", not left, f"counters are not at zero: {left}")

@@ -85,7 +85,12 @@ async def test_whole_chat(http, engine):
         "prompt_tokens": 95,
         "total_tokens": 107,
         "completion_tokens": 12,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {
+            "cached_tokens": 0,
+            "created_cache_tokens": 80,
+            "multimodal_tokens": None,
+        },
+        "completion_tokens_details": None,
     }
     assert body["kv_transfer_params"] is None
 
@@ -107,7 +112,10 @@ async def test_streamed_chat_begins_with_the_role_and_ends_with_usage(http, engi
     assert finishes == [None] * (len(content) - 1) + ["length"]
     assert usage["choices"] == []
     assert usage["usage"]["completion_tokens"] == 40
-    assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 80}
+    assert usage["usage"]["prompt_tokens_details"] == {
+        "cached_tokens": 80,
+        "created_cache_tokens": 0,
+    }
 
 
 async def test_no_usage_chunk_unless_asked_for(http, engine):
@@ -171,17 +179,18 @@ async def test_request_ids_are_echoed(http, engine):
     ("path", "body", "status", "param"),
     [
         (CHAT, {"model": "zz", "messages": MESSAGES}, 404, "model"),
-        (CHAT, {}, 400, None),
-        (CHAT, {"messages": [{"content": "x"}]}, 400, None),
-        (CHAT, {"messages": MESSAGES, "stream_options": {}}, 400, None),
+        (CHAT, {}, 400, "body.messages"),
+        (CHAT, {"messages": [{"content": "x"}]}, 400, "body.messages.role"),
+        (CHAT, {"messages": MESSAGES, "stream_options": {}}, 400, "stream_options"),
         (CHAT, {"messages": MESSAGES, "max_tokens": 0}, 400, "max_tokens"),
-        (CHAT, {"messages": MESSAGES, "max_tokens": "1"}, 400, "max_tokens"),
-        (CHAT, {"messages": MESSAGES, "max_tokens": 1, "min_tokens": 5}, 400, "min_tokens"),
-        (CHAT, {"messages": MESSAGES, "stream": "yes"}, 400, "stream"),
-        (CHAT, {"messages": MESSAGES, "kv_transfer_params": 7}, 400, None),
+        (CHAT, {"messages": MESSAGES, "max_tokens": "one"}, 400, "body.max_tokens"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 131_073}, 400, "max_tokens"),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 1, "min_tokens": 5}, 400, None),
+        (CHAT, {"messages": MESSAGES, "stream": "maybe"}, 400, "body.stream"),
+        (CHAT, {"messages": MESSAGES, "kv_transfer_params": 7}, 400, "body.kv_transfer_params"),
         (CHAT, {"messages": MESSAGES, "n": 1_000}, 400, "n"),
         (TEXT, {"prompt": ""}, 400, "prompt"),
-        (TEXT, {"prompt": {}}, 400, None),
+        (TEXT, {"prompt": {}}, 400, "body.prompt"),
         (TEXT, {"prompt": [-1]}, 400, "prompt"),
         (TEXT, {"prompt": "w " * 131_072}, 400, "input_tokens"),
     ],
@@ -206,7 +215,7 @@ async def test_bodies_that_are_no_objects_and_unknown_paths(http, engine):
 
 async def test_prompt_and_limit_beyond_the_context_are_clamped(http):
     async with SimFleet(1, speed=50.0, max_model_len=64) as fleet:
-        body = {"prompt": "w " * 60, "max_tokens": 1_000}
+        body = {"prompt": "w " * 60, "max_tokens": 64}
         status, answer = await _post(http, fleet.engines[0], TEXT, **body)
     assert (status, answer["usage"]["completion_tokens"]) == (200, 4)
 
@@ -402,7 +411,7 @@ async def test_metrics_have_vllms_names_and_add_up(http, fleet):
     ):
         assert line in text
     assert 'finished_reason="length"' in text
-    assert 'kv_cache_size_tokens="393216"' in text
+    assert 'kv_cache_size_tokens="393232"' in text
     async with http.get(p.url + "/metrics") as answer:
         found = [
             line for line in (await answer.text()).splitlines() if "bytes_transferred_t" in line

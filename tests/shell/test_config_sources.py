@@ -35,7 +35,7 @@ BAD_VALUES = [
     ("prefill_throughput", "inf", "number"),
     ("warm_threshold", "-1", ">= 0"),
     ("heavy_threshold", "8k", "integer"),
-    ("kv_connector", "nccl", "one of mooncake, none"),
+    ("kv_connector", "nccl", "one of mooncake, nixl, implicit, none"),
     ("placement", "random", "one of affinity, least-tokens, round-robin"),
     ("offload_policy", "seed", "seed-heuristic, seed-cost, threshold, never, always"),
     ("kv_transfer_time", "-0.1", ">= 0"),

@@ -182,6 +182,21 @@ async def test_a_late_head_does_not_end_what_is_served_before_it(tmp_path: Path)
                 assert answer.count(b"HTTP/1.0 408 ") == 1
 
 
+async def test_a_line_end_behind_a_body_is_no_head(tmp_path: Path) -> None:
+    """Old clients send one; an answer to it would be taken for that of the next request."""
+    async with RawEngine(FINE) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], header_timeout=0.1) as proxy:
+            async with connect(proxy) as (reader, writer):
+                whole = post("/v1/chat/completions", CHAT)
+                writer.write(whole.replace(b"Connection: close\r\n", b"") + b"\r\n")
+                assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"{}"), 10)
+                await asyncio.sleep(0.2)
+                writer.write(whole)
+                answer = await asyncio.wait_for(reader.read(), 10)
+                assert answer.startswith(b"HTTP/1.1 200 ")
+                assert proxy.metric("client_errors_total", reason=Refusal.HEAD_LATE) == 0
+
+
 def options(sock: socket.socket) -> list[int]:
     tcp, wanted = socket.IPPROTO_TCP, ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
     values = [sock.getsockopt(tcp, getattr(socket, name)) for name in wanted]

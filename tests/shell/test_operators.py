@@ -10,10 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client.metrics_core import Metric
 
 from proxy.cli import _warn
 from proxy.config import load
-from tests.shell.harness import Proxy, RawEngine, proxied, says
+from tests.shell.harness import Proxy, RawEngine, chat, proxied, says
 from tests.shell.test_admin import call
 from tests.shell.test_app import running
 
@@ -199,3 +200,27 @@ async def test_forty_secrets_are_nowhere_to_be_found(tmp_path: Path) -> None:
     assert b"cache_proxy_requests_total" in everything
     lines = everything.split(b"\n")
     assert [line for line in lines if any(c.encode() in line for c in CANARIES)] == []
+
+
+async def test_a_storm_of_scrapes_shares_its_answers(tmp_path: Path) -> None:
+    """And a scrape after it is a new one."""
+    async with proxied(tmp_path, 2) as (proxy, _):
+        metrics = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        port = int(proxy.server.url.rpartition(":")[2])
+        bodies: set[bytes] = set()
+        renders = 0
+        collect = proxy.server.service.collector.collect
+
+        def counted() -> Iterator[Metric]:
+            nonlocal renders
+            renders += 1
+            return collect()
+
+        proxy.server.service.collector.collect = counted  # type: ignore[method-assign]
+        answers = await asyncio.gather(*(ask(port, metrics) for _ in range(100)))
+        assert all(a.startswith(b"HTTP/1.1 200 ") for a in answers)
+        bodies.update(a.partition(b"\r\n\r\n")[2] for a in answers)
+        assert len(bodies) <= renders < 50
+        assert (await proxy.post(chat("x"))).status == 200
+        await asyncio.sleep(0.1)  # far longer than one takes to make
+        assert b'outcome="ok"' in await ask(port, metrics)

@@ -138,6 +138,16 @@ async def test_a_clients_kv_transfer_params_never_reach_an_engine(tmp_path: Path
             assert orjson.loads(engine.posts[0]) == {"model": "sim-8b", "messages": []}
 
 
+async def test_nor_among_the_arguments_of_plug_ins(tmp_path: Path) -> None:
+    """vLLM takes the field from there too, as text, and answers 500: every retry would."""
+    hidden = b'"vllm_xargs":{"a":[1],"kv_transfer_params":"x"}'
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            await proxy.post(b'{"model":"sim-8b","messages":[],' + hidden + b"}")
+            asked = orjson.loads(engine.posts[0])
+            assert asked == {"model": "sim-8b", "messages": [], "vllm_xargs": {"a": [1]}}
+
+
 async def test_other_paths_are_routed_and_unknown_ones_refused(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
         tokens = await proxy.post({"model": "sim-8b", "prompt": "a b c"}, "/tokenize")

@@ -1,0 +1,38 @@
+"""KV connectors: what an offload adds to and takes from the two legs' bodies.
+
+A driver is pure: it names fields, the shell splices them. What differs between vLLM's releases is
+read from P's answer. Both legs run one after the other.
+"""
+
+from proxy.core.connectors.base import (
+    KV_PARAMS,
+    Connector,
+    Edits,
+    Transfer,
+    finished_by_length,
+    prefill_edits,
+)
+from proxy.core.connectors.implicit import Implicit, NoConnector
+from proxy.core.connectors.mooncake import Mooncake
+from proxy.core.connectors.nixl import Nixl
+
+__all__ = [
+    "CONNECTORS",
+    "KV_PARAMS",
+    "Connector",
+    "Edits",
+    "Implicit",
+    "Mooncake",
+    "Nixl",
+    "NoConnector",
+    "Transfer",
+    "finished_by_length",
+    "prefill_edits",
+]
+
+CONNECTORS: dict[str, Connector] = {
+    "mooncake": Mooncake(),
+    "nixl": Nixl(),
+    "implicit": Implicit(),
+    "none": NoConnector(),
+}

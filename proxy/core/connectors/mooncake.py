@@ -1,0 +1,56 @@
+"""vLLM's MooncakeConnector, since 0.16: the proxy names the transfer, P pushes when D asks.
+
+The legs run one after the other: a decode leg that waits for a prefill that failed occupies one of
+P's sender slots until the abort timeout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxy.core.connectors.base import (
+    KV_PARAMS,
+    Edits,
+    Transfer,
+    finished_by_length,
+    prefill_edits,
+)
+from proxy.core.types import Fallback
+
+
+class Mooncake:
+    """MooncakeConnector, every instance `kv_both`: P pushes when D asks with P's engine id.
+
+    20 sender tasks serve one P (vLLM's num_workers 10, twice); 16 leave room for what is late.
+    """
+
+    can_offload = True
+    needs_engine_id = True
+    pins = True
+    max_parallel = 16
+    counts_moved = True
+
+    def prepare(self, transfer: Transfer, body: Mapping[str, Any]) -> Edits:
+        """P computes, keeps the blocks under the transfer id, and waits to be asked."""
+        params = {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "transfer_id": transfer.transfer_id,
+        }
+        return prefill_edits(body, params)
+
+    def after_prefill(self, transfer: Transfer, answer: Mapping[str, Any]) -> Edits | Fallback:
+        """D needs three values, none of them from P's answer; but P must have ended by length."""
+        if not finished_by_length(answer):
+            return Fallback.P_FINISH_REASON
+        if transfer.engine_id is None or transfer.prefill.bootstrap_url is None:
+            return Fallback.ENGINE_ID_UNKNOWN
+        params = {
+            "do_remote_decode": False,
+            "do_remote_prefill": True,
+            "remote_bootstrap_addr": transfer.prefill.bootstrap_url,
+            "remote_engine_id": transfer.engine_id,
+            "transfer_id": transfer.transfer_id,
+        }
+        return Edits({KV_PARAMS: params})
