@@ -174,12 +174,3 @@ def test_a_salt_that_ended_engines(salt: Any) -> None:
 @pytest.mark.parametrize("salt", ["tenant-1", "x" * 128, "Zürich", None])
 def test_a_salt_as_engines_take_it(salt: Any) -> None:
     assert complaint({"cache_salt": salt}, b"") is None
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_extra_sampling_arguments_are_no_way_round(name: str) -> None:
-    body: dict[str, Any] = {"vllm_xargs": {"a": 1, name: "x"}}
-    found = complaint(body, orjson.dumps(body))
-    assert found is not None
-    assert found.param == "vllm_xargs"
-    assert complaint({"vllm_xargs": {"a": 1}}, b"{}") is None
