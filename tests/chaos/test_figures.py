@@ -190,7 +190,7 @@ async def test_r11_retry_amplification(rig: Floor) -> None:
         async with rig([script] * 3, flow=False, health_interval=0.2) as r:
 
             async def some(r: Rig = r) -> list[Got]:
-                return [await r.ask(f"prompt {i}") for i in range(40)]
+                return [await r.ask(f"prompt {i}") for i in range(100)]
 
             parts = await asyncio.gather(*(some() for _ in range(5)))
             answers = [got for part in parts for got in part]
