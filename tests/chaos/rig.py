@@ -231,10 +231,9 @@ class Rig:
         )
 
     async def _outcomes(self) -> None:
-        counted = inv.outcomes(self.exposition)
         with contextlib.suppress(AssertionError):
-            await until(lambda: inv.logged(self._lines()) == counted)
-        lines = self._lines()
+            await until(lambda: inv.logged(self._lines()) == inv.outcomes(self.exposition))
+        lines, counted = self._lines(), inv.outcomes(self.exposition)
         told = inv.logged(lines)
         holds("I2", told == counted, f"log says {told}, metrics say {counted}")
         ids = [line["request_id"] for line in lines]
@@ -275,7 +274,7 @@ class Rig:
                 continue
             asked = [a for link in self.links for a in link.posts]
             late = [a for a in asked if _is_of(a.request_id, sent) and a.at_s > first_s]
-            holds("I10", not late, f"{sent.request_id} asked again after its first byte")
+            holds("I10", not late, f"asked again after the first byte: {late}")
 
 
 def _boot(engine: SimEngine) -> FaultProxy:
