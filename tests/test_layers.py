@@ -98,7 +98,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.admin": REQUEST | {"proxy.allow", "proxy.operators"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.operators"},
     "proxy.refusals": LEAF,
-    "proxy.edge": LEAF | {"proxy.refusals", "proxy.replies"},
+    "proxy.edge": LEAF | {"proxy.refusals", "proxy.replies", "proxy.serial"},
+    "proxy.serial": set(),
     "proxy.app": REQUEST
     | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
     | {"proxy.operators", "proxy.reload", "proxy.connections", "proxy.listening"}
