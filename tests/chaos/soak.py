@@ -198,7 +198,7 @@ def slope(looks: Sequence[tuple[float, float]]) -> float:
 
 
 async def soak(minutes: float, rate: float, seed: int, folder: Path, *, is_calm: bool) -> list[str]:
-    """Run it, without faults where it `is_calm`; prints the figures and gives what is out of bounds."""
+    """Run it, without faults where it `is_calm`; prints figures, gives what is out of bounds."""
     seen = Seen()
     async with SimFleet(ENGINES, speed=2.0) as fleet:
         links = [FaultProxy(engine.url) for engine in fleet.engines]
@@ -241,6 +241,8 @@ def judge(seen: Seen, minutes: float, left: int) -> list[str]:
     total = sum(seen.ended.values())
     say(f"soak: {minutes:g} min, {total} requests, {seen.ended['lost']} lost; {dict(seen.ended)}")
     say(f"faults: {dict(seen.faults)}")
+    marks = [seen.looks[(len(seen.looks) - 1) * i // 4] for i in range(5)]
+    say("RSS by quarter, MiB: " + ", ".join(f"{rss / MIB:.1f}" for _, rss, _ in marks))
     say(
         f"RSS {after[0][1]:.1f} -> {after[-1][1]:.1f} MiB, slope {grows:+.2f} MiB/min (bound "
         f"{bound:g}); fds at rest {left:+d}; at most {max(fds for *_, fds in seen.looks)} fds"
