@@ -102,6 +102,7 @@ class Reply:
         "failure",
         "framing",
         "has_begun",
+        "has_hung_up",
         "head",
         "heard",
         "held_bytes",
@@ -123,6 +124,7 @@ class Reply:
         self.head = NO_HEAD
         self.framing: Framing = _NO_BODY
         self.has_begun = self.heard = self.is_over = self.is_stream = self.keeps = False
+        self.has_hung_up = False
         self.held_bytes = 0
         self.status = 0
 
@@ -263,7 +265,7 @@ class Reply:
 
     def hang_up(self) -> bool:
         """Tell the instance that its client has gone, and read on; false where that cannot be."""
-        self.keeps = False
+        self.keeps, self.has_hung_up = False, True
         return not self.is_over and self._connection.hang_up(self)
 
     def close(self) -> None:
