@@ -18,10 +18,11 @@ use costs a few steps and some copying in C, however long the prompt is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import or_
+from typing import cast
 
 BYTES_PER_BLOCK = 500
 """Memory of one block on one instance, at its worst (tests/core/test_prefix.py measures it): a
@@ -184,16 +185,17 @@ class PrefixIndex:
     def full_ratio(self, instance: str) -> float:
         """How full an instance's cache is, reserved room included, 0..1; 0 while it is unknown."""
         capacity = self._limits.get(instance, self._max_blocks)
-        if not capacity:
-            return 0.0
         used = self._reserved.get(instance, 0) + self.blocks(instance)
-        self._full[instance] = ratio = min(1.0, used / capacity)
+        self._full[instance] = ratio = min(1.0, used / capacity) if capacity else 0.0
         return ratio
 
-    def full_ratios(self, names: Iterable[str]) -> list[float]:
+    def full_ratios(self, names: Sequence[str]) -> list[float]:
         """The same of several."""
-        known, find = self._full.get, self.full_ratio
-        return [find(name) if (ratio := known(name)) is None else ratio for name in names]
+        ratios = list(map(self._full.get, names))
+        for at, ratio in enumerate(ratios) if None in ratios else ():
+            if ratio is None:
+                ratios[at] = self.full_ratio(names[at])
+        return cast("list[float]", ratios)
 
     def hits(self, hashes: Sequence[int]) -> dict[str, int]:
         """Leading blocks of the prompt that each known instance holds, in blocks."""
