@@ -88,12 +88,12 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
         size, reason = classify(chosen.new_tokens, warm, heavy), _why(chosen)
     return Choice(
         free.at(chosen.at),
-        chosen.prefill,
+        free.at(chosen.prefill.at) if chosen.prefill is not None else None,
         size,
         reason,
         chosen.instance.name != scene.home,
         chosen.ttft_s,
-        ranked + offloads[:OFFLOADS_KEPT],
+        ranked + offloads,
     )
 
 
@@ -105,9 +105,8 @@ def _stay(free: Free, home: str, best: Priced, colocated: Sequence[Row]) -> Pric
     return best if at_home.cost_s > best.cost_s + MARGIN_S else at_home
 
 
-Row = tuple[
-    float, int, float, float, float, float, float, float, Instance, Load, int, int, float, None
-]
+_Prices = tuple[float, int, float, float, float, float, float, float]
+Row = tuple[*_Prices, Instance, Load, int, int, float, Priced | None]
 """The fields of a Priced, in their order: making that of every instance would take longer."""
 _COST, _DECODE = itemgetter(0), itemgetter(4)
 
@@ -257,19 +256,20 @@ def _offloads(scene: Scene, free: Free, w: Weights, colocated: Sequence[Row]) ->
     heavy = [row for row in colocated if row[11] >= least]
     if not heavy:
         return []
-    ds = [_priced(row) for row in sorted(heavy, key=_DECODE)[:2]]
+    ds = sorted(heavy, key=_DECODE)[:2]
     if scene.home in free.names:
-        home = _priced(colocated[free.names.index(scene.home)])
-        if home.new_tokens >= least and all(d.at != home.at for d in ds):
+        home = colocated[free.names.index(scene.home)]
+        if home[11] >= least and home not in ds:
             ds.append(home)
-    ps = [_priced(colocated[at]) for at in islice(_able(scene, free, colocated), 3)]
-    pairs = [_offloaded(scene, free, w, p, d) for d in ds for p in ps if p.at != d.at]
+    ps = list(islice(_able(scene, colocated), 3))
+    pairs = [_offloaded(scene, w, p, d) for d in ds for p in ps if p.at != d[1]]
     in_time = scene.config.prefill_timeout_s
-    return sorted((pair for pair in pairs if pair.ttft_s < in_time), key=_COST)
+    in_time_s = sorted((pair for pair in pairs if pair[2] < in_time), key=_COST)
+    return list(map(_priced, in_time_s[:OFFLOADS_KEPT]))
 
 
-def _able(scene: Scene, free: Free, colocated: Sequence[Row]) -> Iterator[int]:
-    """Where those are that may compute for another, the quickest first.
+def _able(scene: Scene, colocated: Sequence[Row]) -> Iterator[Priced]:
+    """Those that may compute for another, the quickest first.
 
     Quick goes by what P costs, its KV included, before D is known.
     """
@@ -277,31 +277,21 @@ def _able(scene: Scene, free: Free, colocated: Sequence[Row]) -> Iterator[int]:
     quickest = [(row[2] + row[3] + row[6], row[1]) for row in colocated if row[7] <= MAX_WAIT_S]
     heapify(quickest)
     while quickest:
-        _, at = heappop(quickest)
-        if can_prefill(scene, free.at(at), connector):
-            yield at
+        p = _priced(colocated[heappop(quickest)[1]])
+        if can_prefill(scene, p, connector):
+            yield p
 
 
-def _offloaded(scene: Scene, free: Free, w: Weights, p: Priced, d: Priced) -> Priced:
+def _offloaded(scene: Scene, w: Weights, p: Priced, d: Row) -> Row:
     """Computed as if on P, decoded as if on D, and moved."""
-    moved_s = scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
+    _, _, p_ready_s, harm_s, _, _, p_memory_s, p_wait_s, instance, *_ = p
+    _, at, _, _, decode_s, next_s, memory_s, wait_s, place, load, hit, new, kv_wait_s, _ = d
+    moved_s = scene.latency.transfer_s(instance.name, place.name, new)
     # D reads what came over in its turn, behind what it has to compute, and where there is room.
-    moved_s += max(0.0, max(d.kv_wait_s, d.wait_s) - p.ttft_s)
-    ttft_s = p.ttft_s + moved_s
-    whole_s = _felt_s(scene, w, ttft_s) + p.harm_s + p.memory_s + d.decode_s + d.next_s + d.memory_s
-    return Priced(
-        whole_s,
-        d.at,
-        ttft_s,
-        p.harm_s,
-        d.decode_s,
-        d.next_s,
-        p.memory_s + d.memory_s,
-        p.wait_s,
-        d.instance,
-        d.load,
-        d.hit_tokens,
-        d.new_tokens,
-        d.kv_wait_s,
-        free.at(p.at),
-    )
+    moved_s += max(0.0, max(kv_wait_s, wait_s) - p_ready_s)
+    ttft_s = p_ready_s + moved_s
+    felt_s = _felt_s(scene, w, ttft_s)
+    cost_s = felt_s + harm_s + p_memory_s + decode_s + next_s + memory_s
+    memory_s += p_memory_s
+    prices = cost_s, at, ttft_s, harm_s, decode_s, next_s, memory_s, p_wait_s
+    return (*prices, place, load, hit, new, kv_wait_s, p)

@@ -97,7 +97,8 @@ class Gate:
     def __init__(
         self, thresholds: Thresholds, max_batched_tokens: int, prefill_throughput: float
     ) -> None:
-        self._by_model: dict[str, Thresholds] = {ANY_MODEL: thresholds}
+        # OFF is one object in here, so that a decision need not compare.
+        self._by_model = {ANY_MODEL: OFF if thresholds == OFF else thresholds}
         self._batched = max_batched_tokens
         self._prefill_tps = prefill_throughput
         self._engine: dict[str, tuple[EngineKv, float]] = {}
@@ -122,13 +123,13 @@ class Gate:
 
     def set(self, model: str, thresholds: Thresholds) -> None:
         """Overwrite a model's limits; in force with the next decision."""
-        self._by_model[model] = thresholds
+        self._by_model[model] = OFF if thresholds == OFF else thresholds
         self._changed()
 
     def unset(self, model: str) -> None:
         """Remove a model's own limits; for `*`, switch the three checks off."""
         self._by_model.pop(model, None)
-        self._by_model.setdefault(ANY_MODEL, Thresholds())
+        self._by_model.setdefault(ANY_MODEL, OFF)
         self._changed()
 
     def observe_engine(self, instance: str, kv: EngineKv, now_s: float) -> None:
@@ -176,14 +177,19 @@ class Gate:
         return excess / (self.release_tps(instance, now_s) or capacity / KV_TURNOVER_S)
 
     def kv_waits_s(
-        self, names: Sequence[str], loads: Sequence[Load], new_tokens: Sequence[int], now_s: float
+        self,
+        names: Sequence[str],
+        loads: Sequence[Load],
+        prompt_tokens: int,
+        hit_tokens: Sequence[int],
+        now_s: float,
     ) -> list[float]:
-        """The same of several, of which hardly any has to wait."""
-        nobody = [0.0] * len(names)
-        if max(map(_HELD, loads)) + max(new_tokens) <= self._least_room:
-            return nobody
-        asked = zip(names, loads, new_tokens, strict=True)
-        return [self.kv_wait_s(name, load, new, now_s) for name, load, new in asked]
+        """The same of several, each with its hit; hardly any has to wait."""
+        if max(map(_HELD, loads)) + prompt_tokens <= self._least_room:
+            return [0.0] * len(names)
+        asked = zip(names, loads, hit_tokens, strict=True)
+        wait_s = self.kv_wait_s
+        return [wait_s(name, load, prompt_tokens - hit, now_s) for name, load, hit in asked]
 
     def release_tps(self, instance: str, now_s: float) -> float | None:
         """KV tokens per second that ending streams gave back lately; None while unknown."""
@@ -208,9 +214,11 @@ class Gate:
     def is_open(self, model: str, now_s: float) -> bool:
         """Whether nobody can be busy: no limit is set, and no engine cools down."""
         cooling = self._cooldown_until_s
+        if not cooling:
+            return self.thresholds(model) is OFF
         for instance in [name for name, until_s in cooling.items() if until_s <= now_s]:
             del cooling[instance]
-        return not cooling and self.thresholds(model) == OFF
+        return not cooling and self.thresholds(model) is OFF
 
     def busy(
         self,

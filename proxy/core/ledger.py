@@ -73,7 +73,8 @@ class Lease:
     def __init__(self, ledger: Ledger, charges: tuple[Charge, ...]) -> None:
         self._ledger: Ledger | None = ledger
         self._charges: tuple[Charge, ...] = ()
-        self.replace(charges)
+        if charges:
+            self.replace(charges)
 
     @property
     def charges(self) -> tuple[Charge, ...]:

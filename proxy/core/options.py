@@ -41,7 +41,7 @@ class Priced(NamedTuple):
     hit_tokens: int
     new_tokens: int
     kv_wait_s: float
-    prefill: Candidate | None = None
+    prefill: Priced | None = None
 
 
 def unpriced(c: Candidate, ttft_s: float) -> Priced:

@@ -89,6 +89,9 @@ class Router:
         self._uses = Uses(self.reuse, self.fleet, self.gate)
         parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
+        self._members: list[Member] = []
+        self._instances: list[Instance] = []
+        self._names: list[str] = []
         self._on_freed: Callable[[], None] | None = None
 
     def reconfigure(self, config: RouterConfig) -> None:
@@ -303,22 +306,24 @@ class Router:
         return self.fleet.warm(free, self.sessions.home(facts.session_id, now_s), now_s)
 
     def _candidates(self, facts: RequestFacts, members: list[Member], now_s: float) -> Free:
-        prompt_tokens = facts.prompt_tokens
-        instances = [member.instance for member in members]
-        names = [instance.name for instance in instances]
+        if members != self._members:
+            # The same ones as last time, nearly always.
+            instances = [member.instance for member in members]
+            self._members, self._instances = members, instances
+            self._names = [instance.name for instance in instances]
+        names = self._names
         loads = self.ledger.loads(names)
         blocks = self.reuse.hits(facts)
         tokens = {count: facts.hit_tokens(count) for count in {0, *blocks.values()}}
         hits = [tokens[blocks.get(name, 0)] for name in names]
-        new = [prompt_tokens - hit for hit in hits]
-        waits_s = self.gate.kv_waits_s(names, loads, new, now_s)
+        waits_s = self.gate.kv_waits_s(names, loads, facts.prompt_tokens, hits, now_s)
         full = self.prefixes.full_ratios(names)
         sessions_on = self.sessions.count
 
         def rank(at: int) -> tuple[int, int]:
             return sessions_on(names[at]), members[at].last_placed
 
-        return Free(prompt_tokens, instances, names, loads, hits, full, waits_s, rank)
+        return Free(facts.prompt_tokens, self._instances, names, loads, hits, full, waits_s, rank)
 
     def _scene(self, facts: RequestFacts, free: Free, now_s: float) -> Scene:
         home = self.sessions.home(facts.session_id, now_s)
