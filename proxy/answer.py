@@ -243,9 +243,11 @@ class Reply:
 
         A piece of its body ends the connection at once.
         """
-        if not self.is_over and not self.keeps:
+        if self.is_over:
+            self.sink = _nowhere  # else a cycle that only the collector would end
+        elif not self.keeps:
             self.close()
-        elif not self.is_over:
+        else:
             self.sink = self._expect_nothing
             self.resume()
             self._alarm = Alarm(seconds, self.close)
@@ -255,8 +257,11 @@ class Reply:
         self.note_end(data)
         if body:
             self.close()
-        if self.is_over and self._alarm is not None:
-            self._alarm.stop()
+        if self.is_over:
+            self.sink = _nowhere
+            if self._alarm is not None:
+                self._alarm.stop()
+                self._alarm = None
 
     def hang_up(self) -> bool:
         """Tell the instance that its client has gone, and read on; false where that cannot be."""

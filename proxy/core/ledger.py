@@ -141,6 +141,11 @@ class Ledger:
         account = self._accounts[name]
         return account.seen or account.load()
 
+    def loads(self, names: Iterable[str]) -> list[Load]:
+        """The same of several."""
+        accounts = self._accounts
+        return [(account := accounts[name]).seen or account.load() for name in names]
+
     def open(self, charges: Iterable[Charge]) -> Lease:
         """A new live lease with these charges."""
         lease = Lease(self, tuple(charges))

@@ -14,7 +14,7 @@ held: an engine evicts only what nobody runs on.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 
@@ -45,7 +45,7 @@ class PrefixIndex:
         self._bits: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._lru: dict[str, OrderedDict[int, int]] = {}
-        self._holds: dict[str, dict[int, set[Hold]]] = {}
+        self._holds: dict[str, dict[int, dict[Hold, None]]] = {}
         self._uses = 0
         self._everyone = 0
         self._total = 0
@@ -82,6 +82,10 @@ class PrefixIndex:
             return 0.0
         used = self._reserved.get(instance, 0) + len(self._lru.get(instance, ()))
         return min(1.0, used / capacity)
+
+    def full_ratios(self, names: Iterable[str]) -> list[float]:
+        """The same of several."""
+        return list(map(self.full_ratio, names))
 
     def hits(self, hashes: Sequence[int]) -> dict[str, int]:
         """Leading blocks of the prompt that each known instance holds, in blocks."""
@@ -186,13 +190,13 @@ class PrefixIndex:
         return hold
 
     def _enter_hold(self, hold: Hold) -> None:
-        self._holds.setdefault(hold.instance, {}).setdefault(hold.age, set()).add(hold)
+        self._holds.setdefault(hold.instance, {}).setdefault(hold.age, {})[hold] = None
 
     def release(self, hold: Hold) -> None:
         """The prompt is in use no more; its blocks keep their place in the order of eviction."""
         holds = self._holds.get(hold.instance, {})
-        sharing = holds.get(hold.age, set())
-        sharing.discard(hold)
+        sharing = holds.get(hold.age, {})
+        sharing.pop(hold, None)
         if not sharing:
             holds.pop(hold.age, None)
 

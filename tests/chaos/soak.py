@@ -197,8 +197,8 @@ def slope(looks: Sequence[tuple[float, float]]) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in looks) / spread if spread else 0.0
 
 
-async def soak(minutes: float, rate: float, seed: int, folder: Path) -> list[str]:
-    """Run it; prints the figures and gives what is out of bounds."""
+async def soak(minutes: float, rate: float, seed: int, folder: Path, *, is_calm: bool) -> list[str]:
+    """Run it, without faults where it `is_calm`; prints figures, gives what is out of bounds."""
     seen = Seen()
     async with SimFleet(ENGINES, speed=2.0) as fleet:
         links = [FaultProxy(engine.url) for engine in fleet.engines]
@@ -212,7 +212,8 @@ async def soak(minutes: float, rate: float, seed: int, folder: Path) -> list[str
             end_s = time.monotonic() + minutes * 60
             async with asyncio.TaskGroup() as group:
                 group.create_task(load(site, seen, rate, end_s))
-                group.create_task(trouble(site, seen, end_s))
+                if not is_calm:
+                    group.create_task(trouble(site, seen, end_s))
                 group.create_task(watch(site, seen, end_s))
             left = await rest(proxy) - fds
             await proxy.check()
@@ -240,6 +241,8 @@ def judge(seen: Seen, minutes: float, left: int) -> list[str]:
     total = sum(seen.ended.values())
     say(f"soak: {minutes:g} min, {total} requests, {seen.ended['lost']} lost; {dict(seen.ended)}")
     say(f"faults: {dict(seen.faults)}")
+    marks = [seen.looks[(len(seen.looks) - 1) * i // 4] for i in range(5)]
+    say("RSS by quarter, MiB: " + ", ".join(f"{rss / MIB:.1f}" for _, rss, _ in marks))
     say(
         f"RSS {after[0][1]:.1f} -> {after[-1][1]:.1f} MiB, slope {grows:+.2f} MiB/min (bound "
         f"{bound:g}); fds at rest {left:+d}; at most {max(fds for *_, fds in seen.looks)} fds"
@@ -267,10 +270,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--rate", type=float, default=60.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--calm", action="store_true", help="no faults, to compare with")
     args = parser.parse_args()
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # of engines that are killed
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    problems = uvloop.run(soak(args.minutes, args.rate, args.seed, folder))
+    run = soak(args.minutes, args.rate, args.seed, folder, is_calm=args.calm)
+    problems = uvloop.run(run)
     for problem in problems:
         say(f"out of bounds: {problem}")
     if not problems:
