@@ -39,7 +39,7 @@ PROMPT_WORDS = 150
 WARM_UP = 0.4
 """Part of the time in which tables fill and allocators settle: no slope is taken of it."""
 LONG_MINUTES = 20.0
-SLOPE_LONG, SLOPE_SHORT = 0.1, 6.0
+SLOPE_LONG, SLOPE_SHORT = 0.1, 10.0
 """MiB per minute: of a long run, and of one in which tables are still filling: that finds leaks of
 a whole request's size only."""
 FD_SLACK = 4
