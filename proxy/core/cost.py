@@ -22,16 +22,21 @@ beat the best colocation by a margin, and P's queue is bounded: both keep the ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from heapq import heapify, heappop
 from itertools import islice
-from operator import attrgetter
+from operator import eq, itemgetter
 
-from proxy.core.classify import Size
+from proxy.core.classify import Size, classify
 from proxy.core.connectors import CONNECTORS
-from proxy.core.decide import Choice, Scene, can_prefill, size_on
+from proxy.core.decide import Choice, Scene, can_prefill
+from proxy.core.free import Free
+from proxy.core.latency import RECENT_S
 from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT, Priced
-from proxy.core.types import Reason
+from proxy.core.types import Instance, Load, Reason
 
 EARLY_RATIO = 0.5
 MARGIN_S = 0.020
@@ -67,81 +72,142 @@ WEIGHTS = Weights()
 def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
     """The cheapest option."""
     w = weights or WEIGHTS
-    colocated = _colocations(scene, w)
-    ranked = sorted(colocated, key=_order)
-    best = _stay(scene, ranked)
-    size = size_on(scene, best.decode)
-    offloads = _offloads(scene, w, colocated)
+    free = Free.of(scene.free, scene.facts.prompt_tokens)
+    colocated = _colocations(scene, free, w)
+    ranked = _ranked(free, colocated)
+    best = ranked[0]
+    if scene.home is not None and best.instance.name != scene.home:
+        best = _stay(free, scene.home, best, colocated)
+    warm, heavy = scene.config.warm_threshold, scene.config.heavy_threshold
+    size = classify(best.new_tokens, warm, heavy)
+    offloads = _offloads(scene, free, w, colocated)
     reason = _why_not(scene, best, size, offloads)
-    chosen = best if reason is not None else offloads[0]
-    d = chosen.decode
+    chosen = best
+    if reason is None:
+        chosen = offloads[0]
+        size, reason = classify(chosen.new_tokens, warm, heavy), _why(chosen)
     return Choice(
-        d,
-        chosen.prefill,
-        size_on(scene, d),
-        reason or _why(chosen),
-        d.instance.name != scene.home,
+        free.at(chosen.at),
+        free.at(chosen.prefill.at) if chosen.prefill is not None else None,
+        size,
+        reason,
+        chosen.instance.name != scene.home,
         chosen.ttft_s,
-        ranked[:COLOCATIONS_KEPT] + offloads[:OFFLOADS_KEPT],
+        ranked + offloads,
     )
 
 
-def _stay(scene: Scene, ranked: Sequence[Priced]) -> Priced:
+def _stay(free: Free, home: str, best: Priced, colocated: Sequence[Row]) -> Priced:
     """The cheapest, or home where that costs hardly more: short prompts leave no hits to hold."""
-    best = ranked[0]
-    for one in ranked:
-        if one.cost_s > best.cost_s + MARGIN_S:
-            break
-        if one.decode.instance.name == scene.home:
-            return one
-    return best
+    if home not in free.names:
+        return best
+    at_home = _priced(colocated[free.names.index(home)])
+    return best if at_home.cost_s > best.cost_s + MARGIN_S else at_home
 
 
-def _order(one: Priced) -> tuple[float, int, int]:
-    return one.cost_s, one.decode.sessions, one.decode.last_placed
+_Prices = tuple[float, int, float, float, float, float, float, float]
+Row = tuple[*_Prices, Instance, Load, int, int, float, Priced | None]
+"""The fields of a Priced, in their order: making that of every instance would take longer."""
+_COST, _DECODE = itemgetter(0), itemgetter(4)
 
 
-_COST = attrgetter("cost_s")
-_DECODE = attrgetter("decode_s")
+_priced: Callable[[Row], Priced] = partial(tuple.__new__, Priced)
+"""A Priced of a row as it is; its constructor would take it apart first."""
 
 
-def _colocations(scene: Scene, w: Weights) -> list[Priced]:
+def _ranked(free: Free, colocated: Sequence[Row]) -> list[Priced]:
+    """The cheapest ones; of equals the one with fewer sessions, then the longest unused."""
+    ranked = sorted(colocated)[: COLOCATIONS_KEPT + 1]
+    costs_s = list(map(_COST, ranked))
+    if any(map(eq, costs_s, costs_s[1:])):
+        ranked = sorted(colocated, key=lambda row: (row[0], *free.rank(row[1])))
+    return list(map(_priced, ranked[:COLOCATIONS_KEPT]))
+
+
+def _colocations(scene: Scene, free: Free, w: Weights) -> list[Row]:
     """Everything on one instance: until it has the prompt's KV, and what that costs all others.
 
     New KV displaces other sessions' where the cache is full. The output costs steps on D, which
-    grow with the KV that they read. One loop: it is most of what a decision takes.
+    grow with the KV that they read. One loop, and the formulas of `Times` written out in it: it is
+    most of what a decision takes.
     """
-    times_of, now_s, prompt_tokens = scene.latency.of, scene.now_s, scene.facts.prompt_tokens
+    now_s, prompt_tokens, exp = scene.now_s, scene.facts.prompt_tokens, math.exp
     harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
     next_turn = w.next_turn * scene.latency.rest_s()
     memory, room, early = w.memory, w.room, w.early
-    kv_tokens_of = scene.kv_tokens
     early_s = EARLY_RATIO * scene.config.ttft_slo_s
-    priced = []
-    for c in scene.free:
-        load, new, times = c.load, c.new_tokens, times_of(c.instance.name)
+    spared_s = (1.0 - early) * early_s
+    columns = (
+        range(len(free)),
+        free.instances,
+        free.loads,
+        scene.latency.times(free.names),
+        map(scene.kv_tokens, free.names),
+        free.kv_full,
+        free.kv_wait_s,
+        map(_works(scene, free).__getitem__, free.hit_tokens),
+    )
+    priced: list[Row] = []
+    for at, instance, load, times, kv_tokens, full, kv_wait_s, work in zip(*columns, strict=True):
+        hit, new, grown, alone, chunks = work
         streams, decode_tokens = load.decode_requests, load.decode_tokens
-        prefill_s = times.prefill_s(new, c.hit_tokens, streams, decode_tokens)
+        line, step = times.prefill, times.step
+        p, q, step_p, step_q = line.p, line.q, step.p, step.q
+        prefill_s = p * new + q * grown
+        if streams:
+            prefill_s += chunks * (step_p + step_q * decode_tokens)
         wait_s = times.busy_until_s - now_s
         if wait_s < 0.0:
             wait_s = 0.0
-        ready_s = max(wait_s, c.kv_wait_s) + prefill_s
+        ready_s = (max(wait_s, kv_wait_s) if kv_wait_s else wait_s) + prefill_s
         harm_s = harm * streams * prefill_s
-        step = times.step
         decode_s = decode * (
-            step.p + step.q * (decode_tokens + load.inbound_tokens + prompt_tokens)
+            step_p + step_q * (decode_tokens + load.inbound_tokens + prompt_tokens)
         )
-        full = c.kv_full
-        memory_s = memory * full * times.prefill_s(new, 0, 0, 0) if full else 0.0
-        kv_tokens = kv_tokens_of(c.instance.name)
+        memory_s = memory * full * (p * new + q * alone) if full else 0.0
         if kv_tokens:
-            memory_s += room * ((load.ongoing_tokens + prompt_tokens) / kv_tokens) ** 2
-        next_s = next_turn * times.busy_ratio(now_s)
+            in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
+            memory_s += room * (in_use * in_use)
+        busy_s = times.recent_s
+        if busy_s:
+            busy_s = busy_s * exp((times.recent_at_s - now_s) / RECENT_S) / RECENT_S
+        next_s = next_turn * busy_s
         # As in _felt_s.
-        felt_s = early * ready_s if ready_s <= early_s else ready_s - (1.0 - early) * early_s
+        felt_s = early * ready_s if ready_s <= early_s else ready_s - spared_s
         cost_s = felt_s + harm_s + decode_s + next_s + memory_s
-        priced.append(Priced(cost_s, ready_s, harm_s, decode_s, next_s, memory_s, wait_s, c))
+        priced.append(
+            (
+                cost_s,
+                at,
+                ready_s,
+                harm_s,
+                decode_s,
+                next_s,
+                memory_s,
+                wait_s,
+                instance,
+                load,
+                hit,
+                new,
+                kv_wait_s,
+                None,
+            )
+        )
     return priced
+
+
+def _works(scene: Scene, free: Free) -> dict[int, tuple[int, int, float, float, int]]:
+    """Of each number of hit tokens: it, the new tokens, and what `Times.prefill_s` makes of them.
+
+    That is the second term of the line behind the hit and without it, and the number of chunks.
+    Many instances have the same hit: none, or a system prompt.
+    """
+    works = {}
+    for hit in set(free.hit_tokens):
+        new = free.prompt_tokens - hit
+        chunks = math.ceil(new / scene.latency.budget)
+        works[hit] = hit, new, new * (hit + new / 2), new * (new / 2), chunks
+    return works
 
 
 def _felt_s(scene: Scene, w: Weights, ttft_s: float) -> float:
@@ -162,7 +228,7 @@ def _why_not(scene: Scene, best: Priced, size: Size, offloads: Sequence[Priced])
         return _unless_small(size, Reason.NO_PEER)
     gain_s = best.cost_s - offloads[0].cost_s
     if gain_s <= max(MARGIN_S, MARGIN_RATIO * best.cost_s):
-        d_idle = not best.decode.load.decode_requests
+        d_idle = not best.load.decode_requests
         return _unless_small(size, Reason.D_IDLE if d_idle else Reason.MARGIN)
     return None
 
@@ -177,51 +243,55 @@ def _unless_small(size: Size, reason: Reason) -> Reason:
     return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
 
 
-def _offloads(scene: Scene, w: Weights, colocated: Sequence[Priced]) -> list[Priced]:
+def _offloads(scene: Scene, free: Free, w: Weights, colocated: Sequence[Row]) -> list[Priced]:
     """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
 
     What each costs alone is in its colocation already.
     """
-    connector = CONNECTORS[scene.config.kv_connector]
-    if not connector.can_offload or not scene.facts.offloadable:
-        return []
     least = scene.config.heavy_threshold
-    heavy = [one for one in colocated if one.decode.new_tokens >= least]
+    if scene.facts.prompt_tokens < least or not scene.facts.offloadable:
+        return []
+    if not CONNECTORS[scene.config.kv_connector].can_offload:
+        return []
+    heavy = [row for row in colocated if row[11] >= least]
     if not heavy:
         return []
-    home, ds = scene.home, sorted(heavy, key=_DECODE)[:2]
-    ds += [one for one in heavy if one.decode.instance.name == home and one not in ds]
-    quickest = sorted(colocated, key=_computing)
-    able = (
-        p for p in quickest if p.wait_s <= MAX_WAIT_S and can_prefill(scene, p.decode, connector)
-    )
-    ps = list(islice(able, 3))
-    pairs = (_offloaded(scene, w, p, d) for d in ds for p in ps if p is not d)
+    ds = sorted(heavy, key=_DECODE)[:2]
+    if scene.home in free.names:
+        home = colocated[free.names.index(scene.home)]
+        if home[11] >= least and home not in ds:
+            ds.append(home)
+    ps = list(islice(_able(scene, colocated), 3))
+    pairs = [_offloaded(scene, w, p, d) for d in ds for p in ps if p.at != d[1]]
     in_time = scene.config.prefill_timeout_s
-    return sorted((pair for pair in pairs if pair.ttft_s < in_time), key=_COST)
+    in_time_s = sorted((pair for pair in pairs if pair[2] < in_time), key=_COST)
+    return list(map(_priced, in_time_s[:OFFLOADS_KEPT]))
 
 
-def _computing(p: Priced) -> float:
-    """What P costs, its KV included, before D is known."""
-    return p.ttft_s + p.harm_s + p.memory_s
+def _able(scene: Scene, colocated: Sequence[Row]) -> Iterator[Priced]:
+    """Those that may compute for another, the quickest first.
+
+    Quick goes by what P costs, its KV included, before D is known.
+    """
+    connector = CONNECTORS[scene.config.kv_connector]
+    quickest = [(row[2] + row[3] + row[6], row[1]) for row in colocated if row[7] <= MAX_WAIT_S]
+    heapify(quickest)
+    while quickest:
+        p = _priced(colocated[heappop(quickest)[1]])
+        if can_prefill(scene, p, connector):
+            yield p
 
 
-def _offloaded(scene: Scene, w: Weights, p: Priced, d: Priced) -> Priced:
+def _offloaded(scene: Scene, w: Weights, p: Priced, d: Row) -> Row:
     """Computed as if on P, decoded as if on D, and moved."""
-    p_name, d_name = p.decode.instance.name, d.decode.instance.name
-    moved_s = scene.latency.transfer_s(p_name, d_name, d.decode.new_tokens)
+    _, _, p_ready_s, harm_s, _, _, p_memory_s, p_wait_s, instance, *_ = p
+    _, at, _, _, decode_s, next_s, memory_s, wait_s, place, load, hit, new, kv_wait_s, _ = d
+    moved_s = scene.latency.transfer_s(instance.name, place.name, new)
     # D reads what came over in its turn, behind what it has to compute, and where there is room.
-    moved_s += max(0.0, max(d.decode.kv_wait_s, d.wait_s) - p.ttft_s)
-    ttft_s = p.ttft_s + moved_s
-    whole_s = _felt_s(scene, w, ttft_s) + p.harm_s + p.memory_s + d.decode_s + d.next_s + d.memory_s
-    return Priced(
-        whole_s,
-        ttft_s,
-        p.harm_s,
-        d.decode_s,
-        d.next_s,
-        p.memory_s + d.memory_s,
-        p.wait_s,
-        d.decode,
-        p.decode,
-    )
+    moved_s += max(0.0, max(kv_wait_s, wait_s) - p_ready_s)
+    ttft_s = p_ready_s + moved_s
+    felt_s = _felt_s(scene, w, ttft_s)
+    cost_s = felt_s + harm_s + p_memory_s + decode_s + next_s + memory_s
+    memory_s += p_memory_s
+    prices = cost_s, at, ttft_s, harm_s, decode_s, next_s, memory_s, p_wait_s
+    return (*prices, place, load, hit, new, kv_wait_s, p)

@@ -125,7 +125,7 @@ def peers(scene: Scene, d: Candidate | None = None) -> list[Candidate]:
     return [c for c in scene.free if c is not d and can_prefill(scene, c, connector)]
 
 
-def can_prefill(scene: Scene, c: Candidate, connector: Connector) -> bool:
+def can_prefill(scene: Scene, c: Candidate | Priced, connector: Connector) -> bool:
     """Whether an instance may compute for another: reachable, with a transfer and room to spare.
 
     What it holds for others to fetch is out of its own streams' reach, so that is bounded.

@@ -17,7 +17,7 @@ START_RATIO = 0.1
 """Part of the placements that one takes part in when it has just returned; then linear to all."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """An instance in the fleet. `incarnation` counts its processes; `models` is None until asked.
 
@@ -90,7 +90,9 @@ class Fleet:
         The engine's own 404 is the right answer to an unknown model, and only it can tell. While
         those that serve a model are away, the others would deny that there is such a model.
         """
-        fit = [m for m in _usable(self._group(model)) if m.instance.name not in exclude]
+        fit = _usable(self._group(model))
+        if exclude:
+            fit = [m for m in fit if m.instance.name not in exclude]
         if fit or any(model in (m.models or ()) for m in self._members.values()):
             return fit
         return [m for m in self.usable() if m.instance.name not in exclude]

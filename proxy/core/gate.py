@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 
 from proxy.core.types import Load, RejectReason
 
@@ -23,6 +24,7 @@ UNKNOWN_DRAIN_S = 10.0
 """Predicted wait while no stream has ended yet, so that the rate of release is unknown."""
 ANY_MODEL = "*"
 KV_USABLE_RATIO = 0.95
+_HELD = attrgetter("held_tokens")
 KV_TURNOVER_S = 20.0
 """Until streams have ended on an instance: it is taken to free its whole cache in this time."""
 
@@ -95,12 +97,19 @@ class Gate:
     def __init__(
         self, thresholds: Thresholds, max_batched_tokens: int, prefill_throughput: float
     ) -> None:
-        self._by_model: dict[str, Thresholds] = {ANY_MODEL: thresholds}
+        # OFF is one object in here, so that a decision need not compare.
+        self._by_model = {ANY_MODEL: OFF if thresholds == OFF else thresholds}
         self._batched = max_batched_tokens
         self._prefill_tps = prefill_throughput
         self._engine: dict[str, tuple[EngineKv, float]] = {}
         self._cooldown_until_s: dict[str, float] = {}
         self._released: dict[str, ReleaseRate] = {}
+        self._kv_tokens: dict[str, int] = {}
+        self._least_room = math.inf
+        self.kv_tokens: Callable[[str], int | None] = self._kv_tokens.get
+        """The size of an instance's KV cache, where its engine reported one.
+
+        Not a method of ours, since a decision asks it once per instance."""
         self.on_change: Callable[[], None] | None = None
         """Called after what may have made somebody free; None while nobody waits for it."""
 
@@ -114,19 +123,27 @@ class Gate:
 
     def set(self, model: str, thresholds: Thresholds) -> None:
         """Overwrite a model's limits; in force with the next decision."""
-        self._by_model[model] = thresholds
+        self._by_model[model] = OFF if thresholds == OFF else thresholds
         self._changed()
 
     def unset(self, model: str) -> None:
         """Remove a model's own limits; for `*`, switch the three checks off."""
         self._by_model.pop(model, None)
-        self._by_model.setdefault(ANY_MODEL, Thresholds())
+        self._by_model.setdefault(ANY_MODEL, OFF)
         self._changed()
 
     def observe_engine(self, instance: str, kv: EngineKv, now_s: float) -> None:
         """Take in the engine's own report."""
         self._engine[instance] = kv, now_s
+        if kv.total_tokens != self._kv_tokens.get(instance):
+            self._sized()
         self._changed()
+
+    def _sized(self) -> None:
+        sizes = {name: kv.total_tokens for name, (kv, _) in self._engine.items()}
+        self._kv_tokens.clear()
+        self._kv_tokens.update((name, size) for name, size in sizes.items() if size)
+        self._least_room = KV_USABLE_RATIO * min(self._kv_tokens.values(), default=math.inf)
 
     def _changed(self) -> None:
         if self.on_change is not None:
@@ -146,25 +163,33 @@ class Gate:
             return self._prefill_tps
         return self.release_tps(instance, now_s) or capacity / KV_TURNOVER_S
 
-    def kv_tokens(self, instance: str) -> int | None:
-        """The size of an instance's KV cache, where its engine reported one."""
-        known = self._engine.get(instance)
-        return known[0].total_tokens if known else None
-
     def kv_wait_s(self, instance: str, load: Load, new_tokens: int, now_s: float) -> float:
         """Until streams will have freed the KV that a prompt lacks; 0 while the size is unknown.
 
         An engine begins a prompt only when its new KV fits beside what is running.
         """
-        known = self._engine.get(instance)
-        capacity = known[0].total_tokens if known else None
-        if not capacity:
+        capacity = self._kv_tokens.get(instance)
+        if capacity is None:
             return 0.0
-        held = load.prefill_tokens + load.inbound_tokens + load.decode_tokens + load.pinned_tokens
-        excess = held + new_tokens - KV_USABLE_RATIO * capacity
+        excess = load.held_tokens + new_tokens - KV_USABLE_RATIO * capacity
         if excess <= 0:
             return 0.0
         return excess / (self.release_tps(instance, now_s) or capacity / KV_TURNOVER_S)
+
+    def kv_waits_s(
+        self,
+        names: Sequence[str],
+        loads: Sequence[Load],
+        prompt_tokens: int,
+        hit_tokens: Sequence[int],
+        now_s: float,
+    ) -> list[float]:
+        """The same of several, each with its hit; hardly any has to wait."""
+        if max(map(_HELD, loads)) + prompt_tokens <= self._least_room:
+            return [0.0] * len(names)
+        asked = zip(names, loads, hit_tokens, strict=True)
+        wait_s = self.kv_wait_s
+        return [wait_s(name, load, prompt_tokens - hit, now_s) for name, load, hit in asked]
 
     def release_tps(self, instance: str, now_s: float) -> float | None:
         """KV tokens per second that ending streams gave back lately; None while unknown."""
@@ -181,16 +206,19 @@ class Gate:
 
     def forget(self, instance: str) -> None:
         """An instance restarted or left."""
-        self._engine.pop(instance, None)
+        if self._engine.pop(instance, None) is not None:
+            self._sized()
         self._cooldown_until_s.pop(instance, None)
         self._released.pop(instance, None)
 
     def is_open(self, model: str, now_s: float) -> bool:
         """Whether nobody can be busy: no limit is set, and no engine cools down."""
         cooling = self._cooldown_until_s
+        if not cooling:
+            return self.thresholds(model) is OFF
         for instance in [name for name, until_s in cooling.items() if until_s <= now_s]:
             del cooling[instance]
-        return not cooling and self.thresholds(model) == OFF
+        return not cooling and self.thresholds(model) is OFF
 
     def busy(
         self,

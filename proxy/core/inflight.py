@@ -18,13 +18,16 @@ class Inflight:
     """Missing blocks of prompts, per instance. `key` is the owner's, and must be hashable."""
 
     def __init__(self) -> None:
-        self._prompts: dict[str, dict[int, dict[object, Prompt]]] = {}
+        self._prompts: dict[int, dict[str, dict[object, Prompt]]] = {}
         self._owners: dict[str, dict[object, tuple[int, int]]] = {}
         self._blocks: dict[str, int] = {}
 
     def instances(self) -> Sequence[str]:
         """Where something is being computed."""
         return list(self._owners)
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
 
     def blocks(self, instance: str) -> int:
         """Blocks that an instance will hold and does not yet."""
@@ -36,7 +39,7 @@ class Inflight:
         if start >= len(hashes):
             return
         first, blocks = hashes[start], len(hashes) - start
-        self._prompts.setdefault(instance, {}).setdefault(first, {})[key] = hashes
+        self._prompts.setdefault(first, {}).setdefault(instance, {})[key] = hashes
         self._owners.setdefault(instance, {})[key] = first, blocks
         self._blocks[instance] = self.blocks(instance) + blocks
 
@@ -46,24 +49,34 @@ class Inflight:
         if (entry := owners.pop(key, None)) is None:
             return False
         first, blocks = entry
-        sharing = self._prompts[instance][first]
-        del sharing[key]
-        if not sharing:
-            del self._prompts[instance][first]
+        del self._prompts[first][instance][key]
+        self._tidy(instance, first)
         self._blocks[instance] -= blocks
         if not owners:
             self.forget(instance)
         return True
 
+    def _tidy(self, instance: str, first: int) -> None:
+        begun = self._prompts[first]
+        if not begun[instance]:
+            del begun[instance]
+        if not begun:
+            del self._prompts[first]
+
     def forget(self, instance: str) -> None:
         """An instance restarted or left: nothing that it was computing will come."""
-        for table in (self._prompts, self._owners, self._blocks):
-            table.pop(instance, None)
+        for first in {first for first, _ in self._owners.pop(instance, {}).values()}:
+            self._prompts[first][instance].clear()
+            self._tidy(instance, first)
+        self._blocks.pop(instance, None)
+
+    def begun_at(self, hashes: Prompt, hit: int) -> Sequence[str]:
+        """Who computes what follows on the first `hit` blocks of a prompt."""
+        return list(self._prompts.get(hashes[hit], ())) if hit < len(hashes) else ()
 
     def reach(self, instance: str, hashes: Prompt, hit: int) -> int:
         """How far `hit` leading blocks will reach once what is in flight is there, in blocks."""
-        prompts = self._prompts.get(instance, {})
-        while hit < len(hashes) and (sharing := prompts.get(hashes[hit])):
+        while hit < len(hashes) and (sharing := self._prompts.get(hashes[hit], {}).get(instance)):
             hit = max(_common(hashes, other, hit) for other in sharing.values())
         return hit
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from proxy.core.residuals import Residuals
 
@@ -132,29 +133,29 @@ class Times:
     """One instance's lines, and what is reserved on it. Seconds."""
 
     __slots__ = (
-        "_budget",
-        "_recent_at_s",
-        "_recent_s",
         "_turn_s",
+        "budget",
         "busy_until_s",
         "pending",
         "prefill",
         "ready",
+        "recent_at_s",
+        "recent_s",
         "step",
     )
 
     def __init__(self, prefill_throughput: float, max_batched_tokens: int) -> None:
         x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
         a1, a4 = (1 - share) / prefill_throughput, share / prefill_throughput / (x / 2)
-        self._budget = max_batched_tokens
+        self.budget = max_batched_tokens
         points = (x, x * x / 2), (x, x * 2 * x)
         self.prefill = Line(a1, a4, points, shape=points[1])
         self.step = Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
         self.ready = Residuals()
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
-        self._recent_s = 0.0
-        self._recent_at_s = 0.0
+        self.recent_s = 0.0
+        self.recent_at_s = 0.0
         self._turn_s = 0.0
 
     def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
@@ -165,7 +166,7 @@ class Times:
         if not streams:
             return alone
         step = self.step
-        return alone + math.ceil(new / self._budget) * (step.p + step.q * kv_tokens)
+        return alone + math.ceil(new / self.budget) * (step.p + step.q * kv_tokens)
 
     def step_s(self, kv_tokens: int) -> float:
         """One decode step over this much KV."""
@@ -181,8 +182,8 @@ class Times:
         """A prefill of `work_s` more; `key` is its owner's."""
         self.pending[key] = work_s
         self.busy_until_s = max(now_s, self.busy_until_s) + work_s
-        self._recent_s = self._faded_s(now_s) + work_s
-        self._recent_at_s = now_s
+        self.recent_s = self._faded_s(now_s) + work_s
+        self.recent_at_s = now_s
 
     def end(self, key: int, now_s: float) -> float | None:
         """Take a reservation back; when its turn came, None when it had not come."""
@@ -200,11 +201,11 @@ class Times:
 
     def busy_ratio(self, now_s: float) -> float:
         """Seconds of prefill per second, lately; over 1 where a queue grows."""
-        recent_s = self._recent_s
-        return recent_s and recent_s * math.exp((self._recent_at_s - now_s) / RECENT_S) / RECENT_S
+        recent_s = self.recent_s
+        return recent_s and recent_s * math.exp((self.recent_at_s - now_s) / RECENT_S) / RECENT_S
 
     def _faded_s(self, now_s: float) -> float:
-        return self._recent_s * math.exp((self._recent_at_s - now_s) / RECENT_S)
+        return self.recent_s * math.exp((self.recent_at_s - now_s) / RECENT_S)
 
 
 class Latency:
@@ -214,7 +215,7 @@ class Latency:
         self, prefill_throughput: float, transfer_time_s: float, max_batched_tokens: int
     ) -> None:
         self._prefill_throughput = prefill_throughput
-        self._budget = max_batched_tokens
+        self.budget = max_batched_tokens
         self._instances: dict[str, Times] = {}
         fixed = TRANSFER_FIXED_SHARE * transfer_time_s
         slope = (transfer_time_s - fixed) / TYPICAL_TRANSFER_TOKENS
@@ -233,9 +234,17 @@ class Latency:
         """What is known of one instance."""
         found = self._instances.get(name)
         if found is None:
-            found = Times(self._prefill_throughput, self._budget)
+            found = Times(self._prefill_throughput, self.budget)
             self._instances[name] = found
         return found
+
+    def times(self, names: Sequence[str]) -> list[Times]:
+        """The same of several."""
+        known = self._instances
+        try:
+            return [known[name] for name in names]
+        except KeyError:
+            return [self.of(name) for name in names]
 
     def forget(self, name: str) -> None:
         """An instance left: its rates and reservations go, and every pair with it."""

@@ -36,12 +36,11 @@ class Course:
         `kv_wait_s`: until it has room for the prompt's KV.
         """
         name, new = computing.name, max(1, route.prompt_tokens - hit_tokens)
-        work_s = self.latency.prefill_s(
-            name, new, hit_tokens, load.decode_requests, load.decode_tokens
-        )
+        times = self.latency.of(name)
+        work_s = times.prefill_s(new, hit_tokens, load.decode_requests, load.decode_tokens)
         route.reserved_s = now_s
         route.computes_tokens = new
-        wait_s = self.latency.wait_s(name, now_s)
+        wait_s = times.wait_s(now_s)
         route.waited_for_room = kv_wait_s > wait_s
         route.predicted_prefill_s = max(wait_s, kv_wait_s) + work_s
         self.latency.begin(name, id(route.lease), work_s, now_s)

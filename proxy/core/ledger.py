@@ -73,7 +73,8 @@ class Lease:
     def __init__(self, ledger: Ledger, charges: tuple[Charge, ...]) -> None:
         self._ledger: Ledger | None = ledger
         self._charges: tuple[Charge, ...] = ()
-        self.replace(charges)
+        if charges:
+            self.replace(charges)
 
     @property
     def charges(self) -> tuple[Charge, ...]:
@@ -140,6 +141,11 @@ class Ledger:
         """The present counters of an instance."""
         account = self._accounts[name]
         return account.seen or account.load()
+
+    def loads(self, names: Iterable[str]) -> list[Load]:
+        """The same of several."""
+        accounts = self._accounts
+        return [(account := accounts[name]).seen or account.load() for name in names]
 
     def open(self, charges: Iterable[Charge]) -> Lease:
         """A new live lease with these charges."""

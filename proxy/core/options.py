@@ -8,39 +8,47 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from proxy.core.types import Candidate
+from proxy.core.types import Candidate, Instance, Load
 
 COLOCATIONS_KEPT = 16
 OFFLOADS_KEPT = 8
 
 
-@dataclass(slots=True)
-class Priced:
+class Priced(NamedTuple):
     """One option: D, P or None where D computes, the predicted TTFT and the cost, in seconds.
 
     `cost_s` is the sum of what the wait for the first token counts and of the four terms after
     `ttft_s`, weighted: `harm_s` to the streams beside the computation, `decode_s` for the output on
     D, `next_s` for the session's next turns there, `memory_s` for the KV displaced. It is nan where
-    the policy puts no price on anything. `wait_s`: the queue where it is computed.
-    Like a Candidate, nobody changes one, and it is made too often to be frozen.
+    the policy puts no price on anything. `at`: D's place among the free instances, which comes
+    second so that options may be sorted as they are; `wait_s`: the queue where it is computed;
+    `instance` and what follows: D, as its Candidate would say.
+    A policy makes plain tuples of these and a Priced of those that it keeps.
     """
 
     cost_s: float
+    at: int
     ttft_s: float
     harm_s: float
     decode_s: float
     next_s: float
     memory_s: float
     wait_s: float
-    decode: Candidate
-    prefill: Candidate | None = None
+    instance: Instance
+    load: Load
+    hit_tokens: int
+    new_tokens: int
+    kv_wait_s: float
+    prefill: Priced | None = None
 
 
-def unpriced(decode: Candidate, ttft_s: float) -> Priced:
+def unpriced(c: Candidate, ttft_s: float) -> Priced:
     """An option of a policy that goes by rules."""
-    return Priced(math.nan, ttft_s, math.nan, math.nan, math.nan, math.nan, math.nan, decode)
+    nan = math.nan
+    place = c.instance, c.load, c.hit_tokens, c.new_tokens, c.kv_wait_s
+    return Priced(nan, 0, ttft_s, nan, nan, nan, nan, nan, *place)
 
 
 class Options:
@@ -57,10 +65,9 @@ class Options:
 
 
 def _row(option: Priced) -> dict[str, object]:
-    d, p = option.decode, option.prefill
-    load = d.load
+    p, load = option.prefill, option.load
     row: dict[str, object] = {
-        "instance": d.instance.name,
+        "instance": option.instance.name,
         "prefill": p.instance.name if p else None,
         "ttft_s": _seconds(option.ttft_s),
         "cost_s": _seconds(option.cost_s),
@@ -69,8 +76,8 @@ def _row(option: Priced) -> dict[str, object]:
         "decode_s": _seconds(option.decode_s),
         "next_s": _seconds(option.next_s),
         "memory_s": _seconds(option.memory_s),
-        "hit_tokens": d.hit_tokens,
-        "new_tokens": d.new_tokens,
+        "hit_tokens": option.hit_tokens,
+        "new_tokens": option.new_tokens,
     }
     if p is not None:
         row["new_tokens_prefill"] = p.new_tokens
@@ -78,7 +85,7 @@ def _row(option: Priced) -> dict[str, object]:
     row["ongoing_tokens"] = load.ongoing_tokens
     row["prefill_tokens"] = load.prefill_tokens
     row["decode_tokens"] = load.decode_tokens
-    row["kv_wait_s"] = _seconds(d.kv_wait_s)
+    row["kv_wait_s"] = _seconds(option.kv_wait_s)
     return row
 
 

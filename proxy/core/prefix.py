@@ -1,27 +1,33 @@
 """Which instance holds which prefix: an approximation by what was routed there.
 
 One dict maps a chained block hash to a bitmask of instances. A chained hash stands for its whole
-prefix, and an instance that holds a block holds those before it: blocks of one prompt are touched
-tail first and leave tail first. So the masks along a prompt only lose bits, and halving finds
+prefix, and an instance that holds a block holds those before it: blocks of one prompt are used
+together and leave tail first. So the masks along a prompt only lose bits, and halving finds
 where: a few looks instead of one per block, for all instances at once.
 
 Bounded twice: `max_blocks` per instance (what an engine can hold) and `max_bytes` overall; the
 least recently used block leaves first, so the root, which the most prompts share, stays longest
 (vLLM frees in the same order). Every use has a number, its age, and what requests in flight use is
 held: an engine evicts only what nobody runs on.
+
+A use takes over all blocks of its prompt, and later ones take its leading blocks from it: what was
+last used at one age is always one run of blocks. So the order of eviction is kept per run, and a
+use costs a few steps and some copying in C, however long the prompt is.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import or_
+from typing import cast
 
-BYTES_PER_BLOCK = 416
-"""Memory of one block on one instance, at its worst (tests/core/test_prefix.py measures it): the
-entry of an OrderedDict, the entry of a dict, hash and mask as ints of their own, and both tables
-just after they grew. 220 to 375 were measured once full, up to 410 at the moment of growing."""
+BYTES_PER_BLOCK = 500
+"""Memory of one block on one instance, at its worst (tests/core/test_prefix.py measures it): a
+prompt of one block, just after the tables grew. Of long prompts a block takes less than half."""
+GROUPS_MAX = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +39,107 @@ class Hold:
     age: int
 
 
+class Runs:
+    """The blocks of one instance, in runs: each of consecutive blocks that were last used together.
+
+    Of a run the tail is evicted first, of several the oldest. `size`: blocks in all of them.
+    """
+
+    __slots__ = ("_ages", "_first", "_runs", "bit", "size")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.size = 0
+        self._runs: dict[int, list[int]] = {}
+        self._first: dict[int, int] = {}
+        # Of all uses, those that have no run left included, until they are too many.
+        self._ages: deque[int] = deque()
+
+    def take(self, hashes: Sequence[int], known: int) -> list[int]:
+        """Take the first `known` blocks of a prompt, all of them here, out of their runs.
+
+        They are given back as they are here: should two hashes collide, these count.
+        """
+        taken: list[int] = []
+        while (at := len(taken)) < known:
+            age = self._first.pop(hashes[at], None)
+            if age is None:
+                break
+            run = self._runs[age]
+            common = _common(run, hashes, at, known)
+            if common == len(run):
+                taken = taken + run if taken else run
+                del self._runs[age]
+            else:
+                taken += run[:common]
+                del run[:common]
+                self._first[run[0]] = age
+        return taken
+
+    def put(self, blocks: list[int], age: int) -> None:
+        """A use of these blocks, none of which is in a run now; the newest."""
+        if blocks:
+            self._runs[age] = blocks
+            self._first[blocks[0]] = age
+            self._ages.append(age)
+            if len(self._ages) > 2 * len(self._runs) + 16:
+                self._ages = deque(self._runs)
+
+    def age_at(self, hashes: Sequence[int], count: int) -> int:
+        """When the last of the first `count` blocks of a prompt, all of them here, was used."""
+        at, age = 0, 0
+        while at < count:
+            found = self._first.get(hashes[at])
+            if found is None:
+                break
+            age = found
+            at += _common(self._runs[age], hashes, at, count)
+        return age
+
+    @property
+    def oldest(self) -> int | None:
+        """The age of the run that is evicted next."""
+        ages = self._ages
+        while ages and ages[0] not in self._runs:
+            ages.popleft()
+        return ages[0] if ages else None
+
+    def is_newest(self, hashes: Sequence[int], age: int) -> bool:
+        """Whether all of a prompt was last used at `age`, and nothing after it."""
+        run = self._runs.get(age)
+        if run is None or self._ages[-1] != age or not 0 < len(hashes) <= len(run):
+            return False
+        return run[len(hashes) - 1] == hashes[-1]
+
+    def pop(self, count: int) -> list[int]:
+        """Up to so many blocks of the oldest run, which leave."""
+        age = self.oldest
+        if age is None:
+            return []
+        run = self._runs[age]
+        left = run[-count:]
+        del run[-count:]
+        if not run:
+            del self._runs[age], self._first[left[0]]
+        self.size -= len(left)
+        return left
+
+
+def _common(run: Sequence[int], hashes: Sequence[int], at: int, end: int) -> int:
+    """How many blocks of a run are the prompt's from `at` on, before `end`; the first one is."""
+    high = min(len(run), end - at)
+    if run[high - 1] == hashes[at + high - 1]:
+        return high
+    low = 1
+    while low < high:
+        middle = (low + high) // 2
+        if run[middle] == hashes[at + middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 class PrefixIndex:
     """Block hashes -> instances, which are known by name."""
 
@@ -42,10 +149,11 @@ class PrefixIndex:
         self._limits: dict[str, int] = {}
         self._reserved: dict[str, int] = {}
         self._masks: dict[int, int] = {}
-        self._bits: dict[str, int] = {}
         self._names: dict[int, str] = {}
-        self._lru: dict[str, OrderedDict[int, int]] = {}
-        self._holds: dict[str, dict[int, set[Hold]]] = {}
+        self._groups: dict[int, tuple[str, ...]] = {}
+        self._runs: dict[str, Runs] = {}
+        self._full: dict[str, float] = {}
+        self._holds: dict[str, dict[int, dict[Hold, None]]] = {}
         self._uses = 0
         self._everyone = 0
         self._total = 0
@@ -57,19 +165,18 @@ class PrefixIndex:
 
     def blocks(self, instance: str) -> int:
         """Blocks believed to be on one instance."""
-        return len(self._lru.get(instance, ()))
+        runs = self._runs.get(instance)
+        return runs.size if runs is not None else 0
 
     def limit(self, instance: str, max_blocks: int) -> None:
         """An instance turned out to hold at most this many blocks."""
         self._limits[instance] = max(1, max_blocks)
-        if instance in self._lru:
-            self._shrink(instance)
+        self._shrink(instance)
 
     def reserve(self, instance: str, blocks: int) -> None:
         """So many blocks are on their way to an instance: the oldest make place for them now."""
         self._reserved[instance] = blocks
-        if instance in self._lru:
-            self._shrink(instance)
+        self._shrink(instance)
 
     def capacity(self, instance: str) -> int | None:
         """The limit in blocks, where one is known."""
@@ -78,14 +185,21 @@ class PrefixIndex:
     def full_ratio(self, instance: str) -> float:
         """How full an instance's cache is, reserved room included, 0..1; 0 while it is unknown."""
         capacity = self._limits.get(instance, self._max_blocks)
-        if not capacity:
-            return 0.0
-        used = self._reserved.get(instance, 0) + len(self._lru.get(instance, ()))
-        return min(1.0, used / capacity)
+        used = self._reserved.get(instance, 0) + self.blocks(instance)
+        self._full[instance] = ratio = min(1.0, used / capacity) if capacity else 0.0
+        return ratio
+
+    def full_ratios(self, names: Sequence[str]) -> list[float]:
+        """The same of several."""
+        ratios = list(map(self._full.get, names))
+        for at, ratio in enumerate(ratios) if None in ratios else ():
+            if ratio is None:
+                ratios[at] = self.full_ratio(names[at])
+        return cast("list[float]", ratios)
 
     def hits(self, hashes: Sequence[int]) -> dict[str, int]:
         """Leading blocks of the prompt that each known instance holds, in blocks."""
-        hit = dict.fromkeys(self._bits, 0)
+        hit = dict.fromkeys(self._runs, 0)
         if hashes:
             first = self._everyone & self._masks.get(hashes[0], 0)
             last = first & self._masks.get(hashes[-1], 0)
@@ -119,33 +233,54 @@ class PrefixIndex:
                 end, still = middle, kept
 
     def _settle(self, hit: dict[str, int], lost: int, count: int) -> None:
-        while lost:
-            lowest = lost & -lost
-            hit[self._names[lowest]] = count
-            lost ^= lowest
+        hit.update(dict.fromkeys(self._groups.get(lost) or self._group(lost), count))
+
+    def _group(self, mask: int) -> tuple[str, ...]:
+        """Who is meant by a mask; there are few, for prompts begin alike and end on few."""
+        if len(self._groups) >= GROUPS_MAX:
+            self._groups.clear()
+        names, left = [], mask
+        while left:
+            lowest = left & -left
+            names.append(self._names[lowest])
+            left ^= lowest
+        self._groups[mask] = group = tuple(names)
+        return group
 
     def insert(self, instance: str, hashes: Sequence[int]) -> int:
         """Note that `instance` now has this prompt's blocks; gives the age of this use."""
-        if instance not in self._bits:
-            self._enter(instance)
-        lru, bit = self._lru[instance], self._bits[instance]
-        known, age = self.held(instance, hashes), self._uses + 1
+        runs = self._runs.get(instance) or self._enter(instance)
+        known = self.held(instance, hashes)
         if known == len(hashes):
-            return self._touch(lru, hashes)  # as every turn but the first ends
-        for block in reversed(hashes[known:]):
-            if block not in lru:
-                lru[block] = age
-                self._masks[block] = self._masks.get(block, 0) | bit
-                self._total += 1
-        self._touch(lru, hashes[:known])
+            return self._touch(runs, hashes, known)  # as every turn but the first ends
+        self._uses = age = self._uses + 1
+        blocks = runs.take(hashes, known)
+        if len(blocks) == known:
+            new = hashes[known:]
+            self._mark(runs.bit, new)
+            blocks += new
+            runs.size += len(new)
+            self._total += len(new)
+        runs.put(blocks, age)
         self._shrink(instance)
         return age
 
-    def _touch(self, lru: OrderedDict[int, int], hashes: Sequence[int]) -> int:
-        """Use these blocks, all there, tail first; most of a prompt is, so without a loop."""
+    def _mark(self, bit: int, blocks: Sequence[int]) -> None:
+        """Note these blocks, one after the other in a prompt, for an instance that lacks them all.
+
+        Mostly nobody has the first, and so none. Should two hashes collide, others may lose one.
+        """
+        masks = self._masks
+        if blocks[0] in masks:
+            before = map(masks.get, blocks, repeat(0))
+            masks.update(zip(blocks, map(or_, list(before), repeat(bit)), strict=False))
+        else:
+            masks.update(dict.fromkeys(blocks, bit))
+
+    def _touch(self, runs: Runs, hashes: Sequence[int], known: int) -> int:
+        """Use the first `known` blocks of a prompt, all there."""
         self._uses = age = self._uses + 1
-        deque(map(lru.move_to_end, reversed(hashes)), maxlen=0)
-        deque(map(lru.__setitem__, hashes, repeat(age)), maxlen=0)
+        runs.put(runs.take(hashes, known), age)
         return age
 
     def held(self, instance: str, hashes: Sequence[int]) -> int:
@@ -153,13 +288,16 @@ class PrefixIndex:
 
         A block is never there without those before it, so a binary search finds the end.
         """
-        lru = self._lru.get(instance, ())
+        runs, masks = self._runs.get(instance), self._masks.get
         low, high = 0, len(hashes)
-        if not high or hashes[-1] in lru:
+        if runs is None:
+            return 0
+        bit = runs.bit
+        if not high or masks(hashes[-1], 0) & bit:
             return high
         while low < high:
             middle = (low + high) // 2
-            if hashes[middle] in lru:
+            if masks(hashes[middle], 0) & bit:
                 low = middle + 1
             else:
                 high = middle
@@ -167,10 +305,8 @@ class PrefixIndex:
 
     def is_newest(self, instance: str, hashes: Sequence[int], age: int) -> bool:
         """Whether the use of this number found all of the prompt there, and was the last one."""
-        lru = self._lru.get(instance)
-        if not lru or not hashes or lru.get(hashes[-1]) != age:
-            return False
-        return next(reversed(lru.values())) == age
+        runs = self._runs.get(instance)
+        return runs is not None and runs.is_newest(hashes, age)
 
     def hold(self, instance: str, hashes: Sequence[int], blocks: int | None = None) -> Hold | None:
         """What an instance has of a prompt is not evicted until the hold is released.
@@ -181,18 +317,18 @@ class PrefixIndex:
             blocks = self.held(instance, hashes)
         if not blocks:
             return None
-        hold = Hold(instance, hashes, self._lru[instance][hashes[blocks - 1]])
+        hold = Hold(instance, hashes, self._runs[instance].age_at(hashes, blocks))
         self._enter_hold(hold)
         return hold
 
     def _enter_hold(self, hold: Hold) -> None:
-        self._holds.setdefault(hold.instance, {}).setdefault(hold.age, set()).add(hold)
+        self._holds.setdefault(hold.instance, {}).setdefault(hold.age, {})[hold] = None
 
     def release(self, hold: Hold) -> None:
         """The prompt is in use no more; its blocks keep their place in the order of eviction."""
         holds = self._holds.get(hold.instance, {})
-        sharing = holds.get(hold.age, set())
-        sharing.discard(hold)
+        sharing = holds.get(hold.age, {})
+        sharing.pop(hold, None)
         if not sharing:
             holds.pop(hold.age, None)
 
@@ -203,67 +339,78 @@ class PrefixIndex:
 
     def trim(self, instance: str, age: int) -> None:
         """Drop what an instance has not used since the use of this number, that use included."""
-        lru = self._lru.get(instance)
-        while lru and next(iter(lru.values())) <= age:
-            if not self._spare(instance):
-                self._evict(instance)
+        runs = self._runs.get(instance)
+        while runs is not None and (oldest := runs.oldest) is not None and oldest <= age:
+            if not self._spare(instance, runs):
+                self._evict(runs, runs.size)
+        self._full.pop(instance, None)
 
-    def _spare(self, instance: str) -> bool:
+    def _spare(self, instance: str, runs: Runs) -> bool:
         """If what is evicted next is held, move it behind the rest, with all that it stands on."""
-        lru, holds = self._lru[instance], self._holds.get(instance)
-        sharing = holds.pop(next(iter(lru.values())), None) if holds else None
+        holds, oldest = self._holds.get(instance), runs.oldest
+        sharing = holds.pop(oldest, None) if holds and oldest is not None else None
         if sharing is None:
             return False
         for hold in sharing:
-            hold.age = self._touch(lru, hold.hashes[: self.held(instance, hold.hashes)])
+            hold.age = self._touch(runs, hold.hashes, self.held(instance, hold.hashes))
             self._enter_hold(hold)
         return True
 
-    def _enter(self, instance: str) -> None:
+    def _enter(self, instance: str) -> Runs:
         bit = ~self._everyone & (self._everyone + 1)
-        self._bits[instance], self._names[bit] = bit, instance
-        self._lru[instance] = OrderedDict()
+        self._names[bit] = instance
+        self._runs[instance] = runs = Runs(bit)
         self._everyone |= bit
+        return runs
 
     def forget(self, instance: str) -> None:
         """Drop everything known of an instance that restarted or left."""
-        for table in (self._limits, self._reserved, self._holds):
+        for table in (self._limits, self._reserved, self._holds, self._full):
             table.pop(instance, None)
-        if instance not in self._bits:
+        if (runs := self._runs.pop(instance, None)) is None:
             return
-        blocks, bit = self._lru.pop(instance), self._bits.pop(instance)
-        for block in blocks:
-            self._unmark(block, bit)
-        self._total -= len(blocks)
-        self._everyone ^= bit
-        del self._names[bit]
+        while runs.size:
+            self._evict(runs, runs.size)
+        self._everyone ^= runs.bit
+        self._groups.clear()
+        del self._names[runs.bit]
 
     def _shrink(self, instance: str) -> None:
-        limit = self.capacity(instance)
+        """Bring an instance within its limit, and all of them within theirs."""
+        self._full.pop(instance, None)
+        runs = self._runs.get(instance)
+        if runs is None:
+            return
+        limit = self._limits.get(instance, self._max_blocks)
         if limit is not None:
-            room = max(0, limit - self._reserved.get(instance, 0))
-            self._evict_to(instance, room)
+            self._evict_to(instance, runs, limit - self._reserved.get(instance, 0))
         while self._total > self._max_total:
-            largest = max(self._lru, key=lambda name: len(self._lru[name]))
-            self._evict_to(largest, len(self._lru[largest]) - 1)
+            largest = max(self._runs, key=self.blocks)
+            runs = self._runs[largest]
+            self._evict_to(largest, runs, runs.size - (self._total - self._max_total))
+            self._full.pop(largest, None)
 
-    def _evict_to(self, instance: str, room: int) -> None:
+    def _evict_to(self, instance: str, runs: Runs, room: int) -> None:
         """Evict the oldest, those in use last; each hold is looked at once."""
-        lru, spared = self._lru[instance], len(self._holds.get(instance, ()))
-        while len(lru) > room:
-            if spared and self._spare(instance):
+        excess = runs.size - max(0, room)
+        if excess <= 0:
+            return
+        spared = len(self._holds.get(instance, ()))
+        while excess > 0:
+            if spared and self._spare(instance, runs):
                 spared -= 1
             else:
-                self._evict(instance)
+                excess -= self._evict(runs, excess)
 
-    def _evict(self, instance: str) -> None:
-        block, _ = self._lru[instance].popitem(last=False)
-        self._unmark(block, self._bits[instance])
-        self._total -= 1
-
-    def _unmark(self, block: int, bit: int) -> None:
-        mask = self._masks[block] ^ bit
-        if mask:
-            self._masks[block] = mask
-        else:
-            del self._masks[block]
+    def _evict(self, runs: Runs, count: int) -> int:
+        """Evict up to so many blocks, of one run; how many that were."""
+        masks, bit = self._masks, runs.bit
+        left = runs.pop(count)
+        for block in left:
+            mask = masks.get(block, 0) & ~bit
+            if mask:
+                masks[block] = mask
+            else:
+                masks.pop(block, None)
+        self._total -= len(left)
+        return len(left)

@@ -90,12 +90,17 @@ class Reuse:
 
         What is in flight counts where it spares a long computation.
         """
-        hit = self._prefixes.hits(facts.block_hashes)
-        for name in self._inflight.instances():
-            there = hit.get(name, 0)
-            reach = self._inflight.reach(name, facts.block_hashes, there)
-            if (reach - there) * facts.block_tokens >= JOIN_TOKENS:
-                hit[name] = reach
+        hashes = facts.block_hashes
+        hit = self._prefixes.hits(hashes)
+        if len(hashes) * facts.block_tokens < JOIN_TOKENS or not self._inflight:
+            return hit
+        # Who computes something else than what follows on a hit, as most do, is not looked at.
+        for there in {0, *hit.values()}:
+            for name in self._inflight.begun_at(hashes, there):
+                if hit.get(name, 0) == there:
+                    reach = self._inflight.reach(name, hashes, there)
+                    if (reach - there) * facts.block_tokens >= JOIN_TOKENS:
+                        hit[name] = reach
         return hit
 
     def begin(self, instance: str, incarnation: int, facts: RequestFacts) -> Use:

@@ -24,6 +24,7 @@ from proxy.core.decide import (
 )
 from proxy.core.failopen import failing_open
 from proxy.core.fleet import Fleet, Member
+from proxy.core.free import Free
 from proxy.core.gate import ANY_MODEL, Busy, Gate, retry_after_s
 from proxy.core.hedge import Hedges, Parts
 from proxy.core.latency import Latency
@@ -36,7 +37,6 @@ from proxy.core.shadow import Shadow
 from proxy.core.strain import Strain
 from proxy.core.stranded import Stranded
 from proxy.core.types import (
-    Candidate,
     Fallback,
     Instance,
     Reason,
@@ -89,6 +89,9 @@ class Router:
         self._uses = Uses(self.reuse, self.fleet, self.gate)
         parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
+        self._members: list[Member] = []
+        self._instances: list[Instance] = []
+        self._names: list[str] = []
         self._on_freed: Callable[[], None] | None = None
 
     def reconfigure(self, config: RouterConfig) -> None:
@@ -159,9 +162,7 @@ class Router:
         route.shadow = shadow
         return route
 
-    def elsewhere(
-        self, route: Route, facts: RequestFacts, now_s: float
-    ) -> list[Candidate] | Reject:
+    def elsewhere(self, route: Route, facts: RequestFacts, now_s: float) -> Free | Reject:
         """Where a request may run again whose D failed: where it was not yet, colocated.
 
         Not where the breaker is open, and where nothing failed lately, if there is such a place.
@@ -176,7 +177,7 @@ class Router:
         route: Route,
         facts: RequestFacts,
         now_s: float,
-        free: list[Candidate] | None = None,
+        free: Free | None = None,
     ) -> Route | Reject:
         """Place the request again, on one of `free`, or `elsewhere`."""
         found = free if free is not None else self.elsewhere(route, facts, now_s)
@@ -278,9 +279,7 @@ class Router:
         self._uses.end(route)
         route.lease.close()
 
-    def _free(
-        self, facts: RequestFacts, now_s: float, exclude: Collection[str]
-    ) -> list[Candidate] | Reject:
+    def _free(self, facts: RequestFacts, now_s: float, exclude: Collection[str]) -> Free | Reject:
         busy: list[tuple[str, Busy]] = []
         members = self.fleet.serving(facts.model, exclude)
         if members and self.gate.is_open(facts.model, now_s):
@@ -306,35 +305,27 @@ class Router:
             return free
         return self.fleet.warm(free, self.sessions.home(facts.session_id, now_s), now_s)
 
-    def _candidates(
-        self, facts: RequestFacts, members: list[Member], now_s: float
-    ) -> list[Candidate]:
-        hits = self.reuse.hits(facts)
-        prompt_tokens = facts.prompt_tokens
-        tokens = {blocks: facts.hit_tokens(blocks) for blocks in {0, *hits.values()}}
-        load_of, sessions_on = self.ledger.load, self.sessions.count
-        full_ratio, kv_wait_s = self.prefixes.full_ratio, self.gate.kv_wait_s
-        candidates = []
-        for member in members:
-            instance = member.instance
-            name = instance.name
-            hit, load = tokens[hits.get(name, 0)], load_of(name)
-            new = prompt_tokens - hit
-            candidates.append(
-                Candidate(
-                    instance,
-                    load,
-                    hit,
-                    new,
-                    sessions_on(name),
-                    member.last_placed,
-                    full_ratio(name),
-                    kv_wait_s(name, load, new, now_s),
-                )
-            )
-        return candidates
+    def _candidates(self, facts: RequestFacts, members: list[Member], now_s: float) -> Free:
+        if members != self._members:
+            # The same ones as last time, nearly always.
+            instances = [member.instance for member in members]
+            self._members, self._instances = members, instances
+            self._names = [instance.name for instance in instances]
+        names = self._names
+        loads = self.ledger.loads(names)
+        blocks = self.reuse.hits(facts)
+        tokens = {count: facts.hit_tokens(count) for count in {0, *blocks.values()}}
+        hits = [tokens[blocks.get(name, 0)] for name in names]
+        waits_s = self.gate.kv_waits_s(names, loads, facts.prompt_tokens, hits, now_s)
+        full = self.prefixes.full_ratios(names)
+        sessions_on = self.sessions.count
 
-    def _scene(self, facts: RequestFacts, free: list[Candidate], now_s: float) -> Scene:
+        def rank(at: int) -> tuple[int, int]:
+            return sessions_on(names[at]), members[at].last_placed
+
+        return Free(facts.prompt_tokens, self._instances, names, loads, hits, full, waits_s, rank)
+
+    def _scene(self, facts: RequestFacts, free: Free, now_s: float) -> Scene:
         home = self.sessions.home(facts.session_id, now_s)
         mean, price = self._mean_ongoing, self.strain.price
         kv_tokens, stranded = self.gate.kv_tokens, self.stranded.on

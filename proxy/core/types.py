@@ -162,9 +162,12 @@ class Load:
     pinned_requests: int = 0
     ongoing_tokens: int = field(init=False, compare=False)
     """Prefill backlog plus KV that is running or on its way here."""
+    held_tokens: int = field(init=False, compare=False)
+    """All of it, the pinned included."""
 
     def __post_init__(self) -> None:
         self.ongoing_tokens = self.prefill_tokens + self.inbound_tokens + self.decode_tokens
+        self.held_tokens = self.ongoing_tokens + self.pinned_tokens
 
     @property
     def is_idle(self) -> bool:

@@ -42,7 +42,8 @@ class Naive:
         if self.max_blocks is not None:
             del held[: max(0, len(held) - self.max_blocks)]
         while sum(map(len, self.held.values())) > self.max_total:
-            max(self.held.values(), key=len).pop(0)
+            excess = sum(map(len, self.held.values())) - self.max_total
+            del max(self.held.values(), key=len)[:excess]
 
     def hit(self, name: str, prompt: Sequence[int]) -> int:
         lacking = (i for i, block in enumerate(prompt) if block not in self.held[name])
@@ -90,7 +91,7 @@ class Index(RuleBasedStateMachine):
 
 def traces(index: PrefixIndex) -> list[str]:
     """The fields in which anything is left."""
-    tables = ("_masks", "_bits", "_names", "_lru", "_everyone", "_total", "_holds", "_reserved")
+    tables = ("_masks", "_names", "_runs", "_everyone", "_total", "_holds", "_reserved", "_full")
     return [table for table in tables if getattr(index, table)]
 
 
@@ -245,26 +246,30 @@ def test_what_is_held_is_closed_under_prefixes(
         ix.release(hold)
     assert ix.holds == 0
     for name, prompt, *_ in inserts:
-        held = [block in ix._lru[name] for block in prompt]
+        bit = ix._runs[name].bit
+        held = [bool(ix._masks.get(block, 0) & bit) for block in prompt]
         assert held == sorted(held, reverse=True)
 
 
 @pytest.mark.parametrize("blocks", [3000, 5461, 10922])
 @pytest.mark.parametrize("instances", [1, 40])
-def test_a_full_index_needs_no_more_than_it_claims(blocks: int, instances: int) -> None:
-    """Sizes at which the tables have just grown are the worst."""
+@pytest.mark.parametrize("length", [1, 50])
+def test_a_full_index_needs_no_more_than_it_claims(
+    blocks: int, instances: int, length: int
+) -> None:
+    """Sizes at which the tables have just grown are the worst, and so are short prompts."""
     rnd = random.Random(blocks)
     tracemalloc.start()
     try:
         ix = PrefixIndex(blocks * BYTES_PER_BLOCK)
         before = tracemalloc.get_traced_memory()[0]
-        for i in range(3 * blocks // 50):
-            ix.insert(f"i{i % instances}", [rnd.getrandbits(64) for _ in range(50)])
+        for i in range(3 * blocks // length):
+            ix.insert(f"i{i % instances}", [rnd.getrandbits(64) for _ in range(length)])
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
     assert ix.total_blocks == blocks
-    assert BYTES_PER_BLOCK / 2 < peak / blocks <= BYTES_PER_BLOCK
+    assert peak / blocks <= BYTES_PER_BLOCK / (2 if length > 10 else 1)
 
 
 def test_a_limit_of_one_instance() -> None:

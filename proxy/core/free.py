@@ -1,0 +1,80 @@
+"""The instances that a decision may choose, in columns: one list per thing that is known of them.
+
+A decision looks at numbers of every instance, and at few instances as such. So the numbers are
+gathered list by list, and a Candidate is made of one when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+from proxy.core.types import Candidate, Instance, Load
+
+Rank = Callable[[int], tuple[int, int]]
+"""Of the instance at a place: its sessions and its last placement, for those equal otherwise."""
+
+
+@dataclass(slots=True)
+class Free(Sequence[Candidate]):
+    """Columns in the order of the instances; what each means is said in `Candidate`."""
+
+    prompt_tokens: int
+    instances: Sequence[Instance]
+    names: Sequence[str]
+    loads: Sequence[Load]
+    hit_tokens: Sequence[int]
+    kv_full: Sequence[float]
+    kv_wait_s: Sequence[float]
+    rank: Rank
+    _made: dict[int, Candidate] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, free: Iterable[Candidate], prompt_tokens: int) -> Free:
+        """The columns of candidates that are there already."""
+        if isinstance(free, cls):
+            return free
+        made = list(free)
+        self = cls(
+            prompt_tokens,
+            [c.instance for c in made],
+            [c.instance.name for c in made],
+            [c.load for c in made],
+            [c.hit_tokens for c in made],
+            [c.kv_full for c in made],
+            [c.kv_wait_s for c in made],
+            lambda at: (made[at].sessions, made[at].last_placed),
+        )
+        self._made = dict(enumerate(made))
+        return self
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return map(self.at, range(len(self.names)))
+
+    @overload
+    def __getitem__(self, at: int) -> Candidate: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Candidate]: ...
+    def __getitem__(self, at: int | slice) -> Candidate | list[Candidate]:
+        places = range(len(self.names))[at]
+        return self.at(places) if isinstance(places, int) else list(map(self.at, places))
+
+    def at(self, at: int) -> Candidate:
+        """The candidate at a place, the same one every time."""
+        found = self._made.get(at)
+        if found is None:
+            hit = self.hit_tokens[at]
+            found = self._made[at] = Candidate(
+                self.instances[at],
+                self.loads[at],
+                hit,
+                self.prompt_tokens - hit,
+                *self.rank(at),
+                self.kv_full[at],
+                self.kv_wait_s[at],
+            )
+        return found
