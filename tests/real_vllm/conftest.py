@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from proxy.core import limits
 from tests.real_vllm.engines.fleet import READY_S, Engine, Site, running
 from tests.real_vllm.rig import Pair
 
@@ -45,6 +46,13 @@ def pytest_terminal_summary(
 def figure(pytestconfig: pytest.Config) -> Callable[[str], None]:
     """Print a line at the end of the run: what is shown and not asserted."""
     return pytestconfig.stash[_FIGURES].append
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy's limits presume engines that do not share two cores with it and everybody else."""
+    monkeypatch.setattr(limits, "LEG_FIXED_S", 30.0)
+    monkeypatch.setattr(limits, "FIRST_TOKEN_FIXED_S", 60.0)
 
 
 @pytest.fixture(scope="session")
