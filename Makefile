@@ -43,6 +43,11 @@ test: $(VENV)/.installed-dev
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q tests/chaos
 
+## Load with a fault every ten seconds, for SOAK_MINUTES: what is lost, what grows.
+SOAK_MINUTES ?= 30
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES)
+
 ## The proxy in front of real vLLM engines on the CPU; VLLM="-k faults" for a part of it.
 test-vllm: $(VENV)/.installed-dev
 	$(PYTHON) tests/real_vllm/engines/install.py .cache/vllm

@@ -102,6 +102,7 @@ class Reply:
         "failure",
         "framing",
         "has_begun",
+        "has_hung_up",
         "head",
         "heard",
         "held_bytes",
@@ -123,6 +124,7 @@ class Reply:
         self.head = NO_HEAD
         self.framing: Framing = _NO_BODY
         self.has_begun = self.heard = self.is_over = self.is_stream = self.keeps = False
+        self.has_hung_up = False
         self.held_bytes = 0
         self.status = 0
 
@@ -241,9 +243,11 @@ class Reply:
 
         A piece of its body ends the connection at once.
         """
-        if not self.is_over and not self.keeps:
+        if self.is_over:
+            self.sink = _nowhere  # else a cycle that only the collector would end
+        elif not self.keeps:
             self.close()
-        elif not self.is_over:
+        else:
             self.sink = self._expect_nothing
             self.resume()
             self._alarm = Alarm(seconds, self.close)
@@ -253,12 +257,15 @@ class Reply:
         self.note_end(data)
         if body:
             self.close()
-        if self.is_over and self._alarm is not None:
-            self._alarm.stop()
+        if self.is_over:
+            self.sink = _nowhere
+            if self._alarm is not None:
+                self._alarm.stop()
+                self._alarm = None
 
     def hang_up(self) -> bool:
         """Tell the instance that its client has gone, and read on; false where that cannot be."""
-        self.keeps = False
+        self.keeps, self.has_hung_up = False, True
         return not self.is_over and self._connection.hang_up(self)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 from aiohttp import web
@@ -143,11 +143,11 @@ class Server:
         assert server is not None
         service, routed = self.service, server.request_handler
 
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             is_short = request.raw_path in OFFLOAD_ENDPOINTS and "Expect" not in request.headers
             if is_short and isinstance(request, web.Request):
-                return await Exchange(service, request).run()
-            return await routed(request)
+                return Exchange(service, request).run()
+            return routed(request)
 
         server.request_handler = handle
 

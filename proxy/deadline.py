@@ -2,7 +2,8 @@
 
 A request has several time limits and nearly never meets one. A timer for each, made and cancelled,
 costs more than everything else that the request waits for, so limits are kept in a set which is
-looked at every `TICK_S`. They are met up to that much late, never early.
+looked at every `TICK_S`. They are met up to that much late, never early. Those of `FAR_S` and more,
+as every stream has some, are looked at in each `FAR_TICKS`-th tick only.
 
 A process that was stopped for a while blames nobody for it: time in which nothing here could run
 does not count.
@@ -17,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 TICK_S = 0.05
+FAR_S, FAR_TICKS = 10.0, 10
 LOST_S = 1.0
 """A tick that comes later than this was kept from running: stopped, or starved of the processor."""
 
@@ -24,34 +26,37 @@ LOST_S = 1.0
 class _Keeper:
     """The running limits of one event loop; ticks only while there are any."""
 
-    __slots__ = ("_due_s", "_handle", "loop", "running")
+    __slots__ = ("_due_s", "_ticks", "far", "loop", "near", "timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.running: set[Limit | Alarm] = set()
-        self._handle: asyncio.TimerHandle | None = None
+        self.near: set[Limit | Alarm] = set()
+        self.far: set[Limit | Alarm] = set()
+        self.timer: asyncio.TimerHandle | None = None
+        """There while there are limits; `sleep` is called with the first."""
         self._due_s = 0.0
+        self._ticks = 0
 
-    def add(self, limit: Limit | Alarm) -> None:
-        self.running.add(limit)
-        if self._handle is None:
-            self._sleep(self.loop.time())
-
-    def _sleep(self, now_s: float) -> None:
+    def sleep(self, now_s: float) -> None:
         self._due_s = now_s + TICK_S
-        self._handle = self.loop.call_later(TICK_S, self._tick)
+        self.timer = self.loop.call_later(TICK_S, self._tick)
 
     def _tick(self) -> None:
-        self._handle = None
+        self.timer = None
         now_s = self.loop.time()
         lost_s = now_s - self._due_s
         if lost_s > LOST_S:
-            for limit in self.running:
+            for limit in (*self.near, *self.far):
                 limit.forgive(lost_s)
-        for limit in tuple(self.running):
+        for limit in tuple(self.near):
             limit.look(now_s)
-        if self.running:
-            self._sleep(now_s)
+        self._ticks += 1
+        if self._ticks >= FAR_TICKS:
+            self._ticks = 0
+            for limit in tuple(self.far):
+                limit.look(now_s)
+        if self.near or self.far:
+            self.sleep(now_s)
 
 
 _last: list[_Keeper] = []
@@ -72,13 +77,16 @@ class Alarm:
     def __init__(self, seconds: float, ring: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         self._keeper = _keeper_of(loop)
-        self._when_s = loop.time() + seconds
+        now_s = loop.time()
+        self._when_s = now_s + seconds
         self._ring = ring
-        self._keeper.add(self)
+        self._keeper.near.add(self)
+        if self._keeper.timer is None:
+            self._keeper.sleep(now_s)
 
     def stop(self) -> None:
         """It will not ring."""
-        self._keeper.running.discard(self)
+        self._keeper.near.discard(self)
 
     def look(self, now_s: float) -> None:
         """Called with every tick."""
@@ -94,21 +102,36 @@ class Alarm:
 class Limit:
     """Like `asyncio.timeout`: past the limit the body is cancelled and TimeoutError raised."""
 
-    __slots__ = ("_cancelling", "_expired", "_keeper", "_loop", "_task", "_when_s", "seconds")
+    __slots__ = (
+        "_cancelling",
+        "_expired",
+        "_keeper",
+        "_loop",
+        "_running",
+        "_task",
+        "_when_s",
+        "seconds",
+    )
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._expired = False
-        self._keeper = _keeper_of(self._loop)
+        # Written out here and in `__enter__`: every request makes two of these.
+        self._keeper = keeper = _last[0] if _last and _last[0].loop is loop else _keeper_of(loop)
+        self._running = keeper.far if seconds >= FAR_S else keeper.near
 
     def __enter__(self) -> Self:
-        task = asyncio.current_task(self._loop)
+        loop, keeper = self._loop, self._keeper
+        task = asyncio.current_task(loop)
         assert task is not None
         self._task = task
         self._cancelling = task.cancelling()
-        self._when_s = self._loop.time() + self.seconds
-        self._keeper.add(self)
+        now_s = loop.time()
+        self._when_s = now_s + self.seconds
+        self._running.add(self)
+        if keeper.timer is None:
+            keeper.sleep(now_s)
         return self
 
     def __exit__(
@@ -117,7 +140,7 @@ class Limit:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._keeper.running.discard(self)
+        self._running.discard(self)
         if not self._expired:
             return
         is_ours = self._task.uncancel() <= self._cancelling
@@ -130,7 +153,7 @@ class Limit:
         self._loop.call_soon(self._look_again)
 
     def _look_again(self) -> None:
-        if self in self._keeper.running:
+        if self in self._running:
             self.look(self._loop.time())
 
     def look(self, now_s: float) -> None:
@@ -169,6 +192,8 @@ class IdleLimit(Limit):
         self._beat = beat
         self._beat_s = beat_s or math.inf
         self._due_s = self._loop.time() + self._beat_s
+        if self._beat_s < FAR_S:
+            self._running = self._keeper.near
 
     def look(self, now_s: float) -> None:
         """Called with every tick."""
@@ -187,6 +212,10 @@ class IdleLimit(Limit):
         """From now on silence may last no longer than this."""
         self.seconds = min(self.seconds, seconds)
         self._when_s = min(self._when_s, self._loop.time() + self.seconds)
+        if self.seconds < FAR_S and self in self._running:
+            self._running.discard(self)
+            self._running = self._keeper.near
+            self._running.add(self)
 
 
 class RateLimit(Limit):

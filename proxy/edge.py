@@ -32,6 +32,7 @@ from proxy.core.inbound import (
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.errors import ProxyError
 from proxy.refusals import RefusalLog, RefusedError, refusal_of
+from proxy.serial import SerialHandler
 
 QUEUED_MAX = 8
 """Requests that may wait behind the one in service. aiohttp would stop reading, and never see the
@@ -59,7 +60,7 @@ class Rules:
     log: RefusalLog
 
 
-class Connection(RequestHandler):
+class Connection(SerialHandler):
     """One client's connection."""
 
     __slots__ = ("_body", "_bounds", "_heads", "_is_broken", "_is_refused", "_rules")
@@ -85,8 +86,14 @@ class Connection(RequestHandler):
             bounds.left -= len(data)  # in the middle of a body of known length
         elif new != 1 or not bounds.is_between or not self._take_whole(data):
             self._take(data, new)
-        if self._messages and (self._is_crowded() or self._is_deaf()):
+        is_alone = self._current_request is None and len(self._messages) <= 1
+        if self._messages and not is_alone and (self._is_crowded() or self._is_deaf()):
             self._give_up()
+
+    def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002
+        """Read on. aiohttp asks for it with every body, though nothing was ever paused."""
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def _take_whole(self, data: bytes) -> bool:
         """The nearly only case, cheaply: one message begins here, and no other behind it."""

@@ -33,7 +33,7 @@ from proxy.core.watermark import Level
 from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.handover import DecodeHalf
-from proxy.heads import with_request_id
+from proxy.heads import route_lines, with_request_id
 from proxy.judge import in_band_error
 from proxy.lastwords import error_event
 from proxy.legs import Outgoing, Patience, decode_leg
@@ -50,6 +50,7 @@ from proxy.retrying import Retrying
 from proxy.service import Service
 from proxy.upstream import OnSent
 from proxy.waits import for_first_event, for_silence
+from proxy.whole import is_whole, pass_on
 
 ENDPOINTS = frozenset(
     {
@@ -74,15 +75,33 @@ SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
 class Exchange:
     """One client's request and everything that becomes of it."""
 
+    __slots__ = (
+        "_charged_events",
+        "_half",
+        "_retrying",
+        "_usage",
+        "facts",
+        "out",
+        "path",
+        "prompt_bytes",
+        "record",
+        "relay",
+        "request",
+        "request_id",
+        "route",
+        "scanner",
+        "service",
+    )
+
     def __init__(self, service: Service, request: web.Request) -> None:
         self.service = service
         self.request = request
         self.request_id = intake.request_id(request.headers)
+        self.path = path = request.raw_path if request.raw_path in ENDPOINTS else request.path
         now = service.clock.unix_now()
-        self.record = RequestRecord(
-            request_id=self.request_id, endpoint=request.path, t_proxy_recv=now
-        )
-        self.scanner = Scanner()
+        self.record = RequestRecord(request_id=self.request_id, endpoint=path, t_proxy_recv=now)
+        self.scanner: Scanner | None = None
+        self._usage: bytes | None = None
         self.out: Outgoing
         self.facts: RequestFacts
         self.prompt_bytes = 0
@@ -127,7 +146,10 @@ class Exchange:
         grant = self.service.grant(self.request.headers)
         self.record.tenant = grant.tenant
         self.out = await intake.read(self.request, self.request_id, limits, grant)
-        self.facts, self.prompt_bytes = await self._look()
+        if len(self.out.raw or b"") < _GIANT_BYTES:
+            self.facts, self.prompt_bytes = self._look()
+        else:  # in a thread, so that no stream waits for all of it
+            self.facts, self.prompt_bytes = await asyncio.to_thread(self._look)
         admitted = self._admit()
         if isinstance(admitted, Reject):
             admitted = await self._wait(admitted)
@@ -145,13 +167,9 @@ class Exchange:
             return response
         return await self._relay(admitted, answer)
 
-    async def _look(self) -> tuple[RequestFacts, int]:
-        """The facts; of a giant prompt in a thread, so that no stream waits for all of it."""
-        facts, request, tenant = self.service.estimator.facts, self.request, self.record.tenant
-        if len(self.out.raw or b"") < _GIANT_BYTES:
-            return facts(request.path, request.headers, self.out.parsed, tenant)
-        parsed = self.out.parsed
-        return await asyncio.to_thread(facts, request.path, request.headers, parsed, tenant)
+    def _look(self) -> tuple[RequestFacts, int]:
+        parsed, tenant = self.out.parsed, self.record.tenant
+        return self.service.estimator.facts(self.path, self.request.headers, parsed, tenant)
 
     def _admit(self) -> Route | Reject:
         service, record, parsed = self.service, self.record, self.out.parsed
@@ -195,7 +213,8 @@ class Exchange:
             while True:
                 got: Edits | Reply | None = None
                 try:
-                    got = await self._prefill(route)
+                    if route.prefill is not None:
+                        got = await self._prefill(route, route.prefill.name)
                     if isinstance(got, Reply):
                         return got
                     return await self._decode(route, got)
@@ -211,9 +230,7 @@ class Exchange:
             self._retrying = Retrying(self.service, self.record, self.facts)
         return self._retrying
 
-    async def _prefill(self, route: Route) -> Edits | Reply | None:
-        if route.prefill is None:
-            return None
+    async def _prefill(self, route: Route, name: str) -> Edits | Reply | None:
         offloading = Offloading(
             service=self.service,
             record=self.record,
@@ -224,7 +241,7 @@ class Exchange:
             blame=self._trouble().blame,
             fall_back=self._trouble().fall_back,
         )
-        return await offloading.run(route.prefill.name)
+        return await offloading.run(name)
 
     async def _decode(self, route: Route, edits: Edits | None, *, again: bool = False) -> Reply:
         service = self.service
@@ -240,13 +257,14 @@ class Exchange:
         self.record.t_decode_sent = service.clock.unix_now()
         self.record.decode_instance = route.decode.name
 
-        async def leg(on_sent: OnSent | None) -> Reply:
+        async def leg(on_sent: OnSent) -> Reply:
             d = service.upstream(route.decode.name)
             return await decode_leg(out, d, edits, source, patience, on_sent)
 
         try:
             if edits is None or not service.connector.pins:
-                answer = await leg(None)
+                d = service.upstream(route.decode.name)
+                answer = await decode_leg(out, d, edits, source, patience)
             else:
                 self._half = DecodeHalf(service, route, edits)
                 answer = await self._half.run(leg)
@@ -271,6 +289,10 @@ class Exchange:
                 router.came_whole(route, now_s)
             else:
                 router.first_token(route, self.facts, now_s, seen=False)
+        if is_whole(self.request, answer):
+            response = RelayResponse(self.request, answer, self._extra_lines())
+            self._usage = pass_on(self.request, answer, response)
+            return response
         try:
             relay = self._begin(answer)
             idle_s = for_silence(self.service, route)
@@ -296,7 +318,8 @@ class Exchange:
 
     def _note_engine_error(self, route: Route) -> None:
         """A stream that ended well for HTTP may have ended with an error of the engine."""
-        if (event := self.scanner.error()) is not None and self.record.stream:
+        scanner = self.scanner if self.record.stream else None
+        if scanner is not None and (event := scanner.error()) is not None:
             failure = in_band_error(event)
             self._end(Outcome.UPSTREAM_ERROR, self.record.status, failure.detail)
             if failure.status is not None and failure.status >= 500:
@@ -305,13 +328,14 @@ class Exchange:
     def _begin(self, answer: Reply) -> Relay:
         del self.out  # nobody is asked again: the prompt need not stay for as long as the stream
         response = RelayResponse(self.request, answer, self._extra_lines())
+        self.scanner = Scanner()
         self.relay = Relay(self.request, answer, response, self.scanner, self._on_mark)
         return self.relay
 
     def _on_mark(self) -> int:
         """A piece passes: note the first token, charge what came since the last time."""
         record, scanner, route = self.record, self.scanner, self.route
-        if not record.stream or route is None:
+        if not record.stream or route is None or scanner is None:
             return sys.maxsize
         if record.t_first_token is None:
             if not scanner.has_content:
@@ -337,12 +361,12 @@ class Exchange:
         words = None
         if relay.reply.is_stream and not relay.is_ended:
             event = error_event(
-                self.request.path,
+                self.path,
                 message=detail,
                 type_=str(outcome),
                 code=code,
                 request_id=self.request_id,
-                events=self.scanner.events,
+                events=relay.scanner.events,
             )
             words = relay.last_words(event)
         relay.response.cut(words)
@@ -383,15 +407,11 @@ class Exchange:
 
     def _extra_lines(self) -> bytes:
         """The same as lines, for an answer that is passed on."""
-        route = self.route
-        text = f"X-Request-Id: {self.request_id}\r\n"
-        if route is not None and self.service.shows_route:
-            text += (
-                f"X-Cache-Proxy-Instance: {route.decode.name}\r\n"
-                f"X-Cache-Proxy-Route: {route.route_class.value}\r\n"
-                f"X-Cache-Proxy-Reason: {route.reason.value}\r\n"
-            )
-        return text.encode() + (b"" if self.service.wants_keepalive else CLOSE)
+        route, service = self.route, self.service
+        lines = b"X-Request-Id: %b\r\n" % self.request_id.encode()
+        if route is not None and service.shows_route:
+            lines += route_lines(route.decode.name, route.route_class, route.reason)
+        return lines if service.wants_keepalive else lines + CLOSE
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
         if self.record.outcome is None:
@@ -411,8 +431,7 @@ class Exchange:
                 output_tokens = record.osl_tokens if whole else None
                 service.router.finish(route, service.clock.now_s(), output_tokens)
         self._learn()
-        path = self.request.path
-        service.metrics.observe(record, path if path in ENDPOINTS else "other")
+        service.metrics.observe(record, self.path if self.path in ENDPOINTS else "other")
         service.request_log.write(record)
 
     def _complete(self) -> None:
@@ -425,7 +444,7 @@ class Exchange:
             record.outcome = journal.outcome_of(record.status or 200)
         elif record.outcome is Outcome.CLIENT_GONE:
             self.service.metrics.disconnects.labels(journal.phase(record)).inc()
-        journal.note_usage(record, self.scanner.usage())
+        journal.note_usage(record, self.scanner.usage() if self.scanner else self._usage)
 
     def _learn(self) -> None:
         """Bytes per token, and whether an offload's KV really arrived on D."""

@@ -108,9 +108,13 @@ def release(service: Service, route: Route, edits: Edits) -> None:
     params, p = edits.put.get(KV_PARAMS), route.prefill
     if params is None or p is None:
         return
-    up = [m.instance.name for m in service.router.fleet.up() if m.instance.name != p.name]
-    # D last: mostly it is not asked because it cannot be reached.
-    names = sorted(up, key=lambda name: name == route.decode.name)[:RELEASERS]
+    fleet = service.router.fleet
+    known = fleet.get(p.name)
+    models = known.models if known is not None else None
+    up = [m for m in fleet.up() if m.instance.name != p.name]
+    # Those of P's kind first, as KV moves among them; D last: mostly it cannot be reached.
+    up.sort(key=lambda m: (m.models != models, m.instance.name == route.decode.name))
+    names = [m.instance.name for m in up[:RELEASERS]]
     note = partial(_note, service, p.name, route.prompt_tokens)
     if not names or service.aftermath.spawn(_release(service, names, params, note)) is None:
         note("stranded")

@@ -43,6 +43,8 @@ _PLAIN_CONNECTION = frozenset({b"", b"close", b"keep-alive"})
 _GOES_MAX, _GOES_NAME = 512, 64
 _goes: dict[bytes, bool] = {}
 _IDENTITY = b"Accept-Encoding: identity\r\n"
+_ROUTES_MAX = 1024
+_route_lines: dict[tuple[str, str, str], bytes] = {}
 
 
 _NOTHING: frozenset[bytes] = frozenset()
@@ -113,6 +115,21 @@ def answer_lines(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
             named |= _tokens(value)
     if named - _PLAIN_CONNECTION:
         return answer_lines((n, v) for n, v in fields if n not in named and n != b"connection")
+    return lines
+
+
+def route_lines(instance: str, route_class: str, reason: str) -> bytes:
+    """Where a request ran and why, as lines for its client; remembered, there are few."""
+    key = instance, route_class, reason
+    lines = _route_lines.get(key)
+    if lines is None:
+        if len(_route_lines) >= _ROUTES_MAX:
+            _route_lines.clear()
+        lines = _route_lines[key] = (
+            f"X-Cache-Proxy-Instance: {instance}\r\n"
+            f"X-Cache-Proxy-Route: {route_class}\r\n"
+            f"X-Cache-Proxy-Reason: {reason}\r\n"
+        ).encode()
     return lines
 
 

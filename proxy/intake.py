@@ -65,9 +65,11 @@ async def read(request: web.Request, name: str, limits: Limits, grant: Grant) ->
 
     What could steer an engine's KV connector or rank is taken out, see `core.steering`.
     """
-    _check_path(request)
+    is_ours = request.raw_path in OFFLOAD_ENDPOINTS
+    if not is_ours or request.method != "POST":
+        _check_path(request)
     raw = await _body(request, limits)
-    parsed = _parse(request, raw)
+    parsed = _parse(request, raw, is_ours=is_ours)
     if grant.salt is not None:
         raw, parsed = _salted(raw, parsed, grant.salt)
     if unfit := complaint(parsed, raw):
@@ -91,8 +93,6 @@ def _salted(raw: bytes, parsed: Mapping[str, Any], salt: str) -> tuple[bytes, Ma
 
 def _check_path(request: web.Request) -> None:
     """Only what stays below /v1 once an engine has resolved it, and changes no engine."""
-    if request.raw_path in OFFLOAD_ENDPOINTS and request.method == "POST":
-        return
     segments = request.path.split("/")
     if {".", ".."} & set(segments) or "\\" in request.path:
         raise BadRequestError("path: must not have . or .. in it")
@@ -106,11 +106,12 @@ async def _body(request: web.Request, limits: Limits) -> bytes:
     given = request.headers.getall("Content-Encoding", ())
     if given and {coding.strip().lower() for coding in given} != {"identity"}:
         raise UnsupportedEncodingError("Content-Encoding: only identity is accepted")
-    length = request.content_length
-    if (length or 0) > limits.bytes:
-        raise _too_large(limits)
-    raw = request.content.read_nowait() if request.content.is_eof() else None
-    if raw is None:
+    if request.content.is_eof():
+        raw = request.content.read_nowait()
+    else:
+        length = request.content_length
+        if (length or 0) > limits.bytes:
+            raise _too_large(limits)
         raw = await _rest(request, limits, length)
     if len(raw) > limits.bytes:
         raise _too_large(limits)
@@ -142,12 +143,12 @@ async def _rest(request: web.Request, limits: Limits, length: int | None) -> byt
         raise BodyTimeoutError(late) from error
 
 
-def _parse(request: web.Request, raw: bytes) -> Mapping[str, Any]:
+def _parse(request: web.Request, raw: bytes, *, is_ours: bool) -> Mapping[str, Any]:
     """The body's object. Only a form upload goes unread: engines take it for nothing else.
 
     What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
     """
-    is_ours = request.path in OFFLOAD_ENDPOINTS
+    is_ours = is_ours or request.path in OFFLOAD_ENDPOINTS
     if not is_ours and (not raw or request.content_type.startswith("multipart/")):
         return {}
     try:

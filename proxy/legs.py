@@ -33,11 +33,12 @@ _FALLBACKS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outgoing:
     """A request as it goes to instances: the original body, and its parse to look at.
 
-    `headers` are lines as bytes, see `heads.forwarded`.
+    `headers` are lines as bytes, see `heads.forwarded`. Nobody changes one; to be frozen would
+    make it dearer.
     """
 
     method: str
@@ -163,17 +164,19 @@ async def decode_leg(
     `source` is the P that D fetches from. When it or D goes down, the wait ends at once: a frozen
     process answers nobody, and a Mooncake D would wait for a dead P for minutes.
     """
-    # Not `watch`: a generator apiece is a noticeable part of a request.
-    watched = [d.watchers] if source is None else [d.watchers, source.watchers]
+    body = out.raw if edits is None else out.with_edits(edits)
     try:
         with patience:
-            for watchers in watched:
-                watchers.add(patience)
+            # Not `watch`: a generator apiece is a noticeable part of a request.
+            d.watchers.add(patience)
+            if source is not None:
+                source.watchers.add(patience)
             try:
-                return await _decode(out, d, out.with_edits(edits), on_sent)
+                return await _decode(out, d, body, on_sent)
             finally:
-                for watchers in watched:
-                    watchers.discard(patience)
+                d.watchers.discard(patience)
+                if source is not None:
+                    source.watchers.discard(patience)
     except TimeoutError as error:
         if d.is_down:
             raise UpstreamFailure(FailureKind.WENT_DOWN, "it answers no probe") from error

@@ -178,16 +178,16 @@ class Metrics:
         """Count one finished request."""
         route_class = record.route_class or NO_CLASS
         self.requests.labels(endpoint, route_class, record.outcome or NO_CLASS).inc()
-        observations = (
-            (self.ttft.labels(route_class), record.ttft_s()),
-            (self.tpot.labels(route_class), record.tpot_s()),
-            (self.e2e.labels(route_class), record.e2e_s() if record.outcome == "ok" else None),
-            (self.isl, record.prompt_tokens or record.isl_tokens),
-            (self.osl, record.osl_tokens),
-        )
-        for histogram, value in observations:
-            if value is not None:
-                histogram.observe(value)
+        if (ttft_s := record.ttft_s()) is not None:
+            self.ttft.labels(route_class).observe(ttft_s)
+            if (tpot_s := record.tpot_s()) is not None:
+                self.tpot.labels(route_class).observe(tpot_s)
+        if record.outcome == "ok" and (e2e_s := record.e2e_s()) is not None:
+            self.e2e.labels(route_class).observe(e2e_s)
+        if (isl := record.prompt_tokens or record.isl_tokens) is not None:
+            self.isl.observe(isl)
+        if record.osl_tokens is not None:
+            self.osl.observe(record.osl_tokens)
         self.hit_tokens.inc(record.hit_tokens or 0)
         self.new_tokens.inc(record.new_tokens or 0)
         self._observe_predictions(record)
@@ -196,8 +196,15 @@ class Metrics:
             self.shadow.labels(shadow.policy, agrees).inc()
 
     def _observe_predictions(self, record: RequestRecord) -> None:
-        # A prediction is made when the turn has come: the wait before it is not its error.
         ttft_s = record.ttft_s()
+        if ttft_s is not None or record.t_prefill_done is not None:
+            self._observe_times(record, ttft_s)
+        colocated = record.prefill_instance is None and record.fallback is None
+        if colocated and record.cached_tokens is not None and record.hit_tokens is not None:
+            self.hit_error.observe(record.cached_tokens - record.hit_tokens)
+
+    def _observe_times(self, record: RequestRecord, ttft_s: float | None) -> None:
+        # A prediction is made when the turn has come: the wait before it is not its error.
         if ttft_s is not None:
             ttft_s -= record.queue_s() or 0.0
         if ttft_s is not None and record.predicted_ttft_s is not None:
@@ -210,9 +217,6 @@ class Metrics:
             if predicted_s is not None and seconds is not None:
                 error_ratio = (seconds - predicted_s) / max(predicted_s, SHORT_S)
                 self.prediction_error.labels(what).observe(error_ratio)
-        colocated = record.prefill_instance is None and record.fallback is None
-        if colocated and record.cached_tokens is not None and record.hit_tokens is not None:
-            self.hit_error.observe(record.cached_tokens - record.hit_tokens)
 
 
 class FleetCollector(Collector):

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Callable
 
 from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict
 
 from proxy.answer import Reply
 from proxy.core.framing import Chunked, FramingError, UntilClose, wrap
@@ -35,6 +36,8 @@ HEARTBEAT = b": keepalive\n\n"
 CUT_S = 1.0
 GRACE_S = 1.0
 """How long an instance may take from the end of its stream to the end of its answer."""
+_NO_HEADERS = CIMultiDict[str]()
+"""Of answers whose head goes round aiohttp: one for all."""
 NAMED_EVENTS = frozenset({"/v1/messages", "/v1/responses"})
 """Paths whose streams end with an event of a certain name; others end with [DONE]."""
 
@@ -74,7 +77,7 @@ class RelayResponse(web.StreamResponse):
 
     def __init__(self, request: web.Request, reply: Reply, extra: bytes) -> None:
         """`extra`: our own header lines, each with its end."""
-        super().__init__(status=reply.status, reason="")
+        super().__init__(status=reply.status, reason="", _real_headers=_NO_HEADERS)
         self._request = request
         self._extra = extra
         self._is_1_1 = request.version >= HttpVersion11

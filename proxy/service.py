@@ -207,8 +207,9 @@ class Service:
 
     def enter(self, scope: Limit) -> None:
         """A request begins; `scope` is its total timeout."""
+        if not self.scopes:
+            self.idle.clear()
         self.scopes.add(scope)
-        self.idle.clear()
 
     def leave(self, scope: Limit) -> None:
         """A request is over."""

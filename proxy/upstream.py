@@ -173,7 +173,9 @@ async def _ask(
         try:
             return await reply.begun()
         except UpstreamFailure as failure:
-            if failure.kind is not FailureKind.RESET or reply.heard:
+            # One that was told that its client has gone closes so as well: nobody wants it again,
+            # and a second leg of the same transfer makes vLLM hold its KV for ever.
+            if failure.kind is not FailureKind.RESET or reply.heard or reply.has_hung_up:
                 raise
             on_replay()
     connection = await pool.connect()

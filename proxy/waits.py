@@ -13,7 +13,7 @@ LEAST_S = 1.0
 """What a repeated attempt may wait when the first ones have used up the time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
     """`seconds`, and up to `cap_s` where nobody else could be asked. `option` says whose cap."""
 

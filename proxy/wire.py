@@ -121,11 +121,8 @@ class Connection(asyncio.BufferedProtocol):
         return _reads
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes were read."""
-        self._received(bytes(_reads[:nbytes]))
-
-    def _received(self, data: bytes) -> None:
-        """Bytes from the instance."""
+        """So many bytes were read from the instance."""
+        data = bytes(_reads[:nbytes])
         reply = self._reply
         if reply is None:
             self.abort()  # unasked for: nothing that follows could be told from an answer

@@ -23,6 +23,7 @@ from itertools import count
 from replayer.sim_cost import DecodeRun
 from replayer.sim_schedule import Scheduler, Work
 from replayer.sim_sender import Sender
+from replayer.sim_store import SharedStore
 from replayer.sim_types import (
     Counters,
     EngineOptions,
@@ -41,15 +42,24 @@ from replayer.sim_types import (
 class Engine:
     """One simulated engine; every method takes times in engine seconds that never decrease."""
 
-    def __init__(self, options: EngineOptions, start_s: float = 0.0) -> None:
+    def __init__(
+        self, options: EngineOptions, start_s: float = 0.0, store: SharedStore | None = None
+    ) -> None:
         self.options = options
         self.counters = Counters()
-        self.sender = Sender(options.transfer, options.sender_slots, options.abort_timeout_s)
+        self.sender = Sender(
+            options.transfer,
+            options.sender_slots,
+            options.abort_timeout_s,
+            reads_anything=options.reads_anything,
+        )
         self.fetching: dict[SimRequest, float] = {}
         """Decode legs that wait for remote KV, with the time at which they give up."""
         self._taken_in: list[tuple[float, int, SimRequest]] = []
         self._order = count()
-        self._scheduler = Scheduler(options, self.counters)
+        self._loads: list[tuple[float, int, SimRequest]] = []
+        """Requests whose blocks are being read from the store, and until when."""
+        self._scheduler = Scheduler(options, self.counters, store)
         self._clock_s = start_s
         self._work = Work()
         self._run: DecodeRun | None = None
@@ -122,7 +132,7 @@ class Engine:
     def _next_timer_s(self) -> float:
         # All waits are equally long, so the first entry is the first to give up.
         waits_s = min(self.sender.next_s(), next(iter(self.fetching.values()), math.inf))
-        return min(waits_s, self._taken_in[0][0]) if self._taken_in else waits_s
+        return min([waits_s, *(heap[0][0] for heap in (self._taken_in, self._loads) if heap)])
 
     def _catch_up(self, now_s: float) -> None:
         """Process what is due by `now_s`, but begin no step at `now_s` itself.
@@ -149,7 +159,9 @@ class Engine:
         give_up_s = now_s + self.options.abort_timeout_s + self.options.receive_grace_s
         for request in work.wanted:
             remote = request.job.fetch
-            if remote is not None:
+            if remote is None:
+                self._load(request, now_s)
+            else:
                 self.fetching[request] = give_up_s
                 missing = request.job.prompt_tokens - request.local_hit_tokens
                 self._outbox.append(PullWanted(now_s, request, remote, missing))
@@ -159,6 +171,13 @@ class Engine:
         cost = self.options.step
         growth_s = cost.a3 * len(work.decodes)
         self._run = DecodeRun(now_s, work.step_s(cost), growth_s, work.steps)
+
+    def _load(self, request: SimRequest, now_s: float) -> None:
+        """Read from the store what it has; nobody else is needed for that."""
+        self.fetching[request] = math.inf
+        tokens = request.fetch_tokens - request.local_hit_tokens
+        ready_s = now_s + self.options.transfer.transfer_s(tokens)
+        heapq.heappush(self._loads, (ready_s, next(self._order), request))
 
     def _end_steps(self, end_s: float) -> None:
         """Book the whole run, which makes place for the next one."""
@@ -197,7 +216,9 @@ class Engine:
         job = request.job
         self.running.remove(request)
         # Only a leg that was cut by its length keeps its KV for a receiver; a stop frees at once.
-        if job.send_as is not None and job.finish_reason == "length":
+        # NIXL's receivers have the text from P: a stop is as good.
+        keeps = job.finish_reason == "length" or self.options.reads_anything
+        if job.send_as is not None and keeps:
             self.sender.pin(job.send_as, request, at_s)
         else:
             self._release(request)
@@ -220,6 +241,8 @@ class Engine:
             _ready_s, _order, request = heapq.heappop(self._taken_in)
             if request.finish_reason is None:
                 self._queue(request)
+        while self._loads and self._loads[0][0] <= at_s:
+            self._received(heapq.heappop(self._loads)[2], at_s, ok=True)
         for event in self.sender.advance(at_s):
             if isinstance(event, Unpinned):
                 self._release(event.request)
@@ -234,10 +257,11 @@ class Engine:
             self._release(request)
             return
         if ok:
-            request.external_tokens = request.job.prompt_tokens - request.local_hit_tokens
-            request.computed_tokens = request.job.prompt_tokens
+            request.external_tokens = request.fetch_tokens - request.local_hit_tokens
+            request.computed_tokens = request.fetch_tokens
             self._scheduler.publish(request)
-            request.computed_tokens -= 1
+            if request.computed_tokens == request.job.prompt_tokens:
+                request.computed_tokens -= 1
         else:
             self.counters.failed_receives += 1
             if not self.options.recompute_failed_loads:

@@ -8,15 +8,18 @@ HTTP surface holds no state of its own; what is under way lives in the engine mo
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
-import orjson
 from aiohttp import web
 
 from replayer.sim_answer import DONE, Answer
 from replayer.sim_driver import Driver, Live
 from replayer.sim_errors import ApiError
 from replayer.sim_faults import Faults
+from replayer.sim_http import json_response, like_vllm, model_card
 from replayer.sim_metrics import EngineMetrics
 from replayer.sim_openai import (
     Ask,
@@ -25,11 +28,11 @@ from replayer.sim_openai import (
     parse_ask,
     parse_body,
     prompt_of,
-    transfer_of,
 )
 from replayer.sim_options import SimOptions
+from replayer.sim_params import handing_of, told_by_nixl
 from replayer.sim_tokens import detokenize
-from replayer.sim_types import Job, RemoteKv
+from replayer.sim_types import Job, RemoteKv, SimRequest
 
 log = logging.getLogger(__name__)
 
@@ -37,42 +40,39 @@ VERSION = "0.33.0"
 _MAX_BODY_BYTES = 256 * 2**20
 _BUSY = "The engine is currently busy and cannot accept new requests. Please try again later."
 
-_PERMISSION = {
-    "id": "modelperm-sim",
-    "object": "model_permission",
-    "created": 0,
-    "allow_create_engine": False,
-    "allow_sampling": True,
-    "allow_logprobs": True,
-    "allow_search_indices": False,
-    "allow_view": True,
-    "allow_fine_tuning": False,
-    "organization": "*",
-    "group": None,
-    "is_blocking": False,
-}
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Release = Callable[[RemoteKv], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What an engine's handlers ask of the process around them.
+
+    `release` tells a sender to let go of KV nobody will fetch, `crash` ends the engine, `address`
+    is where others reach its KV.
+    """
+
+    engine_id: str
+    release: Release
+    crash: Callable[[], None]
+    address: Callable[[], tuple[str, int]]
+
+
 class Api:
-    """The handlers of one engine; `release` tells a sender to let go of KV nobody will fetch."""
+    """The handlers of one engine."""
 
     def __init__(
         self,
         options: SimOptions,
         driver: Driver,
         metrics: EngineMetrics,
-        engine_id: str,
-        release: Release,
+        process: Process,
         faults: Faults,
     ) -> None:
         self._options = options
         self._driver = driver
         self._metrics = metrics
-        self._engine_id = engine_id
-        self._release = release
+        self._process = process
         self._faults = faults
         self._limits = Limits(
             model=options.model,
@@ -80,11 +80,12 @@ class Api:
             max_model_len=options.max_model_len,
             natural_length=options.natural_length,
             eos_with_limit=options.eos_with_limit,
+            connector=options.kv_connector,
         )
 
     def app(self) -> web.Application:
         """Return the aiohttp application."""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[_like_vllm])
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[like_vllm])
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat_completions)
         app.router.add_post("/tokenize", self.tokenize)
@@ -110,7 +111,7 @@ class Api:
         body = parse_body(await request.read())
         check_model(body, self._limits.model)
         ids = list(prompt_of(body))
-        return _json(
+        return json_response(
             {
                 "count": len(ids),
                 "max_model_len": self._limits.max_model_len,
@@ -125,22 +126,13 @@ class Api:
         tokens = body.get("tokens")
         if not isinstance(tokens, list) or not all(isinstance(t, int) and t >= 0 for t in tokens):
             raise ApiError(400, "tokens: Input should be a list of token ids", "tokens")
-        return _json({"prompt": detokenize(tokens)})
+        return json_response({"prompt": detokenize(tokens)})
 
     async def models(self, _request: web.Request) -> web.Response:
         """GET /v1/models."""
         created = int(self._driver.unix_s(0.0))
-        card = {
-            "id": self._limits.model,
-            "object": "model",
-            "created": created,
-            "owned_by": "vllm",
-            "root": self._limits.model,
-            "parent": None,
-            "max_model_len": self._limits.max_model_len,
-            "permission": [_PERMISSION | {"created": created}],
-        }
-        return _json({"object": "list", "data": [card]})
+        card = model_card(self._limits.model, created, self._limits.max_model_len)
+        return json_response({"object": "list", "data": [card]})
 
     async def health(self, _request: web.Request) -> web.Response:
         """GET /health: an empty 200 that says nothing about load."""
@@ -148,7 +140,7 @@ class Api:
 
     async def version(self, _request: web.Request) -> web.Response:
         """GET /version: the vLLM release whose behaviour is modelled."""
-        return _json({"version": VERSION})
+        return json_response({"version": VERSION})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """GET /metrics."""
@@ -161,7 +153,7 @@ class Api:
             self._faults.change(**parse_body(await request.read()))
         except ValueError as error:
             raise ApiError(400, str(error)) from error
-        return _json(self._faults.state())
+        return json_response(self._faults.state())
 
     async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
         body = parse_body(await request.read())
@@ -171,9 +163,7 @@ class Api:
             self._check_queue()
         except ApiError:
             # vLLM >= 0.22 tells the sender that a rejected decode leg will never fetch.
-            remote = transfer_of(body)
-            if remote is not None and remote.engine_id != self._engine_id:
-                self._release(remote)
+            self._let_go(body)
             raise
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         answer = Answer(ask, request_id, int(self._driver.unix_s(self._driver.now_s())))
@@ -182,17 +172,27 @@ class Api:
             if ask.stream:
                 return await self._stream(request, request_id, answer, lives, ask)
             whole = await self._whole(request_id, answer, lives)
-            if ask.send_as is not None:
+            if ask.handing.send_as is not None:
                 await self._spoil_prefill()
             return whole
         finally:
             for live in lives:
                 self._driver.abort(live)
 
+    def _let_go(self, body: dict[str, Any]) -> None:
+        with suppress(ApiError):
+            remote = handing_of(body, self._limits.connector).fetch
+            if remote is not None and remote.engine_id != self._process.engine_id:
+                self._process.release(remote)
+
     def _check_transfer(self, ask: Ask) -> None:
-        if ask.fetch_keys_missing:
-            log.warning("kv_transfer_params lacks a key of the three: prefilling locally")
-        if ask.fetch is not None and ask.fetch.engine_id == self._engine_id:
+        fetch = ask.handing.fetch
+        if ask.handing.is_deadly:
+            self._process.crash()
+            raise ApiError(500, "EngineCore encountered an issue. See stack trace.")
+        if ask.handing.lacks:
+            log.warning("kv_transfer_params lacks a key: prefilling locally")
+        if fetch is not None and fetch.engine_id == self._process.engine_id:
             message = "kv_transfer_params: remote_engine_id is this engine itself"
             raise ApiError(400, message, "kv_transfer_params")
 
@@ -211,7 +211,7 @@ class Api:
         if any(request.finish_reason == "error" for request in requests):
             raise ApiError(500, "Internal server error")
         return web.Response(
-            body=answer.whole(requests),
+            body=answer.whole(requests, self._told(requests[0])),
             content_type="application/json",
             headers={"X-Request-Id": request_id},
         )
@@ -233,6 +233,14 @@ class Api:
         if transport is not None and how == "close":
             transport.close()
         return how == "no_done"
+
+    def _told(self, request: SimRequest) -> dict[str, Any] | None:
+        """What the connector says of the blocks that this request leaves for others."""
+        is_kept = request in self._driver.engine.sender.pinned
+        if self._limits.connector != "nixl" or not is_kept:
+            return None
+        process, block = self._process, self._limits.block_size
+        return told_by_nixl(process.engine_id, process.address(), request, block)
 
     async def _stream(
         self, request: web.Request, request_id: str, answer: Answer, lives: list[Live], ask: Ask
@@ -282,32 +290,8 @@ def _jobs(ask: Ask, request_id: str) -> list[Job]:
             output_tokens=choice.output_tokens,
             finish_reason="stop" if choice.stops else "length",
             output_hashes=choice.output.hashes,
-            send_as=ask.send_as,
-            fetch=ask.fetch,
+            send_as=ask.handing.send_as,
+            fetch=ask.handing.fetch,
         )
         for choice in ask.choices
     ]
-
-
-def _json(body: object, status: int = 200) -> web.Response:
-    raw = body if isinstance(body, bytes) else orjson.dumps(body)
-    return web.Response(body=raw, status=status, content_type="application/json")
-
-
-@web.middleware
-async def _like_vllm(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give errors vLLM's shape, unknown routes FastAPI's, and every answer their headers."""
-    try:
-        response = await handler(request)
-    except ApiError as error:
-        response = _json(error.body(), error.status)
-    except web.HTTPNotFound:
-        response = _json({"detail": "Not Found"}, 404)
-    except web.HTTPMethodNotAllowed as error:
-        response = _json({"detail": "Method Not Allowed"}, 405)
-        response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
-    if not response.prepared:
-        name = request.headers.get("X-Request-Id")
-        response.headers.setdefault("X-Request-Id", name or uuid.uuid4().hex)
-        response.headers["Vary"] = "Origin"
-    return response

@@ -4,7 +4,7 @@ Generated words are plain ASCII without anything to escape, so a stream's chunks
 bytes around them: per chunk that costs a few microseconds instead of a serialisation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -34,8 +34,8 @@ class Answer:
         chunk = self._head | {"object": f"{kind}.chunk" if ask.chat else kind}
         self._chunk_head = b"data: " + orjson.dumps(chunk)[:-1]
 
-    def whole(self, requests: Sequence[SimRequest]) -> bytes:
-        """Return the body of a request that does not stream."""
+    def whole(self, requests: Sequence[SimRequest], told: Mapping[str, Any] | None = None) -> bytes:
+        """Return the body of a request that does not stream; `told`: its connector's words."""
         body: dict[str, Any] = dict(self._head)
         body["choices"] = [
             self._whole_choice(index, choice, request)
@@ -50,7 +50,7 @@ class Answer:
             body |= {"prompt_logprobs": None, "prompt_token_ids": self._prompt_ids(0)}
             body["prompt_text"] = None
         # The Mooncake connector answers nothing here: the receiver learns all it needs elsewhere.
-        body |= {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
+        body |= {"kv_transfer_params": told, "ec_transfer_params": None, "metrics": None}
         return orjson.dumps(body)
 
     def usage(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
@@ -59,6 +59,9 @@ class Answer:
         output = sum(request.output_tokens for request in requests)
         first = requests[0]
         cached = first.local_hit_tokens + first.external_tokens
+        p_cached = self._ask.handing.p_cached_tokens
+        if p_cached is not None and first.external_tokens:
+            cached = p_cached
         details = {"cached_tokens": cached}
         if self._ask.chat:
             block = self._ask.choices[0].prompt.block_size

@@ -92,10 +92,14 @@ def bootstrap_app(
 
 
 class Receiver:
-    """Fetches KV from other engines; like vLLM it asks once where each lives, then never again."""
+    """Fetches KV from other engines; like vLLM it asks once where each lives, then never again.
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    `gives_up`: a lost sender is noticed, as NIXL does, whose sockets do not reconnect for ever.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, *, gives_up: bool = False) -> None:
         self._session = session
+        self._on_lost = PullResult.FAILED if gives_up else PullResult.LOST
         self._workers: dict[str, str] = {}
 
     async def fetch(self, remote: RemoteKv, tokens: int) -> PullResult:
@@ -109,11 +113,11 @@ class Receiver:
                 f"{worker}/sim/pull", data=orjson.dumps(order), timeout=_PULL_TIMEOUT
             ) as answer:
                 if answer.status != 200:
-                    return PullResult.LOST
+                    return self._on_lost
                 ok = orjson.loads(await answer.read())["ok"]
         except aiohttp.ClientError as error:
             log.warning("transfer %s: no answer from %s: %s", remote.transfer_id, worker, error)
-            return PullResult.LOST
+            return self._on_lost
         return PullResult.DONE if ok else PullResult.FAILED
 
     async def _look_up(self, remote: RemoteKv) -> str | None:

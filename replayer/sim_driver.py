@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from replayer.engine import Engine
 from replayer.sim_options import SimOptions
+from replayer.sim_store import SharedStore
 from replayer.sim_types import (
     Event,
     Finished,
@@ -65,9 +66,11 @@ class Live:
 class Driver:
     """One engine model and its clock; `listen` is called with every event in order."""
 
-    def __init__(self, options: SimOptions, listen: Listener) -> None:
+    def __init__(
+        self, options: SimOptions, listen: Listener, store: SharedStore | None = None
+    ) -> None:
         self.options = options
-        self.engine = Engine(options.engine())
+        self.engine = Engine(options.engine(), store=store)
         self._listen = listen
         self._lives: dict[SimRequest, Live] = {}
         self._served: dict[Pull, asyncio.Future[bool]] = {}

@@ -13,6 +13,7 @@ from typing import Any, Self
 from replayer.sim_host import SimEngine
 from replayer.sim_options import SimOptions
 from replayer.sim_reqlog import RequestLog
+from replayer.sim_store import SharedStore
 
 
 class SimFleet:
@@ -38,6 +39,7 @@ class SimFleet:
         self._ports = (port, bootstrap_port)
         self._log = RequestLog(request_log) if request_log else None
         self._tasks = asyncio.TaskGroup()
+        self._store = SharedStore() if self.options.kv_connector == "implicit" else None
 
     async def __aenter__(self) -> Self:
         """Start all engines, or none."""
@@ -52,6 +54,7 @@ class SimFleet:
                 port=port and port + index,
                 bootstrap_port=bootstrap_port and bootstrap_port + index,
                 record=self._record,
+                store=self._store,
             )
             try:
                 await engine.start()

@@ -14,13 +14,14 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from replayer.server import Api
+from replayer.server import Api, Process
 from replayer.sim_bootstrap import PullResult, Receiver, bootstrap_app
 from replayer.sim_driver import Driver
 from replayer.sim_faults import Faults
 from replayer.sim_metrics import EngineMetrics
 from replayer.sim_options import SimOptions
 from replayer.sim_reqlog import record
+from replayer.sim_store import SharedStore
 from replayer.sim_types import (
     Event,
     Finished,
@@ -42,19 +43,19 @@ Record = Callable[[dict[str, Any]], None]
 class _Incarnation:
     """All that dies with one engine process."""
 
-    def __init__(
-        self, options: SimOptions, tasks: asyncio.TaskGroup, record_: Record, faults: Faults
-    ) -> None:
+    def __init__(self, owner: "SimEngine", tasks: asyncio.TaskGroup, record_: Record) -> None:
+        options, store = owner.options, owner.store
         self.engine_id = str(uuid.uuid4())
-        self.driver = Driver(options, self._on_event)
+        self.driver = Driver(options, self._on_event, store)
         self.metrics = EngineMetrics(self.driver.engine, options.model, self.driver.unix_s(0.0))
         self.name = ""
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self._receiver = Receiver(self._session)
+        self._receiver = Receiver(self._session, gives_up=options.kv_connector == "nixl")
         self._tasks = tasks
         self._own: set[asyncio.Task[None]] = set()
         self._record = record_
-        self.api = Api(options, self.driver, self.metrics, self.engine_id, self._let_go, faults)
+        process = Process(self.engine_id, self._let_go, owner.crash, owner.side_address)
+        self.api = Api(options, self.driver, self.metrics, process, owner.faults)
         self.spawn(self.driver.run())
 
     def spawn(self, work: Any) -> None:
@@ -118,8 +119,10 @@ class SimEngine:
         port: int = 0,
         bootstrap_port: int = 0,
         record: Record = lambda _entry: None,
+        store: SharedStore | None = None,
     ) -> None:
         self.options = options
+        self.store = store
         self.faults = Faults()
         self.port = port
         self.bootstrap_port = bootstrap_port
@@ -171,6 +174,7 @@ class SimEngine:
             "preemptions": done.preemptions,
             "bytes_sent": sender.bytes_sent,
             "expired": sender.expired,
+            "stale_reads": sender.stale,
             "failed_receives": done.failed_receives,
             "aborted": done.finished["abort"],
             "finished": done.finished["length"] + done.finished["stop"],
@@ -179,7 +183,7 @@ class SimEngine:
 
     async def start(self) -> None:
         """Bind both ports and serve; OSError when a port is taken."""
-        life = _Incarnation(self.options, self._tasks, self._record, self.faults)
+        life = _Incarnation(self, self._tasks, self._record)
         self._life = life
         bootstrap = bootstrap_app(
             life.engine_id, lambda: self.bootstrap_port, life.driver.serve_pull, self.faults
@@ -212,6 +216,14 @@ class SimEngine:
                     connection.transport.abort()
         await life.end()
         await self._close()
+
+    def side_address(self) -> tuple[str, int]:
+        """Where other engines reach its KV."""
+        return self.options.host, self.bootstrap_port
+
+    def crash(self) -> None:
+        """End at once, from within."""
+        self._tasks.create_task(self.kill())
 
     async def restart(self) -> None:
         """Kill what runs and start again: same ports, new engine id, empty cache."""

@@ -141,6 +141,10 @@ class EngineMetrics(Collector):
 
     def _transfers(self) -> Iterator[Metric]:
         sender, done = self._engine.sender, self._engine.counters
+        if self._engine.options.reads_anything:
+            yield self._counter("nixl_num_failed_transfers", "Loads failed", done.failed_receives)
+            yield self._counter("nixl_num_kv_expired_reqs", "Pins never pulled", sender.expired)
+            return
         yield self._counter("mooncake_bytes_transferred", "KV bytes sent", sender.bytes_sent)
         yield self._counter("mooncake_num_failed_transfers", "Pulls refused", sender.failed)
         yield self._counter("mooncake_num_failed_recvs", "Loads failed", done.failed_receives)

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from replayer.sim_errors import ApiError, invalid, wrong
+from replayer.sim_params import Handing, handing_of
 from replayer.sim_tokens import (
     IM_END,
     IM_START,
@@ -21,7 +22,6 @@ from replayer.sim_tokens import (
     make_prompt,
     tokenize,
 )
-from replayer.sim_types import RemoteKv
 
 _COMPLETIONS_MAX_TOKENS = 16
 _MOST_CHOICES = 128
@@ -42,6 +42,7 @@ class Limits:
     max_model_len: int
     natural_length: int
     eos_with_limit: bool
+    connector: str = "mooncake"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,7 @@ class Ask:
     stream: bool
     include_usage: bool
     return_token_ids: bool
-    send_as: str | None
-    fetch: RemoteKv | None
-    fetch_keys_missing: bool = False
+    handing: Handing
 
     @property
     def prompt_tokens(self) -> int:
@@ -94,7 +93,7 @@ def parse_ask(body: dict[str, Any], limits: Limits, *, chat: bool) -> Ask:
     options = body.get("stream_options")
     if options is not None and not stream:
         raise wrong("Stream options can only be defined when `stream=True`.", "stream_options")
-    send_as, fetch, missing = _transfer(body)
+    handing = handing_of(body, limits.connector)
     prompts = [_chat_ids(body)] if chat else _completion_ids(body)
     salt = body.get("cache_salt") or ""
     choices: list[Choice] = []
@@ -111,9 +110,7 @@ def parse_ask(body: dict[str, Any], limits: Limits, *, chat: bool) -> Ask:
         stream=stream,
         include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         return_token_ids=_flag(body, "return_token_ids"),
-        send_as=send_as,
-        fetch=fetch,
-        fetch_keys_missing=missing,
+        handing=handing,
     )
 
 
@@ -129,14 +126,6 @@ def check_model(body: dict[str, Any], served: str) -> None:
 def prompt_of(body: dict[str, Any]) -> TokenIds:
     """Return the ids of a /tokenize body: `messages` like a chat, or one `prompt`."""
     return _chat_ids(body) if "messages" in body else _completion_ids(body)[0]
-
-
-def transfer_of(body: dict[str, Any]) -> RemoteKv | None:
-    """Return the KV source named by a body, however wrong the rest of it is."""
-    try:
-        return _transfer(body)[1]
-    except ApiError:
-        return None
 
 
 def render_chat(body: dict[str, Any]) -> str:
@@ -246,25 +235,6 @@ def _choice(body: dict[str, Any], prompt: Prompt, limits: Limits, *, chat: bool)
         return Choice(prompt, output, most, stops=False)
     tokens, stops = output.natural_tokens(limits.natural_length, min_tokens, most)
     return Choice(prompt, output, tokens, stops)
-
-
-def _transfer(body: dict[str, Any]) -> tuple[str | None, RemoteKv | None, bool]:
-    """Read kv_transfer_params: (id to send under, KV to fetch, whether a fetch lacks keys)."""
-    params = body.get("kv_transfer_params")
-    if params is None:
-        return None, None, False
-    if not isinstance(params, dict):
-        where, said = "body.kv_transfer_params", "Input should be a valid dictionary"
-        raise invalid("dict_type", where, said, params)
-    transfer_id = params.get("transfer_id")
-    if params.get("do_remote_prefill"):
-        engine_id, address = params.get("remote_engine_id"), params.get("remote_bootstrap_addr")
-        if not (transfer_id and engine_id and address):
-            return None, None, True
-        return None, RemoteKv(str(engine_id), str(transfer_id), str(address)), False
-    if params.get("do_remote_decode") and transfer_id:
-        return str(transfer_id), None, False
-    return None, None, False
 
 
 def _flag(body: dict[str, Any], name: str) -> bool:

@@ -7,10 +7,14 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from replayer.sim_cost import StepCost, TransferCost
+from replayer.sim_params import READERS
 from replayer.sim_types import NULL_BLOCKS, EngineOptions
 
 _STEP, _TRANSFER, _ENGINE = StepCost(), TransferCost(), EngineOptions()
 POLICIES = ("recompute", "fail")
+CONNECTORS = tuple(READERS)
+_NO_SLOTS = 1 << 20
+"""NIXL has no senders to wait for."""
 
 
 def _option(default: Any, help_: str, *, least: float | None = None, **extra: Any) -> Any:
@@ -59,6 +63,14 @@ class SimOptions:
         "how long unclaimed KV stays pinned and an orphan pull keeps its slot, seconds",
         least=0.0,
     )
+    kv_connector: str = _option(
+        "mooncake", "how engines move KV: P sends, D reads, or a shared store", choices=CONNECTORS
+    )
+    kv_lease: float = _option(
+        30.0,
+        "how long unclaimed KV stays pinned with nixl, seconds",
+        least=0.0,
+    )
     kv_load_failure_policy: str = _option(
         "recompute", "what a decode leg does when its KV never comes", choices=POLICIES
     )
@@ -76,11 +88,11 @@ class SimOptions:
             value, least = getattr(self, spec.name), spec.metadata["least"]
             if least is not None and value is not None and not value >= least:
                 raise ValueError(f"{flag(spec.name)} {value}: must be at least {least:g}")
-        if self.kv_load_failure_policy not in POLICIES:
-            raise ValueError(
-                f"--kv-load-failure-policy {self.kv_load_failure_policy}: must be one of "
-                + ", ".join(POLICIES)
-            )
+        for name in ("kv_load_failure_policy", "kv_connector"):
+            choices = CONNECTORS if name == "kv_connector" else POLICIES
+            if getattr(self, name) not in choices:
+                given, all_ = getattr(self, name), ", ".join(choices)
+                raise ValueError(f"{flag(name)} {given}: must be one of {all_}")
         most = (self.num_gpu_blocks - NULL_BLOCKS) * self.block_size
         if self.max_model_len > most:
             raise ValueError(
@@ -90,6 +102,7 @@ class SimOptions:
 
     def engine(self) -> EngineOptions:
         """Return the part that the pure model needs."""
+        reads = self.kv_connector == "nixl"
         return EngineOptions(
             block_size=self.block_size,
             num_blocks=self.num_gpu_blocks - NULL_BLOCKS,
@@ -98,8 +111,9 @@ class SimOptions:
             max_model_len=self.max_model_len,
             step=StepCost(self.a0, self.a1, self.a2, self.a3, self.a4),
             transfer=TransferCost(self.x0, self.bytes_per_token, self.bandwidth),
-            sender_slots=self.sender_slots,
-            abort_timeout_s=self.abort_timeout,
+            sender_slots=_NO_SLOTS if reads else self.sender_slots,
+            abort_timeout_s=self.kv_lease if reads else self.abort_timeout,
+            reads_anything=reads,
             recompute_failed_loads=self.kv_load_failure_policy == "recompute",
         )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from replayer.kvcache import BlockPool
 from replayer.sim_cost import StepCost
+from replayer.sim_store import SharedStore
 from replayer.sim_types import Counters, EngineOptions, SimRequest
 
 
@@ -50,8 +51,11 @@ class Work:
 class Scheduler:
     """The running batch, the waiting queue and the block pool of one engine."""
 
-    def __init__(self, options: EngineOptions, counters: Counters) -> None:
+    def __init__(
+        self, options: EngineOptions, counters: Counters, store: SharedStore | None = None
+    ) -> None:
         self._options = options
+        self._store = store
         self._block = options.block_size
         self._counters = counters
         self.pool = BlockPool(options.num_blocks)
@@ -97,6 +101,8 @@ class Scheduler:
         full = min(request.computed_tokens // self._block, len(request.hashes))
         for index in range(request.hashed_blocks, full):
             self.pool.publish(request.holding, request.hashes[index])
+        if self._store is not None:
+            self._store.write(request.hashes[request.hashed_blocks : full])
         request.hashed_blocks = full
 
     def release(self, request: SimRequest) -> None:
@@ -166,8 +172,19 @@ class Scheduler:
         request.computed_tokens = hits * self._block
         if request.scheduled_s is None:
             request.scheduled_s = at_s
+            self._look_elsewhere(request, hits)
             self._count_hits(request)
         return True
+
+    def _look_elsewhere(self, request: SimRequest, hits: int) -> None:
+        """What is to come from another engine: all of the prompt, or what the store has."""
+        if request.fetch_pending:
+            request.fetch_tokens = request.job.prompt_tokens
+        elif self._store is not None:
+            limit = (request.known_tokens - 1) // self._block
+            stored = self._store.match(request.hashes, limit)
+            request.fetch_tokens = stored * self._block
+            request.fetch_pending = stored > hits
 
     def _count_hits(self, request: SimRequest) -> None:
         """Book the hits of a first scheduling; vLLM counts external ones here, delivered or not."""
@@ -177,7 +194,7 @@ class Scheduler:
         self._counters.prefix_hits += hit
         self._counters.external_queries += prompt - hit
         if request.fetch_pending:
-            self._counters.external_hits += prompt - hit
+            self._counters.external_hits += request.fetch_tokens - hit
 
     def _grow(self, request: SimRequest, upto: int) -> bool:
         """Hold blocks for `upto` tokens, if that many can be had."""

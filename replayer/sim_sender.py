@@ -3,7 +3,8 @@
 A finished prefill leg is pinned under its transfer id until a pull has taken it or the abort
 timeout has passed. Each pull occupies one of few sender slots; one for an id that is not (or no
 longer) pinned keeps its slot until the leg finishes or the timeout ends it, so orphan pulls starve
-the good ones: vLLM >= 0.16 behaves so with its 20 sender tasks and 480 s.
+the good ones: vLLM >= 0.16 behaves so with its 20 sender tasks and 480 s. NIXL has no senders: the
+receiver reads P's memory, also where nothing of the kind is kept any more.
 """
 
 import heapq
@@ -36,10 +37,18 @@ class _Pin:
 class Sender:
     """Pins, sender slots and their timers. Times in engine seconds."""
 
-    def __init__(self, cost: TransferCost, slots: int, abort_timeout_s: float) -> None:
+    def __init__(
+        self,
+        cost: TransferCost,
+        slots: int,
+        abort_timeout_s: float,
+        *,
+        reads_anything: bool = False,
+    ) -> None:
         self._cost = cost
         self._slots = slots
         self._timeout_s = abort_timeout_s
+        self._reads_anything = reads_anything
         self._pins: dict[str, _Pin] = {}
         self._active: set[_Slot] = set()
         self._queue: deque[Pull] = deque()
@@ -49,6 +58,8 @@ class Sender:
         self.bytes_sent = 0
         self.expired = 0
         self.failed = 0
+        self.stale = 0
+        """Pulls of what was given up: a receiver that reads memory gets what lies there now."""
 
     @property
     def pinned(self) -> list[SimRequest]:
@@ -85,7 +96,11 @@ class Sender:
         slot = _Slot(pull, now_s + self._timeout_s)
         self._active.add(slot)
         pin = self._pins.pop(pull.transfer_id, None)
-        if pin is None:
+        if pin is None and self._reads_anything:
+            self._active.discard(slot)
+            self.stale += 1
+            self._events.append(PullServed(now_s, pull, ok=True))
+        elif pin is None:
             self._at(slot.due_s, slot)
         else:
             self._transfer(slot, pin.request, now_s)

@@ -37,6 +37,8 @@ class EngineOptions:
     abort_timeout_s: float = 480.0
     receive_grace_s: float = 60.0
     recompute_failed_loads: bool = True
+    reads_anything: bool = False
+    """Receivers read the sender's memory (NIXL) instead of asking it to send (Mooncake)."""
 
     def __post_init__(self) -> None:
         """Refuse sizes with which a legal request could never run."""
@@ -87,8 +89,9 @@ class SimRequest:
 
     `computed_tokens` counts tokens whose KV is in place, `known_tokens` prompt and output so far.
     `local_hit_tokens` and `external_tokens` are what the first scheduling found and what another
-    engine really delivered; `sent_tokens` is what was pulled from here. `room_tokens` is what the
-    held blocks can take; `refused_at_release` marks when the pool last had no room for it.
+    engine (or a store) really delivered, `fetch_tokens` up to where it was to; `sent_tokens` is
+    what was pulled from here. `room_tokens` is what the held blocks can take; `refused_at_release`
+    marks when the pool last had no room for it.
     """
 
     job: Job
@@ -105,6 +108,7 @@ class SimRequest:
     sent_tokens: int = 0
     preemptions: int = 0
     fetch_pending: bool = False
+    fetch_tokens: int = 0
     refused_at_release: int | None = None
     scheduled_s: float | None = None
     first_token_s: float | None = None

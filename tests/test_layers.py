@@ -85,12 +85,13 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.replies": SHELL,
     "proxy.journal": LEAF,
     "proxy.retrying": SHELL | {"proxy.service"},
+    "proxy.whole": LEAF | {"proxy.relay", "proxy.answer"},
     "proxy.race": LEAF,
     "proxy.aftermath": WIRE,
     "proxy.handover": SHELL | {"proxy.service"},
     "proxy.waits": SHELL | {"proxy.service"},
     "proxy.offloading": REQUEST | {"proxy.race"},
-    "proxy.handler": REQUEST | {"proxy.offloading", "proxy.retrying"},
+    "proxy.handler": REQUEST | {"proxy.offloading", "proxy.retrying", "proxy.whole"},
     "proxy.memory": set(),
     "proxy.listening": set(),
     "proxy.connections": {"proxy.listening"},
@@ -98,7 +99,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.admin": REQUEST | {"proxy.allow", "proxy.operators"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.operators"},
     "proxy.refusals": LEAF,
-    "proxy.edge": LEAF | {"proxy.refusals", "proxy.replies"},
+    "proxy.edge": LEAF | {"proxy.refusals", "proxy.replies", "proxy.serial"},
+    "proxy.serial": set(),
     "proxy.app": REQUEST
     | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
     | {"proxy.operators", "proxy.reload", "proxy.connections", "proxy.listening"}

@@ -132,7 +132,7 @@ class Scanner:
         # From the end: several times as fast as `in`, where most of the text matches nothing.
         if not self._ended and (recent.rfind(_HINTS[0]) >= 0 or recent.rfind(_HINTS[1]) >= 0):
             self._ended = any(end in recent for end in _ENDS)
-        self._usage = _last_usage(recent) or self._usage
+        self._usage = last_usage(recent) or self._usage
 
     @property
     def is_done(self) -> bool:
@@ -151,7 +151,7 @@ class Scanner:
         return self._usage
 
 
-def _last_usage(seen: bytearray) -> bytes | None:
+def last_usage(seen: bytes | bytearray) -> bytes | None:
     """The last usage object. In a string its quotes are escaped, so no text of a model matches."""
     end = len(seen)
     while (start := seen.rfind(b'"usage"', 0, end)) >= 0:

@@ -184,7 +184,10 @@ async def test_f79_drips(rig: Floor, what: str) -> None:
             await asyncio.sleep(0.05)
             if at >= len(data) - 1 or connection.reader._buffer:  # type: ignore[attr-defined]
                 break
-        return await connection.reader.read()
+        try:
+            return await connection.reader.read()
+        except ConnectionResetError:  # a byte of ours met a connection that was closed already
+            return b""
 
     options: dict[str, Any] = {"header_timeout": 0.4, "body_timeout": 0.4}
     async with rig([GOOD], **options, **SLOW_PROBES) as r:

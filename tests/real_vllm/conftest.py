@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    for line in config.stash[_FIGURES]:
+    for line in config.stash.get(_FIGURES, []):
         terminalreporter.write_line(line)
 
 

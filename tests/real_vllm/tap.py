@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,9 +56,16 @@ class Tap:
         except ConnectionError:
             writer.transport.abort()
             return
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._pass(reader, to, asked, self._hold))
-            group.create_task(self._pass(there, writer, bytearray(), None))
+        try:
+            await asyncio.gather(
+                self._pass(reader, to, asked, self._hold),
+                self._pass(there, writer, bytearray(), None),
+            )
+        except ConnectionError:
+            pass
+        finally:
+            writer.transport.abort()
+            to.transport.abort()
 
     async def _pass(
         self,
@@ -68,15 +74,14 @@ class Tap:
         seen: bytearray,
         hold: bytes | None,
     ) -> None:
-        with suppress(ConnectionError):
-            while data := await reader.read(READ_BYTES):
-                seen += data
-                if hold is not None and hold in seen[-len(data) - len(hold) :]:
-                    self.held.set()
-                    await self.go.wait()
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+        while data := await reader.read(READ_BYTES):
+            seen += data
+            if hold is not None and hold in seen[-len(data) - len(hold) :]:
+                self.held.set()
+                await self.go.wait()
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()  # of one direction: the other may go on
 
 
 def _bodies(asked: bytes) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from tests.real_vllm.rig import ALWAYS, CHAT, COMPLETIONS, MOVED, Pair, ask, ids
 from tests.shell.harness import Proxy
 
 PROMPTS = 50
-AT_ONCE = 4
+AT_ONCE = 2
 
 
 def request(number: int) -> tuple[str, dict[str, Any]]:
@@ -30,14 +30,13 @@ def request(number: int) -> tuple[str, dict[str, Any]]:
 async def test_offloaded_answers_are_those_of_one_engine(tmp_path: Path, mooncake: Pair) -> None:
     """50 of them, in both directions; engines and proxy count the same tokens as moved."""
     before = [await mooncake.prompt_tokens(e, MOVED) for e in mooncake.engines]
-    async with mooncake.proxy(tmp_path, **ALWAYS) as proxy:
+    async with mooncake.proxy(tmp_path, **ALWAYS, hedge=False) as proxy:
         await proxy.up()
         got = await _all(proxy)
         records = {r["request_id"]: r for r in await proxy.records(PROMPTS)}
         await proxy.at_rest()
-    assert {r["outcome"] for r in records.values()} == {"ok"}
-    assert {r["route_class"] for r in records.values()} == {"HEAVY_P2P"}
-    assert {r["fallback"] for r in records.values()} == {None}
+    course = {(r["outcome"], r["route_class"], r["fallback"]) for r in records.values()}
+    assert course == {("ok", "HEAVY_P2P", None)}
     pairs = {(r["prefill_instance"], r["decode_instance"]) for r in records.values()}
     assert pairs == {("a", "b"), ("b", "a")}
     for engine, was in zip(mooncake.engines, before, strict=True):

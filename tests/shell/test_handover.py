@@ -169,6 +169,27 @@ async def test_a_p_that_stops_when_left_has_nothing_to_release(tmp_path: Path) -
         assert proxy.router.stranded.on("p", now_s)[0] == unknown, "it may have ended just then"
 
 
+async def test_a_leg_that_was_left_is_not_sent_again(tmp_path: Path) -> None:
+    """On a kept connection its end without an answer looks like that of a stale one.
+
+    A second leg with the same transfer id made a real P hold the prompt's blocks for ever.
+    """
+    legs_of_p = [says(LENGTH), stalls(), says(LENGTH)]
+
+    async def p_script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await legs_of_p.pop(0)(reader, writer)
+
+    async with legs(tmp_path, p_script, says(ANSWER)) as (proxy, p, d):
+        await proxy.post(chat(TEXT, session_id="s"))
+        assert (len(p.posts), len(d.posts)) == (1, 1)
+        writer = await send(proxy, chat(words(2000, "z"), session_id="s"))
+        await until(lambda: len(p.posts) == 2, "P computes, on the connection that was kept")
+        leave(writer, "FIN")
+        await proxy.at_rest()
+        await until(lambda: proxy.connections() == 0)
+        assert (len(p.posts), len(d.posts)) == (2, 1)
+
+
 async def test_between_the_legs(tmp_path: Path) -> None:
     """P has answered, D was not asked yet (its TLS is still to come): released by somebody else."""
     async with legs(tmp_path, says(LENGTH), REFUSED, tls=True) as (proxy, _, other):

@@ -132,7 +132,7 @@ hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
 for i in range(500):
     log.write(RequestRecord(request_id=str(i)))
-while log._queue or not drops:
+while path.read_bytes().count(b'\\n') + len(drops) < 500:
     pass
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
 log.write(RequestRecord(request_id="last"))
