@@ -233,11 +233,13 @@ class Gate:
         Named is the first check that is over; free again it is when the last one has cleared.
         """
         limits = limits or self.thresholds(model)
-        over = [
-            *self._cooling(instance, now_s),
-            *self._prefill_over(limits, load),
-            *self._decode_over(instance, limits, load, now_s),
-        ]
+        over: list[Busy] = []
+        if self._cooldown_until_s:
+            over += self._cooling(instance, now_s)
+        if load.prefill_tokens:
+            over += self._prefill_over(limits, load)
+        if limits.active_decode_blocks_threshold is not None:
+            over += self._decode_over(instance, limits, load, now_s)
         return Busy(over[0].check, max(busy.free_in_s for busy in over)) if over else None
 
     def _cooling(self, instance: str, now_s: float) -> Iterator[Busy]:

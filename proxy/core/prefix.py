@@ -170,8 +170,9 @@ class PrefixIndex:
 
     def limit(self, instance: str, max_blocks: int) -> None:
         """An instance turned out to hold at most this many blocks."""
-        self._limits[instance] = max(1, max_blocks)
-        self._shrink(instance)
+        if self._limits.get(instance) != max_blocks:
+            self._limits[instance] = max(1, max_blocks)
+            self._shrink(instance)
 
     def reserve(self, instance: str, blocks: int) -> None:
         """So many blocks are on their way to an instance: the oldest make place for them now."""

@@ -9,6 +9,7 @@ step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from itertools import repeat
 
 from proxy.core.cost import by_cost
 from proxy.core.decide import (
@@ -315,7 +316,7 @@ class Router:
         loads = self.ledger.loads(names)
         blocks = self.reuse.hits(facts)
         tokens = {count: facts.hit_tokens(count) for count in {0, *blocks.values()}}
-        hits = [tokens[blocks.get(name, 0)] for name in names]
+        hits = list(map(tokens.__getitem__, map(blocks.get, names, repeat(0))))
         waits_s = self.gate.kv_waits_s(names, loads, facts.prompt_tokens, hits, now_s)
         full = self.prefixes.full_ratios(names)
         sessions_on = self.sessions.count
