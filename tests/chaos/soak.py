@@ -39,8 +39,9 @@ PROMPT_WORDS = 150
 WARM_UP = 0.4
 """Part of the time in which tables fill and allocators settle: no slope is taken of it."""
 LONG_MINUTES = 20.0
-SLOPE_LONG, SLOPE_SHORT = 0.1, 3.0
-"""MiB per minute: of a long run, and of one too short to tell growth from an allocator's mood."""
+SLOPE_LONG, SLOPE_SHORT = 0.1, 10.0
+"""MiB per minute: of a long run, and of one in which tables are still filling: that finds leaks of
+a whole request's size only."""
 FD_SLACK = 4
 MIB = 1 << 20
 OPTIONS = (

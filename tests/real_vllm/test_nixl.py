@@ -56,8 +56,7 @@ def request(number: int) -> tuple[str, dict[str, Any]]:
 
 async def _meet(folder: Path, nixl: Pair) -> None:
     """The first transfer of a pair carries its handshake, seconds on a busy machine."""
-    folder.mkdir()
-    async with nixl.proxy(folder, **NIXL) as proxy:
+    async with nixl.proxy(folder, **NIXL, request_log=None) as proxy:
         await proxy.up()
         for number in range(4):
             await proxy.post(ask(COMPLETIONS, ids(600, f"m{number}"), stream=False), COMPLETIONS)
@@ -66,7 +65,7 @@ async def _meet(folder: Path, nixl: Pair) -> None:
 
 
 async def test_offloaded_answers_are_those_of_one_engine(tmp_path: Path, nixl: Pair) -> None:
-    await _meet(tmp_path / "meeting", nixl)
+    await _meet(tmp_path, nixl)
     before = [await nixl.prompt_tokens(e, MOVED) for e in nixl.engines]
     got = {}
     async with nixl.proxy(tmp_path, **NIXL) as proxy:
