@@ -373,6 +373,8 @@ class Relay:
             failure = UpstreamFailure(FailureKind.TIMEOUT, f"silent {late}")
             what = f"upstream: silent {late}"
             raise StreamCutError(what, code, failure=failure, limit_s=limit.seconds) from error
+        finally:
+            self._limit = None  # a cycle that only the collector would end
 
     def _end_late(self) -> None:
         """The stream's last event has long passed; its instance does not end the answer."""
