@@ -168,7 +168,7 @@ async def test_a_drain_finishes_every_stream_and_says_close(tmp_path: Path) -> N
                 aiohttp.ClientSession(process.url, connector=connector) as http,
                 asyncio.TaskGroup() as group,
             ):
-                body = chat("x", max_tokens=40)
+                body = chat("x", max_tokens=300)
                 begun = 0
 
                 async def ask() -> bytes:
