@@ -135,7 +135,7 @@ def number(value: float) -> str:
 def markdown(result: Result) -> str:
     """Both tables and what they stand on, for a document."""
     head = (
-        f"{result.date}, {result.machine}, medians of {result.rounds} paired rounds;"
+        f"{result.machine}, medians of {result.rounds} paired rounds;"
         " in brackets the range; `n`: neighbours were at work in every window; empty: no window"
         " counts (docs/benchmark.md)."
     )

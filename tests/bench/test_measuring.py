@@ -20,7 +20,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.bench import cli
+from tests.bench import cli, held
 from tests.bench.build import BenchError
 from tests.bench.conftest import TINY, Rig
 from tests.bench.peers import PEERS, MissingError, Peer, Running
@@ -217,3 +217,13 @@ def wait_for_two(child: Child) -> list[int]:
     while len(pids := child.pids) < 2:
         time.sleep(0.01)
     return pids
+
+
+def test_a_load_that_is_held_loses_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held, "STREAM_EVENTS", 5)
+    came = held.hold(rig.bench, rig.site, streams=4, idle=20, seconds=0.6)
+    assert came.faults == ()
+    assert came.events > 0
+    assert came.asked >= 20
+    assert came.lost == 0
+    assert came.pss_bytes > 0
