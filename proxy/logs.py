@@ -6,6 +6,7 @@ What does not fit into the queue meanwhile is dropped and counted; the next line
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import sys
 import threading
@@ -77,8 +78,7 @@ class StderrLog(QueueHandler):
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
             try:
-                sys.stderr.write(line)
-                sys.stderr.flush()
+                _write(line)
             except (OSError, ValueError):
                 continue  # nobody is there; the next line may find somebody
 
@@ -90,6 +90,19 @@ class StderrLog(QueueHandler):
         except queue.Full:
             pass
         super().close()
+
+
+def _write(line: str) -> None:
+    """Past `sys.stderr`: its buffer, if a reader is stuck, would be waited for at exit."""
+    try:
+        number = sys.stderr.fileno()
+    except (AttributeError, OSError):  # not a file: a test's
+        sys.stderr.write(line)
+        sys.stderr.flush()
+        return
+    data = line.encode(errors="backslashreplace")
+    while data:
+        data = data[os.write(number, data) :]
 
 
 def set_up(level: str, form: str) -> None:
