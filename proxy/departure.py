@@ -60,13 +60,18 @@ class Departure:
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._told_within(least_s)
-                while (self._connected() or service.in_flight) and not self._stop.is_set():
+                while self._has_work() and not self._stop.is_set():
                     await self._told_within(_LOOK_S)
         if self._stop.is_set():
             self._stop.clear()
             await self.drain()
         elif service.in_flight:
             await self._cut(f"{limit_s:g} s after a hot restart")
+
+    def _has_work(self) -> bool:
+        """Connections, requests, or what outlives them: KV that is to be released elsewhere."""
+        service = self._service
+        return bool(self._connected() or service.in_flight or service.aftermath.live)
 
     def _connected(self) -> int:
         return sum(len(r.server.connections) for r in self._runners if r.server is not None)
