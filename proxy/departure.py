@@ -14,6 +14,9 @@ from proxy.service import Service
 
 ACCEPT_WHILE_DRAINING_S = 5.0
 """How long a draining proxy still takes what a load balancer sends before it notices."""
+KEPT_S = 1.0
+"""How long a drain leaves a kept connection open that nobody uses: closed at once, it would be
+under the feet of a client who is just sending."""
 CUT_S = 1.0
 """For the last words of requests that are cut."""
 ACCEPTED_S = 0.2
@@ -39,7 +42,7 @@ class Departure:
         service.waiting.close()
         _log.info("draining: %d requests in flight", service.in_flight)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
-        if await self._idle_within(accept_s):
+        if await self._idle_within(accept_s) and await self._left_within(min(KEPT_S, accept_s)):
             return
         await _stop_accepting(self._runners[:1])
         if self._stop.is_set() or not await self._idle_within(limit_s - accept_s):
@@ -81,6 +84,16 @@ class Departure:
         self._stop.clear()
         self._service.cut()
         await self._idle_within(CUT_S)
+
+    async def _left_within(self, seconds: float) -> bool:
+        """Kept connections have this long for one more request; false when one has come."""
+        end_s = asyncio.get_running_loop().time() + seconds
+        while self._connected() and not self._stop.is_set():
+            left_s = end_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                break
+            await self._told_within(min(_LOOK_S, left_s))
+        return not self._service.in_flight
 
     async def _told_within(self, seconds: float) -> None:
         """Wait for a signal, or for the time."""

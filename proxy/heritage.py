@@ -29,6 +29,7 @@ OWN = "own-"
 TAKEN_OVER = b"ready\n"
 """What a predecessor is told; anything else is why not."""
 _MOST = 64
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 @dataclass
@@ -62,11 +63,11 @@ class Heritage:
             return
         try:
             sock = socket.socket(fileno=fd)
-            is_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
-            is_listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         except OSError as error:
             raise ConfigError(f"{FDS}: descriptor {fd} ({name}): {error.strerror}") from None
-        if not is_tcp or not is_listening:
+        is_tcp = sock.type == socket.SOCK_STREAM and sock.family in _FAMILIES
+        if not is_tcp or not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            sock.close()
             raise ConfigError(f"{FDS}: descriptor {fd} ({name}) is no listening TCP socket")
         sock.set_inheritable(False)
         self.sockets.append((name, sock))

@@ -238,7 +238,6 @@ async def run(folder: Path, times: int, rate: float, streams: int = STREAMS) -> 
             await asyncio.sleep(PAUSE_S)
             load.end()
             await loading
-            assert not any(task.done() for task in held), "a stream ended early"
             engine.may_end.set()
         for task in held:
             if (connection := task.result()) is not None:
