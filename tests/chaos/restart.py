@@ -50,26 +50,29 @@ class Seen:
     ended: Counter[str] = field(default_factory=Counter)
     reused: int = 0
     """Requests on a connection that had served one before."""
+    streams: Counter[str] = field(default_factory=Counter)
+    """The same of the streams that run through all of it."""
     pids: list[int] = field(default_factory=list)
 
     @property
     def lost(self) -> int:
         """All but those that were served whole."""
-        return self.ended.total() - self.ended["whole"]
-
-    def note(self, got: Got) -> None:
-        """Count an answer."""
-        is_whole = got.is_clean and (got.is_done or not got.is_stream)
-        self.ended["whole" if got.status == 200 and is_whole else f"cut {got.status}"] += 1
+        return sum(c.total() - c["whole"] for c in (self.ended, self.streams))
 
     def __str__(self) -> str:
-        names = ("refused", "reset")
-        other = sum(n for name, n in self.ended.items() if name.startswith("cut"))
-        counted = ", ".join(f"{self.ended[name]} {name}" for name in names)
+        ended, streams = self.ended, self.streams
+        other = self.ended.total() - sum(ended[name] for name in ("whole", "refused", "reset"))
         return (
-            f"{len(self.pids) - 1} restarts, {self.ended.total()} requests, {self.reused} of them "
-            f"on kept connections: {counted}, {other} cut or answered otherwise"
+            f"{len(self.pids) - 1} restarts, {ended.total()} requests, {self.reused} of them on "
+            f"kept connections: {ended['refused']} refused, {ended['reset']} reset, {other} cut or "
+            f"otherwise; {streams['whole']} of {streams.total()} streams whole"
         )
+
+
+def verdict(got: Got) -> str:
+    """Whether an answer is one, in a word."""
+    is_whole = got.is_clean and (got.is_done or not got.is_stream)
+    return "whole" if got.status == 200 and is_whole else f"cut {got.status}"
 
 
 class Engine(Scripted):
@@ -104,7 +107,7 @@ class Kept:
         async with self._turn:
             is_kept = self._connection is not None
             self._seen.reused += is_kept
-            self._connection = await ask(self._url, self._seen, self._connection)
+            self._connection = await ask(self._url, self._seen.ended, self._connection)
 
     def close(self) -> None:
         """Done."""
@@ -113,27 +116,39 @@ class Kept:
 
 
 async def ask(
-    url: str, seen: Seen, connection: Connection | None = None, body: bytes = BODY
+    url: str, ended: Counter[str], connection: Connection | None = None
 ) -> Connection | None:
     """One request, counted; the connection, if it may be used again."""
     if connection is None:
         try:
             connection = await connect(url)
         except OSError:
-            seen.ended["refused"] += 1
+            ended["refused"] += 1
             return None
     try:
-        connection.send(request(body, {}))
+        connection.send(request(BODY, {}))
         got = await connection.get()
-    except OSError:
-        seen.ended["reset"] += 1
+    except OSError as error:
+        ended["no answer" if isinstance(error, TimeoutError) else "reset"] += 1
         connection.close()
         return None
-    seen.note(got)
+    ended[verdict(got)] += 1
     if got.is_clean and got.headers.get("connection") != "close":
         return connection
     connection.close()
     return None
+
+
+async def hold(url: str, ended: Counter[str]) -> None:
+    """One stream, however long it takes, counted."""
+    connection = await connect(url)
+    connection.send(request(LONG, {}))
+    try:
+        ended[verdict(await connection._get(is_head=False))] += 1
+    except ConnectionError:
+        ended["reset"] += 1
+    finally:
+        connection.close()
 
 
 class Load:
@@ -164,7 +179,7 @@ class Load:
             kept.close()
 
     async def _fresh(self) -> None:
-        if connection := await ask(self._url, self._seen):
+        if connection := await ask(self._url, self._seen.ended):
             connection.close()
 
     async def _now_and_then(self, kept: Kept, pause_s: float) -> None:
@@ -229,7 +244,8 @@ async def run(folder: Path, times: int, rate: float, streams: int = STREAMS) -> 
         seen.pids.append(pid_of(folder))
         load = Load(proxy.url, rate, seen)
         async with asyncio.TaskGroup() as group:
-            held = [group.create_task(ask(proxy.url, seen, None, LONG)) for _ in range(streams)]
+            for _ in range(streams):
+                group.create_task(hold(proxy.url, seen.streams))
             await until(lambda: engine.busy == streams, "all stream")
             loading = group.create_task(load.run())
             for _ in range(times):
@@ -239,9 +255,6 @@ async def run(folder: Path, times: int, rate: float, streams: int = STREAMS) -> 
             load.end()
             await loading
             engine.may_end.set()
-        for task in held:
-            if (connection := task.result()) is not None:
-                connection.close()
         left = seen.pids[:-1]
         await until(lambda: not any(map(is_running, left)), "the replaced end by themselves")
     return seen
@@ -262,8 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     odd = [line for line in log if " INFO " not in line]
     took_s = time.monotonic() - start_s
     sys.stdout.write(
-        f"{seen}; {args.streams} streams ran through; {took_s:.0f} s\n"
-        f"lines in the log beside the expected ones: {len(odd)}\n"
+        f"{seen}; {took_s:.0f} s\nlines in the log beside the expected ones: {len(odd)}\n"
     )
     return 1 if seen.lost else 0
 

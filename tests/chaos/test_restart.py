@@ -42,8 +42,9 @@ async def answer(connection: Connection, data: bytes) -> tuple[int, str | None]:
 
 async def test_r9_hot_restart_under_load(rig: Floor, tmp_path: Path) -> None:
     seen = await run(tmp_path, TIMES, RATE, STREAMS)
-    figures.say("R9", f"{seen}; {STREAMS} streams ran through")
+    figures.say("R9", f"hot restart: {seen}")
     assert seen.lost == 0
+    assert seen.streams["whole"] == STREAMS
     assert seen.reused > 10
     assert len(set(seen.pids)) == TIMES + 1
     rig.checked += 1
