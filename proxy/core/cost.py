@@ -105,8 +105,22 @@ def _stay(free: Free, home: str, best: Priced, colocated: Sequence[Row]) -> Pric
     return best if at_home.cost_s > best.cost_s + MARGIN_S else at_home
 
 
-_Prices = tuple[float, int, float, float, float, float, float, float]
-Row = tuple[*_Prices, Instance, Load, int, int, float, Priced | None]
+Row = tuple[
+    float,
+    int,
+    float,
+    float,
+    float,
+    float,
+    float,
+    float,
+    Instance,
+    Load,
+    int,
+    int,
+    float,
+    Priced | None,
+]
 """The fields of a Priced, in their order: making that of every instance would take longer."""
 _COST, _DECODE = itemgetter(0), itemgetter(4)
 

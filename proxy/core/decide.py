@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from proxy.core.classify import Size, classify
 from proxy.core.connectors import CONNECTORS, Connector
+from proxy.core.free import Free
 from proxy.core.gate import Thresholds
 from proxy.core.latency import Latency
 from proxy.core.offload import Decision, Question, colocate, should_offload
@@ -62,7 +63,7 @@ class Scene:
     config: RouterConfig
     facts: RequestFacts
     home: str | None
-    free: Sequence[Candidate]
+    free: Free | Sequence[Candidate]
     mean_ongoing_tokens: Callable[[], float]
     now_s: float
     latency: Latency

@@ -17,7 +17,7 @@ Rank = Callable[[int], tuple[int, int]]
 
 
 @dataclass(slots=True)
-class Free(Sequence[Candidate]):
+class Free:
     """Columns in the order of the instances; what each means is said in `Candidate`."""
 
     prompt_tokens: int
