@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from proxy import background, tcp, tls
+from proxy import background, estate, tcp, tls
 from proxy.admin import Admin
 from proxy.config import ConfigError, Settings
 from proxy.connections import Door, GuardedSite, client_cap
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
-from proxy.departure import Departure, first_of
+from proxy.departure import Departure, closing, first_of
 from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
 from proxy.heritage import Heritage
@@ -59,7 +59,7 @@ class Server:
         self._heritage = heritage or Heritage()
         self._names: list[str] = []
         """Of the listeners, as the next process is to know them."""
-        self._succession = Succession(self._listeners)
+        self._succession = Succession(self._listeners, lambda: estate.leave(self.service))
         self._stop = asyncio.Event()
 
     @property
@@ -91,6 +91,8 @@ class Server:
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
         self._departure = Departure(self.service, self._runners, self._stop)
+        if self._heritage.estate is not None:
+            estate.take(self.service, self._heritage.estate)
         if self._heritage.has_predecessor and not await background.look_round(self.service):
             await self.close()
             raise ConfigError(f"no instance has answered in {background.FIRST_LOOK_S:g} s")
@@ -232,15 +234,7 @@ def _sockets(runner: web.AppRunner) -> list[socket.socket]:
 def application(service: Service, *, admin: bool = True, public: bool = True) -> web.Application:
     """The routes of one listener. No middleware: every request would pay for it."""
     app = web.Application(client_max_size=service.settings.max_body_bytes)
-
-    async def say_close(request: web.Request, response: web.StreamResponse) -> None:
-        """What asks on a kept connection is led to the process that has taken over."""
-        del request
-        if service.is_leaving:
-            response.headers["Connection"] = "close"
-            response.force_close()
-
-    app.on_response_prepare.append(say_close)
+    app.on_response_prepare.append(closing(service))
     app.add_routes(_probes(service))
     if admin:
         app.add_routes(_admin(service))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from aiohttp import web
@@ -109,6 +109,18 @@ class Departure:
                 await first_of(idle, self._stop)
                 return idle.is_set()
         return False
+
+
+def closing(service: Service) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """A signal of routed answers: what asks on a kept connection is led to who has taken over."""
+
+    async def say_close(request: web.Request, response: web.StreamResponse) -> None:
+        del request
+        if service.is_leaving:
+            response.headers["Connection"] = "close"
+            response.force_close()
+
+    return say_close
 
 
 async def first_of(*events: asyncio.Event) -> None:

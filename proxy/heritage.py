@@ -6,6 +6,7 @@ By systemd's protocol: descriptors 3, 4, ... (`LISTEN_FDS` says how many), their
     admin                    a socket for the admin listener
     own-public, own-admin    what a predecessor bound by its options; used where ours say the same
     ready                    a pipe to a predecessor that waits to be told
+    estate                   a file of what the predecessor knows
     any other                a socket for clients
 
 A socket that is handed down is the same in the kernel: its queue of connections goes on.
@@ -19,12 +20,13 @@ import socket
 from collections.abc import MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 from proxy.config import ConfigError
 
 FIRST_FD = 3
 FDS, NAMES, PID = "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"
-READY = "ready"
+READY, ESTATE = "ready", "estate"
 OWN = "own-"
 TAKEN_OVER = b"ready\n"
 """What a predecessor is told; anything else is why not."""
@@ -38,6 +40,7 @@ class Heritage:
 
     sockets: list[tuple[str, socket.socket]] = field(default_factory=list)
     _pipe: int | None = None
+    estate: BinaryIO | None = None
 
     @classmethod
     def read(cls, environ: MutableMapping[str, str]) -> Heritage:
@@ -60,6 +63,10 @@ class Heritage:
         if name == READY:
             os.set_inheritable(fd, False)  # noqa: FBT003 - has no keyword
             self._pipe = fd
+            return
+        if name == ESTATE:
+            os.set_inheritable(fd, False)  # noqa: FBT003 - has no keyword
+            self.estate = open(fd, "rb")  # noqa: SIM115 - closed by who reads it
             return
         try:
             sock = socket.socket(fileno=fd)

@@ -15,10 +15,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from typing import BinaryIO
 
-from proxy.heritage import FDS, FIRST_FD, NAMES, PID, READY, TAKEN_OVER
+from proxy.heritage import ESTATE, FDS, FIRST_FD, NAMES, PID, READY, TAKEN_OVER
 from proxy.plain import printable
 
 START_S = 60.0
@@ -37,9 +38,14 @@ class HeirError(Exception):
 class Succession:
     """One per process; it is replaced once."""
 
-    def __init__(self, listeners: Callable[[], list[tuple[str, int]]]) -> None:
-        """`listeners`: name and descriptor of what is handed down, see `heritage`."""
+    def __init__(
+        self,
+        listeners: Callable[[], list[tuple[str, int]]],
+        estate: Callable[[], Awaitable[BinaryIO]],
+    ) -> None:
+        """`listeners`: name and descriptor of what is handed down, see `heritage`; `estate` too."""
         self._listeners = listeners
+        self._estate = estate
         self._asked = asyncio.Event()
         self._is_under_way = False
         self._heir: int | None = None
@@ -66,8 +72,9 @@ class Succession:
             self._asked.clear()
             self._is_under_way = True
             try:
-                self._heir = await _start(self._listeners())
-            except HeirError as error:
+                with await self._estate() as file:
+                    self._heir = await _start([*self._listeners(), (ESTATE, file.fileno())])
+            except (HeirError, OSError) as error:
                 _log.error("hot restart failed, this process carries on: %s", error)
             else:
                 on_heir(self._heir)

@@ -97,6 +97,7 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.listening": set(),
     "proxy.connections": {"proxy.listening"},
     "proxy.heritage": LEAF,
+    "proxy.estate": SHELL | {"proxy.service"},
     "proxy.succession": {"proxy.heritage", "proxy.plain"},
     "proxy.departure": SHELL | {"proxy.service", "proxy.listening"},
     "proxy.supervisor": set(),
@@ -110,7 +111,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
     | {"proxy.operators", "proxy.reload", "proxy.connections", "proxy.listening"}
     | {"proxy.edge", "proxy.refusals", "proxy.tcp"}
-    | {"proxy.departure", "proxy.heritage", "proxy.succession"},
+    | {"proxy.departure", "proxy.estate", "proxy.heritage", "proxy.succession"},
     "proxy.tuning": set(),
     "proxy.logs": {"proxy.plain"},
     "proxy.cli": LEAF

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -62,6 +63,17 @@ class Sessions:
         if known:
             self._drop(session_id)
         return known
+
+    def rows(self) -> list[tuple[str, str, int, float]]:
+        """Of each session its id, instance, turn and last use; the longest idle first."""
+        return [(name, h.instance, h.turn, h.used_s) for name, h in self._homes.items()]
+
+    def adopt(self, rows: Iterable[tuple[str, str, int, float]]) -> None:
+        """Take over rows of another table; they are older than anything here."""
+        for session_id, instance, turn, used_s in rows:
+            if session_id not in self._homes and len(self._homes) < self._max:
+                self._homes[session_id] = _Home(instance, turn, used_s)
+                self._per_instance[instance] += 1
 
     def forget(self, instance: str) -> None:
         """Forget every session of an instance that has gone."""

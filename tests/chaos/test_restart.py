@@ -58,10 +58,11 @@ async def test_kept_connections_are_led_over(tmp_path: Path) -> None:
         async with Scripted() as engine, replaceable(tmp_path, [engine.url], shell=shell) as proxy:
             await proxy.up(1)
             busy, balancer, silent = [await connect(proxy.url) for _ in range(3)]
-            assert await answer(busy, request(BODY, {})) == (200, None)
+            assert await answer(busy, request(BODY, {"X-Session-ID": "s"})) == (200, None)
             assert await answer(balancer, get("/ready")) == (200, None)
             await replace(tmp_path, Seen())
             await handed_over(proxy)
+            assert "1 sessions and 0 blocks taken over" in proxy.log, "a prompt of less than one"
             assert proxy.is_alive
             proxy.kill(signal.SIGUSR2)
             await until(lambda: "has taken over already" in proxy.log, "refused")

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import socket
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import aiohttp
+import orjson
 import pytest
 
-from proxy import background, heritage, succession
+from proxy import background, estate, heritage, succession
 from proxy.app import Server
 from proxy.config import ConfigError, Settings
 from proxy.heritage import Heritage
 from proxy.succession import Succession
 from proxy.supervisor import Supervisor
 from replayer.sim_fleet import SimFleet
-from tests.shell.harness import addresses, until
+from tests.shell.harness import Proxy, addresses, chat, until, words
 
 
 @pytest.fixture
@@ -138,12 +143,16 @@ async def test_who_sees_no_instance_replaces_nobody(monkeypatch: pytest.MonkeyPa
         os.close(hears)
 
 
+async def nothing() -> BinaryIO:
+    return tempfile.TemporaryFile()
+
+
 async def test_a_successor_that_is_silent_is_stopped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And one that cannot be executed: both are one line."""
     monkeypatch.setattr(succession, "START_S", 0.1)
-    asked = Succession(list)
+    asked = Succession(list, nothing)
     watching = asyncio.create_task(asked.watch(lambda pid: None))
     monkeypatch.setattr(succession, "STOP_S", 0.1)
     monkeypatch.setattr("sys.orig_argv", ["sh", "-c", "trap '' TERM; exec sleep 60"])
@@ -162,7 +171,7 @@ def test_process_1_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    Succession(list).ask()
+    Succession(list, nothing).ask()
     assert "a container ends with its process 1" in caplog.text
 
 
@@ -179,3 +188,63 @@ def test_the_pid_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(OSError, match="nowhere"):
         Supervisor({}, tmp_path / "nowhere" / "pid").started(replaces=False)
+
+
+async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
+    """A session goes on where its KV is, and what that instance holds is known."""
+    text = words(2000)
+    async with SimFleet(3) as fleet:
+        names = addresses(fleet)
+        async with Proxy(tmp_path / "one", names) as one:
+            await one.up()
+            headers = {"X-Session-ID": "s"}
+            for _ in range(2):
+                assert (await one.post(chat(text), headers=headers)).status == 200
+            first = (await one.records(2))[-1]
+            left = await estate.leave(one.server.service)
+        assert first["hit_tokens"] > 1000
+        home = first["decode_instance"]
+        fewer = [name for name in names if home in name] + ["other=127.0.0.1:1"]
+        async with Proxy(tmp_path / "two", fewer) as two:
+            estate.take(two.server.service, left)
+            answer = await two.post(chat(text), headers=headers)
+            assert answer.status == 200, answer.body
+            (second,) = await two.records(1)
+        same = ("decode_instance", "hit_tokens", "isl_tokens")
+        assert [second[key] for key in same] == [first[key] for key in same]
+        assert second["turn"] == first["turn"] + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"nonsense",
+        b'{"form":2}',
+        b'{"form":1}',
+        b'{"form":1,"bytes_per_token":3}',
+    ],
+)
+async def test_another_form_is_left_alone(
+    text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Proxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
+        estate.take(proxy.server.service, io.BytesIO(text))
+        assert "what the predecessor knew is not used" in caplog.text
+
+
+async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [{"form": 1, "bytes_per_token": {"m": 3.0}}]
+    urls = {"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2", "c": "http://127.0.0.1:3"}
+    for name, url in urls.items():
+        lines.append({"instance": name, "url": url, "start_s": None, "runs": [[1, 2**64 - 1]]})
+    lines.append({"sessions": [[f"of-{name}", name, 3, time.monotonic()] for name in urls]})
+    async with Proxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
+        estate.take(proxy.server.service, io.BytesIO(b"\n".join(map(orjson.dumps, lines))))
+        router, now_s = proxy.router, time.monotonic()
+        homes = [router.sessions.home(f"of-{name}", now_s) for name in urls]
+        assert homes == ["a", None, None]
+        assert [router.prefixes.blocks(name) for name in urls] == [2, 0, 0]
+        assert proxy.server.service.estimator.bytes_per_token("m") == 3.0
