@@ -17,6 +17,7 @@ import asyncio
 import logging
 import os
 import tempfile
+from itertools import islice
 from typing import Any, BinaryIO
 
 import orjson
@@ -41,10 +42,9 @@ async def leave(service: Service) -> BinaryIO:
             line: dict[str, Any] = {"instance": name, "url": member.instance.url}
             line |= {"start_s": member.start_s, "runs": router.prefixes.runs(name)}
             await asyncio.to_thread(_write, file, line)
-        homes = router.sessions.rows()
-        for at in range(0, len(homes), SESSIONS_PER_LINE):
-            some = {"sessions": homes[at : at + SESSIONS_PER_LINE]}
-            await asyncio.to_thread(_write, file, some)
+        rows = router.sessions.rows()
+        while some := await asyncio.to_thread(lambda: list(islice(rows, SESSIONS_PER_LINE))):
+            await asyncio.to_thread(_write, file, {"sessions": some})
         await asyncio.to_thread(file.seek, 0)
     except BaseException:
         file.close()
