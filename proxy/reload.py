@@ -26,8 +26,8 @@ RELOADABLE = frozenset(
         *("ttft_slo", "tpot_slo", "overload_status", "active_decode_blocks_threshold"),
         *("active_prefill_tokens_threshold", "active_prefill_tokens_threshold_frac"),
         *("prefill_timeout", "transfer_timeout", "ttft_timeout", "idle_timeout", "total_timeout"),
-        *("health_timeout", "body_timeout", "drain_seconds", "response_headers", "admin_token"),
-        *("handover_seconds",),
+        *("health_timeout", "body_timeout", "drain_seconds", "handover_seconds"),
+        *("response_headers", "admin_token"),
         *("api_key", "cache_salt_secret", "instance_api_key", "allow_cidr"),
         *("tls_cert", "tls_key", "tls_client_ca", "instance_ca", "instance_cert", "instance_key"),
     }

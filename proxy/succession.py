@@ -47,7 +47,7 @@ class Succession:
         self._listeners = listeners
         self._estate = estate
         self._asked = asyncio.Event()
-        self._is_under_way = False
+        self._is_under_way = self._is_over = False
         self._heir: int | None = None
         self.is_done = asyncio.Event()
 
@@ -57,6 +57,8 @@ class Succession:
             _log.warning("hot restart refused: process %d has taken over already", self._heir)
         elif self._is_under_way or self._asked.is_set():
             _log.warning("hot restart refused: one is under way")
+        elif self._is_over:
+            _log.warning("hot restart refused: this process is stopping")
         elif os.getpid() == 1:
             _log.error(
                 "hot restart refused: a container ends with its process 1, which this is; "
@@ -67,20 +69,26 @@ class Succession:
 
     async def watch(self, on_heir: Callable[[int], None]) -> None:
         """Start a new process whenever asked to, until one has taken over; `on_heir` has its id."""
-        while not self.is_done.is_set():
-            await self._asked.wait()
-            self._asked.clear()
-            self._is_under_way = True
-            try:
-                with await self._estate() as file:
-                    self._heir = await _start([*self._listeners(), (ESTATE, file.fileno())])
-            except (HeirError, OSError) as error:
-                _log.error("hot restart failed, this process carries on: %s", error)
-            else:
-                on_heir(self._heir)
-                self.is_done.set()
-            finally:
-                self._is_under_way = False
+        try:
+            while not self.is_done.is_set():
+                await self._asked.wait()
+                self._asked.clear()
+                await self._try(on_heir)
+        finally:
+            self._is_over = True
+
+    async def _try(self, on_heir: Callable[[int], None]) -> None:
+        self._is_under_way = True
+        try:
+            with await self._estate() as file:
+                self._heir = await _start([*self._listeners(), (ESTATE, file.fileno())])
+        except (HeirError, OSError) as error:
+            _log.error("hot restart failed, this process carries on: %s", error)
+        else:
+            on_heir(self._heir)
+            self.is_done.set()
+        finally:
+            self._is_under_way = False
 
 
 async def _start(listeners: Sequence[tuple[str, int]]) -> int:

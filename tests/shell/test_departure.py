@@ -53,7 +53,10 @@ async def test_who_waits_when_another_process_takes_over_is_served(tmp_path: Pat
         engine.answer(2)
         answer = await waiting
         assert (answer.status, answer.headers["Connection"]) == (200, "close")
-        await proxy.http.close()  # the first request's connection, which is kept
+        connector = proxy.http.connector
+        assert connector is not None
+        await until(lambda: not connector._acquired, "the first has its answer too")
+        await proxy.http.close()  # and its connection is kept
         await handing
 
 

@@ -165,6 +165,10 @@ async def test_a_successor_that_is_silent_is_stopped(
             assert ("not ready in" if program == "/bin/sh" else "No such file") in caplog.text
     assert not watching.done()
     watching.cancel()
+    await asyncio.wait({watching})
+    with caplog.at_level(logging.WARNING):
+        asked.ask()
+    assert "this process is stopping" in caplog.text
 
 
 def test_process_1_is_not_replaced(
