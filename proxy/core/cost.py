@@ -80,7 +80,7 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
         best = _stay(free, scene.home, best, colocated)
     warm, heavy = scene.config.warm_threshold, scene.config.heavy_threshold
     size = classify(best.new_tokens, warm, heavy)
-    offloads = _offloads(scene, free, w, colocated)
+    offloads = _offloads(scene, free, w, colocated) if _may_offload(best, size, colocated) else []
     reason = _why_not(scene, best, size, offloads)
     chosen = best
     if reason is None:
@@ -240,11 +240,27 @@ def _why_not(scene: Scene, best: Priced, size: Size, offloads: Sequence[Priced])
         return _unless_small(size, Reason.NOT_OFFLOADABLE)
     if not offloads:
         return _unless_small(size, Reason.NO_PEER)
-    gain_s = best.cost_s - offloads[0].cost_s
-    if gain_s <= max(MARGIN_S, MARGIN_RATIO * best.cost_s):
+    if best.cost_s - offloads[0].cost_s <= _margin_s(best):
         d_idle = not best.load.decode_requests
         return _unless_small(size, Reason.D_IDLE if d_idle else Reason.MARGIN)
     return None
+
+
+def _margin_s(best: Priced) -> float:
+    return max(MARGIN_S, MARGIN_RATIO * best.cost_s)
+
+
+def _may_offload(best: Priced, size: Size, colocated: Sequence[Row]) -> bool:
+    """Whether pairs are worth pricing: all HEAVY ones, others where one could win at all.
+
+    No pair costs less than the cheapest P for its part and the cheapest D for its own. Most turns
+    of a long session are short and have no chance.
+    """
+    if size is Size.HEAVY:
+        return True
+    least_s = min([row[0] - row[4] - row[5] for row in colocated])
+    least_s += min([row[4] + row[5] + row[6] for row in colocated])
+    return best.cost_s - least_s > _margin_s(best)
 
 
 def _why(offload: Priced) -> Reason:
