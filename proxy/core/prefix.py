@@ -31,13 +31,16 @@ long prompts a block takes less than half."""
 GROUPS_MAX = 256
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Hold:
     """A prompt in use on one instance; `age` is that of its last block there."""
 
     instance: str
     hashes: Sequence[int]
     age: int
+
+    def __init__(self, instance: str, hashes: Sequence[int], age: int) -> None:
+        self.instance, self.hashes, self.age = instance, hashes, age
 
 
 class Runs:
