@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-vllm chaos soak lint bench bench-core clean
+.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-vllm chaos soak lint bench bench-core bench-shell clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -44,8 +45,13 @@ test-compiled: compiled
 	$(BIN)/pytest -q -o pythonpath='.cache/compiled .' -o cache_dir=.cache/compiled/.pytest_cache \
 		tests/core tests/shell/test_offload.py tests/shell/test_relay.py tests/shell/test_disconnect.py
 
-compiled: $(VENV)/.installed-dev
-	CACHE_PROXY_COMPILE=1 $(INSTALL) --no-deps --upgrade --target .cache/compiled .
+## The project as `pip install .` installs it where there is a C compiler.
+compiled: .cache/compiled/.installed
+
+.cache/compiled/.installed: $(VENV)/.installed-dev setup.py $(wildcard proxy/*.py proxy/core/*.py)
+	rm -rf build .cache/compiled
+	CACHE_PROXY_COMPILE=1 $(INSTALL) --no-deps --target .cache/compiled .
+	@touch $@
 
 ## Every fault of tests/chaos/faults.toml, and what must hold after each. See docs/chaos.md.
 chaos: $(VENV)/.installed-dev
@@ -68,12 +74,16 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 ## What the proxy costs beside its peers, minutes; BENCH="--quick" for less. See docs/benchmark.md.
-bench: $(VENV)/.installed
+bench: compiled
 	$(BIN)/python -m tests.bench --json .cache/bench/result.json $(BENCH)
 
 ## What one decision costs, without any network.
-bench-core: $(VENV)/.installed
-	$(BIN)/python -m tests.bench.bench_core --json .cache/bench-core.json $(BENCH)
+bench-core: compiled
+	$(COMPILED) -m tests.bench.bench_core --json .cache/bench-core.json $(BENCH)
+
+## What one request costs the whole process but the kernel, and the calls that it makes.
+bench-shell: compiled
+	$(COMPILED) -m tests.bench.bench_shell
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

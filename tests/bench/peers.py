@@ -18,6 +18,9 @@ from tests.bench.processes import HOST, Child, Children, Cpus, free_ports, get
 from tests.bench.upstream import Upstream
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+COMPILED = ROOT / ".cache" / "compiled"
+"""Where `make compiled` installs the project."""
 SYSTEM_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 """nginx and haproxy live beyond a user's PATH."""
 
@@ -45,6 +48,8 @@ class Peer:
     headers: tuple[str, ...] = ()
     lag_metric: str | None = None
     """Histogram of its event loop's lateness, where it exports one."""
+    path: Path | None = None
+    """Where Python looks first for its modules."""
 
 
 _SGLANG = (
@@ -60,6 +65,16 @@ _VLLM = (
 
 def _rust(command: str, requirement: str) -> Peer:
     return Peer(command=command, requirement=requirement, start_s=60.0, settle_s=2.0)
+
+
+def _ours(path: Path) -> Peer:
+    return Peer(
+        command="{bin}/cache-proxy --host 127.0.0.1 --port {port} --instances {urls}"
+        " --prefill-throughput 20000 --request-log {work}/requests.jsonl",
+        headers=("x-session-id: 5e551000-0000-4000-8000-%C",),
+        lag_metric="cache_proxy_loop_lag_seconds",
+        path=path,
+    )
 
 
 PEERS: dict[str, Peer] = {
@@ -86,12 +101,8 @@ PEERS: dict[str, Peer] = {
         command="{bin}/python {here}/naive_aiohttp.py {port} {urls}",
         headers=("x-session-id: s%C",),
     ),
-    "ours": Peer(
-        command="{bin}/cache-proxy --host 127.0.0.1 --port {port} --instances {urls}"
-        " --prefill-throughput 20000 --request-log {work}/requests.jsonl",
-        headers=("x-session-id: 5e551000-0000-4000-8000-%C",),
-        lag_metric="cache_proxy_loop_lag_seconds",
-    ),
+    "ours": _ours(COMPILED),
+    "ours-interpreted": _ours(ROOT),
 }
 QUICK = ("direct", "haproxy", "sglang-router-rr", "vllm-router-rr", "naive-aiohttp", "ours")
 
@@ -136,7 +147,7 @@ class Site:
         work.mkdir(parents=True)
         if peer.config is not None:
             (work / peer.config).write_text(self._config(peer, work, port))
-        child = self.children.start(name, command, self.cpus.peer, work, _environment())
+        child = self.children.start(name, command, self.cpus.peer, work, _environment(peer))
         running = Running(name, peer, child, port)
         _wait(running)
         return running
@@ -165,6 +176,8 @@ class Site:
 def resolve(peer: Peer, venvs: Path, **values: str) -> list[str]:
     """A peer's command line; MissingError when its program is not there."""
     venv = venv_of(peer, venvs)
+    if peer.path is not None and not (peer.path / "proxy").is_dir():
+        raise MissingError("not installed; get it with: make compiled")
     given = {"venv": str(venv), "bin": str(Path(sys.executable).parent), "here": str(HERE)}
     words = shlex.split(str(peer.command).format(**given, **values))
     program = shutil.which(words[0], path=SYSTEM_PATH)
@@ -199,10 +212,12 @@ def version_of(peer: Peer) -> str | None:
     return version[0] if version else None
 
 
-def _environment() -> dict[str, str]:
+def _environment(peer: Peer) -> dict[str, str]:
     """Without proxies for what stays on this machine, and without look-ups in model hubs."""
     proxies = {"http_proxy", "https_proxy", "all_proxy"}
     kept = {key: value for key, value in os.environ.items() if key.lower() not in proxies}
+    if peer.path is not None:
+        kept["PYTHONPATH"] = str(peer.path)
     return kept | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 

@@ -31,7 +31,7 @@ from tests.bench.sessions import fill_session_table
 from tests.bench.window import WrongProcessError
 
 LOSSY = Peer(command="{bin}/python {here}/lossy_relay.py {port} {urls}", settle_s=0.0)
-OURS = replace(PEERS["ours"], settle_s=0.0)
+OURS = replace(PEERS["ours-interpreted"], settle_s=0.0)
 
 
 def direct(rig: Rig) -> Running:
