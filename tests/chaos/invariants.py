@@ -159,6 +159,11 @@ def is_honest(got: Got) -> bool:
     return got.is_done
 
 
+def says_when(got: Got) -> bool:
+    """A 503 names the time to come again (I4 too: it is how an answer ends)."""
+    return got.status != 503 or got.headers.get("retry-after", "").isdecimal()
+
+
 def hits(canaries: Iterable[str], *texts: str) -> list[str]:
     """Secrets that are in an output (I7)."""
     return [c for c in canaries if any(c in text for text in texts)]

@@ -246,6 +246,7 @@ class Rig:
         for got in self.answers:
             tail = got.body[-200:]
             holds("I4", inv.is_honest(got), f"a clean end that the engine did not make: {tail!r}")
+            holds("I4", inv.says_when(got), f"a 503 without Retry-After: {tail!r}")
 
     def _logs(self) -> None:
         known = (word for line in self.log.errors for word in self.may_log if word in line)

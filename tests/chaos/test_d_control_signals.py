@@ -234,9 +234,12 @@ def test_f67_dns(rig: Floor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     rig.checked += 1
 
 
-async def test_f68_a_policy_raises(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyError, RecursionError, AttributeError])
+async def test_f68_a_policy_raises(
+    rig: Floor, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def broken(*args: Any, **more: Any) -> Any:
-        raise ZeroDivisionError("a policy's bug")
+        raise kind("a policy's bug")
 
     monkeypatch.setitem(offload.POLICIES, "threshold", broken)
     options: dict[str, Any] = {
@@ -245,5 +248,7 @@ async def test_f68_a_policy_raises(rig: Floor, monkeypatch: pytest.MonkeyPatch) 
         "warm_threshold": 10,
     }
     async with rig([GOOD, GOOD], boots=True, **options, **SLOW_PROBES) as r:
-        r.may_log = ("a policy's bug", "policy")
         assert all([is_fine(await r.ask(words(500, str(i)))) for i in range(4)])
+        said = {"decision": "colocate", "reason": "policy_failed"}
+        assert r.metric("offload_decisions_total", **said) == 4
+        assert {len(link.posts) for link in r.links} == {2}, "by load: one after the other"
