@@ -140,3 +140,17 @@ class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not
         self.body = body
         self.headers = headers or {}
         self.limit_s = limit_s
+
+    def again(self) -> UpstreamFailure:
+        """The same to be raised where this one is kept.
+
+        A raised error holds the frames that it went through, and those what keeps it.
+        """
+        return UpstreamFailure(
+            self.kind,
+            self.detail,
+            status=self.status,
+            body=self.body,
+            headers=self.headers,
+            limit_s=self.limit_s,
+        )

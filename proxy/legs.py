@@ -199,7 +199,7 @@ async def _decode(out: Outgoing, d: Upstream, body: bytes | None, on_sent: OnSen
             while not reply.is_over and reply.held_bytes <= HOLD_BYTES and await reply.more():
                 pass
             if reply.failure is not None:
-                raise reply.failure
+                raise reply.failure.again()
         is_good = True
     finally:
         if not is_good:
