@@ -93,7 +93,7 @@ async def _prefill(
     reply = await p.send(out.method, out.path, headers, body, on_sent)
     try:
         # One that streams although it was told not to is not listened to.
-        answer = b"" if reply.is_stream else await reply.read(ANSWER_BYTES)
+        answer = b"" if reply.is_stream else await reply.read(ANSWER_BYTES + 1)
     finally:
         reply.close()
     if reply.status != 200:
@@ -103,6 +103,8 @@ async def _prefill(
 
 
 def _after_prefill(connector: Connector, transfer: Transfer, answer: bytes) -> Edits | Fallback:
+    if len(answer) > ANSWER_BYTES:
+        return Fallback.P_ERROR
     try:
         parsed = orjson.loads(answer)
     except orjson.JSONDecodeError:

@@ -15,9 +15,12 @@ from tests.chaos.invariants import samples
 from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, Scripted
 from tests.shell.harness import chat
+from tests.turns import TURN_S, Turns
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
 MESSAGE = b'{"role":"user","content":"hi"}'
+ONE_PARSE_S = 0.1
+"""Of a body with a hundred thousand keys, or a million numbers: it cannot be interrupted."""
 SMALL = orjson.dumps(chat("hi"))
 
 
@@ -134,8 +137,9 @@ ODD_JSON: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", ODD_JSON)
-async def test_f87_odd_json(rig: Floor, what: str) -> None:
+async def test_f87_odd_json(rig: Floor, timed: Turns, what: str) -> None:
     """400 in OpenAI's shape, or byte for byte what the client said."""
+    timed.bound_s = ONE_PARSE_S if what == "keys" else TURN_S
     engine, body = Scripted(), ODD_JSON[what]
     async with rig([engine], **SLOW_PROBES) as r:
         r.lag.forgive()
@@ -186,7 +190,8 @@ async def test_f88_clients_steer_the_engine(rig: Floor, what: str) -> None:
         assert b"data-parallel" not in head
 
 
-async def test_f89_a_prompt_of_a_million_tokens(rig: Floor) -> None:
+async def test_f89_a_prompt_of_a_million_tokens(rig: Floor, timed: Turns) -> None:
+    timed.bound_s = ONE_PARSE_S
     engine = Scripted()
     many = b'{"model":"sim-8b","prompt":[' + b"7," * 999_999 + b"7],%s}"
     async with rig([engine], max_body_bytes=4 << 20, **SLOW_PROBES) as r:
