@@ -63,7 +63,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if match and outcome in _OUTCOMES:
                 found[int(match[1])].add(outcome)
     passed = [row for row, outcomes in found.items() if outcomes == {"passed"}]
-    for line in figures.lines + figures.turns():
+    for line in figures.lines + figures.turns() + figures.flow():
         terminalreporter.write_line(line)
     for row in sorted(set(found) - set(passed)):
         title = next(r["title"] for r in ROWS if r["id"] == row)

@@ -6,6 +6,9 @@ lines: list[str] = []
 turns_s: list[tuple[float, float, str]] = []
 """Of each test the longest turn of the loop in the proxy, its bound, and where that was."""
 
+flow_s: list[float] = []
+"""How long each request of the healthy flows took, whatever was wrong beside it."""
+
 
 def say(name: str, text: str) -> None:
     """Note a figure."""
@@ -26,3 +29,11 @@ def turns() -> list[str]:
         f"{1e3 * bound_s:.0f}), in {where}; no blocking call in any row (blockbuster)"
         for bound_s, (s, _, where) in sorted(most.items())
     ]
+
+
+def flow() -> list[str]:
+    """What the healthy flows felt."""
+    if not flow_s:
+        return []
+    p50, p99 = (1e3 * percentile(flow_s, ratio) for ratio in (0.5, 0.99))
+    return [f"I9: {len(flow_s)} requests beside the faults, p50 {p50:.1f} ms, p99 {p99:.1f} ms"]

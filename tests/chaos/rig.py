@@ -25,6 +25,7 @@ import pytest
 
 from replayer.sim_fleet import SimFleet
 from replayer.sim_host import SimEngine
+from tests.chaos import figures
 from tests.chaos import invariants as inv
 from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.faultproxy import FaultProxy
@@ -301,7 +302,9 @@ def _is_of(request_id: str, sent: Sent) -> bool:
 
 async def _run_flow(proxy: Proxy, flow: Flow) -> None:
     """Requests to the calm instance until told to end; each must be served whole."""
+    loop = asyncio.get_running_loop()
     while not flow.is_over:
+        began_s = loop.time()
         try:
             answer = await proxy.post(chat("calm") | {"model": CALM_MODEL})
         except OSError as error:
@@ -309,6 +312,7 @@ async def _run_flow(proxy: Proxy, flow: Flow) -> None:
         else:
             if answer.status == 200 and answer.text == "fine":
                 flow.good += 1
+                figures.flow_s.append(loop.time() - began_s)
             else:
                 flow.bad.append(f"{answer.status} {answer.body[:200]!r}")
         await asyncio.sleep(_FLOW_PAUSE_S)
