@@ -11,6 +11,7 @@ import uvloop
 
 from proxy import logs
 from proxy.app import Server
+from proxy.build import described
 from proxy.config import ConfigError, Loaded, Settings, load, print_config
 from proxy.edge import has_c_parser
 from proxy.keys import is_loopback
@@ -62,6 +63,7 @@ async def _serve(loaded: Loaded, given: Sequence[str]) -> None:
     collect_rarely()
     logger = logging.getLogger("proxy")
     count = len(loaded.settings.instances)
+    logger.info("cache-proxy %s", described())
     logger.info("listening on %s (instances: %d)", server.url, count)
     _warn(logger, loaded.settings)
     await server.run()

@@ -130,9 +130,16 @@ class Engine:
         return timer_s if run is None else min(timer_s, run.end_s(run.steps if whole_run else 1))
 
     def _next_timer_s(self) -> float:
-        # All waits are equally long, so the first entry is the first to give up.
-        waits_s = min(self.sender.next_s(), next(iter(self.fetching.values()), math.inf))
-        return min([waits_s, *(heap[0][0] for heap in (self._taken_in, self._loads) if heap)])
+        # Asked several times per request, and mostly there is nothing to wait for.
+        timer_s = self.sender.next_s()
+        if self.fetching:
+            # All waits are equally long, so the first entry is the first to give up.
+            timer_s = min(timer_s, next(iter(self.fetching.values())))
+        if self._taken_in:
+            timer_s = min(timer_s, self._taken_in[0][0])
+        if self._loads:
+            timer_s = min(timer_s, self._loads[0][0])
+        return timer_s
 
     def _catch_up(self, now_s: float) -> None:
         """Process what is due by `now_s`, but begin no step at `now_s` itself.
@@ -145,7 +152,7 @@ class Engine:
             timer_s = self._next_timer_s()
             run = self._run
             end_s = math.inf if run is None else run.end_s(run.steps)
-            if min(timer_s, end_s) > now_s:
+            if end_s > now_s and timer_s > now_s:
                 break
             if end_s <= timer_s:
                 self._end_steps(end_s)

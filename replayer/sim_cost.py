@@ -73,7 +73,7 @@ class IntakeCost:
         return self.fixed_s + self.per_token_s * prompt_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DecodeRun:
     """Consecutive pure decode steps of the same sequences, in closed form.
 

@@ -99,10 +99,12 @@ class Scheduler:
     def publish(self, request: SimRequest) -> None:
         """Make the full blocks whose KV is in place addressable."""
         full = min(request.computed_tokens // self._block, len(request.hashes))
-        for index in range(request.hashed_blocks, full):
-            self.pool.publish(request.holding, request.hashes[index])
+        if full == request.hashed_blocks:
+            return
+        hashes = request.hashes[request.hashed_blocks : full]
+        self.pool.publish(request.holding, hashes)
         if self._store is not None:
-            self._store.write(request.hashes[request.hashed_blocks : full])
+            self._store.write(hashes)
         request.hashed_blocks = full
 
     def release(self, request: SimRequest) -> None:

@@ -63,7 +63,7 @@ def no_output_hashes(_output_tokens: int) -> Sequence[int]:
     return ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
     """One request as the engine sees it.
 
@@ -150,7 +150,7 @@ class Pull:
     receiver: object
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FirstToken:
     """A request produced its first output token."""
 
@@ -158,7 +158,7 @@ class FirstToken:
     request: SimRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finished:
     """A request ended; a prefill leg's blocks may stay pinned (see Unpinned)."""
 

@@ -90,16 +90,19 @@ class VirtualFleet:
             if not waiting:
                 self._at(self._waits.ready_s[index], Kind.ARRIVAL, index)
         self._at(0.0, Kind.SCRAPE, 0)
+        heap, all_due_s, dirty = self._heap, self._due_s, self._dirty
         while self._left:
-            now_s = min(self._heap[0][0], *self._due_s)
+            due_s = min(all_due_s)
+            now_s = min(heap[0][0], due_s)
             if now_s > self.options.until_s:
                 break
-            while self._heap and self._heap[0][0] <= now_s:
-                _at_s, _order, kind, what, number = heapq.heappop(self._heap)
+            while heap and heap[0][0] <= now_s:
+                _at_s, _order, kind, what, number = heapq.heappop(heap)
                 self._handle(kind, what, number, now_s)
-            self._dirty.update(n for n, due_s in enumerate(self._due_s) if due_s <= now_s)
-            while self._dirty:
-                self._advance(self._dirty.pop(), now_s)
+            if due_s <= now_s:
+                dirty.update([n for n, due_s in enumerate(all_due_s) if due_s <= now_s])
+            while dirty:
+                self._advance(dirty.pop(), now_s)
         return self._result()
 
     def _at(self, at_s: float, kind: Kind, what: Live | int, number: int = 0) -> None:

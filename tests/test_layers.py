@@ -51,7 +51,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.errors": {OURS},
     "proxy.clock": set(),
     "proxy.config_values": set(),
-    "proxy.config_sources": {"proxy.config_values"},
+    "proxy.build": {OURS},
+    "proxy.config_sources": {"proxy.build", "proxy.config_values"},
     "proxy.config_options": {OURS, "proxy.config_sources", "proxy.config_values", "proxy.keys"},
     "proxy.keys": set(),
     "proxy.access": LEAF,
@@ -107,7 +108,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"proxy.edge", "proxy.refusals", "proxy.tcp"},
     "proxy.tuning": set(),
     "proxy.logs": {"proxy.plain"},
-    "proxy.cli": LEAF | {"proxy.app", "proxy.edge", "proxy.logs", "proxy.tuning"},
+    "proxy.cli": LEAF | {"proxy.app", "proxy.build", "proxy.edge", "proxy.logs", "proxy.tuning"},
 }
 
 

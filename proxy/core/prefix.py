@@ -24,19 +24,23 @@ from itertools import repeat
 from operator import or_
 from typing import cast
 
-BYTES_PER_BLOCK = 500
+BYTES_PER_BLOCK = 600
 """Memory of one block on one instance, at its worst (tests/core/test_prefix.py measures it): a
-prompt of one block, just after the tables grew. Of long prompts a block takes less than half."""
+prompt of one block, just after the tables grew, in a compiled installation (interpreted: 500). Of
+long prompts a block takes less than half."""
 GROUPS_MAX = 256
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Hold:
     """A prompt in use on one instance; `age` is that of its last block there."""
 
     instance: str
     hashes: Sequence[int]
     age: int
+
+    def __init__(self, instance: str, hashes: Sequence[int], age: int) -> None:
+        self.instance, self.hashes, self.age = instance, hashes, age
 
 
 class Runs:

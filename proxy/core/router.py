@@ -33,6 +33,7 @@ from proxy.core.learn import Course
 from proxy.core.ledger import Ledger, Phase
 from proxy.core.prefix import PrefixIndex
 from proxy.core.reuse import Reuse
+from proxy.core.route import Route
 from proxy.core.sessions import Sessions
 from proxy.core.shadow import Shadow
 from proxy.core.strain import Strain
@@ -44,7 +45,6 @@ from proxy.core.types import (
     Reject,
     RejectReason,
     RequestFacts,
-    Route,
     RouteClass,
 )
 from proxy.core.uses import Uses

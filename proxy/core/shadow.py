@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from proxy.core.decide import Choice, Decide, RouterConfig, Scene, predicted_ttft_s, route_class
 from proxy.core.failopen import MISTAKES
-from proxy.core.types import Shadowed
+from proxy.core.record import Shadowed
 
 
 class Shadow:

@@ -90,7 +90,7 @@ def of_tenant(session_id: str | None, tenant: str | None) -> str | None:
 
 def _is_text(name: str) -> bool:
     """Whether it can be written down: bytes of a header that are no UTF-8 cannot."""
-    return not any("\ud800" <= char <= "\udfff" for char in name)
+    return not any(0xD800 <= ord(char) <= 0xDFFF for char in name)
 
 
 def prompt_bytes(body: Mapping[str, Any]) -> bytes:

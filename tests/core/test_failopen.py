@@ -10,8 +10,9 @@ import pytest
 from proxy.core import offload
 from proxy.core.decide import Choice, Decide, Scene
 from proxy.core.failopen import MISTAKES, failing_open
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
-from proxy.core.types import Instance, Reason, RequestFacts, Route
+from proxy.core.types import Instance, Reason, RequestFacts
 
 
 def broken(*args: Any, **more: Any) -> Any:

@@ -9,8 +9,7 @@ from replayer.kvcache import BlockPool, Holding
 def _cache(pool: BlockPool, hashes: list[int]) -> Holding:
     holding = Holding()
     assert pool.allocate(holding, len(hashes))
-    for value in hashes:
-        assert pool.publish(holding, value)
+    assert pool.publish(holding, hashes) == len(hashes)
     return holding
 
 
@@ -61,7 +60,7 @@ def test_a_twin_stays_private():
     _cache(pool, [7])
     twin = Holding()
     assert pool.allocate(twin, 1)
-    assert not pool.publish(twin, 7)
+    assert pool.publish(twin, [7]) == 0
     pool.release(twin)
     pool.check()
     assert pool.free_blocks == 3
@@ -87,7 +86,7 @@ def test_blocks_are_conserved_under_any_use(total: int, actions: list[tuple[str,
             free = pool.free_blocks
             assert pool.allocate(holding, number) == (number <= free)
         elif action == "publish" and holding.anonymous:
-            pool.publish(holding, 100 * (number % 3) + len(holding.cached))
+            pool.publish(holding, [100 * (number % 3) + len(holding.cached)])
         elif action == "end":
             pool.release(holding)
         pool.check()

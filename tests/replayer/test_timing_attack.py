@@ -21,9 +21,10 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.access import Access
 from proxy.config import Settings
+from proxy.core.route import Route
 from proxy.core.router import Router
 from proxy.core.tokens import TokenEstimator
-from proxy.core.types import Instance, RequestFacts, Route
+from proxy.core.types import Instance, RequestFacts
 from proxy.intake import _salted
 from proxy.service import router_config
 from replayer.engine import Engine
