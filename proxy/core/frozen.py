@@ -7,10 +7,12 @@ counter. What it says of its load then counts no more, and our own counters deci
 
 from __future__ import annotations
 
-FROZEN_S = 60.0
-"""For so long it must stay the same: an engine may rest, or be busy with one giant prompt."""
-ANSWERS = 8
-"""Or so many answers: a report may be read between two of them."""
+FROZEN_S, ANSWERS = 60.0, 8
+"""For so long it must stay the same, while so many answers are given: some may come in between a
+report's being made and read."""
+IN_USE_S = 600.0
+"""Or for so long, with the cache in use: what a broken hand-over has left pinned is for 480 s, and
+nothing else need move meanwhile."""
 
 
 class Reports:
@@ -32,7 +34,10 @@ class Reports:
         if seen != mark:
             self._new[instance] = mark, now_s, answers
             self.frozen.discard(instance)
-        elif now_s - since_s >= FROZEN_S and (is_in_use or answers - before >= ANSWERS):
+            return False
+        same_s = now_s - since_s
+        has_worked = same_s >= FROZEN_S and answers - before >= ANSWERS
+        if has_worked or (is_in_use and same_s >= IN_USE_S):
             self.frozen.add(instance)
         return instance in self.frozen
 

@@ -106,7 +106,7 @@ async def test_f61_frozen_metrics(rig: Floor, monkeypatch: pytest.MonkeyPatch) -
         await until(lambda: r.metric("kv_cache_usage_ratio", upstream="i0") == 0.99, "reported")
         assert (await r.ask()).status == 503
         assert r.metric("engine_report_frozen", upstream="i0") == 0
-        monkeypatch.setattr(frozen, "FROZEN_S", 0.2)
+        monkeypatch.setattr(frozen, "IN_USE_S", 0.2)
         await until(lambda: r.metric("engine_report_frozen", upstream="i0") == 1, "flagged")
         assert is_fine(await r.ask()), "our own counters decide"
         engine.gets["/metrics"] = plain(CONFIG + USED % b"0.98")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.frozen import ANSWERS, FROZEN_S, Reports
+from proxy.core.frozen import ANSWERS, FROZEN_S, IN_USE_S, Reports
 
 
 @pytest.mark.parametrize(
     ("seconds", "answers", "is_in_use", "expected"),
     [
-        (FROZEN_S, 0, True, True),
+        (IN_USE_S, 0, True, True),
         (FROZEN_S, ANSWERS, False, True),
         (FROZEN_S, ANSWERS - 1, False, False),
         (FROZEN_S - 1, 100, True, False),
+        (IN_USE_S - 1, 0, True, False),
     ],
 )
 def test_the_same_for_so_long(
@@ -30,8 +31,8 @@ def test_the_same_for_so_long(
 
 def test_a_restart_is_another_engine() -> None:
     reports = Reports()
-    for now_s in (0.0, FROZEN_S):
+    for now_s in (0.0, IN_USE_S):
         reports.observe("a", 1, now_s, answers=0, is_in_use=True)
     reports.forget("a")
     assert not reports.frozen
-    assert not reports.observe("a", 1, 2 * FROZEN_S, answers=0, is_in_use=True)
+    assert not reports.observe("a", 1, IN_USE_S + 1, answers=0, is_in_use=True)
