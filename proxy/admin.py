@@ -41,10 +41,8 @@ class Admin:
         """Whether new requests should come here: not while draining, nor with nobody to serve."""
         del request
         if self._service.is_draining:
-            response = unavailable({"status": "draining"}, DRAIN_RETRY_S)
-            response.force_close()  # a balancer's kept connection is not waited for
-            return response
-        if not self._serving():
+            return unavailable({"status": "draining"}, DRAIN_RETRY_S)
+        if not self._service.is_serving:
             return unavailable({"status": "no instance is up"}, NO_INSTANCE_RETRY_S)
         return json_response({"status": "ready"})
 
@@ -60,15 +58,12 @@ class Admin:
             }
             for m in fleet.members()
         }
-        serving = self._serving()
+        serving = self._service.is_serving
         body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
         if self._service.last_reload is not None:
             body["config_reload"] = self._service.last_reload
         body["instances"] = instances
         return json_response(body) if serving else unavailable(body, NO_INSTANCE_RETRY_S)
-
-    def _serving(self) -> bool:
-        return any(m.health.was_seen for m in self._service.router.fleet.usable())
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""

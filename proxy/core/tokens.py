@@ -194,6 +194,14 @@ class TokenEstimator:
         """The learned ratio, or the prior for a model that has not answered yet."""
         return self._ratio.get(model, BYTES_PER_TOKEN_PRIOR)
 
+    def ratios(self) -> dict[str, float]:
+        """All that was learned, by model."""
+        return dict(self._ratio)
+
+    def adopt(self, model: str, ratio: float) -> None:
+        """Begin with what another estimator has learned."""
+        self._ratio.setdefault(model, ratio)
+
     def learn(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
         """Take in one answer's `usage.prompt_tokens`; a short prompt is mostly template, skip."""
         if prompt_tokens < 64 or prompt_bytes < BLOCK_BYTES:
