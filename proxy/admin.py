@@ -14,9 +14,10 @@ from proxy.allow import ForbiddenAddressError, check
 from proxy.config import InstanceSpec
 from proxy.core.gate import ANY_MODEL
 from proxy.core.latency import Times
+from proxy.core.router import NO_INSTANCE_RETRY_S
 from proxy.core.tokens import bounded, of_tenant
-from proxy.errors import ProxyError, UpstreamFailure
-from proxy.operators import error_response, json_response, small_object
+from proxy.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
+from proxy.operators import error_response, json_response, small_object, unavailable
 from proxy.reqlog import record_json
 from proxy.service import DECISIONS_KEPT, Service
 from proxy.upstream import LIST_BYTES, model_cards
@@ -40,9 +41,10 @@ class Admin:
         """Whether new requests should come here: not while draining, nor with nobody to serve."""
         del request
         if self._service.is_draining:
-            return json_response({"status": "draining"}, 503)
-        serving = self._service.is_serving
-        return json_response({"status": "ready" if serving else "no instance is up"}, _ok(serving))
+            return unavailable({"status": "draining"}, DRAIN_RETRY_S)
+        if not self._service.is_serving:
+            return unavailable({"status": "no instance is up"}, NO_INSTANCE_RETRY_S)
+        return json_response({"status": "ready"})
 
     async def health(self, request: web.Request) -> web.Response:
         """200 while one instance serves; the state of each."""
@@ -60,7 +62,8 @@ class Admin:
         body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
         if self._service.last_reload is not None:
             body["config_reload"] = self._service.last_reload
-        return json_response(body | {"instances": instances}, _ok(serving))
+        body["instances"] = instances
+        return json_response(body) if serving else unavailable(body, NO_INSTANCE_RETRY_S)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
@@ -195,7 +198,3 @@ def _ratios(times: Times) -> dict[str, dict[str, float | None]]:
         name: {"p50": residuals.quantile(0.5), "p95": residuals.quantile(0.95)}
         for name, residuals in lines
     }
-
-
-def _ok(serving: bool) -> int:  # noqa: FBT001 - the one thing it is asked
-    return 200 if serving else 503

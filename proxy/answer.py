@@ -199,7 +199,7 @@ class Reply:
                 self.close()
         if not is_there:
             assert self.failure is not None
-            raise self.failure
+            raise self.failure.again()
         return self
 
     async def more(self) -> bool:
@@ -209,7 +209,7 @@ class Reply:
         while len(self.body) == pieces and not self.is_over:
             await self.moved()
         if len(self.body) == pieces and self.failure is not None:
-            raise self.failure
+            raise self.failure.again()
         return len(self.body) > pieces
 
     async def read(self, limit: int) -> bytes:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
+import xxhash
 
 from proxy.core.health import FAULT_KINDS
 from proxy.core.types import FailureKind
@@ -187,7 +188,11 @@ async def scrape(service: Service, upstream: Upstream) -> None:
         body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES)
     except UpstreamFailure:
         return
-    service.observe_stats(upstream.instance.name, parse(body))
+    name, frozen = upstream.instance.name, service.router.gate.reports.frozen
+    was_frozen = name in frozen
+    service.observe_stats(name, parse(body), xxhash.xxh3_64_intdigest(body))
+    if name in frozen and not was_frozen:
+        _log.warning("instance %s: its /metrics stay the same while it works: not believed", name)
 
 
 async def _lag(service: Service) -> None:

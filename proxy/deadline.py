@@ -125,7 +125,7 @@ class Limit:
         loop, keeper = self._loop, self._keeper
         task = asyncio.current_task(loop)
         assert task is not None
-        self._task = task
+        self._task: asyncio.Task[object] | None = task
         self._cancelling = task.cancelling()
         now_s = loop.time()
         self._when_s = now_s + self.seconds
@@ -141,9 +141,12 @@ class Limit:
         trace: TracebackType | None,
     ) -> None:
         self._running.discard(self)
-        if not self._expired:
+        # A task keeps the error that ended it, with the frames it went through, and those keep
+        # their limits: a cycle, which would stay until a collection looks for it.
+        task, self._task = self._task, None
+        if not self._expired or task is None:
             return
-        is_ours = self._task.uncancel() <= self._cancelling
+        is_ours = task.uncancel() <= self._cancelling
         if is_ours and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
@@ -166,7 +169,7 @@ class Limit:
         self._when_s += lost_s
 
     def _expire(self) -> None:
-        if not self._expired:
+        if not self._expired and self._task is not None:
             self._expired = True
             self._task.cancel()
 

@@ -130,6 +130,7 @@ class Connection(SerialHandler):
             message, payload = self._messages[index]
             if isinstance(message, _ErrInfo):
                 self._failed(index, refusal_of(message.exc))
+                message.exc.__traceback__ = None  # aiohttp's frame, which holds the message
                 return
             head = self._bounds.head()
             if refusal := self._complaint(message) or _complaint_of(head):
@@ -231,8 +232,9 @@ class Connection(SerialHandler):
             self._waiter.set_result(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Gone."""
+        """Gone; its last body lets go, else a cycle would keep both."""
         self._heads.forget(self)
+        self._body = EMPTY_PAYLOAD
         super().connection_lost(exc)
 
     def handle_error(

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from proxy.core.types import FailureKind, Outcome
 
+DRAIN_RETRY_S = 1
+"""A draining proxy has a successor, or a neighbour behind the same balancer."""
+
 
 class ProxyError(Exception):
     """An answer the proxy gives itself instead of an instance's."""
@@ -15,6 +18,8 @@ class ProxyError(Exception):
     code: str | None = None
     """For programs; by default the status."""
     outcome = Outcome.UPSTREAM_ERROR
+    retry_after_s: int | None = None
+    """What Retry-After says; every 503 has one."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -87,9 +92,10 @@ class BadUpstreamError(UpstreamLostError):
 
 
 class NoRoomError(ProxyError):
-    """The proxy has no socket left for an instance."""
+    """The proxy has no socket left for an instance: until a request ends, in about a second."""
 
     status = 503
+    retry_after_s = 1
     type = "service_unavailable"
 
 
@@ -97,6 +103,7 @@ class StoppingError(ProxyError):
     """The proxy is stopping, and the drain's time is over."""
 
     status = 503
+    retry_after_s = DRAIN_RETRY_S
     code = "proxy_stopping"
     type = "service_unavailable"
     outcome = Outcome.PROXY_STOPPED
@@ -133,3 +140,17 @@ class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not
         self.body = body
         self.headers = headers or {}
         self.limit_s = limit_s
+
+    def again(self) -> UpstreamFailure:
+        """The same to be raised where this one is kept.
+
+        A raised error holds the frames that it went through, and those what keeps it.
+        """
+        return UpstreamFailure(
+            self.kind,
+            self.detail,
+            status=self.status,
+            body=self.body,
+            headers=self.headers,
+            limit_s=self.limit_s,
+        )

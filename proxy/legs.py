@@ -93,7 +93,7 @@ async def _prefill(
     reply = await p.send(out.method, out.path, headers, body, on_sent)
     try:
         # One that streams although it was told not to is not listened to.
-        answer = b"" if reply.is_stream else await reply.read(ANSWER_BYTES)
+        answer = b"" if reply.is_stream else await reply.read(ANSWER_BYTES + 1)
     finally:
         reply.close()
     if reply.status != 200:
@@ -103,6 +103,8 @@ async def _prefill(
 
 
 def _after_prefill(connector: Connector, transfer: Transfer, answer: bytes) -> Edits | Fallback:
+    if len(answer) > ANSWER_BYTES:
+        return Fallback.P_ERROR
     try:
         parsed = orjson.loads(answer)
     except orjson.JSONDecodeError:
@@ -199,7 +201,7 @@ async def _decode(out: Outgoing, d: Upstream, body: bytes | None, on_sent: OnSen
             while not reply.is_over and reply.held_bytes <= HOLD_BYTES and await reply.more():
                 pass
             if reply.failure is not None:
-                raise reply.failure
+                raise reply.failure.again()
         is_good = True
     finally:
         if not is_good:

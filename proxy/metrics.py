@@ -240,6 +240,7 @@ class FleetCollector(Collector):
         yield self._busy(names)
         yield self._learned(names)
         yield from self._engine(names)
+        yield self._frozen(names)
         yield _single("accounting_drift", "Must be 0", self._router.ledger.drift())
         yield _single("live_leases", "Requests that hold a lease", self._router.ledger.live)
         yield _single("sessions", "Sessions with a home", len(self._router.sessions))
@@ -299,6 +300,13 @@ class FleetCollector(Collector):
                 if value is not None:
                     family.add_metric([upstream], value)
             yield family
+
+    def _frozen(self, names: list[str]) -> Metric:
+        text = "1 while an engine's /metrics stay the same although it works: not believed"
+        family = _gauge("engine_report_frozen", text, "upstream")
+        for name in names:
+            family.add_metric([name], name in self._router.gate.reports.frozen)
+        return family
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

@@ -27,6 +27,13 @@ def json_response(body: object, status: int = 200) -> web.Response:
     )
 
 
+def unavailable(body: object, retry_after_s: float) -> web.Response:
+    """The same as a 503, which says when to look again."""
+    response = json_response(body, 503)
+    response.headers["Retry-After"] = str(round(retry_after_s))
+    return response
+
+
 def error_response(status: int, message: str) -> web.Response:
     """An OpenAI-shaped error of an admin path."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": status}

@@ -93,7 +93,7 @@ class Pool:
             lambda: Connection(loop, self._rest, self._lost),
             address,
             self._port,
-            ssl=self._ways.tls if self._is_tls else None,
+            ssl=await self._ways.tls() if self._is_tls else None,
             server_hostname=self._host if self._is_tls else None,
         )
         return connection

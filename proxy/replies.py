@@ -43,6 +43,8 @@ def error(failed: ProxyError, headers: Headers) -> web.Response:
     """An OpenAI error object under the error's status."""
     if failed.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if failed.retry_after_s is not None:
+        headers["Retry-After"] = str(failed.retry_after_s)
     return _json(failed.status, failed.body(), headers)
 
 

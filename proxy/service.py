@@ -231,13 +231,13 @@ class Service:
         for scope in list(self.scopes):
             scope.reschedule(now_s)
 
-    def observe_stats(self, name: str, stats: EngineStats) -> None:
-        """Take in an engine's report."""
+    def observe_stats(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
+        """Take in an engine's report; `mark` is equal for equal ones."""
         if name in self.upstreams:
             self.stats[name] = stats
             kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio)
             self.watcher.observe_start(name, stats.start_s)
-            self.router.gate.observe_engine(name, kv, self.clock.now_s())
+            self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
 
     def exposition(self) -> bytes:
         """The text of `/metrics`, made anew for `SCRAPES_RATIO` of the time at most.

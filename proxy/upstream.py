@@ -23,8 +23,8 @@ from proxy.pool import Pool
 from proxy.ways import Ways
 
 ENGINE_ID_CHARS = 256
-ANSWER_BYTES = 16 << 20
-"""The most that is read of a prefill leg's answer."""
+ANSWER_BYTES = 2 << 20
+"""A longer answer of a prefill leg is not looked at: what it may name takes less (kvparams)."""
 PROBE_BYTES = 64 << 10
 """The most that is read of an answer to a probe."""
 LIST_BYTES = 1 << 20

@@ -21,12 +21,11 @@ from proxy.core.shed import Promises
 from proxy.core.turns import Entry, Priority
 from proxy.core.types import Reject, RejectReason, RequestFacts
 from proxy.deadline import Limit
+from proxy.errors import DRAIN_RETRY_S
 from proxy.metrics import Metrics
 
 PRIORITY_HEADER = "X-Request-Priority"
 _BY_NAME = {priority.name.lower(): priority for priority in Priority}
-_DRAIN_RETRY_S = 1
-"""A draining proxy has a successor, or a neighbour behind the same balancer."""
 TRIALS, TRIAL_S = 4, 0.1
 """After an engine's own "busy" so many are let in, twice as many that much later, and so on until
 it says so again: it alone knows what it can take, and says it only to who has been sent."""
@@ -157,7 +156,7 @@ class WaitingRoom:
         for turn in self.queue.entries():
             self.queue.leave(turn)
             assert isinstance(turn, Turn)
-            turn.settle(Reject(RejectReason.DRAINING, _DRAIN_RETRY_S))
+            turn.settle(Reject(RejectReason.DRAINING, DRAIN_RETRY_S))
         self._rest()
 
     def _refuse(self, turn: Turn, reason: RejectReason) -> None:

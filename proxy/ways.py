@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 
 from proxy.resolve import Resolver
@@ -18,11 +19,19 @@ class Ways:
         self.auth = auth
         self.resolver = Resolver()
 
-    @property
-    def tls(self) -> ssl.SSLContext:
-        """For https instances; the system's CAs where no other was given."""
+    async def tls(self) -> ssl.SSLContext:
+        """For https instances; the system's CAs where no other was given.
+
+        Those are read in a thread, once: it takes some 20 ms.
+        """
         if self._tls is None:
-            self._tls = ssl.create_default_context()
+            return await self._read()
+        return self._tls
+
+    async def _read(self) -> ssl.SSLContext:
+        made = await asyncio.to_thread(ssl.create_default_context)
+        if self._tls is None:  # a reload may have brought another one meanwhile
+            self._tls = made
         return self._tls
 
     def change(self, tls: ssl.SSLContext | None, auth: bytes) -> None:

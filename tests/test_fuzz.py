@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 import pytest
@@ -33,22 +34,49 @@ from proxy.reqlog import record_json
 from proxy.scrape import parse
 from proxy.upstream import _engine_id, model_cards
 from replayer.replay_row import TraceError
-from replayer.trace import read_trace
+from replayer.trace import TraceRequest, read_trace
 
-pieces = st.lists(st.binary(max_size=40), max_size=8)
 scalars = st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text()
 few = settings(max_examples=40 if settings().max_examples == 100 else settings().max_examples)
 
 
-@given(pieces, st.integers(0, 100))
-def test_framing(data: list[bytes], length: int) -> None:
-    for framing in (Chunked(), Length(length)):
+CHUNKS = (
+    b"5\r\nhello\r\n",
+    b"5;a=b\r\nhel",
+    b"lo\r\n",
+    b"0\r\n",
+    b"X: y\r\n",
+    b"\r\n",
+    b"\n",
+    b"5",
+)
+
+
+def fed(framing: Any, data: list[bytes]) -> tuple[bytes, bool, int] | None:
+    """The body, whether it is complete, and bytes up to its end; None where it is none."""
+    body, taken = b"", 0
+    for piece in data:
+        if framing.is_done:
+            break
         try:
-            for piece in data:
-                if not framing.is_done:
-                    framing.feed(piece)
+            body += framing.feed(piece)
         except FramingError:
-            pass
+            return None
+        taken += framing.end if framing.is_done else len(piece)
+    return body, framing.is_done, taken
+
+
+@given(st.lists(st.binary(max_size=40) | st.sampled_from(CHUNKS), max_size=8), st.integers(0, 100))
+def test_framing_is_the_same_however_it_is_cut(data: list[bytes], length: int) -> None:
+    whole = b"".join(data)
+    bytewise = [whole[at : at + 1] for at in range(len(whole))]
+    for made in (Chunked, lambda: Length(length)):
+        found = fed(made(), [whole])
+        assert fed(made(), data) == fed(made(), bytewise) == found
+        if found is not None:
+            body, is_done, taken = found
+            assert len(body) <= taken <= len(whole)
+            assert is_done or taken == len(whole)
 
 
 @given(
@@ -62,9 +90,12 @@ def test_sse(data: list[bytes]) -> None:
     scanner = Scanner()
     for piece in data:
         scanner.feed(piece)
-    scanner.usage()
-    scanner.error()
     whole = b"".join(data)
+    at_once = Scanner()
+    at_once.feed(whole)
+    for what in (Scanner.usage, Scanner.error):
+        assert what(scanner) == what(at_once), "however it is cut"
+    assert scanner.events == at_once.events
     end = events_end(whole)
     assert end == 0 or whole[:end].endswith((b"\n\n", b"\n\r\n"))
     assert end_of_stream(whole[:end]) <= end
@@ -107,7 +138,19 @@ def test_an_engines_metrics(rows: list[tuple[str, str, str]], noise: bytes) -> N
 
 @given(st.binary(max_size=60) | st.builds(orjson.dumps, st.dictionaries(st.text(), scalars)))
 def test_an_engines_models(body: bytes) -> None:
-    model_cards(body)
+    assert model_cards(body) == [], "no list of models"
+
+
+cards = st.dictionaries(st.sampled_from(["id", "object", "root"]), scalars, max_size=3)
+
+
+@given(st.lists(cards | scalars, max_size=4), st.lists(st.text(), max_size=3))
+def test_models_among_others(odd: list[Any], names: list[str]) -> None:
+    told = [*odd, *({"id": name} for name in names)]
+    found = [card["id"] for card in model_cards(orjson.dumps({"data": told}))]
+    assert found[len(found) - len(names) :] == names
+    assert all(isinstance(name, str) for name in found)
+    assert len(found) <= len(told)
 
 
 TOLD = "0 engine_id data id prompt_tokens completion_tokens prompt_tokens_details cached_tokens"
@@ -149,7 +192,15 @@ def test_retry_after(text: str) -> None:
 @given(st.text(max_size=40) | st.text("a=:/;[]@.0123bootsrp,", max_size=30))
 def test_an_instance(text: str) -> None:
     with suppress(ValueError):
-        InstanceSpec.parse(text)
+        spec = InstanceSpec.parse(text)
+        assert InstanceSpec.parse(str(spec)) == spec
+        for url in (spec.url, spec.bootstrap_url or spec.url):
+            parts = urlsplit(url)
+            assert parts.scheme in ("http", "https")
+            assert parts.hostname
+            assert 0 < (parts.port or 0) < 65536
+            assert parts.username is None
+            assert (parts.path, parts.query, parts.fragment) == ("", "", "")
 
 
 def complaint(arguments: list[str], environ: dict[str, str]) -> str:
@@ -201,8 +252,22 @@ fields = st.dictionaries(
 )
 
 
+def no_row(data: bytes) -> bytes:
+    """These bytes as one line that is no JSON."""
+    return b"}" + data.replace(b"\n", b"").replace(b"\r", b"")
+
+
 def lines(rows: list[Any]) -> bytes:
     return b"\n".join(row if isinstance(row, bytes) else orjson.dumps(row) for row in rows)
+
+
+def trace(path: Path) -> list[TraceRequest]:
+    """What is read up to the first bad row."""
+    found = []
+    with suppress(TraceError):
+        for one in read_trace(path):
+            found.append(one)  # noqa: PERF402 - those before the error count
+    return found
 
 
 @few
@@ -210,18 +275,27 @@ def lines(rows: list[Any]) -> bytes:
 def test_a_trace(tmp_path: Path, rows: list[Any]) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(lines(rows))
-    with suppress(TraceError):
-        list(read_trace(path))
+    found = trace(path)
+    assert len({one.request_id for one in found}) == len(found) <= len(rows)
+    assert all((one.input_tokens or 1) >= 1 <= one.output_tokens for one in found)
+    path.write_bytes(lines(rows[:-1]))
+    before = trace(path)
+    assert found[: len(before)] == before, "what comes later changes nothing"
+
+
+logged = st.builds(lambda turn: {"request_id": "a.run", "turn": turn}, st.integers(0, 9))
+noise = fields.filter(lambda row: row.get("request_id") != "a.run") | scalars
 
 
 @few
-@given(rows=st.lists(fields | st.binary(max_size=20) | scalars, max_size=4))
+@given(rows=st.lists(logged | noise | st.binary(max_size=20).map(no_row), max_size=4))
 def test_a_request_log(tmp_path: Path, rows: list[Any]) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(lines(rows))
-    read_log(path, {"a.run"})
+    ours = [row for row in rows if isinstance(row, dict) and row.get("request_id") == "a.run"]
+    assert read_log(path, {"a.run"}) == ({"a.run": ours[-1]} if ours else {})
     with suppress(RunError):
-        read_rows(path)
+        assert read_rows(path) == [orjson.loads(orjson.dumps(row)) for row in rows]
 
 
 header = st.tuples(st.binary(max_size=12) | st.just(b"Connection"), st.binary(max_size=12))

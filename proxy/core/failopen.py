@@ -5,6 +5,22 @@ from __future__ import annotations
 from proxy.core.decide import Choice, Decide, Scene, size_on
 from proxy.core.types import Reason
 
+MISTAKES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a defect in a pure function raises.
+
+A policy has neither IO nor locks, and imports nothing while it runs, so nothing else can come of
+its code. What is not of its making passes: MemoryError, and what ends a task or the process.
+"""
+
 
 def failing_open(decide: Decide) -> Decide:
     """`decide`, or the least loaded instance where it raises; the reason says so, counted."""
@@ -12,7 +28,7 @@ def failing_open(decide: Decide) -> Decide:
     def guarded(scene: Scene) -> Choice:
         try:
             return decide(scene)
-        except Exception:  # noqa: BLE001 - whatever it is, the request must not feel it
+        except MISTAKES:
             return by_load(scene)
 
     return guarded

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from typing import ClassVar
 
+from proxy.core.frozen import Reports
 from proxy.core.types import Load, RejectReason
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1, 30
@@ -72,11 +73,13 @@ class ReleaseRate:
     def __init__(self) -> None:
         self._ended: deque[tuple[float, int]] = deque()
         self._tokens = 0
+        self.count = 0
 
     def add(self, tokens: int, now_s: float) -> None:
         """A stream that held this many tokens has ended."""
         self._ended.append((now_s, tokens))
         self._tokens += tokens
+        self.count += 1
         if len(self._ended) > self.WINDOW_STREAMS:
             self._leave()
 
@@ -105,6 +108,7 @@ class Gate:
         self._engine: dict[str, tuple[EngineKv, float]] = {}
         self._cooldown_until_s: dict[str, float] = {}
         self._released: dict[str, ReleaseRate] = {}
+        self.reports = Reports()
         self._kv_tokens: dict[str, int] = {}
         self._least_room = math.inf
         self.kv_tokens: Callable[[str], int | None] = self._kv_tokens.get
@@ -133,12 +137,22 @@ class Gate:
         self._by_model.setdefault(ANY_MODEL, OFF)
         self._changed()
 
-    def observe_engine(self, instance: str, kv: EngineKv, now_s: float) -> None:
-        """Take in the engine's own report."""
+    def observe_engine(
+        self, instance: str, kv: EngineKv, now_s: float, mark: int | None = None
+    ) -> None:
+        """Take in the engine's own report; `mark` is equal for equal ones, see `core.frozen`."""
+        if mark is not None and self._is_frozen(instance, kv, now_s, mark):
+            kv = replace(kv, used_ratio=None)
         self._engine[instance] = kv, now_s
         if kv.total_tokens != self._kv_tokens.get(instance):
             self._sized()
         self._changed()
+
+    def _is_frozen(self, instance: str, kv: EngineKv, now_s: float, mark: int) -> bool:
+        released = self._released.get(instance)
+        answers = released.count if released else 0
+        is_in_use = bool(kv.used_ratio)
+        return self.reports.observe(instance, mark, now_s, answers=answers, is_in_use=is_in_use)
 
     def _sized(self) -> None:
         sizes = {name: kv.total_tokens for name, (kv, _) in self._engine.items()}
@@ -211,6 +225,7 @@ class Gate:
             self._sized()
         self._cooldown_until_s.pop(instance, None)
         self._released.pop(instance, None)
+        self.reports.forget(instance)
 
     def is_open(self, model: str, now_s: float) -> bool:
         """Whether nobody can be busy: no limit is set, and no engine cools down."""

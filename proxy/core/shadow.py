@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy.core.decide import Choice, Decide, RouterConfig, Scene, predicted_ttft_s, route_class
+from proxy.core.failopen import MISTAKES
 from proxy.core.record import Shadowed
 
 
@@ -24,7 +25,7 @@ class Shadow:
         """What it would have done where `made` was done."""
         try:
             choice = self._decide(replace(scene, config=self._config))
-        except Exception as error:  # noqa: BLE001 - whatever it is, the request must not feel it
+        except MISTAKES as error:
             return Shadowed(self.policy, error=f"{type(error).__name__}: {error}")
         d, p = choice.decode, choice.prefill
         return Shadowed(

@@ -17,6 +17,8 @@ from proxy.core.connectors import KV_PARAMS
 
 MAX_DEPTH = 128
 MAX_MESSAGES = 4096
+MAX_FIELDS = 4096
+"""Of the body, and of the plug-ins' arguments: each name is looked at."""
 _ORDINARY = frozenset(
     {
         "model",
@@ -90,6 +92,9 @@ def complaint(body: Mapping[str, Any], raw: bytes) -> Unfit | None:
     messages = body.get("messages")
     if type(messages) is list and len(messages) > MAX_MESSAGES:
         return Unfit(f"messages: over {MAX_MESSAGES}", "messages")
+    for name, fields in ((None, body), (PLUGINS, body.get(PLUGINS))):
+        if isinstance(fields, dict) and len(fields) > MAX_FIELDS:
+            return Unfit(f"{name or 'body'}: over {MAX_FIELDS} fields", name)
     if "cache_salt" in body and not _is_salt(body["cache_salt"]):
         return Unfit("cache_salt: 1 to 128 characters without @ / \\ and controls", "cache_salt")
     if (len(raw) > _COUNTED_BYTES or _has_brackets(raw)) and is_deep(body, raw):

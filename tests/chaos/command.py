@@ -136,6 +136,7 @@ class Command:
         """The rest, which needs no running process."""
         for got in self.answers:
             holds("I4", inv.is_honest(got), f"a false clean end: {got.body[-200:]!r}")
+            holds("I4", inv.says_when(got), f"a 503 without Retry-After: {got.body[-200:]!r}")
         errors = [line for line in self.log.splitlines() if " ERROR " in line]
         errors = [line for line in errors if not any(word in line for word in self.may_log)]
         holds("I5", not errors, f"errors in the log: {errors[:2]}")

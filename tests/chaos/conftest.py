@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import uvloop
 from blockbuster import BlockBuster, blockbuster_ctx
 
+from tests import turns
 from tests.chaos import figures, invariants
 from tests.chaos.rig import Floor
 
@@ -22,7 +22,7 @@ _ROW = re.compile(r"::test_f(\d+)_")
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:
-    return {"uvloop": uvloop.new_event_loop}
+    return {"uvloop": turns.new_loop}
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,17 @@ def blockbuster() -> Iterator[BlockBuster]:
         for function in found.functions.values():
             function.can_block_in("proxy/service.py", "start")
         yield found
+
+
+@pytest.fixture(autouse=True)
+def timed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[turns.Turns]:
+    """No turn of the loop computes for long in the proxy (I8)."""
+    with turns.timed(monkeypatch) as seen:
+        yield seen
+    if seen.longest_s:
+        invariants.holds("I8", not seen.too_long, seen.too_long)
+        where, longest_s = max(seen.longest_s.items(), key=lambda item: item[1])
+        figures.turns_s.append((longest_s, seen.bound_s, f"{where}, {request.node.name}"))
 
 
 @pytest.fixture
@@ -52,7 +63,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             if match and outcome in _OUTCOMES:
                 found[int(match[1])].add(outcome)
     passed = [row for row, outcomes in found.items() if outcomes == {"passed"}]
-    for line in figures.lines:
+    for line in figures.lines + figures.turns() + figures.flow():
         terminalreporter.write_line(line)
     for row in sorted(set(found) - set(passed)):
         title = next(r["title"] for r in ROWS if r["id"] == row)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.chaos.client import Got
+from tests.turns import turns
 
 counted: Counter[str] = Counter()
 """Checks made in this session, by invariant."""
@@ -70,17 +70,16 @@ class LogCatcher(logging.Handler):
 class LagProbe:
     """The longest turn of the loop, in seconds that its thread computed.
 
-    Not wall-clock time: a neighbour on the machine is no fault of the loop. Calls that wait inside
-    the loop are found by blockbuster.
+    The tests' own share is in it; `tests.turns` has the proxy's alone, and a bound that is tighter.
     """
 
     def __init__(self) -> None:
         self.turns_s: list[float] = []
-        self._at_s = time.thread_time()
+        self._at_s = turns.computed_s
 
     def forgive(self) -> None:
         """What was computed since the last look was the test's own."""
-        self._at_s = time.thread_time()
+        self._at_s = turns.computed_s
 
     @property
     def longest_s(self) -> float:
@@ -90,7 +89,7 @@ class LagProbe:
         self.forgive()
         while True:
             await asyncio.sleep(LOOK_S)
-            now_s = time.thread_time()
+            now_s = turns.computed_s
             self.turns_s.append(now_s - self._at_s)
             self._at_s = now_s
 
@@ -157,6 +156,11 @@ def is_honest(got: Got) -> bool:
     if got.status != 200 or not got.is_clean or not got.is_stream:
         return True
     return got.is_done
+
+
+def says_when(got: Got) -> bool:
+    """A 503 names the time to come again (I4 too: it is how an answer ends)."""
+    return got.status != 503 or got.headers.get("retry-after", "").isdecimal()
 
 
 def hits(canaries: Iterable[str], *texts: str) -> list[str]:

@@ -25,6 +25,7 @@ import pytest
 
 from replayer.sim_fleet import SimFleet
 from replayer.sim_host import SimEngine
+from tests.chaos import figures
 from tests.chaos import invariants as inv
 from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.faultproxy import FaultProxy
@@ -246,6 +247,7 @@ class Rig:
         for got in self.answers:
             tail = got.body[-200:]
             holds("I4", inv.is_honest(got), f"a clean end that the engine did not make: {tail!r}")
+            holds("I4", inv.says_when(got), f"a 503 without Retry-After: {tail!r}")
 
     def _logs(self) -> None:
         known = (word for line in self.log.errors for word in self.may_log if word in line)
@@ -300,7 +302,9 @@ def _is_of(request_id: str, sent: Sent) -> bool:
 
 async def _run_flow(proxy: Proxy, flow: Flow) -> None:
     """Requests to the calm instance until told to end; each must be served whole."""
+    loop = asyncio.get_running_loop()
     while not flow.is_over:
+        began_s = loop.time()
         try:
             answer = await proxy.post(chat("calm") | {"model": CALM_MODEL})
         except OSError as error:
@@ -308,6 +312,7 @@ async def _run_flow(proxy: Proxy, flow: Flow) -> None:
         else:
             if answer.status == 200 and answer.text == "fine":
                 flow.good += 1
+                figures.flow_s.append(loop.time() - began_s)
             else:
                 flow.bad.append(f"{answer.status} {answer.body[:200]!r}")
         await asyncio.sleep(_FLOW_PAUSE_S)

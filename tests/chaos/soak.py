@@ -244,9 +244,13 @@ def judge(seen: Seen, minutes: float, left: int) -> list[str]:
     say(f"faults: {dict(seen.faults)}")
     marks = [seen.looks[(len(seen.looks) - 1) * i // 4] for i in range(5)]
     say("RSS by quarter, MiB: " + ", ".join(f"{rss / MIB:.1f}" for _, rss, _ in marks))
+    size = -(-len(seen.looks) // 4)
+    quarters = [seen.looks[at : at + size] for at in range(0, len(seen.looks), size)]
+    most = ", ".join(str(max(fds for *_, fds in quarter)) for quarter in quarters)
+    say(f"most file descriptors in each quarter: {most}")
     say(
         f"RSS {after[0][1]:.1f} -> {after[-1][1]:.1f} MiB, slope {grows:+.2f} MiB/min (bound "
-        f"{bound:g}); fds at rest {left:+d}; at most {max(fds for *_, fds in seen.looks)} fds"
+        f"{bound:g}); fds at rest {left:+d}"
     )
     problems = []
     if seen.ended["lost"]:

@@ -100,8 +100,9 @@ async def test_f25_cut_inside_an_event(rig: Floor, half: bytes) -> None:
         says(STREAM_HEAD + chunk(whole_event) + chunk(half) + LAST),
     ):
         got = await cut(rig, script)
-        for told in got.events:
-            assert orjson.loads(told.removeprefix(b"data: ")), "a client could not read it"
+        told = [orjson.loads(one.removeprefix(b"data: ")) for one in got.events]
+        assert [list(one) for one in told] == [["choices"], ["error"]], "no half of an event"
+        assert got.text == "whole"
 
 
 async def test_f26_the_connection_is_the_end(rig: Floor) -> None:

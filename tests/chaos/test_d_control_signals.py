@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from proxy import resolve
-from proxy.core import offload
+from proxy.core import frozen, gate, offload
+from proxy.core.gate import ANY_MODEL
 from tests.chaos.client import Got
 from tests.chaos.invariants import holds, samples
 from tests.chaos.rig import SLOW_PROBES, Floor
@@ -96,16 +97,40 @@ async def test_f60_metrics_without_end(rig: Floor, how: str) -> None:
         assert r.is_up("i0")
 
 
-async def test_f61_frozen_metrics(rig: Floor) -> None:
-    """A report of a full cache that never changes, while requests come and go."""
+async def test_f61_frozen_metrics(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report of a full cache that never changes: believed for a while, then flagged."""
     engine = Scripted()
     engine.gets["/metrics"] = plain(CONFIG + USED % b"0.99")
-    async with rig([engine, GOOD], active_decode_blocks_threshold=0.9, **QUICK) as r:
-        scrapes = len(r.links[0].asked)
-        await until(lambda: len(r.links[0].asked) > scrapes + 3, "reported")
-        assert is_fine(await r.ask()), "others take what it would not"
+    limits: dict[str, Any] = {"active_decode_blocks_threshold": 0.9, "max_queue": 0}
+    async with rig([engine], **limits, **QUICK) as r:
+        await until(lambda: r.metric("kv_cache_usage_ratio", upstream="i0") == 0.99, "reported")
+        assert (await r.ask()).status == 503
+        assert r.metric("engine_report_frozen", upstream="i0") == 0
+        monkeypatch.setattr(frozen, "IN_USE_S", 0.2)
+        await until(lambda: r.metric("engine_report_frozen", upstream="i0") == 1, "flagged")
+        assert is_fine(await r.ask()), "our own counters decide"
+        engine.gets["/metrics"] = plain(CONFIG + USED % b"0.98")
+        await until(lambda: r.metric("engine_report_frozen", upstream="i0") == 0, "it moves again")
+        assert (await r.ask()).status == 503
         engine.gets["/metrics"] = stalls()
+        monkeypatch.setattr(gate, "STALE_S", 0.1)
+        await until(lambda: not r.router.busy("i0", ANY_MODEL, r.service.clock.now_s()), "too old")
         assert is_fine(await r.ask())
+
+
+async def test_f61_answers_that_no_report_shows(
+    rig: Floor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Scripted()
+    engine.gets["/metrics"] = plain(CONFIG + USED % b"0")
+    monkeypatch.setattr(frozen, "FROZEN_S", 0.1)
+    async with rig([engine], **QUICK) as r:
+        await until(lambda: r.metric("kv_cache_usage_ratio", upstream="i0") == 0, "reported")
+        asked = len(r.links[0].asked)
+        await until(lambda: len(r.links[0].asked) > asked + 4, "scraped a few times")
+        assert r.metric("engine_report_frozen", upstream="i0") == 0, "an idle engine may rest"
+        assert all([is_fine(await r.ask()) for _ in range(frozen.ANSWERS)])
+        await until(lambda: r.metric("engine_report_frozen", upstream="i0") == 1, "flagged")
 
 
 async def test_f62_healthy_but_hanging(rig: Floor) -> None:
@@ -234,9 +259,12 @@ def test_f67_dns(rig: Floor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     rig.checked += 1
 
 
-async def test_f68_a_policy_raises(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ZeroDivisionError, KeyError, RecursionError, AttributeError])
+async def test_f68_a_policy_raises(
+    rig: Floor, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def broken(*args: Any, **more: Any) -> Any:
-        raise ZeroDivisionError("a policy's bug")
+        raise kind("a policy's bug")
 
     monkeypatch.setitem(offload.POLICIES, "threshold", broken)
     options: dict[str, Any] = {
@@ -245,5 +273,7 @@ async def test_f68_a_policy_raises(rig: Floor, monkeypatch: pytest.MonkeyPatch) 
         "warm_threshold": 10,
     }
     async with rig([GOOD, GOOD], boots=True, **options, **SLOW_PROBES) as r:
-        r.may_log = ("a policy's bug", "policy")
         assert all([is_fine(await r.ask(words(500, str(i)))) for i in range(4)])
+        said = {"decision": "colocate", "reason": "policy_failed"}
+        assert r.metric("offload_decisions_total", **said) == 4
+        assert {len(link.posts) for link in r.links} == {2}, "by load: one after the other"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import socket
+import struct
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
 import pytest
 
+from proxy import tcp
 from proxy.core.sessions import Sessions
 from tests.chaos.client import Connection, Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
@@ -20,6 +24,10 @@ BODY = orjson.dumps(chat("leaver"))
 BIG = orjson.dumps(chat(words(80_000)))
 HALF = STREAM_HEAD + chunk(event("half"))
 ALL = HALF + chunk(b"data: [DONE]\n\n")
+
+
+_SO_ATTACH_FILTER = 26
+"""Of Linux; the module `socket` does not know it."""
 
 
 def is_fine(got: Got) -> bool:
@@ -211,8 +219,40 @@ async def test_f80_pipelined_then_gone(rig: Floor, count: int) -> None:
         assert {record["outcome"] for record in await r.records(1)} == {"client_gone"}
 
 
-async def test_f81_clients_host_vanishes(rig: Floor) -> None:
-    """No packet says so: the kernel's probes and its limit on unanswered bytes must."""
+def vanish(connection: Connection) -> None:
+    """From now on the kernel drops whatever comes for it, and acknowledges nothing."""
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # return 0 bytes
+    program = struct.pack("HP", 1, ctypes.addressof(drop_all))
+    sock = connection.writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
+
+
+async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Half of an answer, then more of it until the peer closes."""
+    writer.write(HALF)
+    while not reader.at_eof() and not writer.transport.is_closing():
+        writer.write(chunk(event("more")))
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("script", [stalls(HALF), streams], ids=["silence", "bytes on their way"])
+async def test_f81_a_host_that_vanishes(
+    rig: Floor, monkeypatch: pytest.MonkeyPatch, script: Script
+) -> None:
+    """No packet says so: it is the kernel that gives up, here after a second or two."""
+    soon = [(name, 1000 if name == "TCP_USER_TIMEOUT" else 1) for name, _ in tcp._OPTIONS]
+    monkeypatch.setattr(tcp, "_OPTIONS", soon)
+    async with rig([script], **SLOW_PROBES) as r:
+        connection = await phase_mid_stream(r)
+        vanish(connection)
+        async with asyncio.timeout(30):
+            (record,) = await r.records(1)
+        assert record["outcome"] == "client_gone"
+        await until(lambda: not r.engines[0].busy, "the instance is let go")
+
+
+async def test_f81_how_long_it_takes(rig: Floor) -> None:
+    """The kernel's probes, and its limit on unanswered bytes."""
     async with rig([stalls(HALF)], **SLOW_PROBES) as r:
         connection = await phase_mid_stream(r)
         (runner, *_) = r.proxy.server._runners
@@ -246,8 +286,13 @@ async def test_f82_a_thousand_clients_one_session(rig: Floor) -> None:
 
 async def test_f83_a_million_session_ids(rig: Floor) -> None:
     table = Sessions(3600.0, 100_000)
+    full = 0
     for i in range(1_000_000):
-        table.assign(f"session-{i}", "a", i * 1e-3)
+        table.assign(f"session-{i:07}", "a", i * 1e-3)
+        if i == 200_000:
+            full = sys.getallocatedblocks()
+    grown = sys.getallocatedblocks() - full
+    assert abs(grown) < 1000, "a full table takes no more memory, whoever comes"
     assert len(table) == 100_000
     assert table.count("a") == 100_000
     async with rig([GOOD], max_sessions=100, **SLOW_PROBES) as r:

@@ -15,9 +15,9 @@ import orjson
 import pytest
 
 from tests.chaos import figures
-from tests.chaos.client import Connection, connect, request
+from tests.chaos.client import Connection, connect, exchange, request
 from tests.chaos.command import command
-from tests.chaos.invariants import hits, samples
+from tests.chaos.invariants import hits
 from tests.chaos.rig import SLOW_PROBES, Floor
 from tests.chaos.scripted import GOOD, Scripted
 from tests.shell.harness import (
@@ -157,36 +157,21 @@ async def test_r15_canaries(rig: Floor, tmp_path: Path) -> None:
     rig.checked += 1
 
 
-@pytest.mark.timeout(120)
-async def test_r22_event_loop_block(rig: Floor, tmp_path: Path) -> None:
-    """Large bodies, many streams, scrapes: how long the loop was away, by its own histogram."""
-    async with Scripted() as engine, command(tmp_path / "c", [engine.url]) as proxy:
-        await proxy.up(1)
+async def test_r22_event_loop_block(rig: Floor) -> None:
+    """Large bodies, many streams, scrapes: no turn of the loop is long (`timed`, in conftest)."""
+    many = [says(STREAM_HEAD + chunk(event("fine") * 500) + DONE), GOOD]
+    async with rig(many, **SLOW_PROBES) as r:
         big = words(200_000)
-        end_s = time.monotonic() + 6.0
 
         async def over_and_over(text: str) -> None:
-            count = 0
-            while time.monotonic() < end_s:
-                assert (await proxy.ask(f"{count}{text}")).text == "fine"
-                count += 1
+            for count in range(30):
+                assert (await r.ask(f"{count}{text}")).is_done
 
         async def scrapes() -> None:
-            while time.monotonic() < end_s:
-                await proxy.exposition()
+            for _ in range(100):
+                assert (await exchange(r.url, request(None, {}, "/metrics", "GET"))).status == 200
 
         await asyncio.gather(*map(over_and_over, ("small", "little", big)), scrapes())
-        found = samples(await proxy.exposition())
-        buckets = [(labels["le"], v) for n, labels, v in found if n == "loop_lag_seconds_bucket"]
-    total = max(value for _, value in buckets)
-    within = dict(buckets)
-    figures.say(
-        "R22",
-        f"loop lag, {total:.0f} looks under load: {within['0.025'] / total:.1%} within 25 ms, "
-        f"{within['0.1'] / total:.1%} within 100 ms; no blocking call in any row (blockbuster)",
-    )
-    assert total > 0
-    rig.checked += 1
 
 
 async def test_r4_official_openai_client(rig: Floor) -> None:

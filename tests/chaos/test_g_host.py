@@ -77,6 +77,30 @@ async def test_f91_file_descriptors_run_out(rig: Floor, tmp_path: Path) -> None:
         assert is_fine(await proxy.ask()), "recovered"
 
 
+async def test_f91_no_socket_is_left_for_an_instance(rig: Floor, tmp_path: Path) -> None:
+    options, shell = ("--max-connections", "400"), "ulimit -n 128"
+    async with one(rig, tmp_path / "c", *options, shell=shell) as (proxy, _):
+        proxy.may_log = ("Too many open files",)
+        held = [await connect(proxy.url) for _ in range(60)]
+
+        async def served(connection: Connection) -> Got | None:
+            connection.send(request(BODY, {}))
+            try:
+                return await connection.get()
+            except OSError:
+                return None
+
+        answers = [got for got in await asyncio.gather(*map(served, held)) if got is not None]
+        refused = [got for got in answers if got.status != 200]
+        assert refused
+        assert {got.status for got in refused} == {503}
+        proxy.answers += answers
+        for connection in held:
+            connection.close()
+        await until(lambda: proxy.fds < 60, "closed")
+        assert is_fine(await proxy.ask())
+
+
 async def test_f92_request_log_on_a_full_disk(rig: Floor, tmp_path: Path) -> None:
     async with one(rig, tmp_path / "c", request_log="/dev/full") as (proxy, _):
         proxy.may_log = ("request log",)
@@ -194,10 +218,12 @@ async def test_f94_a_stream_outlives_the_signal(
 
 async def test_f94_a_second_signal_ends_at_once(rig: Floor, tmp_path: Path) -> None:
     async with streaming(rig, tmp_path / "c", "--drain-seconds", "60") as (proxy, asked):
+        silent = asyncio.create_task(proxy.ask(stream=False, max_tokens=1000))
         proxy.kill(signal.SIGTERM)
         await until(lambda: "draining" in proxy.log, "draining")
         proxy.kill(signal.SIGTERM)
-        got = await asked
+        got, unheard = await asked, await silent
+        assert (unheard.status, unheard.error["code"]) == (503, "proxy_stopping")
         assert not got.is_clean
         assert len(got.errors) == 1
         assert await proxy.ended() == 0

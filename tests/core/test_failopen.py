@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from proxy.core import offload
+from proxy.core.decide import Choice, Decide, Scene
+from proxy.core.failopen import MISTAKES, failing_open
 from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
 from proxy.core.types import Instance, Reason, RequestFacts
@@ -42,6 +45,29 @@ def test_the_least_loaded_takes_it_alone(router: Router) -> None:
     for route in routes:
         router.finish(route, 1.0)
     assert router.ledger.live == 0 == router.ledger.drift()
+
+
+@pytest.mark.parametrize("kind", [*MISTAKES, KeyError, RecursionError, UnicodeError])
+def test_whatever_a_mistake_raises(kind: type[Exception]) -> None:
+    def mistaken(scene: Scene) -> Choice:
+        raise kind
+
+    assert asked(mistaken).reason is Reason.POLICY_FAILED
+
+
+@pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt, asyncio.CancelledError])
+def test_what_is_not_of_its_making_passes(kind: type[BaseException]) -> None:
+    def disturbed(scene: Scene) -> Choice:
+        raise kind
+
+    with pytest.raises(kind):
+        asked(disturbed)
+
+
+def asked(decide: Decide) -> Route:
+    made = Router(RouterConfig(prefill_throughput=20_000), failing_open(decide))
+    made.add(Instance("a", "http://a", "http://a:8998"))
+    return admit(made)
 
 
 def test_a_session_stays_at_home(router: Router) -> None:

@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.splice import members, splice
-from proxy.core.steering import MAX_DEPTH, MAX_MESSAGES, complaint, is_deep, steering_keys
+from proxy.core.steering import (
+    MAX_DEPTH,
+    MAX_FIELDS,
+    MAX_MESSAGES,
+    PLUGINS,
+    complaint,
+    is_deep,
+    steering_keys,
+)
 from proxy.core.tokens import TokenEstimator
 from tests.core.test_tokens import json_values
 
@@ -162,6 +170,17 @@ def test_messages_have_a_limit() -> None:
     unfit = complaint({"messages": [1] * (MAX_MESSAGES + 1)}, b"")
     assert unfit is not None
     assert unfit.param == "messages"
+
+
+def test_fields_have_a_limit() -> None:
+    many = dict.fromkeys(map(str, range(MAX_FIELDS)), 1)
+    for name, fields in ((None, many), (PLUGINS, {PLUGINS: many})):
+        assert complaint(fields, b"") is None
+        many["one more"] = 1
+        unfit = complaint(fields, b"")
+        assert unfit is not None
+        assert unfit.param == name
+        del many["one more"]
 
 
 @pytest.mark.parametrize("salt", ["", "a/b", "a@b", "a\\b", "a\0b", "a\nb", "x" * 129, 1, [], {}])

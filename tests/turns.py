@@ -1,0 +1,153 @@
+"""How long the proxy keeps the event loop's thread, turn by turn.
+
+Timed is every entry of the loop into the proxy's code: a step of a task, bytes that arrive, a
+timer. Counted is what the thread computed, not what passed: a neighbour on the machine is no fault
+of the proxy; and less what the collector took, for the heap it looks through is the tests'. Calls
+that wait instead of computing are found by blockbuster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from proxy import connections, deadline, edge, pool, waiting, wire
+
+TURN_S = 0.02
+"""The longest that may be."""
+_CALLBACKS = (
+    (edge.Connection, "data_received"),
+    (connections.Guest, "connection_made"),
+    (edge.Connection, "connection_lost"),
+    (edge.Heads, "_look"),
+    (wire.Connection, "buffer_updated"),
+    (wire.Connection, "eof_received"),
+    (wire.Connection, "connection_lost"),
+    (deadline._Keeper, "_tick"),
+    (waiting.WaitingRoom, "_look"),
+    (pool.Pool, "_close_old"),
+)
+
+
+class Turns:
+    """The longest turn of each place, in seconds of its thread; a test may raise the bound."""
+
+    def __init__(self) -> None:
+        self.longest_s: dict[str, float] = {}
+        self.bound_s = TURN_S
+        self._is_running = False
+        self._collecting_s = self._gc_began_s = 0.0
+
+    @property
+    def too_long(self) -> str:
+        """What was, in words; empty where nothing was."""
+        found = {name: s for name, s in self.longest_s.items() if s >= self.bound_s}
+        return ", ".join(f"{name} computed {s:.3f} s" for name, s in found.items())
+
+    @property
+    def computed_s(self) -> float:
+        """What this thread has computed so far, the collector's part left out."""
+        return time.thread_time() - self._collecting_s
+
+    def collected(self, phase: str, info: dict[str, int]) -> None:
+        """The collector begins or ends, in whatever thread."""
+        del info
+        if phase == "start":
+            self._gc_began_s = time.thread_time()
+        else:
+            self._collecting_s += time.thread_time() - self._gc_began_s
+
+    def begin(self) -> float | None:
+        """A turn begins; None for a part of one."""
+        if self._is_running:
+            return None
+        self._is_running = True
+        return self.computed_s
+
+    def end(self, began_s: float | None, name: str) -> None:
+        """It is over."""
+        if began_s is None:
+            return
+        self._is_running = False
+        took_s = self.computed_s - began_s
+        self.longest_s[name] = max(took_s, self.longest_s.get(name, 0.0))
+
+
+turns = Turns()
+"""Of this process."""
+
+
+class _Timed(Coroutine[Any, Any, Any]):
+    """A task's coroutine, whose every step is a turn."""
+
+    def __init__(self, coro: Coroutine[Any, Any, Any]) -> None:
+        self._coro = coro
+        self._name = getattr(coro, "__qualname__", "?")
+
+    def send(self, value: Any) -> Any:
+        began_s = turns.begin()
+        try:
+            return self._coro.send(value)
+        finally:
+            turns.end(began_s, self._name)
+
+    def throw(self, *error: Any) -> Any:
+        began_s = turns.begin()
+        try:
+            return self._coro.throw(*error)
+        finally:
+            del error  # else a cycle: it goes through this frame
+            turns.end(began_s, self._name)
+
+    def close(self) -> None:
+        self._coro.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coro.__await__()
+
+
+def _task(
+    loop: asyncio.AbstractEventLoop, coro: Coroutine[Any, Any, Any], **more: Any
+) -> asyncio.Task[Any]:
+    code = getattr(coro, "cr_code", None)
+    is_ours = code is not None and "/proxy/" in code.co_filename
+    return asyncio.Task(_Timed(coro) if is_ours else coro, loop=loop, **more)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The loop that the command runs on; its tasks are timed."""
+    loop = uvloop.new_event_loop()
+    loop.set_task_factory(_task)  # type: ignore[arg-type]  # typeshed knows no keywords of it
+    return loop
+
+
+@contextmanager
+def timed(patch: pytest.MonkeyPatch) -> Iterator[Turns]:
+    """Also its callbacks, while the block runs."""
+    for owner, name in _CALLBACKS:
+        patch.setattr(owner, name, _timed(f"{owner.__module__}.{name}", getattr(owner, name)))
+    turns.longest_s.clear()
+    turns.bound_s = TURN_S
+    gc.callbacks.append(turns.collected)
+    try:
+        yield turns
+    finally:
+        gc.callbacks.remove(turns.collected)
+
+
+def _timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def turn(*args: Any) -> Any:
+        began_s = turns.begin()
+        try:
+            return call(*args)
+        finally:
+            turns.end(began_s, name)
+
+    return turn
