@@ -116,7 +116,7 @@ class BlockPool:
         return True
 
     def publish(self, holding: Holding, values: Sequence[int]) -> int:
-        """Give anonymous blocks their hashes; how many got one: a cached one's twin stays private."""
+        """Give anonymous blocks their hashes; how many got one: a twin stays private."""
         refs = self._refs
         new = dict.fromkeys(values, 1)
         if not refs.keys().isdisjoint(values):

@@ -153,14 +153,14 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Row]:
         streams, decode_tokens = load.decode_requests, load.decode_tokens
         line, step = times.prefill, times.step
         p, q, step_p, step_q = line.p, line.q, step.p, step.q
-        prefill_s = p * new + q * grown
+        stall_s = prefill_s = p * new + q * grown
         if streams:
             prefill_s += chunks * (step_p + step_q * decode_tokens)
         wait_s = times.busy_until_s - now_s
         if wait_s < 0.0:
             wait_s = 0.0
         ready_s = (max(wait_s, kv_wait_s) if kv_wait_s else wait_s) + prefill_s
-        harm_s = harm * streams * prefill_s
+        harm_s = harm * streams * stall_s
         decode_s = decode * (
             step_p + step_q * (decode_tokens + load.inbound_tokens + prompt_tokens)
         )
@@ -196,16 +196,16 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Row]:
     return priced
 
 
-def _works(scene: Scene, free: Free) -> dict[int, tuple[int, int, float, float, int]]:
+def _works(scene: Scene, free: Free) -> dict[int, tuple[int, int, float, float, float]]:
     """Of each number of hit tokens: it, the new tokens, and what `Times.prefill_s` makes of them.
 
-    That is the second term of the line behind the hit and without it, and the number of chunks.
+    That is the second term of the line behind the hit and without it, and the number of steps.
     Many instances have the same hit: none, or a system prompt.
     """
     works = {}
     for hit in set(free.hit_tokens):
         new = free.prompt_tokens - hit
-        chunks = math.ceil(new / scene.latency.budget)
+        chunks = math.ceil(new / scene.latency.budget) + 0.5
         works[hit] = hit, new, new * (hit + new / 2), new * (new / 2), chunks
     return works
 

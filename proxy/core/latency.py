@@ -6,7 +6,9 @@ Three lines, each of two non-negative coefficients, with the flags' values as pr
     step_s     = a0 + a3 * kv_tokens                            per instance
     transfer_s = x0 + tokens * s_per_token                      per pair, until then the fleet's
 
-A prefill beside running streams also pays one decode step per chunk of the step's token budget.
+A prefill beside running streams also pays one decode step per chunk of the step's token budget, and
+half of one until the step under way ends. Those steps are the streams' own, so they are taken out
+of what is seen before it teaches the prefill line; prompts computed in one step are seen as one.
 Each line also keeps how far off it lately was, and so does an instance for what its queue and its
 computation took together: quantiles of that say when something is late (`*_bound_s`).
 Occupation is the moment at which an instance will have computed what is reserved on it: it decays
@@ -18,6 +20,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from proxy.core.residuals import Residuals
 
@@ -42,6 +45,8 @@ TYPICAL_KV_TOKENS = 100_000.0
 PAIRS_MAX = 4096
 RECENT_S = 60.0
 """How far back an instance's load is looked at: some turns of a session."""
+SAME_STEP_RATIO = 0.3
+"""A prefill that took less than this part of what it should shared its step with the one before."""
 LATE = 0.95
 """What is later than this share of its like is late."""
 
@@ -74,14 +79,30 @@ class Line:
         """The prediction."""
         return self.p * f + self.q * g
 
-    def observe(self, f: float, g: float, y: float) -> None:
-        """Take in one observation; constant time and memory."""
+    def observe(self, f: float, g: float, y: float, beside: float = 0.0) -> None:
+        """Take in one observation, made with `beside` that is not the line's own.
+
+        The less of it is the line's, the less it says. Constant time and memory.
+        """
         expected = self.at(f, g)
-        if y <= 0.0 or expected <= 0.0:
+        y -= beside
+        if expected <= 0.0 or (y <= 0.0 and not beside):
             return
-        self.residuals.add(y / expected)
-        self._s = _faded(self._s, 1.0 - 1.0 / WINDOW)
-        self._add(f, g, min(max(y, expected / CLIP), expected * CLIP), 1.0)
+        self.residuals.add(max(0.0, y + beside) / (expected + beside))
+        weight = (expected / (expected + beside)) ** 2
+        self._s = _faded(self._s, 1.0 - weight / WINDOW)
+        self._add(f, g, min(max(y, expected / CLIP), expected * CLIP), weight)
+        self._solve()
+
+    @property
+    def state(self) -> tuple[float, ...]:
+        """What was learned, for `restore`."""
+        return self._s
+
+    def restore(self, state: tuple[float, ...]) -> None:
+        """Forget what was observed since."""
+        ff, fg, gg, f1, g1 = state
+        self._s = ff, fg, gg, f1, g1
         self._solve()
 
     def _add(self, f: float, g: float, y: float, weight: float) -> None:
@@ -129,10 +150,26 @@ def _faded(
     return a * by, b * by, c * by, d * by, e * by
 
 
+class _Seen(NamedTuple):
+    """The last prefill that was seen to end, or several of one step; `before`: the line's state."""
+
+    before: tuple[float, ...]
+    new: int
+    pairs: float
+    seconds: float
+    first: bool
+
+    def joined(self, other: _Seen) -> _Seen:
+        """Both as one."""
+        new, pairs, seconds = self.new + other.new, self.pairs + other.pairs, self.seconds
+        return self._replace(new=new, pairs=pairs, seconds=seconds + other.seconds)
+
+
 class Times:
     """One instance's lines, and what is reserved on it. Seconds."""
 
     __slots__ = (
+        "_last",
         "_turn_s",
         "budget",
         "busy_until_s",
@@ -157,6 +194,7 @@ class Times:
         self.recent_s = 0.0
         self.recent_at_s = 0.0
         self._turn_s = 0.0
+        self._last: _Seen | None = None
 
     def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """Computing `new` tokens behind `context` cached ones, beside running streams."""
@@ -166,7 +204,33 @@ class Times:
         if not streams:
             return alone
         step = self.step
-        return alone + math.ceil(new / self.budget) * (step.p + step.q * kv_tokens)
+        return alone + (math.ceil(new / self.budget) + 0.5) * (step.p + step.q * kv_tokens)
+
+    def work_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
+        """For how long that keeps others waiting: they share its steps where it leaves room."""
+        line = self.prefill
+        alone = line.p * new + line.q * (new * (context + new / 2))
+        if not streams:
+            return alone
+        step = self.step
+        return alone + new / self.budget * (step.p + step.q * kv_tokens)
+
+    def computed(
+        self, new: int, context: int, seconds: float, step_s: float, *, first: bool
+    ) -> None:
+        """A prefill took this long, beside decode steps of `step_s`, 0 without streams.
+
+        `first`: it found nobody before it, so that it had to wait for a step under way to end.
+        """
+        line, pairs = self.prefill, new * (context + new / 2)
+        seen = _Seen(line.state, new, pairs, seconds, first)
+        quick_s = SAME_STEP_RATIO * (line.at(new, pairs) + step_s)
+        if self._last is not None and not first and seconds < quick_s:
+            seen = self._last.joined(seen)
+            line.restore(seen.before)
+        self._last = seen
+        steps = math.ceil(seen.new / self.budget) + (0.5 if seen.first else 0.0)
+        line.observe(seen.new, seen.pairs, seen.seconds, steps * step_s)
 
     def step_s(self, kv_tokens: int) -> float:
         """One decode step over this much KV."""
@@ -325,9 +389,18 @@ class Latency:
         """A first token came `seconds` after its decision."""
         self._ttft.observe(predicted_s, seconds)
 
-    def observe_prefill(self, name: str, new: int, context: int, seconds: float) -> None:
-        """A prefill that ran without a queue took this long."""
-        self.of(name).prefill.observe(new, new * (context + new / 2), seconds)
+    def observe_prefill(
+        self,
+        name: str,
+        new: int,
+        context: int,
+        seconds: float,
+        step_s: float = 0.0,
+        *,
+        first: bool = True,
+    ) -> None:
+        """A prefill took this long from its turn on; see Times.computed."""
+        self.of(name).computed(new, context, seconds, step_s, first=first)
 
     def observe_step(self, name: str, kv_tokens: int, seconds: float) -> None:
         """A stream's mean time per token beside this much KV."""

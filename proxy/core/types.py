@@ -239,6 +239,7 @@ class Route:
     shadow: Shadowed | None = None
     fallback: Fallback | None = None
     reserved_s: float = 0.0
+    beside_step_s: float = 0.0
     computes_tokens: int = 0
     waited_for_room: bool = False
     handed_s: float | None = None
