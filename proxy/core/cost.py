@@ -57,12 +57,12 @@ class Weights:
     computation; `room`: seconds for a cache that is in use as a whole.
     """
 
-    early: float = 0.4
-    harm: float = 0.12
-    decode: float = 0.2
-    next_turn: float = 2.5
+    early: float = 1.0
+    harm: float = 0.08
+    decode: float = 0.0
+    next_turn: float = 0.5
     memory: float = 1.0
-    room: float = 1.0
+    room: float = 0.5
     output_tokens: float = 300.0
 
 
