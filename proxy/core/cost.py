@@ -1,18 +1,17 @@
 """The cost policy: every place a request could be computed and decoded, priced in seconds.
 
-    J(P, D) = felt(ttft) + strain * (weight_harm * stalled streams * stall
-                                     + weight_decode * decode time on D)
+    J(P, D) = ttft + strain * (weight_harm * stalled streams * stall
+                               + weight_decode * decode time on D)
               + weight_next_turn * busy ratio of D * rest of a prefill met there
               + weight_memory * seconds to compute again what the new KV displaces
               + weight_room * (KV in use on D with this prompt / all of it)^2
     ttft    = wait(P) + prefill(P, prompt - hit_P) [ + transfer(P, D, prompt - hit_D) + step(D) ]
 
-Time up to half of the TTFT target is felt only in part: nobody misses the target by it, and it buys
-the output a calmer instance. `strain` follows the TPOT target (core.strain). The busy ratio, over
-the last minute, is what the session's next turns will meet on D: queues are too short a memory.
-What they meet lasts as long as prefills of this fleet do, long or short. KV in use is what waiting
-sessions lose their own to: once a cache is full of running prompts, every turn computes all of its
-prompt, runs longer for it, and keeps the cache full.
+A stall is what a prefill adds to the steps of the streams beside it. `strain` follows the TPOT
+target (core.strain). The busy ratio, over the last minute, is what the session's next turns will
+meet on D: queues are too short a memory. What they meet lasts as long as prefills of this fleet do,
+long or short. KV in use is what waiting sessions lose their own to: once a cache is full of running
+prompts, every turn computes all of its prompt, runs longer for it, and keeps the cache full.
 
 P = D is colocation, at home or elsewhere: a session follows its tokens, and affinity is worth
 exactly what the lost prefix would cost. P != D is an offload; where P is the old home it hands its
@@ -38,7 +37,6 @@ from proxy.core.latency import RECENT_S
 from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT, Priced
 from proxy.core.types import Instance, Load, Reason
 
-EARLY_RATIO = 0.5
 MARGIN_S = 0.020
 MARGIN_RATIO = 0.15
 MAX_WAIT_S = 4.0
@@ -51,15 +49,13 @@ class Weights:
     """How seconds of others count against seconds of this request's first token.
 
     Found in the league (docs/figures.md) by search over two traces, both regimes and three loads;
-    the optimum is flat. `early`: of a second within the first half of the TTFT target; `harm`: per
-    stream and second of stall; `decode`: per second of an output of `output_tokens`; `next_turn`:
-    per second of the wait that D's busy ratio promises; `memory`: per second of displaced
-    computation; `room`: seconds for a cache that is in use as a whole.
+    the optimum is flat. `harm`: per stream and second of stall; `decode`: per second of an output of
+    `output_tokens`; `next_turn`: per second of the wait that D's busy ratio promises; `memory`: per
+    second of displaced computation; `room`: seconds for a cache that is in use as a whole.
     """
 
-    early: float = 1.0
     harm: float = 0.08
-    decode: float = 0.0
+    decode: float = 0.03
     next_turn: float = 0.5
     memory: float = 1.0
     room: float = 0.5
@@ -80,7 +76,7 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
         best = _stay(free, scene.home, best, colocated)
     warm, heavy = scene.config.warm_threshold, scene.config.heavy_threshold
     size = classify(best.new_tokens, warm, heavy)
-    offloads = _offloads(scene, free, w, colocated) if _may_offload(best, size, colocated) else []
+    offloads = _offloads(scene, free, colocated) if _may_offload(best, size, colocated) else []
     reason = _why_not(scene, best, size, offloads)
     chosen = best
     if reason is None:
@@ -108,7 +104,7 @@ def _stay(free: Free, home: str, best: Priced, colocated: Sequence[Row]) -> Pric
 _Prices = tuple[float, int, float, float, float, float, float, float]
 Row = tuple[*_Prices, Instance, Load, int, int, float, Priced | None]
 """The fields of a Priced, in their order: making that of every instance would take longer."""
-_COST, _DECODE = itemgetter(0), itemgetter(4)
+_COST = itemgetter(0)
 
 
 _priced: Callable[[Row], Priced] = partial(tuple.__new__, Priced)
@@ -133,10 +129,8 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Row]:
     """
     now_s, prompt_tokens, exp = scene.now_s, scene.facts.prompt_tokens, math.exp
     harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
+    memory, room = w.memory, w.room
     next_turn = w.next_turn * scene.latency.rest_s()
-    memory, room, early = w.memory, w.room, w.early
-    early_s = EARLY_RATIO * scene.config.ttft_slo_s
-    spared_s = (1.0 - early) * early_s
     columns = (
         range(len(free)),
         free.instances,
@@ -172,9 +166,7 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Row]:
         if busy_s:
             busy_s = busy_s * exp((times.recent_at_s - now_s) / RECENT_S) / RECENT_S
         next_s = next_turn * busy_s
-        # As in _felt_s.
-        felt_s = early * ready_s if ready_s <= early_s else ready_s - spared_s
-        cost_s = felt_s + harm_s + decode_s + next_s + memory_s
+        cost_s = ready_s + harm_s + decode_s + next_s + memory_s
         priced.append(
             (
                 cost_s,
@@ -210,14 +202,6 @@ def _works(scene: Scene, free: Free) -> dict[int, tuple[int, int, float, float, 
     return works
 
 
-def _felt_s(scene: Scene, w: Weights, ttft_s: float) -> float:
-    """What a wait of this length costs: little until half of the TTFT target is used up."""
-    early_s = EARLY_RATIO * scene.config.ttft_slo_s
-    if ttft_s <= early_s:
-        return w.early * ttft_s
-    return ttft_s - (1.0 - w.early) * early_s
-
-
 def _why_not(scene: Scene, best: Priced, size: Size, offloads: Sequence[Priced]) -> Reason | None:
     """Why no offload beats the best colocation; None when one does."""
     if not CONNECTORS[scene.config.kv_connector].can_offload:
@@ -244,9 +228,18 @@ def _may_offload(best: Priced, size: Size, colocated: Sequence[Row]) -> bool:
     """
     if size is Size.HEAVY:
         return True
-    least_s = min([row[0] - row[4] - row[5] for row in colocated])
-    least_s += min([row[4] + row[5] + row[6] for row in colocated])
+    least_s = min(map(_computing_s, colocated)) + min(map(_decoding_s, colocated))
     return best.cost_s - least_s > _margin_s(best)
+
+
+def _computing_s(p: Row) -> float:
+    """What a request costs where it is only computed, its KV included."""
+    return p[0] - p[4] - p[5]
+
+
+def _decoding_s(d: Row) -> float:
+    """What a request costs where it only decodes."""
+    return d[4] + d[5] + d[6]
 
 
 def _why(offload: Priced) -> Reason:
@@ -259,7 +252,7 @@ def _unless_small(size: Size, reason: Reason) -> Reason:
     return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
 
 
-def _offloads(scene: Scene, free: Free, w: Weights, colocated: Sequence[Row]) -> list[Priced]:
+def _offloads(scene: Scene, free: Free, colocated: Sequence[Row]) -> list[Priced]:
     """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
 
     What each costs alone is in its colocation already.
@@ -272,13 +265,13 @@ def _offloads(scene: Scene, free: Free, w: Weights, colocated: Sequence[Row]) ->
     heavy = [row for row in colocated if row[11] >= least]
     if not heavy:
         return []
-    ds = sorted(heavy, key=_DECODE)[:2]
+    ds = sorted(heavy, key=_decoding_s)[:2]
     if scene.home in free.names:
         home = colocated[free.names.index(scene.home)]
         if home[11] >= least and home not in ds:
             ds.append(home)
     ps = list(islice(_able(scene, colocated), 3))
-    pairs = [_offloaded(scene, w, p, d) for d in ds for p in ps if p.at != d[1]]
+    pairs = [_offloaded(scene, p, d) for d in ds for p in ps if p.at != d[1]]
     in_time = scene.config.prefill_timeout_s
     in_time_s = sorted((pair for pair in pairs if pair[2] < in_time), key=_COST)
     return list(map(_priced, in_time_s[:OFFLOADS_KEPT]))
@@ -290,7 +283,7 @@ def _able(scene: Scene, colocated: Sequence[Row]) -> Iterator[Priced]:
     Quick goes by what P costs, its KV included, before D is known.
     """
     connector = CONNECTORS[scene.config.kv_connector]
-    quickest = [(row[2] + row[3] + row[6], row[1]) for row in colocated if row[7] <= MAX_WAIT_S]
+    quickest = [(_computing_s(row), row[1]) for row in colocated if row[7] <= MAX_WAIT_S]
     heapify(quickest)
     while quickest:
         p = _priced(colocated[heappop(quickest)[1]])
@@ -298,7 +291,7 @@ def _able(scene: Scene, colocated: Sequence[Row]) -> Iterator[Priced]:
             yield p
 
 
-def _offloaded(scene: Scene, w: Weights, p: Priced, d: Row) -> Row:
+def _offloaded(scene: Scene, p: Priced, d: Row) -> Row:
     """Computed as if on P, decoded as if on D, and moved."""
     _, _, p_ready_s, harm_s, _, _, p_memory_s, p_wait_s, instance, *_ = p
     _, at, _, _, decode_s, next_s, memory_s, wait_s, place, load, hit, new, kv_wait_s, _ = d
@@ -306,8 +299,7 @@ def _offloaded(scene: Scene, w: Weights, p: Priced, d: Row) -> Row:
     # D reads what came over in its turn, behind what it has to compute, and where there is room.
     moved_s += max(0.0, max(kv_wait_s, wait_s) - p_ready_s)
     ttft_s = p_ready_s + moved_s
-    felt_s = _felt_s(scene, w, ttft_s)
-    cost_s = felt_s + harm_s + p_memory_s + decode_s + next_s + memory_s
     memory_s += p_memory_s
+    cost_s = ttft_s + harm_s + decode_s + next_s + memory_s
     prices = cost_s, at, ttft_s, harm_s, decode_s, next_s, memory_s, p_wait_s
     return (*prices, place, load, hit, new, kv_wait_s, p)
