@@ -48,10 +48,10 @@ requests in such queues."""
 class Weights:
     """How seconds of others count against seconds of this request's first token.
 
-    Found in the league (docs/figures.md) by search over two traces, both regimes and three loads;
-    the optimum is flat. `harm`: per stream and second of stall; `decode`: per second of an output of
-    `output_tokens`; `next_turn`: per second of the wait that D's busy ratio promises; `memory`: per
-    second of displaced computation; `room`: seconds for a cache that is in use as a whole.
+    Found in the league (docs/figures.md) by search over three traces, both regimes and two loads;
+    the optimum is flat. `harm`: per stream and second of stall; `decode`: per second of an output
+    of `output_tokens`; `next_turn`: per second of the wait that D's busy ratio promises; `memory`:
+    per second of displaced computation; `room`: seconds for a cache that is in use as a whole.
     """
 
     harm: float = 0.08
