@@ -1,18 +1,17 @@
 """The cost policy: every place a request could be computed and decoded, priced in seconds.
 
-    J(P, D) = felt(ttft) + strain * (weight_harm * stalled streams * stall
-                                     + weight_decode * decode time on D)
+    J(P, D) = ttft + strain * (weight_harm * stalled streams * stall
+                               + weight_decode * decode time on D)
               + weight_next_turn * busy ratio of D * rest of a prefill met there
               + weight_memory * seconds to compute again what the new KV displaces
               + weight_room * (KV in use on D with this prompt / all of it)^2
     ttft    = wait(P) + prefill(P, prompt - hit_P) [ + transfer(P, D, prompt - hit_D) + step(D) ]
 
-Time up to half of the TTFT target is felt only in part: nobody misses the target by it, and it buys
-the output a calmer instance. `strain` follows the TPOT target (core.strain). The busy ratio, over
-the last minute, is what the session's next turns will meet on D: queues are too short a memory.
-What they meet lasts as long as prefills of this fleet do, long or short. KV in use is what waiting
-sessions lose their own to: once a cache is full of running prompts, every turn computes all of its
-prompt, runs longer for it, and keeps the cache full.
+A stall is what a prefill adds to the steps of the streams beside it. `strain` follows the TPOT
+target (core.strain). The busy ratio, over the last minute, is what the session's next turns will
+meet on D: queues are too short a memory. What they meet lasts as long as prefills of this fleet do,
+long or short. KV in use is what waiting sessions lose their own to: once a cache is full of running
+prompts, every turn computes all of its prompt, runs longer for it, and keeps the cache full.
 
 P = D is colocation, at home or elsewhere: a session follows its tokens, and affinity is worth
 exactly what the lost prefix would cost. P != D is an offload; where P is the old home it hands its
@@ -36,7 +35,6 @@ from proxy.core.latency import RECENT_S
 from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT, Priced
 from proxy.core.types import Reason
 
-EARLY_RATIO = 0.5
 MARGIN_S = 0.020
 MARGIN_RATIO = 0.15
 MAX_WAIT_S = 4.0
@@ -48,19 +46,17 @@ requests in such queues."""
 class Weights:
     """How seconds of others count against seconds of this request's first token.
 
-    Found in the league (docs/figures.md) by search over two traces, both regimes and three loads;
-    the optimum is flat. `early`: of a second within the first half of the TTFT target; `harm`: per
-    stream and second of stall; `decode`: per second of an output of `output_tokens`; `next_turn`:
-    per second of the wait that D's busy ratio promises; `memory`: per second of displaced
-    computation; `room`: seconds for a cache that is in use as a whole.
+    Found in the league (docs/figures.md) by search over three traces, both regimes and two loads;
+    the optimum is flat. `harm`: per stream and second of stall; `decode`: per second of an output
+    of `output_tokens`; `next_turn`: per second of the wait that D's busy ratio promises; `memory`:
+    per second of displaced computation; `room`: seconds for a cache that is in use as a whole.
     """
 
-    early: float = 0.4
-    harm: float = 0.12
-    decode: float = 0.2
-    next_turn: float = 2.5
+    harm: float = 0.08
+    decode: float = 0.03
+    next_turn: float = 0.5
     memory: float = 1.0
-    room: float = 1.0
+    room: float = 0.5
     output_tokens: float = 300.0
 
 
@@ -78,7 +74,7 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
         best = _stay(free, scene.home, best, colocated)
     warm, heavy = scene.config.warm_threshold, scene.config.heavy_threshold
     size = classify(best.new_tokens, warm, heavy)
-    offloads = _offloads(scene, free, w, colocated) if _may_offload(best, size, colocated) else []
+    offloads = _offloads(scene, free, colocated) if _may_offload(best, size, colocated) else []
     reason = _why_not(scene, best, size, offloads)
     chosen = best
     if reason is None:
@@ -132,9 +128,7 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
     now_s, prompt_tokens, budget = scene.now_s, free.prompt_tokens, scene.latency.budget
     harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
     next_turn = w.next_turn * scene.latency.rest_s()
-    memory, room, early = w.memory, w.room, w.early
-    early_s = EARLY_RATIO * scene.config.ttft_slo_s
-    spared_s = (1.0 - early) * early_s
+    memory, room = w.memory, w.room
     all_times, sizes = scene.latency.times(free.names), list(map(scene.kv_tokens, free.names))
     priced: list[Priced] = []
     for at, times in enumerate(all_times):
@@ -148,14 +142,14 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
         streams, decode_tokens = load.decode_requests, load.decode_tokens
         line, step = times.prefill, times.step
         p, q, step_p, step_q = line.p, line.q, step.p, step.q
-        prefill_s = p * new + q * (new * (hit + new / 2))
+        stall_s = prefill_s = p * new + q * (new * (hit + new / 2))
         if streams:
-            prefill_s += math.ceil(new / budget) * (step_p + step_q * decode_tokens)
+            prefill_s += (math.ceil(new / budget) + 0.5) * (step_p + step_q * decode_tokens)
         wait_s = times.busy_until_s - now_s
         if wait_s < 0.0:
             wait_s = 0.0
         ready_s = (max(wait_s, kv_wait_s)) + prefill_s
-        harm_s = harm * streams * prefill_s
+        harm_s = harm * streams * stall_s
         decode_s = decode * (
             step_p + step_q * (decode_tokens + load.inbound_tokens + prompt_tokens)
         )
@@ -168,9 +162,7 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
         if busy_s:
             busy_s = busy_s * math.exp((times.recent_at_s - now_s) / RECENT_S) / RECENT_S
         next_s = next_turn * busy_s
-        # As in _felt_s.
-        felt_s = early * ready_s if ready_s <= early_s else ready_s - spared_s
-        cost_s = felt_s + harm_s + decode_s + next_s + memory_s
+        cost_s = ready_s + harm_s + decode_s + next_s + memory_s
         priced.append(
             Priced(
                 cost_s,
@@ -189,14 +181,6 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
             )
         )
     return priced
-
-
-def _felt_s(scene: Scene, w: Weights, ttft_s: float) -> float:
-    """What a wait of this length costs: little until half of the TTFT target is used up."""
-    early_s = EARLY_RATIO * scene.config.ttft_slo_s
-    if ttft_s <= early_s:
-        return w.early * ttft_s
-    return ttft_s - (1.0 - w.early) * early_s
 
 
 def _why_not(scene: Scene, best: Priced, size: Size, offloads: list[Priced]) -> Reason | None:
@@ -227,9 +211,19 @@ def _may_offload(best: Priced, size: Size, colocated: list[Priced]) -> bool:
         return True
     least_p_s = least_d_s = math.inf
     for c in colocated:
-        least_p_s = min(least_p_s, c.cost_s - c.decode_s - c.next_s)
-        least_d_s = min(least_d_s, c.decode_s + c.next_s + c.memory_s)
+        least_p_s = min(least_p_s, _computing_s(c))
+        least_d_s = min(least_d_s, _decoding_s(c))
     return best.cost_s - (least_p_s + least_d_s) > _margin_s(best)
+
+
+def _computing_s(p: Priced) -> float:
+    """What a request costs where it is only computed, its KV included."""
+    return p.cost_s - p.decode_s - p.next_s
+
+
+def _decoding_s(d: Priced) -> float:
+    """What a request costs where it only decodes."""
+    return d.decode_s + d.next_s + d.memory_s
 
 
 def _why(offload: Priced) -> Reason:
@@ -242,7 +236,7 @@ def _unless_small(size: Size, reason: Reason) -> Reason:
     return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
 
 
-def _offloads(scene: Scene, free: Free, w: Weights, colocated: list[Priced]) -> list[Priced]:
+def _offloads(scene: Scene, free: Free, colocated: list[Priced]) -> list[Priced]:
     """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
 
     What each costs alone is in its colocation already.
@@ -255,19 +249,15 @@ def _offloads(scene: Scene, free: Free, w: Weights, colocated: list[Priced]) -> 
     heavy = [c for c in colocated if c.new_tokens >= least]
     if not heavy:
         return []
-    ds = sorted(heavy, key=_decode)[:2]
+    ds = sorted(heavy, key=_decoding_s)[:2]
     if scene.home in free.names:
         home = colocated[free.names.index(scene.home)]
         if home.new_tokens >= least and home not in ds:
             ds.append(home)
     ps = list(islice(_able(scene, colocated), 3))
-    pairs = [_offloaded(scene, w, p, d) for d in ds for p in ps if p.at != d.at]
+    pairs = [_offloaded(scene, p, d) for d in ds for p in ps if p.at != d.at]
     in_time_s = scene.config.prefill_timeout_s
     return sorted([pair for pair in pairs if pair.ttft_s < in_time_s], key=_cost)[:OFFLOADS_KEPT]
-
-
-def _decode(option: Priced) -> float:
-    return option.decode_s
 
 
 def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
@@ -276,9 +266,7 @@ def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
     Quick goes by what P costs, its KV included, before D is known.
     """
     connector = CONNECTORS[scene.config.kv_connector]
-    quickest = [
-        (c.ttft_s + c.harm_s + c.memory_s, c.at) for c in colocated if c.wait_s <= MAX_WAIT_S
-    ]
+    quickest = [(_computing_s(c), c.at) for c in colocated if c.wait_s <= MAX_WAIT_S]
     heapify(quickest)
     while quickest:
         p = colocated[heappop(quickest)[1]]
@@ -286,21 +274,21 @@ def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
             yield p
 
 
-def _offloaded(scene: Scene, w: Weights, p: Priced, d: Priced) -> Priced:
+def _offloaded(scene: Scene, p: Priced, d: Priced) -> Priced:
     """Computed as if on P, decoded as if on D, and moved."""
     moved_s = scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
     # D reads what came over in its turn, behind what it has to compute, and where there is room.
     moved_s += max(0.0, max(d.kv_wait_s, d.wait_s) - p.ttft_s)
     ttft_s = p.ttft_s + moved_s
-    felt_s = _felt_s(scene, w, ttft_s)
+    memory_s = d.memory_s + p.memory_s
     return Priced(
-        felt_s + p.harm_s + p.memory_s + d.decode_s + d.next_s + d.memory_s,
+        ttft_s + p.harm_s + d.decode_s + d.next_s + memory_s,
         d.at,
         ttft_s,
         p.harm_s,
         d.decode_s,
         d.next_s,
-        d.memory_s + p.memory_s,
+        memory_s,
         p.wait_s,
         d.instance,
         d.load,

@@ -6,7 +6,9 @@ Three lines, each of two non-negative coefficients, with the flags' values as pr
     step_s     = a0 + a3 * kv_tokens                            per instance
     transfer_s = x0 + tokens * s_per_token                      per pair, until then the fleet's
 
-A prefill beside running streams also pays one decode step per chunk of the step's token budget.
+A prefill beside running streams also pays one decode step per chunk of the step's token budget, and
+half of one until the step under way ends. Those steps are the streams' own, so they are taken out
+of what is seen before it teaches the prefill line; prompts computed in one step are seen as one.
 Each line also keeps how far off it lately was, and so does an instance for what its queue and its
 computation took together: quantiles of that say when something is late (`*_bound_s`).
 Occupation is the moment at which an instance will have computed what is reserved on it: it decays
@@ -18,17 +20,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from proxy.core.line import PRIOR_WEIGHT, WINDOW, Line
 from proxy.core.residuals import Residuals
 
-WINDOW = 128
-"""Observations that a line remembers: older ones fade by 1 - 1/WINDOW each."""
-CLIP = 2.0
-"""An observation counts as at most this many times, and at least this part of, what was expected:
-one stall does not move a model."""
-PRIOR_WEIGHT = 4.0
-"""The prior counts as this many observations."""
-SHAPE_WEIGHT = 2.0
 TYPICAL_PREFILL_TOKENS = 8192.0
 ATTENTION_SHARE = 0.06
 """Part of such a prefill that grows with the square of its length, for an 8B model on an H100.
@@ -42,97 +38,32 @@ TYPICAL_KV_TOKENS = 100_000.0
 PAIRS_MAX = 4096
 RECENT_S = 60.0
 """How far back an instance's load is looked at: some turns of a session."""
+SAME_STEP_RATIO = 0.3
+"""A prefill that took less than this part of what it should shared its step with the one before."""
 LATE = 0.95
 """What is later than this share of its like is late."""
 
 
-class Line:
-    """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading.
+class _Seen(NamedTuple):
+    """The last prefill that was seen to end, or several of one step; `before`: the line's state."""
 
-    `shape`: a point (f, g) at which the prior's ratio q / p keeps a small weight for ever, for a
-    term that few observations tell anything of.
-    """
+    before: tuple[float, ...]
+    new: int
+    pairs: float
+    seconds: float
+    first: bool
 
-    __slots__ = ("_prior", "_s", "_shape", "p", "q", "residuals")
-
-    def __init__(
-        self,
-        p: float,
-        q: float,
-        prior: tuple[tuple[float, float], ...],
-        shape: tuple[float, float] | None = None,
-    ) -> None:
-        self.p, self.q = p, q
-        self.residuals = Residuals()
-        self._prior = p, q
-        self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
-        for f, g in prior:
-            self._add(f, g, self.at(f, g), PRIOR_WEIGHT)
-        self._shape = shape
-
-    def at(self, f: float, g: float) -> float:
-        """The prediction."""
-        return self.p * f + self.q * g
-
-    def observe(self, f: float, g: float, y: float) -> None:
-        """Take in one observation; constant time and memory."""
-        expected = self.at(f, g)
-        if y <= 0.0 or expected <= 0.0:
-            return
-        self.residuals.add(y / expected)
-        self._s = _faded(self._s, 1.0 - 1.0 / WINDOW)
-        self._add(f, g, min(max(y, expected / CLIP), expected * CLIP), 1.0)
-        self._solve()
-
-    def _add(self, f: float, g: float, y: float, weight: float) -> None:
-        # In units of the prior's prediction: short and long count alike, and so do old and new.
-        p, q = self._prior
-        unit = p * f + q * g
-        f, g, y = f / unit, g / unit, y / unit
-        ff, fg, gg, f1, g1 = self._s
-        self._s = (
-            ff + weight * f * f,
-            fg + weight * f * g,
-            gg + weight * g * g,
-            f1 + weight * f * y,
-            g1 + weight * g * y,
-        )
-
-    def _solve(self) -> None:
-        ff, fg, gg, f1, g1 = self._s
-        if self._shape is not None:
-            # One more observation, 0 = q * g - (q0 / p0) * p * g, weighted.
-            (p0, q0), (f, g) = self._prior, self._shape
-            g /= p0 * f + q0 * g
-            r = q0 / p0 * g
-            ff, fg, gg = (
-                ff + SHAPE_WEIGHT * r * r,
-                fg - SHAPE_WEIGHT * r * g,
-                gg + SHAPE_WEIGHT * g * g,
-            )
-        det = ff * gg - fg * fg
-        if det > 1e-9 * ff * gg:
-            p, q = (f1 * gg - g1 * fg) / det, (g1 * ff - f1 * fg) / det
-            if p >= 0.0 and q >= 0.0:
-                self.p, self.q = p, q
-                return
-        # One of the two explains everything: keep the better one alone.
-        by_f, by_g = (f1 / ff if ff else 0.0), (g1 / gg if gg else 0.0)
-        self.p, self.q = (by_f, 0.0) if f1 * by_f >= g1 * by_g else (0.0, by_g)
-
-
-def _faded(
-    sums: tuple[float, float, float, float, float], by: float
-) -> tuple[float, float, float, float, float]:
-    """The sums, faded."""
-    a, b, c, d, e = sums
-    return a * by, b * by, c * by, d * by, e * by
+    def joined(self, other: _Seen) -> _Seen:
+        """Both as one."""
+        new, pairs, seconds = self.new + other.new, self.pairs + other.pairs, self.seconds
+        return self._replace(new=new, pairs=pairs, seconds=seconds + other.seconds)
 
 
 class Times:
     """One instance's lines, and what is reserved on it. Seconds."""
 
     __slots__ = (
+        "_last",
         "_turn_s",
         "budget",
         "busy_until_s",
@@ -157,6 +88,7 @@ class Times:
         self.recent_s = 0.0
         self.recent_at_s = 0.0
         self._turn_s = 0.0
+        self._last: _Seen | None = None
 
     def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """Computing `new` tokens behind `context` cached ones, beside running streams."""
@@ -166,7 +98,33 @@ class Times:
         if not streams:
             return alone
         step = self.step
-        return alone + math.ceil(new / self.budget) * (step.p + step.q * kv_tokens)
+        return alone + (math.ceil(new / self.budget) + 0.5) * (step.p + step.q * kv_tokens)
+
+    def work_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
+        """For how long that keeps others waiting: they share its steps where it leaves room."""
+        line = self.prefill
+        alone = line.p * new + line.q * (new * (context + new / 2))
+        if not streams:
+            return alone
+        step = self.step
+        return alone + new / self.budget * (step.p + step.q * kv_tokens)
+
+    def computed(
+        self, new: int, context: int, seconds: float, step_s: float, *, first: bool
+    ) -> None:
+        """A prefill took this long, beside decode steps of `step_s`, 0 without streams.
+
+        `first`: it found nobody before it, so that it had to wait for a step under way to end.
+        """
+        line, pairs = self.prefill, new * (context + new / 2)
+        seen = _Seen(line.state, new, pairs, seconds, first)
+        quick_s = SAME_STEP_RATIO * (line.at(new, pairs) + step_s)
+        if self._last is not None and not first and seconds < quick_s:
+            seen = self._last.joined(seen)
+            line.restore(seen.before)
+        self._last = seen
+        steps = math.ceil(seen.new / self.budget) + (0.5 if seen.first else 0.0)
+        line.observe(seen.new, seen.pairs, seen.seconds, steps * step_s)
 
     def step_s(self, kv_tokens: int) -> float:
         """One decode step over this much KV."""
@@ -325,9 +283,18 @@ class Latency:
         """A first token came `seconds` after its decision."""
         self._ttft.observe(predicted_s, seconds)
 
-    def observe_prefill(self, name: str, new: int, context: int, seconds: float) -> None:
-        """A prefill that ran without a queue took this long."""
-        self.of(name).prefill.observe(new, new * (context + new / 2), seconds)
+    def observe_prefill(
+        self,
+        name: str,
+        new: int,
+        context: int,
+        seconds: float,
+        step_s: float = 0.0,
+        *,
+        first: bool = True,
+    ) -> None:
+        """A prefill took this long from its turn on; see Times.computed."""
+        self.of(name).computed(new, context, seconds, step_s, first=first)
 
     def observe_step(self, name: str, kv_tokens: int, seconds: float) -> None:
         """A stream's mean time per token beside this much KV."""

@@ -38,12 +38,15 @@ class Course:
         """
         name, new = computing.name, max(1, route.prompt_tokens - hit_tokens)
         times = self.latency.of(name)
-        work_s = times.prefill_s(new, hit_tokens, load.decode_requests, load.decode_tokens)
+        beside = load.decode_requests, load.decode_tokens
+        work_s = times.work_s(new, hit_tokens, *beside)
         route.reserved_s = now_s
+        route.beside_step_s = times.step_s(load.decode_tokens) if load.decode_requests else 0.0
         route.computes_tokens = new
         wait_s = times.wait_s(now_s)
         route.waited_for_room = kv_wait_s > wait_s
-        route.predicted_prefill_s = max(wait_s, kv_wait_s) + work_s
+        ready_s = times.prefill_s(new, hit_tokens, *beside)
+        route.predicted_prefill_s = max(wait_s, kv_wait_s) + ready_s
         self.latency.begin(name, id(route.lease), work_s, now_s)
 
     def hedge(self, route: Route, load: Load, now_s: float, kv_wait_s: float) -> Hedge:
@@ -113,8 +116,11 @@ class Course:
         if turn_s is not None and not route.waited_for_room:
             new = route.computes_tokens
             context = facts.prompt_tokens - new
+            first = turn_s <= route.reserved_s
             alone_s = now_s - max(turn_s, route.reserved_s)
-            self.latency.observe_prefill(computing.name, new, context, alone_s)
+            self.latency.observe_prefill(
+                computing.name, new, context, alone_s, route.beside_step_s, first=first
+            )
 
     def _observe_ready(self, route: Route, computing: Instance, seconds: float) -> None:
         self.latency.observe_ready(computing.name, route.predicted_prefill_s, seconds)

@@ -20,11 +20,11 @@ OFFLOADS_KEPT = 8
 class Priced:
     """One option: D, P or None where D computes, the predicted TTFT and the cost, in seconds.
 
-    `cost_s` is the sum of what the wait for the first token counts and of the four terms after
-    `ttft_s`, weighted: `harm_s` to the streams beside the computation, `decode_s` for the output on
-    D, `next_s` for the session's next turns there, `memory_s` for the KV displaced. It is nan where
-    the policy puts no price on anything. `at`: D's place among the free instances; `wait_s`: the
-    queue where it is computed; `instance` and what follows: D, as its Candidate would say.
+    `cost_s` is the sum of `ttft_s` and of the four terms after it, weighted: `harm_s` to the
+    streams beside the computation, `decode_s` for the output on D, `next_s` for the session's next
+    turns there, `memory_s` for the KV displaced and in use. It is nan where the policy puts no
+    price on anything. `at`: D's place among the free instances; `wait_s`: the queue where it is
+    computed; `instance` and what follows: D, as its Candidate would say.
     """
 
     cost_s: float
@@ -93,7 +93,6 @@ def _row(option: Priced) -> dict[str, object]:
         "prefill": p.instance.name if p else None,
         "ttft_s": _seconds(option.ttft_s),
         "cost_s": _seconds(option.cost_s),
-        "felt_s": _seconds(_felt_s(option)),
         "harm_s": _seconds(option.harm_s),
         "decode_s": _seconds(option.decode_s),
         "next_s": _seconds(option.next_s),
@@ -109,11 +108,6 @@ def _row(option: Priced) -> dict[str, object]:
     row["decode_tokens"] = load.decode_tokens
     row["kv_wait_s"] = _seconds(option.kv_wait_s)
     return row
-
-
-def _felt_s(option: Priced) -> float:
-    others_s = option.harm_s + option.decode_s + option.next_s + option.memory_s
-    return option.cost_s - others_s
 
 
 def _seconds(value: float) -> float | None:

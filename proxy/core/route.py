@@ -51,6 +51,7 @@ class Route:
     shadow: Shadowed | None
     fallback: Fallback | None
     reserved_s: float
+    beside_step_s: float
     computes_tokens: int
     waited_for_room: bool
     handed_s: float | None
@@ -90,7 +91,7 @@ class Route:
         self.options = options
         self.shadow = None
         self.fallback = None
-        self.reserved_s = 0.0
+        self.reserved_s = self.beside_step_s = 0.0
         self.computes_tokens = 0
         self.waited_for_room = False
         self.handed_s = self.first_token_s = None

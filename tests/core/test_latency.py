@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.latency import CLIP, STEP_PRIOR_S, WINDOW, Latency, Line
+from proxy.core.latency import STEP_PRIOR_S, Latency
+from proxy.core.line import CLIP, WINDOW, Line
 
 PT = 20_000.0
 
@@ -26,10 +27,25 @@ def test_priors_are_the_flags() -> None:
     assert m.wait_s("a", 0.0) == 0.0
 
 
-def test_prefill_beside_streams_pays_a_step_per_chunk() -> None:
+def test_prefill_beside_streams_pays_the_step_under_way_and_one_per_chunk() -> None:
     m = model()
     alone = m.prefill_s("a", 16_384, 0, 0, 0)
-    assert m.prefill_s("a", 16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
+    assert m.prefill_s("a", 16_384, 0, 4, 50_000) == pytest.approx(alone + 2.5 * STEP_PRIOR_S)
+    assert m.of("a").work_s(16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
+    assert m.of("a").work_s(2048, 0, 4, 50_000) < m.prefill_s("a", 2048, 0, 4, 50_000)
+
+
+def test_short_prompts_in_shared_steps_teach_what_they_took_not_the_steps() -> None:
+    """Several to a step of 60 ms, ten times what one takes: as on an engine with 200 streams."""
+    m, draw, a1, step_s = model(), random.Random(2), 4e-5, 0.06
+    for _ in range(6 * WINDOW):
+        batch = [draw.randint(50, 2000) for _ in range(draw.randint(1, 4))]
+        together_s = step_s + a1 * sum(batch)
+        waited_s = draw.uniform(0.0, step_s)
+        m.observe_prefill("a", batch[0], 0, waited_s + together_s, step_s, first=True)
+        for new in batch[1:]:
+            m.observe_prefill("a", new, 0, 0.0, step_s, first=False)
+    assert m.prefill_s("a", 8192, 0, 0, 0) == pytest.approx(a1 * 8192, rel=0.15)
 
 
 @pytest.mark.parametrize(("a1", "a4"), [(1 / 20_000, 0.0), (1 / 8_000, 0.0), (4e-5, 8e-10)])

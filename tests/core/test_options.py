@@ -45,9 +45,8 @@ def test_the_cost_policy_keeps_what_it_priced() -> None:
     for kind in (colocated, offloads):
         assert kind == sorted(kind, key=lambda row: row["cost_s"])
     for row in found:
-        names = ("felt_s", "harm_s", "decode_s", "next_s", "memory_s")
+        names = ("ttft_s", "harm_s", "decode_s", "next_s", "memory_s")
         terms = sum(row[name] for name in names)
-        assert 0 < row["felt_s"] < row["ttft_s"]
         assert row["cost_s"] == pytest.approx(terms, abs=1e-3)
     p = route.prefill.name if route.prefill else None
     (chosen,) = [r for r in found if (r["instance"], r["prefill"]) == (route.decode.name, p)]

@@ -1,0 +1,116 @@
+"""A line learned online: least squares of relative errors over a window that fades.
+
+Each line of the model of time (core.latency) is one of these.
+"""
+
+from __future__ import annotations
+
+from proxy.core.residuals import Residuals
+
+WINDOW = 128
+"""Observations that a line remembers: older ones fade by 1 - 1/WINDOW each."""
+CLIP = 2.0
+"""An observation counts as at most this many times, and at least this part of, what was expected:
+one stall does not move a model."""
+PRIOR_WEIGHT = 4.0
+"""The prior counts as this many observations."""
+SHAPE_WEIGHT = 2.0
+
+
+class Line:
+    """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading.
+
+    `shape`: a point (f, g) at which the prior's ratio q / p keeps a small weight for ever, for a
+    term that few observations tell anything of.
+    """
+
+    __slots__ = ("_prior", "_s", "_shape", "p", "q", "residuals")
+
+    def __init__(
+        self,
+        p: float,
+        q: float,
+        prior: tuple[tuple[float, float], ...],
+        shape: tuple[float, float] | None = None,
+    ) -> None:
+        self.p, self.q = p, q
+        self.residuals = Residuals()
+        self._prior = p, q
+        self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
+        for f, g in prior:
+            self._add(f, g, self.at(f, g), PRIOR_WEIGHT)
+        self._shape = shape
+
+    def at(self, f: float, g: float) -> float:
+        """The prediction."""
+        return self.p * f + self.q * g
+
+    def observe(self, f: float, g: float, y: float, beside: float = 0.0) -> None:
+        """Take in one observation, made with `beside` that is not the line's own.
+
+        The less of it is the line's, the less it says. Constant time and memory.
+        """
+        expected = self.at(f, g)
+        y -= beside
+        if expected <= 0.0 or (y <= 0.0 and not beside):
+            return
+        self.residuals.add(max(0.0, y + beside) / (expected + beside))
+        weight = (expected / (expected + beside)) ** 2
+        self._s = _faded(self._s, 1.0 - weight / WINDOW)
+        self._add(f, g, min(max(y, expected / CLIP), expected * CLIP), weight)
+        self._solve()
+
+    @property
+    def state(self) -> tuple[float, ...]:
+        """What was learned, for `restore`."""
+        return self._s
+
+    def restore(self, state: tuple[float, ...]) -> None:
+        """Forget what was observed since."""
+        ff, fg, gg, f1, g1 = state
+        self._s = ff, fg, gg, f1, g1
+        self._solve()
+
+    def _add(self, f: float, g: float, y: float, weight: float) -> None:
+        # In units of the prior's prediction: short and long count alike, and so do old and new.
+        p, q = self._prior
+        unit = p * f + q * g
+        f, g, y = f / unit, g / unit, y / unit
+        ff, fg, gg, f1, g1 = self._s
+        self._s = (
+            ff + weight * f * f,
+            fg + weight * f * g,
+            gg + weight * g * g,
+            f1 + weight * f * y,
+            g1 + weight * g * y,
+        )
+
+    def _solve(self) -> None:
+        ff, fg, gg, f1, g1 = self._s
+        if self._shape is not None:
+            # One more observation, 0 = q * g - (q0 / p0) * p * g, weighted.
+            (p0, q0), (f, g) = self._prior, self._shape
+            g /= p0 * f + q0 * g
+            r = q0 / p0 * g
+            ff, fg, gg = (
+                ff + SHAPE_WEIGHT * r * r,
+                fg - SHAPE_WEIGHT * r * g,
+                gg + SHAPE_WEIGHT * g * g,
+            )
+        det = ff * gg - fg * fg
+        if det > 1e-9 * ff * gg:
+            p, q = (f1 * gg - g1 * fg) / det, (g1 * ff - f1 * fg) / det
+            if p >= 0.0 and q >= 0.0:
+                self.p, self.q = p, q
+                return
+        # One of the two explains everything: keep the better one alone.
+        by_f, by_g = (f1 / ff if ff else 0.0), (g1 / gg if gg else 0.0)
+        self.p, self.q = (by_f, 0.0) if f1 * by_f >= g1 * by_g else (0.0, by_g)
+
+
+def _faded(
+    sums: tuple[float, float, float, float, float], by: float
+) -> tuple[float, float, float, float, float]:
+    """The sums, faded."""
+    a, b, c, d, e = sums
+    return a * by, b * by, c * by, d * by, e * by
