@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo demo-kill demo-compare demo-check test test-vllm chaos soak lint bench bench-core clean
+.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-vllm chaos soak lint bench bench-core clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,6 +38,14 @@ demo-check: demo
 ## Every test that needs no vLLM.
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q --ignore=tests/chaos
+
+## The same for the core as it is installed with a C compiler at hand; see setup.py.
+test-compiled: compiled
+	$(BIN)/pytest -q -o pythonpath='.cache/compiled .' -o cache_dir=.cache/compiled/.pytest_cache \
+		tests/core tests/shell/test_offload.py tests/shell/test_relay.py tests/shell/test_disconnect.py
+
+compiled: $(VENV)/.installed-dev
+	CACHE_PROXY_COMPILE=1 $(INSTALL) --no-deps --upgrade --target .cache/compiled .
 
 ## Every fault of tests/chaos/faults.toml, and what must hold after each. See docs/chaos.md.
 chaos: $(VENV)/.installed-dev

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from analysis.rivals_place import Place, least_requests, requests
 from proxy.core.decide import Choice, Scene, peers, size_on
-from proxy.core.types import Candidate, Reason, RequestFacts, Route
+from proxy.core.route import Route
+from proxy.core.types import Candidate, Reason, RequestFacts
 
 Decider = Callable[[Scene, Candidate, Candidate], bool]
 """Whether P (the second) prefills for D (the first)."""

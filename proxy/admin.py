@@ -40,10 +40,8 @@ class Admin:
         """Whether new requests should come here: not while draining, nor with nobody to serve."""
         del request
         if self._service.is_draining:
-            response = json_response({"status": "draining"}, 503)
-            response.force_close()  # a balancer's kept connection is not waited for
-            return response
-        serving = self._serving()
+            return json_response({"status": "draining"}, 503)
+        serving = self._service.is_serving
         return json_response({"status": "ready" if serving else "no instance is up"}, _ok(serving))
 
     async def health(self, request: web.Request) -> web.Response:
@@ -58,14 +56,11 @@ class Admin:
             }
             for m in fleet.members()
         }
-        serving = self._serving()
+        serving = self._service.is_serving
         body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
         if self._service.last_reload is not None:
             body["config_reload"] = self._service.last_reload
         return json_response(body | {"instances": instances}, _ok(serving))
-
-    def _serving(self) -> bool:
-        return any(m.health.was_seen for m in self._service.router.fleet.usable())
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""

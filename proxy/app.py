@@ -3,46 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
-from typing import cast
 
 from aiohttp import web
 
-from proxy import background, tcp, tls
+from proxy import background, estate, tcp, tls
 from proxy.admin import Admin
-from proxy.config import Settings
+from proxy.config import ConfigError, Settings
 from proxy.connections import Door, GuardedSite, client_cap
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
+from proxy.departure import Departure, closing, first_of
 from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
+from proxy.heritage import Heritage
 from proxy.listening import Site
 from proxy.operators import Denials, audited, error_response
 from proxy.refusals import RefusalLog
 from proxy.reload import Reloader
 from proxy.service import Service
+from proxy.succession import Succession
 from proxy.thresholds import BusyThreshold
 
 BACKLOG = 4096
 KEEPALIVE_S = 75.0
-ACCEPT_WHILE_DRAINING_S = 5.0
-"""How long a draining proxy still takes what a load balancer sends before it notices."""
 LINGER_S = 2.0
 """How long the rest of a refused body is read, so that the client gets to see the refusal."""
-CUT_S = 1.0
-"""For the last words of requests that are cut."""
 CANCEL_AFTER_S = 0.1
 """The drain has had its time: what still runs is cancelled, not waited for (0: for ever)."""
-_log = logging.getLogger(__name__)
 
 
 class Server:
     """One listening proxy: `start`, then `stop`; `run` does both around a signal."""
 
-    def __init__(self, settings: Settings, source: Callable[[], Settings] | None = None) -> None:
-        """`source` reads the options anew for a reload; raises ConfigError."""
+    def __init__(
+        self,
+        settings: Settings,
+        source: Callable[[], Settings] | None = None,
+        heritage: Heritage | None = None,
+    ) -> None:
+        """`source` reads the options anew for a reload; raises ConfigError.
+
+        `heritage`: sockets to listen on, where another process has handed some down.
+        """
         self._settings = settings
         self._source = source or (lambda: settings)
         self.service: Service
@@ -51,6 +56,10 @@ class Server:
         self._rules: Rules
         self._admin_runner: web.AppRunner | None = None
         self._runners: list[web.AppRunner] = []
+        self._heritage = heritage or Heritage()
+        self._names: list[str] = []
+        """Of the listeners, as the next process is to know them."""
+        self._succession = Succession(self._listeners, lambda: estate.leave(self.service))
         self._stop = asyncio.Event()
 
     @property
@@ -71,7 +80,8 @@ class Server:
     async def start(self) -> None:
         """Listen. Raises OSError when the port or the request log cannot be had.
 
-        ConfigError when certificates cannot be used.
+        ConfigError when certificates cannot be used, or when another process serves, would be
+        replaced by this one, and no instance answers here.
         """
         settings = self._settings
         secure = tls.for_clients(settings)
@@ -80,6 +90,12 @@ class Server:
         refused = self.service.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
+        self._departure = Departure(self.service, self._runners, self._stop)
+        if self._heritage.estate is not None:
+            estate.take(self.service, self._heritage.estate)
+        if self._heritage.has_predecessor and not await background.look_round(self.service):
+            await self.close()
+            raise ConfigError(f"no instance has answered in {background.FIRST_LOOK_S:g} s")
         one_listener = settings.admin_port is None
         self._runner = await self._listen(
             application(self.service, admin=one_listener), settings.host, settings.port, secure
@@ -92,6 +108,7 @@ class Server:
                 settings.admin_port,
                 secure,
             )
+        self._heritage.drop()
         self.service.own_ports |= {at[1] for r in self._runners for at in r.addresses}
 
     async def _listen(
@@ -112,13 +129,21 @@ class Server:
         self._runners.append(runner)
         try:
             site = self._site(runner, host, port, secure)
+            listener = "public" if len(self._runners) == 1 else "admin"
+            name, site.inherited = await self._heritage.take(listener, host, port)
+            self._names.append(name)
             await site.start()
         except OSError:
             await self.close()
             raise
-        for sock in cast(asyncio.Server, site._server).sockets:
+        for sock in _sockets(runner):
             tcp.watch(sock)
         return runner
+
+    def _listeners(self) -> list[tuple[str, int]]:
+        """Name and descriptor of each socket that is listened on."""
+        named = zip(self._names, self._runners, strict=True)
+        return [(name, sock.fileno()) for name, runner in named for sock in _sockets(runner)]
 
     def _site(
         self, runner: web.AppRunner, host: str, port: int, secure: ssl.SSLContext | None
@@ -152,7 +177,9 @@ class Server:
         server.request_handler = handle
 
     def catch_signals(self) -> None:
-        """From now on SIGTERM and SIGINT end `run`, SIGHUP reloads, SIGUSR1 does nothing.
+        """From now on SIGTERM and SIGINT end `run`, SIGHUP reloads, SIGUSR2 starts a successor.
+
+        SIGUSR1 does nothing.
 
         Better before it says that it listens. The request log needs no signal to be rotated.
         """
@@ -161,18 +188,27 @@ class Server:
             loop.add_signal_handler(signum, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self.reloader.ask)
         loop.add_signal_handler(signal.SIGUSR1, lambda: None)
+        loop.add_signal_handler(signal.SIGUSR2, self._succession.ask)
 
-    async def run(self) -> None:
-        """Serve until a signal comes, then drain; a second one ends at once."""
+    async def run(self, on_heir: Callable[[int], None] = lambda pid: None) -> None:
+        """Serve until a signal comes, then drain; a second one ends at once.
+
+        Or until another process has taken over; `on_heir` is told its id.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 periodic = group.create_task(background.run(self.service), name="background")
                 look_s = self._settings.health_interval
                 reloads = group.create_task(self.reloader.watch(look_s), name="reload")
-                await self._stop.wait()
-                self._stop.clear()
+                heirs = group.create_task(self._succession.watch(on_heir), name="hot-restart")
+                await first_of(self._stop, self._succession.is_done)
                 reloads.cancel()
-                await self.drain()
+                heirs.cancel()
+                if self._succession.is_done.is_set():
+                    await self._departure.hand_over()
+                else:
+                    self._stop.clear()
+                    await self.drain()
                 periodic.cancel()
         finally:
             await self.close()
@@ -181,35 +217,8 @@ class Server:
         self._stop.set()
 
     async def drain(self) -> None:
-        """Readiness off at once; accept a little longer; let what runs finish, up to the limit."""
-        service, limit_s = self.service, self.service.settings.drain_seconds
-        service.is_draining = True
-        service.waiting.close()
-        _log.info("draining: %d requests in flight", service.in_flight)
-        accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
-        if await self._idle_within(accept_s):
-            return
-        for site in list(self._runner.sites):
-            await site.stop()
-        if self._stop.is_set() or not await self._idle_within(limit_s - accept_s):
-            why = "second signal" if self._stop.is_set() else f"after {limit_s:g} s"
-            _log.warning("drain: %d requests cut (%s)", service.in_flight, why)
-            self._stop.clear()
-            service.cut()
-            await self._idle_within(CUT_S)
-
-    async def _idle_within(self, seconds: float) -> bool:
-        """Wait for the last request; false when the time is over or a signal comes first."""
-        idle = self.service.idle
-        try:
-            async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
-                waits = [group.create_task(e.wait()) for e in (idle, self._stop)]
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                for wait in waits:
-                    wait.cancel()
-        except TimeoutError:
-            return False
-        return idle.is_set()
+        """Let what runs finish, up to the limit."""
+        await self._departure.drain()
 
     async def close(self) -> None:
         """Stop listening, cancel what is left, close connections and the log."""
@@ -218,9 +227,14 @@ class Server:
         await self.service.close()
 
 
+def _sockets(runner: web.AppRunner) -> list[socket.socket]:
+    return [sock for site in runner.sites if isinstance(site, Site) for sock in site.sockets]
+
+
 def application(service: Service, *, admin: bool = True, public: bool = True) -> web.Application:
     """The routes of one listener. No middleware: every request would pay for it."""
     app = web.Application(client_max_size=service.settings.max_body_bytes)
+    app.on_response_prepare.append(closing(service))
     app.add_routes(_probes(service))
     if admin:
         app.add_routes(_admin(service))

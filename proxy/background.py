@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -33,6 +34,7 @@ _JSON = b"Content-Type: application/json\r\n"
 MEMORY_INTERVAL_S = 0.5
 GIVE_BACK_S = 5.0
 """So long between two attempts to return free memory to the kernel, which cost a few ms."""
+FIRST_LOOK_S = 10.0
 MODELS_EVERY = 15
 """Models are asked again with every n-th probe: adapters come and go, but rarely."""
 _log = logging.getLogger(__name__)
@@ -90,6 +92,28 @@ def _is_probe_due(service: Service, upstream: Upstream) -> bool:
 def _is_trial_due(service: Service, upstream: Upstream) -> bool:
     member = service.router.fleet.get(upstream.instance.name)
     return member is not None and member.health.trial_due(service.clock.now_s())
+
+
+async def look_round(service: Service) -> bool:
+    """Look at every instance before serving; whether one has answered, in time.
+
+    Who replaces a process that serves must not know less of its fleet than where it is.
+    """
+
+    async def look(upstream: Upstream) -> None:
+        await probe(service, upstream)
+        await scrape(service, upstream)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_LOOK_S):
+            while True:
+                async with asyncio.TaskGroup() as group:
+                    for upstream in service.upstreams.values():
+                        group.create_task(look(upstream))
+                if service.is_serving:
+                    return True
+                await asyncio.sleep(LAG_INTERVAL_S)
+    return service.is_serving
 
 
 async def probe(service: Service, upstream: Upstream) -> None:

@@ -11,60 +11,79 @@ import uvloop
 
 from proxy import logs
 from proxy.app import Server
+from proxy.build import described
 from proxy.config import ConfigError, Loaded, Settings, load, print_config
 from proxy.edge import has_c_parser
+from proxy.heritage import Heritage
 from proxy.keys import is_loopback
+from proxy.supervisor import Supervisor
 from proxy.tuning import collect_rarely, keep_big_blocks, share_the_interpreter
 
-EXIT_CONFIG = 78
+EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG = 1, 2, 78
 NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary package"
 """The parser written in Python is no substitute, see `edge`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until a signal. Exit 2 for a bad option, 1 when the port cannot be had, 78 as said."""
-    if not has_c_parser():
-        print(f"cache-proxy: {NO_PARSER}", file=sys.stderr)
-        return EXIT_CONFIG
+    heritage = Heritage()
     given = list(sys.argv[1:] if argv is None else argv)
     try:
+        heritage = Heritage.read(os.environ)
+        if not has_c_parser():
+            return _fails(heritage, NO_PARSER, EXIT_CONFIG)
         loaded = load(given, os.environ)
     except ConfigError as error:
-        print(f"cache-proxy: {error}", file=sys.stderr)
-        return 2
+        return _fails(heritage, str(error), EXIT_OPTION)
     if loaded.print_config:
         print(print_config(loaded), end="")
         return 0
     logs.set_up(loaded.settings.log_level, loaded.settings.log_format)
     keep_big_blocks()
     share_the_interpreter()
-    return _run(loaded, given)
+    return _run(loaded, given, heritage)
 
 
-def _run(loaded: Loaded, given: Sequence[str]) -> int:
+def _fails(heritage: Heritage, why: str, status: int) -> int:
+    """Say it once: the process that would have been replaced has a log to write it to."""
+    if not heritage.tell_failure(why):
+        print(f"cache-proxy: {why}", file=sys.stderr)
+    return status
+
+
+def _run(loaded: Loaded, given: Sequence[str], heritage: Heritage) -> int:
     try:
-        uvloop.run(_serve(loaded, given))
+        uvloop.run(_serve(loaded, given, heritage))
     except ConfigError as error:
-        print(f"cache-proxy: {error}", file=sys.stderr)
-        return 2
+        return _fails(heritage, str(error), EXIT_OPTION)
     except OSError as error:
-        print(f"cache-proxy: {_what_failed(loaded.settings, error)}", file=sys.stderr)
-        return 1
+        return _fails(heritage, _what_failed(loaded.settings, error), EXIT_SYSTEM)
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-async def _serve(loaded: Loaded, given: Sequence[str]) -> None:
-    server = Server(loaded.settings, lambda: load(given, os.environ).settings)
+async def _serve(loaded: Loaded, given: Sequence[str], heritage: Heritage) -> None:
+    server = Server(loaded.settings, lambda: load(given, os.environ).settings, heritage)
+    supervisor = Supervisor(os.environ, loaded.settings.pid_file)
     await server.start()
     server.catch_signals()
     collect_rarely()
     logger = logging.getLogger("proxy")
     count = len(loaded.settings.instances)
+    logger.info("cache-proxy %s", described())
     logger.info("listening on %s (instances: %d)", server.url, count)
     _warn(logger, loaded.settings)
-    await server.run()
+    try:
+        supervisor.started(replaces=heritage.has_predecessor)
+    except OSError:
+        await server.close()
+        raise
+    heritage.tell_ready()
+    try:
+        await server.run(supervisor.replaced_by)
+    finally:
+        supervisor.ended()
 
 
 def _warn(logger: logging.Logger, settings: Settings) -> None:

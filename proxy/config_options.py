@@ -116,6 +116,18 @@ class Settings(BaseModel):
         NonNegative,
         Option(LISTENING, "After SIGTERM, running requests have this long to finish.", "s"),
     ] = 30.0
+    handover_seconds: Annotated[
+        NonNegative,
+        Option(
+            LISTENING,
+            "After a hot restart, the replaced process has this long for what it still serves.",
+            "s",
+        ),
+    ] = 3600.0
+    pid_file: Annotated[
+        Path | None,
+        Option(LISTENING, "Holds the process's id; after a hot restart, that of the new one."),
+    ] = None
     response_headers: Annotated[
         bool,
         Option(LISTENING, "Tell the client instance, route and reason in X-Cache-Proxy-* headers."),

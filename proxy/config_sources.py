@@ -10,7 +10,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -18,6 +17,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import BaseModel, ByteSize, SecretStr
 from pydantic.fields import FieldInfo
 
+from proxy.build import described
 from proxy.config_values import value_text
 
 ENV_PREFIX = "CACHE_PROXY_"
@@ -191,9 +191,7 @@ def _parser(model: type[BaseModel]) -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument(
-        "--version", action="version", version=f"cache-proxy {version('cache-proxy')}"
-    )
+    parser.add_argument("--version", action="version", version=f"cache-proxy {described()}")
     parser.add_argument(
         "--print-config",
         action="store_true",

@@ -19,6 +19,7 @@ from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
 from proxy.core.retry import MAX_RETRIES
 from proxy.core.reuse import cached_ratio
+from proxy.core.route import Route
 from proxy.core.sse import Scanner
 from proxy.core.types import (
     FailureKind,
@@ -26,7 +27,6 @@ from proxy.core.types import (
     Reject,
     RejectReason,
     RequestFacts,
-    Route,
     RouteClass,
 )
 from proxy.core.watermark import Level

@@ -17,7 +17,8 @@ import orjson
 from proxy.aftermath import Leg
 from proxy.answer import Reply
 from proxy.core.connectors import KV_PARAMS, Edits
-from proxy.core.types import Fallback, Route
+from proxy.core.route import Route
+from proxy.core.types import Fallback
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.service import Service

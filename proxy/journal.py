@@ -7,7 +7,8 @@ from typing import Any
 import orjson
 
 from proxy.core.record import RequestRecord
-from proxy.core.types import Outcome, RequestFacts, Route
+from proxy.core.route import Route
+from proxy.core.types import Outcome, RequestFacts
 
 MOST_TOKENS = 100_000_000
 """No prompt and no answer is longer: what an engine says beyond it is not believed."""

@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from aiohttp import web
@@ -18,7 +18,10 @@ GOODBYE_S = 2.0
 
 
 class Site(web.TCPSite):
-    """As aiohttp's, and `exchange`."""
+    """As aiohttp's, and `exchange`, and on sockets that were handed down."""
+
+    inherited: Sequence[socket.socket] = ()
+    """Listen on these, if there are any, instead of binding."""
 
     def answerer(self) -> Callable[[], asyncio.Protocol]:
         """What makes a new connection's protocol; asked once."""
@@ -28,6 +31,9 @@ class Site(web.TCPSite):
         """Listen."""
         await super(web.TCPSite, self).start()
         self._answerer = self.answerer()
+        if self.inherited:
+            await self._listen_on(self.inherited, self._ssl_context)
+            return
         self._server = await self._listen(self._ssl_context, host=self._host, port=self._port)
 
     async def _listen(self, secure: ssl.SSLContext | None, **where: Any) -> asyncio.AbstractServer:
@@ -40,22 +46,29 @@ class Site(web.TCPSite):
         return server
 
     async def exchange(self, secure: ssl.SSLContext) -> None:
-        """Accept with another context from now on: on the same sockets, so nobody is refused.
-
-        A host may be several sockets; each but the first becomes a site of its own.
-        """
+        """Accept with another context from now on: on the same sockets, so nobody is refused."""
         old = self._server
         assert old is not None
-        sockets: list[socket.socket] = getattr(old, "sockets", [])
-        shared = [socket.socket(fileno=os.dup(s.fileno())) for s in sockets]
-        servers = [await self._listen(secure, sock=s) for s in shared]
+        shared = [socket.socket(fileno=os.dup(s.fileno())) for s in self.sockets]
+        await self._listen_on(shared, secure)
+        old.close()
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """Those that it listens on."""
+        return getattr(self._server, "sockets", [])
+
+    async def _listen_on(
+        self, sockets: Sequence[socket.socket], secure: ssl.SSLContext | None
+    ) -> None:
+        """A host may be several sockets; each but the first becomes a site of its own."""
+        servers = [await self._listen(secure, sock=s) for s in sockets]
         self._take(servers[0], secure)
         for server in servers[1:]:
             beside = Site(self._runner, self._host, self._port, backlog=self._backlog)
             await super(web.TCPSite, beside).start()
             beside._answerer = self._answerer
             beside._take(server, secure)
-        old.close()
 
-    def _take(self, server: asyncio.AbstractServer, secure: ssl.SSLContext) -> None:
+    def _take(self, server: asyncio.AbstractServer, secure: ssl.SSLContext | None) -> None:
         self._server, self._ssl_context = server, secure

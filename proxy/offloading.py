@@ -10,7 +10,8 @@ from typing import Any
 from proxy.answer import Reply
 from proxy.core.connectors import Edits
 from proxy.core.record import RequestRecord
-from proxy.core.types import FailureKind, Fallback, RequestFacts, Route
+from proxy.core.route import Route
+from proxy.core.types import FailureKind, Fallback, RequestFacts
 from proxy.errors import UpstreamFailure
 from proxy.handover import PrefillHalf, release
 from proxy.legs import Outgoing, fallback_of, prefill_leg

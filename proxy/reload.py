@@ -26,7 +26,8 @@ RELOADABLE = frozenset(
         *("ttft_slo", "tpot_slo", "overload_status", "active_decode_blocks_threshold"),
         *("active_prefill_tokens_threshold", "active_prefill_tokens_threshold_frac"),
         *("prefill_timeout", "transfer_timeout", "ttft_timeout", "idle_timeout", "total_timeout"),
-        *("health_timeout", "body_timeout", "drain_seconds", "response_headers", "admin_token"),
+        *("health_timeout", "body_timeout", "drain_seconds", "handover_seconds"),
+        *("response_headers", "admin_token"),
         *("api_key", "cache_salt_secret", "instance_api_key", "allow_cidr"),
         *("tls_cert", "tls_key", "tls_client_ca", "instance_ca", "instance_cert", "instance_key"),
     }
@@ -121,7 +122,9 @@ class Reloader:
         if (old.tls_cert is None) != (new.tls_cert is None):
             fixed.append("tls_cert (from or to none)")
         if fixed:
-            raise ConfigError(f"{', '.join(fixed)} cannot change at run time: restart")
+            raise ConfigError(
+                f"{', '.join(fixed)} cannot change at run time: restart (hot: SIGUSR2)"
+            )
         return self._instances(old, new)
 
     def _instances(self, old: Settings, new: Settings) -> _Change:

@@ -15,7 +15,8 @@ from proxy.core.retry import (
     is_innocent,
     may_repeat,
 )
-from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts, Route
+from proxy.core.route import Route
+from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts
 from proxy.errors import UpstreamFailure
 from proxy.service import Service
 

@@ -91,6 +91,8 @@ class Service:
     stats: dict[str, EngineStats] = field(default_factory=dict)
     aftermath: Aftermath = field(default_factory=Aftermath)
     is_draining: bool = False
+    is_leaving: bool = False
+    """Kept connections end with their next answer; also where another process has taken over."""
     is_cutting: bool = False
     scopes: set[Limit] = field(default_factory=set)
     decisions: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
@@ -189,9 +191,14 @@ class Service:
         return found
 
     @property
+    def is_serving(self) -> bool:
+        """Whether an instance that has answered is there to be used."""
+        return any(m.health.was_seen for m in self.router.fleet.usable())
+
+    @property
     def wants_keepalive(self) -> bool:
         """Whether a client's connection may stay open after its answer."""
-        return not self.is_draining and self.memory.level is Level.NORMAL
+        return not self.is_leaving and self.memory.level is Level.NORMAL
 
     def is_too_heavy_now(self, facts: RequestFacts) -> bool:
         """Whether memory is too short for this one: HEAVY wherever it would run."""

@@ -15,10 +15,11 @@ from typing import Any
 
 from proxy.clock import Clock
 from proxy.core.queue import QueueLimits, WaitQueue
+from proxy.core.route import Route
 from proxy.core.router import Router
 from proxy.core.shed import Promises
 from proxy.core.turns import Entry, Priority
-from proxy.core.types import Reject, RejectReason, RequestFacts, Route
+from proxy.core.types import Reject, RejectReason, RequestFacts
 from proxy.deadline import Limit
 from proxy.metrics import Metrics
 

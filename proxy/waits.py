@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from proxy.core import limits
 from proxy.core.record import RequestRecord
-from proxy.core.types import Route
+from proxy.core.route import Route
 from proxy.service import Service
 
 LEAST_S = 1.0

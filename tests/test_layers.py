@@ -51,7 +51,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.errors": {OURS},
     "proxy.clock": set(),
     "proxy.config_values": set(),
-    "proxy.config_sources": {"proxy.config_values"},
+    "proxy.build": {OURS},
+    "proxy.config_sources": {"proxy.build", "proxy.config_values"},
     "proxy.config_options": {OURS, "proxy.config_sources", "proxy.config_values", "proxy.keys"},
     "proxy.keys": set(),
     "proxy.access": LEAF,
@@ -95,6 +96,11 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.memory": set(),
     "proxy.listening": set(),
     "proxy.connections": {"proxy.listening"},
+    "proxy.heritage": LEAF,
+    "proxy.estate": SHELL | {"proxy.service"},
+    "proxy.succession": {"proxy.heritage", "proxy.plain"},
+    "proxy.departure": SHELL | {"proxy.service", "proxy.listening"},
+    "proxy.supervisor": set(),
     "proxy.background": SHELL | {"proxy.service", "proxy.memory", "proxy.tuning"},
     "proxy.admin": REQUEST | {"proxy.allow", "proxy.operators"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.operators"},
@@ -104,10 +110,13 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.app": REQUEST
     | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
     | {"proxy.operators", "proxy.reload", "proxy.connections", "proxy.listening"}
-    | {"proxy.edge", "proxy.refusals", "proxy.tcp"},
+    | {"proxy.edge", "proxy.refusals", "proxy.tcp"}
+    | {"proxy.departure", "proxy.estate", "proxy.heritage", "proxy.succession"},
     "proxy.tuning": set(),
     "proxy.logs": {"proxy.plain"},
-    "proxy.cli": LEAF | {"proxy.app", "proxy.edge", "proxy.logs", "proxy.tuning"},
+    "proxy.cli": LEAF
+    | {"proxy.app", "proxy.build", "proxy.edge", "proxy.logs", "proxy.tuning"}
+    | {"proxy.heritage", "proxy.supervisor"},
 }
 
 

@@ -22,12 +22,10 @@ beat the best colocation by a margin, and P's queue is bounded: both keep the ta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from heapq import heapify, heappop
 from itertools import islice
-from operator import eq, itemgetter
 
 from proxy.core.classify import Size, classify
 from proxy.core.connectors import CONNECTORS
@@ -35,7 +33,7 @@ from proxy.core.decide import Choice, Scene, can_prefill
 from proxy.core.free import Free
 from proxy.core.latency import RECENT_S
 from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT, Priced
-from proxy.core.types import Instance, Load, Reason
+from proxy.core.types import Reason
 
 MARGIN_S = 0.020
 MARGIN_RATIO = 0.15
@@ -93,82 +91,80 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
     )
 
 
-def _stay(free: Free, home: str, best: Priced, colocated: Sequence[Row]) -> Priced:
+def _stay(free: Free, home: str, best: Priced, colocated: list[Priced]) -> Priced:
     """The cheapest, or home where that costs hardly more: short prompts leave no hits to hold."""
     if home not in free.names:
         return best
-    at_home = _priced(colocated[free.names.index(home)])
+    at_home = colocated[free.names.index(home)]
     return best if at_home.cost_s > best.cost_s + MARGIN_S else at_home
 
 
-_Prices = tuple[float, int, float, float, float, float, float, float]
-Row = tuple[*_Prices, Instance, Load, int, int, float, Priced | None]
-"""The fields of a Priced, in their order: making that of every instance would take longer."""
-_COST = itemgetter(0)
+def _cost(option: Priced) -> float:
+    return option.cost_s
 
 
-_priced: Callable[[Row], Priced] = partial(tuple.__new__, Priced)
-"""A Priced of a row as it is; its constructor would take it apart first."""
-
-
-def _ranked(free: Free, colocated: Sequence[Row]) -> list[Priced]:
+def _ranked(free: Free, colocated: list[Priced]) -> list[Priced]:
     """The cheapest ones; of equals the one with fewer sessions, then the longest unused."""
-    ranked = sorted(colocated)[: COLOCATIONS_KEPT + 1]
-    costs_s = list(map(_COST, ranked))
-    if any(map(eq, costs_s, costs_s[1:])):
-        ranked = sorted(colocated, key=lambda row: (row[0], *free.rank(row[1])))
-    return list(map(_priced, ranked[:COLOCATIONS_KEPT]))
+    kept = COLOCATIONS_KEPT
+    costs_s = sorted([option.cost_s for option in colocated])
+    most_s = costs_s[min(kept, len(costs_s) - 1)]
+    ranked = sorted([option for option in colocated if option.cost_s <= most_s], key=_cost)
+    last_s = -math.inf
+    for cost_s in costs_s[: kept + 1]:
+        if cost_s == last_s:
+            ranked.sort(key=lambda option: (option.cost_s, *free.rank(option.at)))
+            break
+        last_s = cost_s
+    return ranked[:kept]
 
 
-def _colocations(scene: Scene, free: Free, w: Weights) -> list[Row]:
+def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
     """Everything on one instance: until it has the prompt's KV, and what that costs all others.
 
     New KV displaces other sessions' where the cache is full. The output costs steps on D, which
     grow with the KV that they read. One loop, and the formulas of `Times` written out in it: it is
     most of what a decision takes.
     """
-    now_s, prompt_tokens, exp = scene.now_s, scene.facts.prompt_tokens, math.exp
+    now_s, prompt_tokens, budget = scene.now_s, free.prompt_tokens, scene.latency.budget
     harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
-    memory, room = w.memory, w.room
     next_turn = w.next_turn * scene.latency.rest_s()
-    columns = (
-        range(len(free)),
-        free.instances,
-        free.loads,
-        scene.latency.times(free.names),
-        map(scene.kv_tokens, free.names),
-        free.kv_full,
-        free.kv_wait_s,
-        map(_works(scene, free).__getitem__, free.hit_tokens),
-    )
-    priced: list[Row] = []
-    for at, instance, load, times, kv_tokens, full, kv_wait_s, work in zip(*columns, strict=True):
-        hit, new, grown, alone, chunks = work
+    memory, room = w.memory, w.room
+    all_times, sizes = scene.latency.times(free.names), list(map(scene.kv_tokens, free.names))
+    priced: list[Priced] = []
+    for at, times in enumerate(all_times):
+        load, hit, full, kv_wait_s = (
+            free.loads[at],
+            free.hit_tokens[at],
+            free.kv_full[at],
+            free.kv_wait_s[at],
+        )
+        new = prompt_tokens - hit
         streams, decode_tokens = load.decode_requests, load.decode_tokens
         line, step = times.prefill, times.step
         p, q, step_p, step_q = line.p, line.q, step.p, step.q
-        stall_s = prefill_s = p * new + q * grown
+        stall_s = prefill_s = p * new + q * (new * (hit + new / 2))
         if streams:
-            prefill_s += chunks * (step_p + step_q * decode_tokens)
+            prefill_s += (math.ceil(new / budget) + 0.5) * (step_p + step_q * decode_tokens)
         wait_s = times.busy_until_s - now_s
         if wait_s < 0.0:
             wait_s = 0.0
-        ready_s = (max(wait_s, kv_wait_s) if kv_wait_s else wait_s) + prefill_s
+        ready_s = (max(wait_s, kv_wait_s)) + prefill_s
         harm_s = harm * streams * stall_s
         decode_s = decode * (
             step_p + step_q * (decode_tokens + load.inbound_tokens + prompt_tokens)
         )
-        memory_s = memory * full * (p * new + q * alone) if full else 0.0
+        memory_s = memory * full * (p * new + q * (new * (new / 2))) if full else 0.0
+        kv_tokens = sizes[at]
         if kv_tokens:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
             memory_s += room * (in_use * in_use)
         busy_s = times.recent_s
         if busy_s:
-            busy_s = busy_s * exp((times.recent_at_s - now_s) / RECENT_S) / RECENT_S
+            busy_s = busy_s * math.exp((times.recent_at_s - now_s) / RECENT_S) / RECENT_S
         next_s = next_turn * busy_s
         cost_s = ready_s + harm_s + decode_s + next_s + memory_s
         priced.append(
-            (
+            Priced(
                 cost_s,
                 at,
                 ready_s,
@@ -177,32 +173,17 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Row]:
                 next_s,
                 memory_s,
                 wait_s,
-                instance,
+                free.instances[at],
                 load,
                 hit,
                 new,
                 kv_wait_s,
-                None,
             )
         )
     return priced
 
 
-def _works(scene: Scene, free: Free) -> dict[int, tuple[int, int, float, float, float]]:
-    """Of each number of hit tokens: it, the new tokens, and what `Times.prefill_s` makes of them.
-
-    That is the second term of the line behind the hit and without it, and the number of steps.
-    Many instances have the same hit: none, or a system prompt.
-    """
-    works = {}
-    for hit in set(free.hit_tokens):
-        new = free.prompt_tokens - hit
-        chunks = math.ceil(new / scene.latency.budget) + 0.5
-        works[hit] = hit, new, new * (hit + new / 2), new * (new / 2), chunks
-    return works
-
-
-def _why_not(scene: Scene, best: Priced, size: Size, offloads: Sequence[Priced]) -> Reason | None:
+def _why_not(scene: Scene, best: Priced, size: Size, offloads: list[Priced]) -> Reason | None:
     """Why no offload beats the best colocation; None when one does."""
     if not CONNECTORS[scene.config.kv_connector].can_offload:
         return _unless_small(size, Reason.NO_CONNECTOR)
@@ -220,7 +201,7 @@ def _margin_s(best: Priced) -> float:
     return max(MARGIN_S, MARGIN_RATIO * best.cost_s)
 
 
-def _may_offload(best: Priced, size: Size, colocated: Sequence[Row]) -> bool:
+def _may_offload(best: Priced, size: Size, colocated: list[Priced]) -> bool:
     """Whether pairs are worth pricing: all HEAVY ones, others where one could win at all.
 
     No pair costs less than the cheapest P for its part and the cheapest D for its own. Most turns
@@ -228,18 +209,11 @@ def _may_offload(best: Priced, size: Size, colocated: Sequence[Row]) -> bool:
     """
     if size is Size.HEAVY:
         return True
-    least_s = min(map(_computing_s, colocated)) + min(map(_decoding_s, colocated))
-    return best.cost_s - least_s > _margin_s(best)
-
-
-def _computing_s(p: Row) -> float:
-    """What a request costs where it is only computed, its KV included."""
-    return p[0] - p[4] - p[5]
-
-
-def _decoding_s(d: Row) -> float:
-    """What a request costs where it only decodes."""
-    return d[4] + d[5] + d[6]
+    least_p_s = least_d_s = math.inf
+    for c in colocated:
+        least_p_s = min(least_p_s, c.cost_s - c.decode_s - c.next_s)
+        least_d_s = min(least_d_s, _decoding_s(c))
+    return best.cost_s - (least_p_s + least_d_s) > _margin_s(best)
 
 
 def _why(offload: Priced) -> Reason:
@@ -252,7 +226,7 @@ def _unless_small(size: Size, reason: Reason) -> Reason:
     return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
 
 
-def _offloads(scene: Scene, free: Free, colocated: Sequence[Row]) -> list[Priced]:
+def _offloads(scene: Scene, free: Free, colocated: list[Priced]) -> list[Priced]:
     """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
 
     What each costs alone is in its colocation already.
@@ -262,44 +236,60 @@ def _offloads(scene: Scene, free: Free, colocated: Sequence[Row]) -> list[Priced
         return []
     if not CONNECTORS[scene.config.kv_connector].can_offload:
         return []
-    heavy = [row for row in colocated if row[11] >= least]
+    heavy = [c for c in colocated if c.new_tokens >= least]
     if not heavy:
         return []
     ds = sorted(heavy, key=_decoding_s)[:2]
     if scene.home in free.names:
         home = colocated[free.names.index(scene.home)]
-        if home[11] >= least and home not in ds:
+        if home.new_tokens >= least and home not in ds:
             ds.append(home)
     ps = list(islice(_able(scene, colocated), 3))
-    pairs = [_offloaded(scene, p, d) for d in ds for p in ps if p.at != d[1]]
-    in_time = scene.config.prefill_timeout_s
-    in_time_s = sorted((pair for pair in pairs if pair[2] < in_time), key=_COST)
-    return list(map(_priced, in_time_s[:OFFLOADS_KEPT]))
+    pairs = [_offloaded(scene, p, d) for d in ds for p in ps if p.at != d.at]
+    in_time_s = scene.config.prefill_timeout_s
+    return sorted([pair for pair in pairs if pair.ttft_s < in_time_s], key=_cost)[:OFFLOADS_KEPT]
 
 
-def _able(scene: Scene, colocated: Sequence[Row]) -> Iterator[Priced]:
+def _decoding_s(d: Priced) -> float:
+    """What a request costs where it only decodes."""
+    return d.decode_s + d.next_s + d.memory_s
+
+
+def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
     """Those that may compute for another, the quickest first.
 
     Quick goes by what P costs, its KV included, before D is known.
     """
     connector = CONNECTORS[scene.config.kv_connector]
-    quickest = [(_computing_s(row), row[1]) for row in colocated if row[7] <= MAX_WAIT_S]
+    quickest = [
+        (c.ttft_s + c.harm_s + c.memory_s, c.at) for c in colocated if c.wait_s <= MAX_WAIT_S
+    ]
     heapify(quickest)
     while quickest:
-        p = _priced(colocated[heappop(quickest)[1]])
+        p = colocated[heappop(quickest)[1]]
         if can_prefill(scene, p, connector):
             yield p
 
 
-def _offloaded(scene: Scene, p: Priced, d: Row) -> Row:
+def _offloaded(scene: Scene, p: Priced, d: Priced) -> Priced:
     """Computed as if on P, decoded as if on D, and moved."""
-    _, _, p_ready_s, harm_s, _, _, p_memory_s, p_wait_s, instance, *_ = p
-    _, at, _, _, decode_s, next_s, memory_s, wait_s, place, load, hit, new, kv_wait_s, _ = d
-    moved_s = scene.latency.transfer_s(instance.name, place.name, new)
+    moved_s = scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
     # D reads what came over in its turn, behind what it has to compute, and where there is room.
-    moved_s += max(0.0, max(kv_wait_s, wait_s) - p_ready_s)
-    ttft_s = p_ready_s + moved_s
-    memory_s += p_memory_s
-    cost_s = ttft_s + harm_s + decode_s + next_s + memory_s
-    prices = cost_s, at, ttft_s, harm_s, decode_s, next_s, memory_s, p_wait_s
-    return (*prices, place, load, hit, new, kv_wait_s, p)
+    moved_s += max(0.0, max(d.kv_wait_s, d.wait_s) - p.ttft_s)
+    ttft_s = p.ttft_s + moved_s
+    return Priced(
+        ttft_s + p.harm_s + p.memory_s + d.decode_s + d.next_s + d.memory_s,
+        d.at,
+        ttft_s,
+        p.harm_s,
+        d.decode_s,
+        d.next_s,
+        d.memory_s + p.memory_s,
+        p.wait_s,
+        d.instance,
+        d.load,
+        d.hit_tokens,
+        d.new_tokens,
+        d.kv_wait_s,
+        p,
+    )

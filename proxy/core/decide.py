@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from proxy.core.classify import Size, classify
 from proxy.core.connectors import CONNECTORS, Connector
+from proxy.core.free import Free
 from proxy.core.gate import Thresholds
 from proxy.core.latency import Latency
 from proxy.core.offload import Decision, Question, colocate, should_offload
@@ -49,42 +50,85 @@ class RouterConfig:
     thresholds: Thresholds = field(default_factory=Thresholds)
 
 
-@dataclass(slots=True)
+def _size_unknown(name: str) -> int | None:
+    del name
+    return None
+
+
+def _none_stranded(name: str, now_s: float) -> tuple[int, int]:
+    del name, now_s
+    return 0, 0
+
+
+@dataclass(slots=True, init=False)
 class Scene:
     """Everything a decision may look at. `free`: instances that may be chosen, at least one.
 
     `home` is the name of the session's instance, which need not be among the free ones;
     `mean_ongoing_tokens()` is over all instances that are up, busy ones included; most policies do
     not ask. `strain`: the price of running streams' time (core.strain);
-    `kv_tokens`: what an instance's cache holds, None while unknown.
+    `kv_tokens`: what an instance's cache holds, None while unknown; `stranded`: hand-overs whose KV
+    an instance may still hold, and their tokens (core.stranded).
     """
 
     config: RouterConfig
     facts: RequestFacts
     home: str | None
-    free: Sequence[Candidate]
+    free: Free | Sequence[Candidate]
     mean_ongoing_tokens: Callable[[], float]
     now_s: float
     latency: Latency
-    strain: float = 1.0
-    kv_tokens: Callable[[str], int | None] = lambda _name: None
-    stranded: Callable[[str, float], tuple[int, int]] = lambda _name, _now_s: (0, 0)
-    """Hand-overs whose KV an instance may still hold, and their tokens (core.stranded)."""
+    strain: float
+    kv_tokens: Callable[[str], int | None]
+    stranded: Callable[[str, float], tuple[int, int]]
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        facts: RequestFacts,
+        home: str | None,
+        free: Free | Sequence[Candidate],
+        mean_ongoing_tokens: Callable[[], float],
+        now_s: float,
+        latency: Latency,
+        strain: float = 1.0,
+        kv_tokens: Callable[[str], int | None] = _size_unknown,
+        stranded: Callable[[str, float], tuple[int, int]] = _none_stranded,
+    ) -> None:
+        self.config, self.facts, self.home, self.free = config, facts, home, free
+        self.mean_ongoing_tokens = mean_ongoing_tokens
+        self.now_s, self.latency, self.strain = now_s, latency, strain
+        self.kv_tokens, self.stranded = kv_tokens, stranded
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Choice:
-    """D, the class of the request on it, and P or None; each with its reason."""
+    """D, the class of the request on it, and P or None; each with its reason.
+
+    `placed`: whether D was chosen by placement, not by the session's home. `options`: what was
+    priced, the cheapest first, in bounds; none where the policy goes by rules.
+    """
 
     decode: Candidate
     prefill: Candidate | None
     size: Size
     reason: Reason
     placed: bool
-    """Whether D was chosen by placement, not by the session's home."""
-    predicted_ttft_s: float | None = None
-    options: Sequence[Priced] = ()
-    """What was priced, the cheapest first, in bounds; none where the policy goes by rules."""
+    predicted_ttft_s: float | None
+    options: Sequence[Priced]
+
+    def __init__(
+        self,
+        decode: Candidate,
+        prefill: Candidate | None,
+        size: Size,
+        reason: Reason,
+        placed: bool,
+        predicted_ttft_s: float | None = None,
+        options: Sequence[Priced] = (),
+    ) -> None:
+        self.decode, self.prefill, self.size, self.reason = decode, prefill, size, reason
+        self.placed, self.predicted_ttft_s, self.options = placed, predicted_ttft_s, options
 
 
 Decide = Callable[[Scene], Choice]

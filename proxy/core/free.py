@@ -6,8 +6,8 @@ gathered list by list, and a Candidate is made of one when somebody asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import overload
 
 from proxy.core.types import Candidate, Instance, Load
@@ -16,19 +16,36 @@ Rank = Callable[[int], tuple[int, int]]
 """Of the instance at a place: its sessions and its last placement, for those equal otherwise."""
 
 
-@dataclass(slots=True)
-class Free(Sequence[Candidate]):
+@dataclass(slots=True, init=False)
+class Free:
     """Columns in the order of the instances; what each means is said in `Candidate`."""
 
     prompt_tokens: int
-    instances: Sequence[Instance]
-    names: Sequence[str]
-    loads: Sequence[Load]
-    hit_tokens: Sequence[int]
-    kv_full: Sequence[float]
-    kv_wait_s: Sequence[float]
+    instances: list[Instance]
+    names: list[str]
+    loads: list[Load]
+    hit_tokens: list[int]
+    kv_full: list[float]
+    kv_wait_s: list[float]
     rank: Rank
-    _made: dict[int, Candidate] = field(default_factory=dict)
+    _made: dict[int, Candidate]
+
+    def __init__(
+        self,
+        prompt_tokens: int,
+        instances: list[Instance],
+        names: list[str],
+        loads: list[Load],
+        hit_tokens: list[int],
+        kv_full: list[float],
+        kv_wait_s: list[float],
+        rank: Rank,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.instances, self.names, self.loads = instances, names, loads
+        self.hit_tokens, self.kv_full, self.kv_wait_s = hit_tokens, kv_full, kv_wait_s
+        self.rank = rank
+        self._made = {}
 
     @classmethod
     def of(cls, free: Iterable[Candidate], prompt_tokens: int) -> Free:
@@ -68,12 +85,14 @@ class Free(Sequence[Candidate]):
         found = self._made.get(at)
         if found is None:
             hit = self.hit_tokens[at]
+            sessions, last_placed = self.rank(at)
             found = self._made[at] = Candidate(
                 self.instances[at],
                 self.loads[at],
                 hit,
                 self.prompt_tokens - hit,
-                *self.rank(at),
+                sessions,
+                last_placed,
                 self.kv_full[at],
                 self.kv_wait_s[at],
             )

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
+from typing import ClassVar
 
 from proxy.core.types import Load, RejectReason
 
@@ -65,8 +66,8 @@ class Busy:
 class ReleaseRate:
     """KV tokens per second that ending streams give back on one instance, over the last minute."""
 
-    WINDOW_S = 60.0
-    WINDOW_STREAMS = 1024
+    WINDOW_S: ClassVar[float] = 60.0
+    WINDOW_STREAMS: ClassVar[int] = 1024
 
     def __init__(self) -> None:
         self._ended: deque[tuple[float, int]] = deque()

@@ -15,7 +15,8 @@ from proxy.core.fleet import Fleet
 from proxy.core.gate import Gate
 from proxy.core.learn import Course
 from proxy.core.ledger import Ledger, Phase
-from proxy.core.types import RequestFacts, Route
+from proxy.core.route import Route
+from proxy.core.types import RequestFacts
 from proxy.core.uses import Uses
 
 HEDGED_RATIO = 0.1

@@ -8,8 +8,9 @@ answer.
 from __future__ import annotations
 
 from proxy.core.latency import Latency
+from proxy.core.route import Hedge, Route
 from proxy.core.strain import Strain
-from proxy.core.types import Hedge, Instance, Load, RequestFacts, Route
+from proxy.core.types import Instance, Load, RequestFacts
 
 BUSY_MOST = 0.9
 """An instance that only prefills would say nothing of its steps."""

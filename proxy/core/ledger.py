@@ -56,13 +56,16 @@ class Account:
         return self.seen
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Charge:
     """`tokens` on one account, for one phase."""
 
     account: Account
     phase: Phase
     tokens: int
+
+    def __init__(self, account: Account, phase: Phase, tokens: int) -> None:
+        self.account, self.phase, self.tokens = account, phase, tokens
 
 
 class Lease:

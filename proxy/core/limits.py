@@ -8,7 +8,8 @@ and how far off predictions lately were on that instance are in it. Seconds ever
 from __future__ import annotations
 
 from proxy.core.latency import Latency
-from proxy.core.types import Load, Route
+from proxy.core.route import Route
+from proxy.core.types import Load
 
 FIRST_TOKEN_FIXED_S = 5.0
 LEG_FIXED_S = 2.0

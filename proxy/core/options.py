@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from proxy.core.types import Candidate, Instance, Load
 
@@ -16,16 +16,15 @@ COLOCATIONS_KEPT = 16
 OFFLOADS_KEPT = 8
 
 
-class Priced(NamedTuple):
+@dataclass(slots=True, init=False)
+class Priced:
     """One option: D, P or None where D computes, the predicted TTFT and the cost, in seconds.
 
     `cost_s` is the sum of `ttft_s` and of the four terms after it, weighted: `harm_s` to the
     streams beside the computation, `decode_s` for the output on D, `next_s` for the session's next
     turns there, `memory_s` for the KV displaced and in use. It is nan where the policy puts no
-    price on anything. `at`: D's place among the free instances, which comes second so that options
-    may be sorted as they are; `wait_s`: the queue where it is computed; `instance` and what
-    follows: D, as its Candidate would say.
-    A policy makes plain tuples of these and a Priced of those that it keeps.
+    price on anything. `at`: D's place among the free instances; `wait_s`: the
+    queue where it is computed; `instance` and what follows: D, as its Candidate would say.
     """
 
     cost_s: float
@@ -41,14 +40,37 @@ class Priced(NamedTuple):
     hit_tokens: int
     new_tokens: int
     kv_wait_s: float
-    prefill: Priced | None = None
+    prefill: Priced | None
+
+    def __init__(
+        self,
+        cost_s: float,
+        at: int,
+        ttft_s: float,
+        harm_s: float,
+        decode_s: float,
+        next_s: float,
+        memory_s: float,
+        wait_s: float,
+        instance: Instance,
+        load: Load,
+        hit_tokens: int,
+        new_tokens: int,
+        kv_wait_s: float,
+        prefill: Priced | None = None,
+    ) -> None:
+        self.cost_s, self.at, self.ttft_s = cost_s, at, ttft_s
+        self.harm_s, self.decode_s, self.next_s = harm_s, decode_s, next_s
+        self.memory_s, self.wait_s = memory_s, wait_s
+        self.instance, self.load = instance, load
+        self.hit_tokens, self.new_tokens, self.kv_wait_s = hit_tokens, new_tokens, kv_wait_s
+        self.prefill = prefill
 
 
 def unpriced(c: Candidate, ttft_s: float) -> Priced:
     """An option of a policy that goes by rules."""
-    nan = math.nan
-    place = c.instance, c.load, c.hit_tokens, c.new_tokens, c.kv_wait_s
-    return Priced(nan, 0, ttft_s, nan, nan, nan, nan, nan, *place)
+    nan, load, hit, new = math.nan, c.load, c.hit_tokens, c.new_tokens
+    return Priced(nan, 0, ttft_s, nan, nan, nan, nan, nan, c.instance, load, hit, new, c.kv_wait_s)
 
 
 class Options:

@@ -24,19 +24,23 @@ from itertools import repeat
 from operator import or_
 from typing import cast
 
-BYTES_PER_BLOCK = 500
+BYTES_PER_BLOCK = 600
 """Memory of one block on one instance, at its worst (tests/core/test_prefix.py measures it): a
-prompt of one block, just after the tables grew. Of long prompts a block takes less than half."""
+prompt of one block, just after the tables grew, in a compiled installation (interpreted: 500). Of
+long prompts a block takes less than half."""
 GROUPS_MAX = 256
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Hold:
     """A prompt in use on one instance; `age` is that of its last block there."""
 
     instance: str
     hashes: Sequence[int]
     age: int
+
+    def __init__(self, instance: str, hashes: Sequence[int], age: int) -> None:
+        self.instance, self.hashes, self.age = instance, hashes, age
 
 
 class Runs:
@@ -110,6 +114,10 @@ class Runs:
         if run is None or self._ages[-1] != age or not 0 < len(hashes) <= len(run):
             return False
         return run[len(hashes) - 1] == hashes[-1]
+
+    def rows(self) -> list[list[int]]:
+        """A copy of the runs, the oldest first: they came in the order of their ages."""
+        return [run[:] for run in self._runs.values()]
 
     def pop(self, count: int) -> list[int]:
         """Up to so many blocks of the oldest run, which leave."""
@@ -356,6 +364,24 @@ class PrefixIndex:
             hold.age = self._touch(runs, hold.hashes, self.held(instance, hold.hashes))
             self._enter_hold(hold)
         return True
+
+    def runs(self, instance: str) -> list[list[int]]:
+        """An instance's blocks as they are kept, for `adopt`; what is evicted next is first."""
+        runs = self._runs.get(instance)
+        return runs.rows() if runs is not None else []
+
+    def adopt(self, instance: str, rows: Sequence[Sequence[int]]) -> None:
+        """Take over what another index knew of an instance that this one knows nothing of."""
+        if instance in self._runs or not rows:
+            return
+        runs = self._enter(instance)
+        for blocks in rows:
+            self._uses = age = self._uses + 1
+            self._mark(runs.bit, blocks)
+            runs.put(list(blocks), age)
+            runs.size += len(blocks)
+            self._total += len(blocks)
+        self._shrink(instance)
 
     def _enter(self, instance: str) -> Runs:
         bit = ~self._everyone & (self._everyone + 1)

@@ -47,7 +47,7 @@ def usage_ratio(usage: object) -> float | None:
     return cached_ratio(found, counts.get("prompt_tokens"))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, init=False)
 class Use:
     """One prompt on one instance, from its placement to the end of its answer.
 
@@ -58,8 +58,19 @@ class Use:
     instance: str
     incarnation: int
     blocks: int | None
-    age: int = 0
-    hold: Hold | None = None
+    age: int
+    hold: Hold | None
+
+    def __init__(
+        self,
+        instance: str,
+        incarnation: int,
+        blocks: int | None,
+        age: int = 0,
+        hold: Hold | None = None,
+    ) -> None:
+        self.instance, self.incarnation = instance, incarnation
+        self.blocks, self.age, self.hold = blocks, age, hold
 
 
 class Reuse:

@@ -9,7 +9,6 @@ step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from itertools import repeat
 
 from proxy.core.cost import by_cost
 from proxy.core.decide import (
@@ -33,6 +32,7 @@ from proxy.core.learn import Course
 from proxy.core.ledger import Ledger, Phase
 from proxy.core.prefix import PrefixIndex
 from proxy.core.reuse import Reuse
+from proxy.core.route import Route
 from proxy.core.sessions import Sessions
 from proxy.core.shadow import Shadow
 from proxy.core.strain import Strain
@@ -44,7 +44,6 @@ from proxy.core.types import (
     Reject,
     RejectReason,
     RequestFacts,
-    Route,
     RouteClass,
 )
 from proxy.core.uses import Uses
@@ -314,9 +313,7 @@ class Router:
             self._names = [instance.name for instance in instances]
         names = self._names
         loads = self.ledger.loads(names)
-        blocks = self.reuse.hits(facts)
-        tokens = {count: facts.hit_tokens(count) for count in {0, *blocks.values()}}
-        hits = list(map(tokens.__getitem__, map(blocks.get, names, repeat(0))))
+        hits = _hit_tokens(facts, self.reuse.hits(facts), names)
         waits_s = self.gate.kv_waits_s(names, loads, facts.prompt_tokens, hits, now_s)
         full = self.prefixes.full_ratios(names)
         sessions_on = self.sessions.count
@@ -381,6 +378,17 @@ class Router:
             kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
             self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
+
+
+def _hit_tokens(facts: RequestFacts, blocks: dict[str, int], names: list[str]) -> list[int]:
+    """The tokens behind each instance's hit; many have the same one: none, or a system prompt."""
+    hits, last, tokens = [], 0, 0
+    for name in names:
+        count = blocks.get(name, 0)
+        if count != last:
+            last, tokens = count, facts.hit_tokens(count)
+        hits.append(tokens)
+    return hits
 
 
 def _shadow_of(config: RouterConfig) -> Shadow | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
@@ -11,6 +12,15 @@ class _Home:
     instance: str
     turn: int
     used_s: float
+
+
+Row = tuple[str, str, int, float]
+"""A session's id, instance, turn and last use."""
+
+
+def _row(entry: tuple[str, _Home]) -> Row:
+    session_id, home = entry
+    return session_id, home.instance, home.turn, home.used_s
 
 
 class Sessions:
@@ -62,6 +72,17 @@ class Sessions:
         if known:
             self._drop(session_id)
         return known
+
+    def rows(self) -> Iterator[Row]:
+        """The sessions there are at this moment, for `adopt`; the longest idle first."""
+        return map(_row, list(self._homes.items()))
+
+    def adopt(self, rows: Iterable[Row]) -> None:
+        """Take over rows of another table; they are older than anything here."""
+        for session_id, instance, turn, used_s in rows:
+            if session_id not in self._homes and len(self._homes) < self._max:
+                self._homes[session_id] = _Home(instance, turn, used_s)
+                self._per_instance[instance] += 1
 
     def forget(self, instance: str) -> None:
         """Forget every session of an instance that has gone."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from proxy.core.decide import Choice, Decide, RouterConfig, Scene, predicted_ttft_s, route_class
-from proxy.core.types import Shadowed
+from proxy.core.record import Shadowed
 
 
 class Shadow:

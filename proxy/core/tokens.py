@@ -90,7 +90,7 @@ def of_tenant(session_id: str | None, tenant: str | None) -> str | None:
 
 def _is_text(name: str) -> bool:
     """Whether it can be written down: bytes of a header that are no UTF-8 cannot."""
-    return not any("\ud800" <= char <= "\udfff" for char in name)
+    return not any(0xD800 <= ord(char) <= 0xDFFF for char in name)
 
 
 def prompt_bytes(body: Mapping[str, Any]) -> bytes:
@@ -193,6 +193,14 @@ class TokenEstimator:
     def bytes_per_token(self, model: str) -> float:
         """The learned ratio, or the prior for a model that has not answered yet."""
         return self._ratio.get(model, BYTES_PER_TOKEN_PRIOR)
+
+    def ratios(self) -> dict[str, float]:
+        """All that was learned, by model."""
+        return dict(self._ratio)
+
+    def adopt(self, model: str, ratio: float) -> None:
+        """Begin with what another estimator has learned."""
+        self._ratio.setdefault(model, ratio)
 
     def learn(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
         """Take in one answer's `usage.prompt_tokens`; a short prompt is mostly template, skip."""

@@ -4,7 +4,8 @@ Everything here is a value. Token counts are estimates of the engine's tokens un
 `cached` or `reported`; `None` means unknown.
 
 Nobody changes a value. Those that a request makes several of are not declared frozen all the same:
-a frozen dataclass takes three times as long to make.
+a frozen dataclass takes three times as long to make. And their `__init__` is written out: a
+dataclass's own stays interpreted in a compiled installation (setup.py).
 """
 
 from __future__ import annotations
@@ -12,12 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from proxy.core.ledger import Lease
-    from proxy.core.options import Options
-    from proxy.core.reuse import Use
 
 
 class RouteClass(StrEnum):
@@ -121,7 +116,7 @@ class Instance:
     bootstrap_url: str | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class RequestFacts:
     """What the decision needs to know of a request, and nothing of how it arrived.
 
@@ -135,15 +130,33 @@ class RequestFacts:
     prompt_tokens: int
     block_hashes: Sequence[int]
     block_tokens: float
-    offloadable: bool = True
-    tenant: str = ""
+    offloadable: bool
+    tenant: str
+
+    def __init__(
+        self,
+        model: str,
+        session_id: str | None,
+        prompt_tokens: int,
+        block_hashes: Sequence[int],
+        block_tokens: float,
+        offloadable: bool = True,
+        tenant: str = "",
+    ) -> None:
+        self.model = model
+        self.session_id = session_id
+        self.prompt_tokens = prompt_tokens
+        self.block_hashes = block_hashes
+        self.block_tokens = block_tokens
+        self.offloadable = offloadable
+        self.tenant = tenant
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Tokens covered by the first `hit_blocks` blocks, never the whole prompt."""
         return max(0, min(round(hit_blocks * self.block_tokens), self.prompt_tokens - 1))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Load:
     """One instance's ongoing tokens at one moment, from this proxy's own leases.
 
@@ -152,22 +165,36 @@ class Load:
     `pinned_tokens`: KV held for a peer until it is pulled (not work, so not in `ongoing_tokens`).
     """
 
-    prefill_tokens: int = 0
-    prefill_requests: int = 0
-    inbound_tokens: int = 0
-    inbound_requests: int = 0
-    decode_tokens: int = 0
-    decode_requests: int = 0
-    pinned_tokens: int = 0
-    pinned_requests: int = 0
+    prefill_tokens: int
+    prefill_requests: int
+    inbound_tokens: int
+    inbound_requests: int
+    decode_tokens: int
+    decode_requests: int
+    pinned_tokens: int
+    pinned_requests: int
     ongoing_tokens: int = field(init=False, compare=False)
     """Prefill backlog plus KV that is running or on its way here."""
     held_tokens: int = field(init=False, compare=False)
     """All of it, the pinned included."""
 
-    def __post_init__(self) -> None:
-        self.ongoing_tokens = self.prefill_tokens + self.inbound_tokens + self.decode_tokens
-        self.held_tokens = self.ongoing_tokens + self.pinned_tokens
+    def __init__(
+        self,
+        prefill_tokens: int = 0,
+        prefill_requests: int = 0,
+        inbound_tokens: int = 0,
+        inbound_requests: int = 0,
+        decode_tokens: int = 0,
+        decode_requests: int = 0,
+        pinned_tokens: int = 0,
+        pinned_requests: int = 0,
+    ) -> None:
+        self.prefill_tokens, self.prefill_requests = prefill_tokens, prefill_requests
+        self.inbound_tokens, self.inbound_requests = inbound_tokens, inbound_requests
+        self.decode_tokens, self.decode_requests = decode_tokens, decode_requests
+        self.pinned_tokens, self.pinned_requests = pinned_tokens, pinned_requests
+        self.ongoing_tokens = prefill_tokens + inbound_tokens + decode_tokens
+        self.held_tokens = self.ongoing_tokens + pinned_tokens
 
     @property
     def is_idle(self) -> bool:
@@ -175,12 +202,9 @@ class Load:
         return not (self.ongoing_tokens or self.pinned_tokens)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Candidate:
     """One instance as a decision saw it; `last_placed` numbers placements, 0 for never.
-
-    Nobody changes one; it is not frozen, since a decision makes one per instance and that would
-    take three times as long.
 
     `kv_full` is the share of its KV cache that holds something, running or reusable, 0..1;
     `kv_wait_s` how long until running streams will have freed enough for this prompt, seconds.
@@ -190,75 +214,30 @@ class Candidate:
     load: Load
     hit_tokens: int
     new_tokens: int
-    sessions: int = 0
-    last_placed: int = 0
-    kv_full: float = 0.0
-    kv_wait_s: float = 0.0
+    sessions: int
+    last_placed: int
+    kv_full: float
+    kv_wait_s: float
 
-
-@dataclass(frozen=True, slots=True)
-class Shadowed:
-    """What another policy would have done; only `policy` and `error` are set where it failed."""
-
-    policy: str
-    agrees: bool | None = None
-    """Whether D and P are the same."""
-    decode_instance: str | None = None
-    prefill_instance: str | None = None
-    route_class: RouteClass | None = None
-    reason: Reason | None = None
-    predicted_ttft_s: float | None = None
-    error: str | None = None
-
-
-@dataclass(slots=True)
-class Route:
-    """The decision for one request, and the lease that charges it.
-
-    `prefill` is None when the request is computed where it decodes. `new_tokens` is what D would
-    have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
-    attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
-    """
-
-    decode: Instance
-    prefill: Instance | None
-    route_class: RouteClass
-    reason: Reason
-    policy: str
-    prompt_tokens: int
-    hit_tokens: int
-    new_tokens: int
-    new_tokens_prefill: int | None
-    lease: Lease
-    turn: int
-    predicted_ttft_s: float
-    predicted_transfer_s: float | None = None
-    predicted_prefill_s: float = 0.0
-    predicted_ttft_bound_s: float | None = None
-    options: Options | None = None
-    shadow: Shadowed | None = None
-    fallback: Fallback | None = None
-    reserved_s: float = 0.0
-    beside_step_s: float = 0.0
-    computes_tokens: int = 0
-    waited_for_room: bool = False
-    handed_s: float | None = None
-    first_token_s: float | None = None
-    tried: set[str] = field(default_factory=set)
-    use: Use | None = None
-    hedge: Hedge | None = None
-
-
-@dataclass(slots=True)
-class Hedge:
-    """D computes while P is late: since `started_s`, for `work_s` behind what was there before."""
-
-    started_s: float
-    work_s: float
-    predicted_prefill_s: float
-    computes_tokens: int
-    waited_for_room: bool
-    use: Use | None = None
+    def __init__(
+        self,
+        instance: Instance,
+        load: Load,
+        hit_tokens: int,
+        new_tokens: int,
+        sessions: int = 0,
+        last_placed: int = 0,
+        kv_full: float = 0.0,
+        kv_wait_s: float = 0.0,
+    ) -> None:
+        self.instance = instance
+        self.load = load
+        self.hit_tokens = hit_tokens
+        self.new_tokens = new_tokens
+        self.sessions = sessions
+        self.last_placed = last_placed
+        self.kv_full = kv_full
+        self.kv_wait_s = kv_wait_s
 
 
 @dataclass(frozen=True, slots=True)

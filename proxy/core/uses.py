@@ -9,7 +9,8 @@ from __future__ import annotations
 from proxy.core.fleet import Fleet
 from proxy.core.gate import Gate
 from proxy.core.reuse import Reuse, Use
-from proxy.core.types import RequestFacts, Route
+from proxy.core.route import Route
+from proxy.core.types import RequestFacts
 
 
 class Uses:

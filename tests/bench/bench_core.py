@@ -25,9 +25,10 @@ from rich.console import Console
 
 from proxy.core.gate import EngineKv
 from proxy.core.ledger import Phase
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
 from proxy.core.tokens import TokenEstimator, block_hashes, prompt_bytes
-from proxy.core.types import Instance, RequestFacts, Route
+from proxy.core.types import Instance, RequestFacts
 from tests.bench import bodies
 from tests.bench.tables import Grid, number
 

@@ -32,7 +32,7 @@ from tests.shell.harness import chat, until
 ROOT = Path(__file__).parents[2]
 START_S = 30.0
 STOP_S = 20.0
-_LISTENS = re.compile(r"listening on (http://\S+)")
+_LISTENS = re.compile(r"listening on (https?://\S+)")
 
 
 @dataclass

@@ -13,8 +13,9 @@ import time
 import pytest
 
 from proxy.core.gate import EngineKv
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
-from proxy.core.types import Instance, RequestFacts, Route
+from proxy.core.types import Instance, RequestFacts
 
 BLOCKS, HEAD, SLACK = 400, 40, 3.0
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from proxy.core import offload
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
-from proxy.core.types import Instance, Reason, RequestFacts, Route
+from proxy.core.types import Instance, Reason, RequestFacts
 
 
 def broken(*args: Any, **more: Any) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
-from proxy.core.types import Fallback, Instance, Load, Reason, RequestFacts, Route, RouteClass
+from proxy.core.types import Fallback, Instance, Load, Reason, RequestFacts, RouteClass
 
 FACTS = RequestFacts("m", "s", 20_000, list(range(20)), 1000.0)
 

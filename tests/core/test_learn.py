@@ -7,8 +7,9 @@ import pytest
 from proxy.core.latency import Latency
 from proxy.core.learn import Course
 from proxy.core.ledger import Ledger
+from proxy.core.route import Route
 from proxy.core.strain import Strain
-from proxy.core.types import Instance, Load, Reason, RequestFacts, Route, RouteClass
+from proxy.core.types import Instance, Load, Reason, RequestFacts, RouteClass
 
 D, P = Instance("d", "u"), Instance("p", "u", "b")
 FACTS = RequestFacts("m", None, 10_000, [], 1.0)

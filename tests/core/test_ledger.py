@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from proxy.build import is_compiled
 from proxy.core.ledger import Charge, Lease, Ledger, Phase
 
 NAMES = ("a", "b", "c")
@@ -147,6 +148,7 @@ class _Clamps(Lease):
         super().replace(charges)
 
 
+@pytest.mark.skipif(is_compiled(), reason="what is compiled takes no mutants")
 @pytest.mark.parametrize("mutant", [_ReleasesAgain, _Clamps])
 def test_a_broken_lease_is_caught(mutant: type[Lease]) -> None:
     class Broken(Ledger):

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from proxy.core import limits
 from proxy.core.latency import Latency
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
-from proxy.core.types import Fallback, Instance, Load, RequestFacts, Route
+from proxy.core.types import Fallback, Instance, Load, RequestFacts
 
 CAP_S = 300.0
 FACTS = RequestFacts("m", "s", 20_000, (), 300.0)

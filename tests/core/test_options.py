@@ -9,8 +9,9 @@ import orjson
 import pytest
 
 from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
-from proxy.core.types import Instance, RequestFacts, Route
+from proxy.core.types import Instance, RequestFacts
 
 
 def router(n: int, policy: str, **options: Any) -> Router:

@@ -284,3 +284,24 @@ def test_a_limit_of_one_instance() -> None:
     assert (index.blocks("a"), index.capacity("a"), index.capacity("b")) == (4, 4, None)
     index.forget("a")
     assert index.capacity("a") is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(1, 9)), max_size=30)
+)
+def test_what_is_adopted_is_found_and_leaves_in_the_same_order(
+    uses: list[tuple[str, int, int]],
+) -> None:
+    old, new = PrefixIndex(1 << 20, 20), PrefixIndex(1 << 20, 20)
+    prompts = {n: [*range(n // 2), *range(100 * n, 100 * n + 9)] for n in range(6)}
+    for instance, n, length in uses:
+        old.insert(instance, prompts[n][:length])
+    for instance in "abc":
+        new.adopt(instance, old.runs(instance))
+        new.adopt(instance, [[7]])  # known already, or nothing was: then this is all
+    for instance in {instance for instance, _, _ in uses}:
+        for limit in range(20, 0, -1):
+            old.limit(instance, limit)
+            new.limit(instance, limit)
+            assert new.runs(instance) == old.runs(instance)
+            assert all(old.held(instance, p) == new.held(instance, p) for p in prompts.values())

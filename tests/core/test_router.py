@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.gate import EngineKv, Thresholds
 from proxy.core.policy import SCORERS
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
 from proxy.core.types import (
     Candidate,
@@ -21,7 +22,6 @@ from proxy.core.types import (
     Reject,
     RejectReason,
     RequestFacts,
-    Route,
     RouteClass,
 )
 

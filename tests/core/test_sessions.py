@@ -159,3 +159,22 @@ def test_asking_for_a_count_leaves_nothing_behind() -> None:
     sessions = Sessions(10.0, 2)
     assert sessions.count("never seen") == 0
     assert not sessions._per_instance
+
+
+def test_rows_are_taken_over_behind_what_is_there() -> None:
+    old, new = Sessions(10.0, 3), Sessions(10.0, 3)
+    for at, name in enumerate("abcd"):
+        old.assign(name, f"on-{name}", float(at))
+    old.assign("b", "moved", 4.0)
+    assert list(old.rows()) == [
+        ("c", "on-c", 0, 2.0),
+        ("d", "on-d", 0, 3.0),
+        ("b", "moved", 1, 4.0),
+    ]
+    new.adopt(old.rows())
+    assert list(new.rows()) == list(old.rows())
+    assert [new.count(name) for name in ("on-c", "on-d", "moved")] == [1, 1, 1]
+    new.adopt([("e", "on-e", 0, 5.0), ("c", "elsewhere", 0, 5.0)])
+    assert list(new.rows()) == list(old.rows()), "full, and known"
+    assert new.home("c", 12.5) is None
+    assert len(new) == 2

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from proxy.core.decide import Choice, Scene
 from proxy.core.offload import POLICIES
+from proxy.core.route import Route
 from proxy.core.router import DECIDERS, Router, RouterConfig
 from proxy.core.shadow import Shadow
-from proxy.core.types import Fallback, Instance, Reject, RequestFacts, Route
+from proxy.core.types import Fallback, Instance, Reject, RequestFacts
 
 NAMES = [*DECIDERS, *POLICIES]
 

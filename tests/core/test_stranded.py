@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
 from proxy.core.stranded import Stranded
-from proxy.core.types import Fallback, Instance, RequestFacts, Route
+from proxy.core.types import Fallback, Instance, RequestFacts
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 9)), max_size=20), st.floats(0, 200))

@@ -16,10 +16,11 @@ import pytest
 
 from proxy.core.gate import EngineKv, Thresholds
 from proxy.core.queue import QueueLimits, WaitQueue
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
 from proxy.core.shed import Promises, milliseconds
 from proxy.core.turns import Entry, Priority
-from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, Route
+from proxy.core.types import Instance, Reject, RejectReason, RequestFacts
 from replayer.engine import Engine
 from replayer.sim_types import EngineOptions, Finished, FirstToken, Job, SimRequest
 

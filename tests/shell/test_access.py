@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from proxy.access import Access, salt_of
 from proxy.config import ConfigError, Settings, load
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
 from proxy.core.tokens import TokenEstimator
-from proxy.core.types import Instance, Route
+from proxy.core.types import Instance
 from proxy.keys import fingerprint, tenants_of
 from tests.shell.harness import ANSWER, Proxy, RawEngine, chat, plain, proxied, says, words
 

@@ -49,7 +49,8 @@ async def test_probes(tmp_path: Path) -> None:
 
 async def test_draining_is_not_ready(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, _):
-        proxy.server.service.is_draining = True
+        service = proxy.server.service
+        service.is_leaving = service.is_draining = True
         assert await call(proxy, "GET", "/ready") == (503, {"status": "draining"})
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.headers["Connection"]) == (200, "close")

@@ -13,9 +13,10 @@ import pytest
 from proxy.clock import Clock
 from proxy.core.gate import Thresholds
 from proxy.core.queue import QueueLimits
+from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
 from proxy.core.turns import Priority
-from proxy.core.types import Instance, Reject, RequestFacts, Route
+from proxy.core.types import Instance, Reject, RequestFacts
 from proxy.metrics import Metrics
 from proxy.waiting import TRIAL_S, TRIALS, Turn, WaitingRoom, priority_of, tenant_of
 from tests.shell.harness import ANSWER, Answer, Proxy, RawEngine, chat, until

@@ -1,0 +1,17 @@
+"""How this installation was built: its version, and whether its decisions are compiled."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from proxy.core import router
+
+
+def is_compiled() -> bool:
+    """Whether `proxy.core` runs as C (see setup.py); if not, its files are interpreted."""
+    return not router.__file__.endswith(".py")
+
+
+def described() -> str:
+    """What `--version` says."""
+    return f"{version('cache-proxy')} ({'compiled' if is_compiled() else 'interpreted'})"

@@ -1,0 +1,138 @@
+"""How a proxy ends: drained by a signal, or behind a process that has taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from aiohttp import web
+
+from proxy.listening import HANDSHAKE_S
+from proxy.service import Service
+
+ACCEPT_WHILE_DRAINING_S = 5.0
+"""How long a draining proxy still takes what a load balancer sends before it notices."""
+KEPT_S = 1.0
+"""How long a drain leaves a kept connection open that nobody uses: closed at once, it would be
+under the feet of a client who is just sending."""
+CUT_S = 1.0
+"""For the last words of requests that are cut."""
+ACCEPTED_S = 0.2
+"""A connection that was just accepted is counted by then; in TLS, after its handshake."""
+_LOOK_S = 0.1
+_log = logging.getLogger(__name__)
+
+
+class Departure:
+    """Of one proxy: its listeners, and the event that a signal sets."""
+
+    def __init__(
+        self, service: Service, runners: Sequence[web.AppRunner], stop: asyncio.Event
+    ) -> None:
+        self._service = service
+        self._runners = runners
+        self._stop = stop
+
+    async def drain(self) -> None:
+        """Readiness off at once; accept a little longer; let what runs finish, up to the limit."""
+        service, limit_s = self._service, self._service.settings.drain_seconds
+        service.is_leaving = service.is_draining = True
+        service.waiting.close()
+        _log.info("draining: %d requests in flight", service.in_flight)
+        accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
+        if await self._idle_within(accept_s) and await self._left_within(min(KEPT_S, accept_s)):
+            return
+        await _stop_accepting(self._runners[:1])
+        if self._stop.is_set() or not await self._idle_within(limit_s - accept_s):
+            await self._cut("second signal" if self._stop.is_set() else f"after {limit_s:g} s")
+
+    async def hand_over(self) -> None:
+        """Accept no more, and serve what is connected until it has gone.
+
+        Nothing is refused: readiness stays on, since the address is served; who waits in the queue
+        waits on. A kept connection is not closed under its client's feet: it ends with its next
+        answer, or with its idle time, as ever. A signal turns this into a drain.
+        """
+        service, limit_s = self._service, self._service.settings.handover_seconds
+        service.is_leaving = True
+        await _stop_accepting(self._runners)
+        _log.info("handed over: %d requests, %d connections", service.in_flight, self._connected())
+        least_s = HANDSHAKE_S if service.settings.tls_cert else ACCEPTED_S
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._told_within(least_s)
+                while self._has_work() and not self._stop.is_set():
+                    await self._told_within(_LOOK_S)
+        if self._stop.is_set():
+            self._stop.clear()
+            await self.drain()
+        elif service.in_flight:
+            await self._cut(f"{limit_s:g} s after a hot restart")
+
+    def _has_work(self) -> bool:
+        """Connections, requests, or what outlives them: KV that is to be released elsewhere."""
+        service = self._service
+        return bool(self._connected() or service.in_flight or service.aftermath.live)
+
+    def _connected(self) -> int:
+        return sum(len(r.server.connections) for r in self._runners if r.server is not None)
+
+    async def _cut(self, why: str) -> None:
+        _log.warning("drain: %d requests cut (%s)", self._service.in_flight, why)
+        self._stop.clear()
+        self._service.cut()
+        await self._idle_within(CUT_S)
+
+    async def _left_within(self, seconds: float) -> bool:
+        """Kept connections have this long for one more request; false when one has come."""
+        end_s = asyncio.get_running_loop().time() + seconds
+        while self._connected() and not self._stop.is_set():
+            left_s = end_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                break
+            await self._told_within(min(_LOOK_S, left_s))
+        return not self._service.in_flight
+
+    async def _told_within(self, seconds: float) -> None:
+        """Wait for a signal, or for the time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stop.wait()
+
+    async def _idle_within(self, seconds: float) -> bool:
+        """Wait for the last request; false when the time is over or a signal comes first."""
+        idle = self._service.idle
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await first_of(idle, self._stop)
+                return idle.is_set()
+        return False
+
+
+def closing(service: Service) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """A signal of routed answers: what asks on a kept connection is led to who has taken over."""
+
+    async def say_close(request: web.Request, response: web.StreamResponse) -> None:
+        del request
+        if service.is_leaving:
+            response.headers["Connection"] = "close"
+            response.force_close()
+
+    return say_close
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    """Wait for any of these."""
+    async with asyncio.TaskGroup() as group:
+        waits = [group.create_task(event.wait()) for event in events]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+
+async def _stop_accepting(runners: Sequence[web.AppRunner]) -> None:
+    for runner in runners:
+        for site in list(runner.sites):
+            await site.stop()

@@ -1,0 +1,98 @@
+"""What a process leaves to the one that replaces it: where sessions live, and what is cached where.
+
+Without it every session would lose its home, and engines would compute again what they hold. It is
+an unnamed file of JSON lines, written when the successor starts:
+
+    {"form": 1, "bytes_per_token": {model: ratio}}
+    {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...]}
+    {"sessions": [[id, instance, turn, used_s], ...]}
+
+Runs are the oldest first, sessions the longest idle; `used_s` is of the clock that all processes of
+a machine share. What is of another form, or of an instance with another address, is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+from itertools import islice
+from typing import Any, BinaryIO
+
+import orjson
+
+from proxy.service import Service
+
+FORM = 1
+"""Another number as soon as block hashes or rows mean something else."""
+SESSIONS_PER_LINE = 2000
+"""Made in one go, about a millisecond: the event loop waits that long for the interpreter."""
+_log = logging.getLogger(__name__)
+
+
+async def leave(service: Service) -> BinaryIO:
+    """The file, at its beginning. Raises OSError when there is no room for it."""
+    router = service.router
+    head = {"form": FORM, "bytes_per_token": service.estimator.ratios()}
+    file = await asyncio.to_thread(_unnamed)
+    try:
+        await asyncio.to_thread(_write, file, head)
+        for member in router.fleet.members():
+            name = member.instance.name
+            line: dict[str, Any] = {"instance": name, "url": member.instance.url}
+            line |= {"start_s": member.start_s, "runs": router.prefixes.runs(name)}
+            await asyncio.to_thread(_write, file, line)
+        rows = router.sessions.rows()
+        while some := await asyncio.to_thread(lambda: list(islice(rows, SESSIONS_PER_LINE))):
+            await asyncio.to_thread(_write, file, {"sessions": some})
+        await asyncio.to_thread(file.seek, 0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _unnamed() -> BinaryIO:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("estate"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _write(file: BinaryIO, line: dict[str, Any]) -> None:
+    file.write(orjson.dumps(line) + b"\n")
+    file.flush()
+
+
+def take(service: Service, file: BinaryIO) -> None:
+    """Take over what a predecessor left; before the first look at the instances."""
+    router = service.router
+    try:
+        with file:
+            lines = [orjson.loads(line) for line in file]
+        if not lines or lines[0]["form"] != FORM:
+            raise ValueError("another form")
+        for model, ratio in lines[0]["bytes_per_token"].items():
+            service.estimator.adopt(str(model), float(ratio))
+        kept = {line["instance"] for line in lines[1:] if _take_instance(service, line)}
+        for line in lines[1:]:
+            rows = [tuple(row) for row in line.get("sessions", ()) if row[1] in kept]
+            router.sessions.adopt(rows)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        _log.warning("hot restart: what the predecessor knew is not used: %r", error)
+        return
+    known = (len(router.sessions), router.prefixes.total_blocks)
+    _log.info("hot restart: %d sessions and %d blocks taken over", *known)
+
+
+def _take_instance(service: Service, line: dict[str, Any]) -> bool:
+    """Whether this is a line about an instance that is known here, at the same address.
+
+    When its process started tells later whether it is the same still, see `Watch.observe_start`.
+    """
+    member = service.router.fleet.get(line.get("instance", ""))
+    if member is None or member.instance.url != line["url"]:
+        return False
+    member.start_s = line["start_s"]
+    service.router.prefixes.adopt(member.instance.name, line["runs"])
+    return True

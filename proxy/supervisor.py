@@ -1,0 +1,48 @@
+"""Who watches this process is told which one it is: systemd by a datagram, others by a file."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+
+class Supervisor:
+    """`NOTIFY_SOCKET` (systemd's `Type=notify`) and `--pid-file`; without them nothing happens."""
+
+    def __init__(self, environ: Mapping[str, str], pid_file: Path | None) -> None:
+        self._address = environ.get("NOTIFY_SOCKET")
+        self._pid_file = pid_file
+
+    def started(self, *, replaces: bool) -> None:
+        """This process serves. Raises OSError when the file cannot be written.
+
+        `replaces`: systemd hears of it from the one that it knows, see `replaced_by`.
+        """
+        if self._pid_file is not None:
+            beside = self._pid_file.with_name(f"{self._pid_file.name}.{os.getpid()}")
+            beside.write_text(f"{os.getpid()}\n")
+            beside.replace(self._pid_file)
+        if not replaces:
+            self._notify("READY=1")
+
+    def replaced_by(self, pid: int) -> None:
+        """Another process is the main one from now on."""
+        self._notify(f"MAINPID={pid}")
+
+    def ended(self) -> None:
+        """Remove the file, unless it names a successor."""
+        if self._pid_file is not None:
+            with suppress(OSError):
+                if self._pid_file.read_text() == f"{os.getpid()}\n":
+                    self._pid_file.unlink()
+
+    def _notify(self, state: str) -> None:
+        if not self._address:
+            return
+        address = "\0" + self._address[1:] if self._address[0] == "@" else self._address
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(0.0)
+            sock.sendto(state.encode(), address)

@@ -1,0 +1,39 @@
+"""Compiles the decisions (`proxy/core`) to C with mypyc where there is a C compiler.
+
+Without one the same files are installed to be interpreted, at twice the CPU time per request. An
+editable install (`pip install -e`) always is: an edit of a compiled file would have no effect.
+`CACHE_PROXY_COMPILE=0` says never, `CACHE_PROXY_COMPILE=1` fails where it cannot be done.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+INTERPRETED = frozenset({"__init__.py", "record.py"})
+"""record: orjson reads the fields of its dataclasses, and cannot read those of compiled ones."""
+WISH = os.environ.get("CACHE_PROXY_COMPILE", "")
+
+
+def extensions() -> list[Extension]:
+    """The compiled modules; none where they are not wanted or cannot be had."""
+    is_editable = any(word in sys.argv for word in ("editable_wheel", "egg_info", "sdist"))
+    if WISH == "0" or is_editable:
+        return []
+    try:
+        from mypyc.build import mypycify
+    except ImportError:
+        if WISH == "1":
+            raise
+        return []
+    files = sorted(str(p) for p in Path("proxy/core").glob("*.py") if p.name not in INTERPRETED)
+    made = mypycify(
+        ["--config-file=", "--ignore-missing-imports", *files], opt_level="2", debug_level="0"
+    )
+    for extension in made:
+        extension.optional = WISH != "1"
+    return made
+
+
+setup(ext_modules=extensions())

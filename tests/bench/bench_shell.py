@@ -1,0 +1,210 @@
+"""What one request costs the shell, without the kernel: `make bench-shell`.
+
+The whole process but its sockets: a client's connection and an instance's are the real protocol
+objects over transports that hand bytes on at once. Printed are CPU time per request (the best of
+several runs: everything else on the machine only adds to it) and the calls that Python makes for
+one, which do not vary. Both an answer in one piece and a stream of one event.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import orjson
+import uvloop
+from rich.console import Console
+
+from proxy.app import Server
+from proxy.build import described
+from proxy.config import InstanceSpec, Settings
+from proxy.edge import Connection
+from proxy.wire import Connection as Upstream
+from tests.bench import bodies
+from tests.bench.tables import Grid, number
+
+INSTANCES = 8
+RUNS, REQUESTS = 7, 1000
+USAGE = b'{"prompt_tokens":500,"total_tokens":508,"completion_tokens":8}'
+WHOLE = b'{"id":"x","object":"chat.completion","choices":[],"usage":' + USAGE + b"}"
+EVENT = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+EVENTS = EVENT + b'data: {"id":"x","choices":[],"usage":' + USAGE + b"}\n\ndata: [DONE]\n\n"
+BODIES = {"plain": "2k_plain8", "stream": "2k_stream1"}
+ANSWERS = {
+    "plain": b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+    % (len(WHOLE), WHOLE),
+    "stream": b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(EVENTS), EVENTS),
+}
+
+
+_SOCKET = socket.socket(socket.AF_UNIX)
+"""One that takes no TCP options."""
+
+
+class Wire(asyncio.Transport):
+    """A connection whose other end is a function."""
+
+    def __init__(self, told: Callable[[bytes], None]) -> None:
+        super().__init__({"socket": _SOCKET})
+        self.write = told  # type: ignore[method-assign]
+
+    def get_write_buffer_size(self) -> int:
+        """Everything is taken at once."""
+        return 0
+
+    def is_closing(self) -> bool:
+        """Never."""
+        return False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """There is no buffer."""
+
+    def pause_reading(self) -> None:
+        """Nothing comes unasked."""
+
+    def resume_reading(self) -> None:
+        """Nothing comes unasked."""
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Rig:
+    """One client's connection to a proxy whose instances answer at once."""
+
+    def __init__(self, server: Server, kind: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._answer = ANSWERS[kind]
+        raw = orjson.dumps(bodies.body(BODIES[kind], 0))
+        self._request = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\nX-Session-ID: bench-%d\r\n"
+            b"Content-Type: application/json\r\nContent-Length: "
+        )
+        self._rest = b"%d\r\n\r\n" % len(raw) + raw
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        made = server._runner.server
+        assert made is not None
+        connection = made()
+        assert isinstance(connection, Connection)
+        self._client = connection
+        connection.connection_made(Wire(self._took))
+        for upstream in server.service.upstreams.values():
+            pool = upstream._pool
+            mine = Upstream(self._loop, pool._rest, pool._lost)
+            mine.connection_made(Wire(lambda _, one=mine: self._asked(one)))  # type: ignore[misc]
+            pool._open.add(mine)
+            pool._rest(mine)
+
+    def _asked(self, upstream: Upstream) -> None:
+        self._loop.call_soon(self._say, upstream)
+
+    def _say(self, upstream: Upstream) -> None:
+        size = len(self._answer)
+        upstream.get_buffer(size)[:size] = self._answer
+        upstream.buffer_updated(size)
+
+    def _took(self, data: bytes) -> None:
+        if not (data.startswith(b"HTTP/1.1 200 ") and data.endswith(self._answer[-8:])):
+            raise AssertionError(f"not the answer: {data[:200]!r}")
+        self._ended.set_result(None)
+
+    async def request(self, number: int) -> None:
+        """One request, to its end."""
+        self._ended = self._loop.create_future()
+        self._client.data_received(self._request % (number % 32) + self._rest)
+        await self._ended
+        await asyncio.sleep(0)  # the connection's task comes to rest
+
+
+async def measure(
+    kind: str, instances: tuple[InstanceSpec, ...], log: Path | None
+) -> tuple[float, Counter[str]]:
+    """CPU seconds per request of this thread, and the calls of one."""
+    server = Server(
+        Settings(
+            instances=instances,
+            prefill_throughput=20000.0,
+            host="127.0.0.1",
+            port=0,
+            health_interval=3600.0,
+            request_log=log,
+        )
+    )
+    await server.start()
+    try:
+        for name in server.service.upstreams:
+            server.service.router.watch.answered(name)
+        rig = Rig(server, kind)
+        best_s = float("inf")
+        gc.disable()
+        for _ in range(RUNS):
+            start_s = time.thread_time()
+            for number_ in range(REQUESTS):
+                await rig.request(number_)
+            best_s = min(best_s, (time.thread_time() - start_s) / REQUESTS)
+            gc.collect()
+        calls = await _counted(rig)
+    finally:
+        gc.enable()
+        await server.close()
+    return best_s, calls
+
+
+async def _counted(rig: Rig) -> Counter[str]:
+    calls: Counter[str] = Counter()
+
+    def seen(frame: FrameType, event: str, arg: Any) -> None:
+        del arg
+        if event == "call":
+            calls[f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"] += 1
+
+    sys.setprofile(seen)
+    try:
+        await rig.request(0)
+    finally:
+        sys.setprofile(None)
+    mine = [name for name in calls if name.startswith(__name__)]
+    for name in mine:
+        del calls[name]
+    return calls
+
+
+def main() -> int:
+    """The table; with `--calls` every function that one request enters."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.bench_shell", description=__doc__)
+    parser.add_argument("--calls", action="store_true", help="name the functions entered")
+    parser.add_argument("--request-log", type=Path, help="write one (by another thread)")
+    args = parser.parse_args()
+    console = Console()
+    specs = tuple(
+        InstanceSpec(f"i{i}", f"http://127.0.0.1:{i + 1}", None) for i in range(INSTANCES)
+    )
+    rows: list[list[str]] = []
+    listed: dict[str, Counter[str]] = {}
+    for kind in ANSWERS:
+        seconds, listed[kind] = uvloop.run(measure(kind, specs, args.request_log))
+        rows.append([kind, number(1e6 * seconds), str(listed[kind].total())])
+    title = f"One request, {INSTANCES} instances, cache-proxy {described()}"
+    console.print(Grid(title, ["answer", "CPU µs", "Python calls"], rows).rich())
+    for kind, calls in listed.items() if args.calls else ():
+        console.print(
+            kind, orjson.dumps(dict(calls.most_common()), option=orjson.OPT_INDENT_2).decode()
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
