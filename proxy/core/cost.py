@@ -211,19 +211,9 @@ def _may_offload(best: Priced, size: Size, colocated: list[Priced]) -> bool:
         return True
     least_p_s = least_d_s = math.inf
     for c in colocated:
-        least_p_s = min(least_p_s, _computing_s(c))
+        least_p_s = min(least_p_s, c.cost_s - c.decode_s - c.next_s)
         least_d_s = min(least_d_s, _decoding_s(c))
     return best.cost_s - (least_p_s + least_d_s) > _margin_s(best)
-
-
-def _computing_s(p: Priced) -> float:
-    """What a request costs where it is only computed, its KV included."""
-    return p.cost_s - p.decode_s - p.next_s
-
-
-def _decoding_s(d: Priced) -> float:
-    """What a request costs where it only decodes."""
-    return d.decode_s + d.next_s + d.memory_s
 
 
 def _why(offload: Priced) -> Reason:
@@ -260,13 +250,20 @@ def _offloads(scene: Scene, free: Free, colocated: list[Priced]) -> list[Priced]
     return sorted([pair for pair in pairs if pair.ttft_s < in_time_s], key=_cost)[:OFFLOADS_KEPT]
 
 
+def _decoding_s(d: Priced) -> float:
+    """What a request costs where it only decodes."""
+    return d.decode_s + d.next_s + d.memory_s
+
+
 def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
     """Those that may compute for another, the quickest first.
 
     Quick goes by what P costs, its KV included, before D is known.
     """
     connector = CONNECTORS[scene.config.kv_connector]
-    quickest = [(_computing_s(c), c.at) for c in colocated if c.wait_s <= MAX_WAIT_S]
+    quickest = [
+        (c.ttft_s + c.harm_s + c.memory_s, c.at) for c in colocated if c.wait_s <= MAX_WAIT_S
+    ]
     heapify(quickest)
     while quickest:
         p = colocated[heappop(quickest)[1]]
@@ -280,15 +277,14 @@ def _offloaded(scene: Scene, p: Priced, d: Priced) -> Priced:
     # D reads what came over in its turn, behind what it has to compute, and where there is room.
     moved_s += max(0.0, max(d.kv_wait_s, d.wait_s) - p.ttft_s)
     ttft_s = p.ttft_s + moved_s
-    memory_s = d.memory_s + p.memory_s
     return Priced(
-        ttft_s + p.harm_s + d.decode_s + d.next_s + memory_s,
+        ttft_s + p.harm_s + p.memory_s + d.decode_s + d.next_s + d.memory_s,
         d.at,
         ttft_s,
         p.harm_s,
         d.decode_s,
         d.next_s,
-        memory_s,
+        d.memory_s + p.memory_s,
         p.wait_s,
         d.instance,
         d.load,
