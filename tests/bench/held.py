@@ -64,7 +64,7 @@ def hold(bench: Bench, site: Site, streams: int, idle: int, seconds: float) -> H
     try:
         asker = _start_idle(running, bench.cpus.load, idle, seconds)
         client = bench.client(running, load)
-        told = result_of(running, client)
+        told = result_of(running, client, seconds + 120.0)
         memory = pss_bytes(running.pids)
         asked, lost = map(int, asker.communicate(timeout=120)[0].split())
     finally:

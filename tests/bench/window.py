@@ -152,9 +152,11 @@ class Bench:
             )
 
 
-def result_of(running: Running, client: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """What a client says at its end."""
-    out, err = client.communicate(timeout=600)
+def result_of(
+    running: Running, client: subprocess.Popen[bytes], timeout_s: float = 600.0
+) -> dict[str, Any]:
+    """What a client says at its end, for which it has so long."""
+    out, err = client.communicate(timeout=timeout_s)
     message = err.decode(errors="replace").strip()
     if client.returncode == WRONG_PROCESS:
         pids = ", ".join(map(str, running.pids))
