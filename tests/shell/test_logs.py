@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import re
+import signal
 import sys
 import threading
 from pathlib import Path
