@@ -90,19 +90,19 @@ class VirtualFleet:
             if not waiting:
                 self._at(self._waits.ready_s[index], Kind.ARRIVAL, index)
         self._at(0.0, Kind.SCRAPE, 0)
-        heap, all_due_s, dirty = self._heap, self._due_s, self._dirty
+        # Looked up each time: an experiment's branch goes on with a heap of its own.
         while self._left:
-            due_s = min(all_due_s)
-            now_s = min(heap[0][0], due_s)
+            due_s = min(self._due_s)
+            now_s = min(self._heap[0][0], due_s)
             if now_s > self.options.until_s:
                 break
-            while heap and heap[0][0] <= now_s:
-                _at_s, _order, kind, what, number = heapq.heappop(heap)
+            while self._heap and self._heap[0][0] <= now_s:
+                _at_s, _order, kind, what, number = heapq.heappop(self._heap)
                 self._handle(kind, what, number, now_s)
             if due_s <= now_s:
-                dirty.update([n for n, due_s in enumerate(all_due_s) if due_s <= now_s])
-            while dirty:
-                self._advance(dirty.pop(), now_s)
+                self._dirty.update([n for n, at_s in enumerate(self._due_s) if at_s <= now_s])
+            while self._dirty:
+                self._advance(self._dirty.pop(), now_s)
         return self._result()
 
     def _at(self, at_s: float, kind: Kind, what: Live | int, number: int = 0) -> None:
