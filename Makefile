@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+COMPILED_SHELL := access departure disconnect hedge intake offload overload relay reuse streams waiting
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -43,7 +44,7 @@ test: $(VENV)/.installed-dev
 ## The same for the core as it is installed with a C compiler at hand; see setup.py.
 test-compiled: compiled
 	$(BIN)/pytest -q -o pythonpath='.cache/compiled .' -o cache_dir=.cache/compiled/.pytest_cache \
-		tests/core tests/shell/test_offload.py tests/shell/test_relay.py tests/shell/test_disconnect.py
+		tests/core tests/test_fuzz.py $(addprefix tests/shell/test_,$(addsuffix .py,$(COMPILED_SHELL)))
 
 ## The project as `pip install .` installs it where there is a C compiler.
 compiled: .cache/compiled/.installed

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-INTERPRETED = frozenset({"__init__.py", "record.py"})
-"""record: orjson reads the fields of its dataclasses, and cannot read those of compiled ones."""
+INTERPRETED = frozenset({"__init__.py", "queue.py", "record.py", "turns.py"})
+"""record: orjson reads the fields of its dataclasses, and cannot read those of compiled ones.
+queue, turns: the shell's entries inherit from theirs, which compiled classes do not allow."""
 WISH = os.environ.get("CACHE_PROXY_COMPILE", "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,34 @@ def test_the_proxy_stays_light(heavy: str) -> None:
     for path in MODULES:
         if name_of(path).startswith(("proxy.", "replayer.")):
             assert heavy not in {name.split(".")[0] for name in imports(path)}, name_of(path)
+
+
+def test_nothing_interpreted_inherits_from_what_is_compiled() -> None:
+    setup = ast.parse((ROOT / "setup.py").read_text("utf-8"))
+    [kept] = [
+        node.value
+        for node in setup.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "INTERPRETED"
+    ]
+    assert isinstance(kept, ast.Call)
+    interpreted = {"proxy.core." + name[:-3] for name in ast.literal_eval(kept.args[0])}
+    compiled = {name_of(p) for p in MODULES if p.parent == ROOT / "proxy" / "core"} - interpreted
+    for path in MODULES:
+        if name_of(path) not in compiled:
+            bases = dict(_bases(ast.parse(path.read_text("utf-8"))))
+            assert compiled.isdisjoint(bases), f"{name_of(path)}: {bases}"
+
+
+def _bases(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Where each imported base class comes from, and who inherits from it."""
+    nodes = list(ast.walk(tree))
+    origin = {
+        alias.asname or alias.name: node.module or ""
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    for node in nodes:
+        if isinstance(node, ast.ClassDef):
+            for base in node.bases:
+                yield origin.get(ast.unparse(base), ""), node.name
