@@ -49,7 +49,8 @@ test-compiled: compiled
 ## The project as `pip install .` installs it where there is a C compiler.
 compiled: .cache/compiled/.installed
 
-.cache/compiled/.installed: $(VENV)/.installed-dev setup.py $(wildcard proxy/*.py proxy/core/*.py)
+.cache/compiled/.installed: $(VENV)/.installed-dev setup.py \
+		$(wildcard proxy/*.py proxy/core/*.py proxy/core/connectors/*.py replayer/*.py analysis/*.py)
 	rm -rf build .cache/compiled
 	CACHE_PROXY_COMPILE=1 $(INSTALL) --no-deps --target .cache/compiled .
 	@touch $@
