@@ -34,6 +34,12 @@ LOSSY = Peer(command="{bin}/python {here}/lossy_relay.py {port} {urls}", settle_
 OURS = replace(PEERS["ours-interpreted"], settle_s=0.0)
 
 
+@pytest.fixture(autouse=True)
+def _interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is installed for the tests; the compiled core takes a minute to make."""
+    monkeypatch.setitem(PEERS, "ours", OURS)
+
+
 def direct(rig: Rig) -> Running:
     return rig.site.start("direct", PEERS["direct"])
 
