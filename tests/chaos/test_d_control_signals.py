@@ -116,6 +116,7 @@ async def test_f61_frozen_metrics(rig: Floor, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(gate, "STALE_S", 0.1)
         await until(lambda: not r.router.busy("i0", ANY_MODEL, r.service.clock.now_s()), "too old")
         assert is_fine(await r.ask())
+        engine.gets["/metrics"] = plain(CONFIG)  # else a scrape is under way at nearly all times
 
 
 async def test_f61_answers_that_no_report_shows(
