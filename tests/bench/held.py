@@ -58,7 +58,15 @@ def hold(bench: Bench, site: Site, streams: int, idle: int, seconds: float) -> H
     ours = PEERS["ours"]
     command = f"{ours.command} --max-connections {2 * (streams + idle) + 100}"
     running = site.start("ours", replace(ours, command=command), folder="ours-held")
-    load = Load(f"2k_stream{STREAM_EVENTS}", streams, STREAM_EVENTS, 0.0, seconds, stagger_ms=5000)
+    load = Load(
+        f"2k_stream{STREAM_EVENTS}",
+        streams,
+        STREAM_EVENTS,
+        0.0,
+        seconds,
+        stagger_ms=5000,
+        drain_s=3 * STREAM_EVENTS * PACE_US / 1e6,
+    )
     before, lag = bench.upstream.counts(), read_lag(running)
     bench.upstream.pace(PACE_US)
     try:

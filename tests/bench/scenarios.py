@@ -22,6 +22,8 @@ class Load:
     warm_s: float = 0.25
     window_s: float = 0.6
     stagger_ms: int = 0
+    drain_s: float = 15.0
+    """How long what runs at the window's end may take to its own."""
     interval_ms: int = 0
     """Least time between two requests of one connection."""
 

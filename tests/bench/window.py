@@ -24,7 +24,6 @@ NOISY_RATIO = 0.15
 """A window in which everybody else used more than this share of one CPU says little."""
 LATE_PARTS = 4
 """A median lag of more than one part in so many of the pace is late."""
-DRAIN_S = 15.0
 WRONG_PROCESS = 3
 """Exit status of the client: the port is not (only) that of the processes to be measured."""
 
@@ -140,7 +139,14 @@ class Bench:
             *(str(self.bin / "loadgen"), "-P", str(running.port)),
             *("-p", ",".join(map(str, running.pids)), "-q", others),
             *("-c", str(load.connections), "-w", str(load.warm_s), "-d", str(load.window_s)),
-            *("-g", str(load.stagger_ms), "-i", str(load.interval_ms * 1000), "-D", str(DRAIN_S)),
+            *(
+                "-g",
+                str(load.stagger_ms),
+                "-i",
+                str(load.interval_ms * 1000),
+                "-D",
+                str(load.drain_s),
+            ),
             *(() if load.events is None else ("-e", str(load.events))),
             *(word for header in running.peer.headers for word in ("-H", header)),
             *more,
