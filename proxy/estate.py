@@ -17,6 +17,7 @@ import asyncio
 import logging
 import os
 import tempfile
+from contextlib import ExitStack
 from itertools import islice
 from typing import Any, BinaryIO
 
@@ -35,8 +36,8 @@ async def leave(service: Service) -> BinaryIO:
     """The file, at its beginning. Raises OSError when there is no room for it."""
     router = service.router
     head = {"form": FORM, "bytes_per_token": service.estimator.ratios()}
-    file = await asyncio.to_thread(_unnamed)
-    try:
+    with ExitStack() as unless_whole:
+        file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
         await asyncio.to_thread(_write, file, head)
         for member in router.fleet.members():
             name = member.instance.name
@@ -47,9 +48,7 @@ async def leave(service: Service) -> BinaryIO:
         while some := await asyncio.to_thread(lambda: list(islice(rows, SESSIONS_PER_LINE))):
             await asyncio.to_thread(_write, file, {"sessions": some})
         await asyncio.to_thread(file.seek, 0)
-    except BaseException:
-        file.close()
-        raise
+        unless_whole.pop_all()
     return file
 
 
