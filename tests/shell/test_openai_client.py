@@ -76,8 +76,10 @@ async def test_errors_are_its_own_exceptions(tmp_path: Path, said: Any) -> None:
                     model="nobody",
                     messages=said,
                 )
+            now_s = proxy.server.service.clock.now_s
             backlog = proxy.router.admit(
-                proxy.server.service.estimator.facts("/v1/completions", {}, chat("x y z"))[0], now_s()
+                proxy.server.service.estimator.facts("/v1/completions", {}, chat("x y z"))[0],
+                now_s(),
             )
             with pytest.raises(openai.InternalServerError) as busy:
                 await client.chat.completions.create(
