@@ -210,6 +210,18 @@ class Latency:
         for pair in [pair for pair in self._pairs if name in pair]:
             del self._pairs[pair]
 
+    def legacy(self, name: str) -> list[list[float]]:
+        """What an instance's answers have taught, for `adopt` in another process."""
+        times = self.of(name)
+        return [times.prefill.legacy(), times.step.legacy()]
+
+    def adopt(self, name: str, legacy: Sequence[Sequence[float]]) -> None:
+        """Begin with what another process has learned; ValueError where it is no such thing."""
+        prefill, step = legacy
+        times = self.of(name)
+        times.prefill.adopt(prefill)
+        times.step.adopt(step)
+
     def prefill_tps(self, name: str) -> float:
         """Learned prefill throughput at a prompt of typical length without context."""
         x = TYPICAL_PREFILL_TOKENS
