@@ -35,6 +35,8 @@ _JSON = b"Content-Type: application/json\r\n"
 MEMORY_INTERVAL_S = 0.5
 GIVE_BACK_S = 5.0
 """So long between two attempts to return free memory to the kernel, which cost a few ms."""
+TIDY_S = 10.0
+"""The same while there is enough: what a burst, or a giant prompt, has left is not kept for ever."""
 FIRST_LOOK_S = 10.0
 MODELS_EVERY = 15
 """Models are asked again with every n-th probe: adapters come and go, but rarely."""
@@ -204,13 +206,14 @@ async def _lag(service: Service) -> None:
 
 
 async def _memory(service: Service) -> None:
-    """Measure now and then, and near the limit first give back what is free."""
+    """Measure now and then, and give back what is free: near the limit first and more often."""
     state, loop = service.memory, asyncio.get_running_loop()
-    gave_s = -GIVE_BACK_S
+    gave_s = -TIDY_S
     while True:
         before = state.level
         level = state.observe(await asyncio.to_thread(resident_bytes))
-        if level is not Level.NORMAL and loop.time() - gave_s >= GIVE_BACK_S:
+        wait_s = TIDY_S if level is Level.NORMAL else GIVE_BACK_S
+        if loop.time() - gave_s >= wait_s:
             gave_s = loop.time()
             await asyncio.to_thread(give_back)
             level = state.observe(await asyncio.to_thread(resident_bytes))
