@@ -36,7 +36,7 @@ MEMORY_INTERVAL_S = 0.5
 GIVE_BACK_S = 5.0
 """So long between two attempts to return free memory to the kernel, which cost a few ms."""
 TIDY_S = 10.0
-"""The same while there is enough: what a burst, or a giant prompt, has left is not kept for ever."""
+"""The same while there is enough: what a burst or a giant prompt has left is not kept for ever."""
 FIRST_LOOK_S = 10.0
 MODELS_EVERY = 15
 """Models are asked again with every n-th probe: adapters come and go, but rarely."""
