@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -199,6 +200,16 @@ def test_the_proxy_stays_light(heavy: str) -> None:
     for path in MODULES:
         if name_of(path).startswith(("proxy.", "replayer.")):
             assert heavy not in {name.split(".")[0] for name in imports(path)}, name_of(path)
+
+
+def test_a_proxy_that_serves_has_not_loaded_what_it_never_needs() -> None:
+    """Each of these is a megabyte or more for as long as it runs."""
+    told = "import sys, proxy.cli; print(*sys.modules)"
+    command = [sys.executable, "-P", "-c", told]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    tops = set(run.stdout.split())
+    assert "proxy.app" in tops
+    assert not tops & {"pydantic", "pandas", "importlib.metadata", "zipfile", "sysconfig"}
 
 
 def test_nothing_interpreted_inherits_from_what_is_compiled() -> None:
