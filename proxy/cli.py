@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if loaded.print_config:
         print(print_config(loaded), end="")
         return 0
-    logs.set_up(loaded.settings.log_level, loaded.settings.log_format)
     keep_big_blocks()
+    logs.set_up(loaded.settings.log_level, loaded.settings.log_format)
     share_the_interpreter()
     return _run(loaded, given, heritage)
 

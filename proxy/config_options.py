@@ -6,31 +6,21 @@ allowed range; its `Option` gives topic, help and unit. Times are seconds, sizes
 
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    SecretStr,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
-
+from proxy.config_model import After, Before, Field, Model, OptionError
 from proxy.config_sources import Option
 from proxy.config_values import (
     INSTANCE_FORM,
     WEIGHTS_FORM,
+    ByteSize,
     InstanceSpec,
     TenantWeight,
     cidr_list,
     instance_list,
     weight_list,
 )
-from proxy.keys import KEYS_FORM, checked_keys, is_loopback, long_enough, secret_text
+from proxy.keys import KEYS_FORM, SecretStr, checked_keys, is_loopback, long_enough, secret_text
 
 LISTENING = "Listening"
 ACCESS = "Access and TLS"
@@ -51,7 +41,7 @@ Count = Annotated[int, Field(ge=1)]
 Tokens = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
-Instances = Annotated[tuple[InstanceSpec, ...], BeforeValidator(instance_list), Field(min_length=1)]
+Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list), Field(min_length=1)]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Field(min_length=1)]
 SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
 NEEDS = (
@@ -69,10 +59,8 @@ def _number(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-class Settings(BaseModel):
+class Settings(Model):
     """KV-cache-aware reverse proxy for a fleet of vLLM instances, with P2P prefill offload."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     config: Annotated[Path | None, Option(LISTENING, "TOML file with options.", in_file=False)] = (
         None
@@ -89,7 +77,7 @@ class Settings(BaseModel):
     ] = None
     admin_token: Annotated[
         SecretStr | None,
-        BeforeValidator(secret_text),
+        Before(secret_text),
         Option(
             LISTENING,
             "Admin paths want Authorization: Bearer with this; none: open.",
@@ -135,8 +123,8 @@ class Settings(BaseModel):
 
     api_key: Annotated[
         SecretStr | None,
-        BeforeValidator(secret_text),
-        AfterValidator(checked_keys),
+        Before(secret_text),
+        After(checked_keys),
         Option(
             ACCESS,
             "Clients need one of these as Authorization: Bearer, or x-api-key; none: open. "
@@ -146,8 +134,8 @@ class Settings(BaseModel):
     ] = None
     cache_salt_secret: Annotated[
         SecretStr | None,
-        BeforeValidator(secret_text),
-        AfterValidator(long_enough),
+        Before(secret_text),
+        After(long_enough),
         Option(
             ACCESS,
             "Tenants share no KV: bodies get a cache_salt made of this and the tenant; prefixes "
@@ -166,7 +154,7 @@ class Settings(BaseModel):
     ] = None
     instance_api_key: Annotated[
         SecretStr | None,
-        BeforeValidator(secret_text),
+        Before(secret_text),
         Option(
             ACCESS,
             "Sent to the instances instead of a client's Authorization.",
@@ -184,7 +172,7 @@ class Settings(BaseModel):
     ] = None
     allow_cidr: Annotated[
         Networks | None,
-        BeforeValidator(cidr_list),
+        Before(cidr_list),
         Option(
             ACCESS,
             "Where instances that are added at run time may be; none: where --instances are.",
@@ -315,7 +303,7 @@ class Settings(BaseModel):
     ] = None
     overload_status: Annotated[
         Literal[503, 529],
-        BeforeValidator(_number),
+        Before(_number),
         Option(GATE, "HTTP status of the answer when every instance is busy."),
     ] = 503
 
@@ -335,7 +323,7 @@ class Settings(BaseModel):
     ] = 10.0
     tenant_weights: Annotated[
         tuple[TenantWeight, ...],
-        BeforeValidator(weight_list),
+        Before(weight_list),
         Option(
             QUEUE, "Shares of the turns; a tenant not named has weight 1.", allowed=WEIGHTS_FORM
         ),
@@ -428,22 +416,17 @@ class Settings(BaseModel):
         "text"
     )
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def check(self) -> None:
+        """Raise OptionError where values do not go together."""
         if self.warm_threshold > self.heavy_threshold:
-            pair = {"options": ("warm_threshold", "heavy_threshold")}
-            raise PydanticCustomError("order", "must not be larger than", pair)
-        return self
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+            raise _pair("warm_threshold", "must not be larger than", "heavy_threshold")
         for name, other in NEEDS:
             if getattr(self, name) is not None and getattr(self, other) is None:
-                raise PydanticCustomError(
-                    "needs", "is of no use without", {"options": (name, other)}
-                )
+                raise _pair(name, "is of no use without", other)
         is_open = self.admin_port is not None and self.admin_token is None
         if is_open and not is_loopback(self.admin_host):
-            pair = {"options": ("admin_host", "admin_token")}
-            raise PydanticCustomError("open", "is no loopback address, and so needs", pair)
-        return self
+            raise _pair("admin_host", "is no loopback address, and so needs", "admin_token")
+
+
+def _pair(name: str, what: str, other: str) -> OptionError:
+    return OptionError(name, what, (name, other))

@@ -7,12 +7,12 @@ when somebody scrapes, so they cannot disagree with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Gauge, Info
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proxy import __version__
 from proxy.core.gate import ANY_MODEL
 from proxy.core.health import State
 from proxy.core.inbound import Refusal
@@ -65,7 +65,7 @@ class Metrics:
         self._of_overload()
         self._name_known_labels()
         build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
-        build.info({"version": version("cache-proxy")})
+        build.info({"version": __version__})
 
     def _of_requests(self) -> None:
         count = self._counter

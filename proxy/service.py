@@ -36,7 +36,8 @@ from proxy.waiting import WaitingRoom
 from proxy.watcher import Watcher
 from proxy.ways import Ways
 
-DECISIONS_KEPT = 1000
+DECISIONS_KEPT = 200
+"""For a look; the request log has them all. With what it could have done each is 3 kB and more."""
 SCRAPES_RATIO = 0.2
 
 

@@ -91,9 +91,7 @@ async def test_the_token_changes_with_a_reload(tmp_path: Path) -> None:
     async with RawEngine(says(b"")) as engine:
         argv = ["--instances", engine.address, "--admin-token", f"@{token}"]
         argv += ["--host", "127.0.0.1", "--port", "0", "--request-log", str(tmp_path / "log")]
-        given = (await asyncio.to_thread(load, argv, {})).settings.model_dump() | {
-            "health_interval": 0.05
-        }
+        given = vars((await asyncio.to_thread(load, argv, {})).settings) | {"health_interval": 0.05}
 
         def source() -> object:
             return load([*argv, "--health-interval", "0.05"], {}).settings

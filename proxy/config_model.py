@@ -1,0 +1,221 @@
+"""A class of options from its annotations: texts come in, typed values that cannot change go out.
+
+What a library for this brings along would be a sixth of the proxy's memory for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, ClassVar, Literal, Never, get_args, get_origin, get_type_hints
+
+from proxy.config_values import ByteSize
+from proxy.keys import SecretStr
+
+_YES = frozenset({"1", "on", "t", "true", "y", "yes"})
+_NO = frozenset({"0", "off", "f", "false", "n", "no"})
+_INTEGER = re.compile(r"[+-]?[0-9]+(_[0-9]+)*(\.0+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Bounds of a number, a pattern for all of a text, the least length of a tuple."""
+
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    pattern: str | None = None
+    min_length: int = 0
+
+    def admits(self, value: Any) -> bool:
+        """Whether a value of the right type is within them."""
+        return not (
+            (self.ge is not None and value < self.ge)
+            or (self.gt is not None and value <= self.gt)
+            or (self.le is not None and value > self.le)
+            or (self.pattern is not None and re.fullmatch(self.pattern, value) is None)
+            or (self.min_length and len(value) < self.min_length)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """Makes a value of what is given, or leaves it for the check; a ValueError says why not."""
+
+    change: Callable[[object], object]
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Looks at a value of the right type, None too; a ValueError says why it will not do."""
+
+    check: Callable[[Any], object]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldInfo:
+    """One option: `kind` is its type, less None where it is optional."""
+
+    kind: Any
+    is_optional: bool
+    default: Any
+    is_required: bool
+    metadata: tuple[Any, ...]
+
+
+class OptionError(ValueError):
+    """What is wrong with one option, or with a `pair` of them, of which `reason` then speaks."""
+
+    def __init__(self, name: str, reason: str, pair: tuple[str, str] | None = None) -> None:
+        super().__init__(f"{name}: {reason}")
+        self.name, self.reason, self.pair = name, reason, pair
+
+
+class Model:
+    """Base of a class whose annotations are options. Its values are set once, all of them valid."""
+
+    model_fields: ClassVar[dict[str, FieldInfo]]
+
+    def __init_subclass__(cls) -> None:
+        hints = get_type_hints(cls, include_extras=True)
+        cls.model_fields = {
+            name: _field(hint, vars(cls).get(name, ...))
+            for name, hint in hints.items()
+            if get_origin(hint) is not ClassVar
+        }
+
+    def __init__(self, **given: object) -> None:
+        """Raises OptionError for the first option, in the order of declaration, that is wrong."""
+        for name, field in self.model_fields.items():
+            if name in given:
+                self.__dict__[name] = _valid(name, field, given.pop(name))
+            elif field.is_required:
+                raise OptionError(name, "it is not given")
+            else:
+                self.__dict__[name] = field.default
+        for name in given:
+            raise OptionError(name, "there is no such option")
+        self.check()
+
+    def check(self) -> None:
+        """Raise OptionError where values do not go together."""
+
+    def __setattr__(self, name: str, value: object) -> Never:
+        raise AttributeError(f"{name}: options do not change")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether every option has the same value."""
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _field(hint: Any, default: Any) -> FieldInfo:
+    kind, metadata = _unwrapped(hint)
+    members = [member for member in get_args(kind) if member is not NoneType]
+    is_optional = NoneType in get_args(kind)
+    if is_optional:
+        kind, inner = _unwrapped(members[0])
+        metadata = inner + metadata
+    return FieldInfo(kind, is_optional, default, default is ..., metadata)
+
+
+def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    if get_origin(hint) is not Annotated:
+        return hint, ()
+    kind, *metadata = get_args(hint)
+    return kind, tuple(metadata)
+
+
+def _valid(name: str, field: FieldInfo, value: object) -> object:
+    """The option's value; raises OptionError, with the validator's own reason where it has one."""
+    try:
+        for change in (item.change for item in field.metadata if isinstance(item, Before)):
+            value = change(value)
+        made = None if value is None and field.is_optional else _made(field, value)
+        for check in (item.check for item in field.metadata if isinstance(item, After)):
+            check(made)
+    except ValueError as error:
+        raise OptionError(name, str(error)) from error
+    return made
+
+
+def _made(field: FieldInfo, value: object) -> object:
+    """Of the type and within the bounds; else a ValueError without words.
+
+    The option's allowed values say what it should be.
+    """
+    try:
+        made = _typed(field.kind, value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError from error
+    if not all(item.admits(made) for item in field.metadata if isinstance(item, Field)):
+        raise ValueError
+    return made
+
+
+def _typed(kind: Any, value: Any) -> object:
+    """The value as one of this type; raises TypeError or ValueError where it is none."""
+    if get_origin(kind) is Literal:
+        return _one_of(get_args(kind), value)
+    if get_origin(kind) is tuple:
+        return _tuple_of(get_args(kind)[0], value)
+    if kind is str and not isinstance(value, str):
+        raise TypeError
+    parser: Callable[[Any], object] = _PARSERS.get(kind, kind)
+    return parser(value)
+
+
+def _one_of(choices: tuple[Any, ...], value: object) -> object:
+    for choice in choices:
+        if type(choice) is type(value) and choice == value:
+            return choice
+    raise ValueError
+
+
+def _tuple_of(member: Any, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(v, member) for v in value):
+        raise TypeError
+    return tuple(value)
+
+
+def _bool(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if (text := str(value).lower()) in _YES:
+        return True
+    if text not in _NO:
+        raise ValueError
+    return False
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, str):
+        text = value.strip()
+        if _INTEGER.fullmatch(text) is None:
+            raise ValueError
+        return int(text.partition(".")[0])
+    if value != int(value):
+        raise ValueError
+    return int(value)
+
+
+def _float(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number) or (isinstance(value, str) and not value.isascii()):
+        raise ValueError
+    return number
+
+
+_PARSERS: dict[Any, Callable[[Any], object]] = {
+    bool: _bool,
+    int: _int,
+    float: _float,
+    Path: Path,
+    ByteSize: ByteSize.parse,
+    SecretStr: SecretStr,
+}
