@@ -8,7 +8,9 @@ from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal
 
-from proxy.config_model import After, Before, Field, Model, OptionError
+from msgspec import Meta
+
+from proxy.config_model import After, Before, Model, OptionError
 from proxy.config_sources import Option
 from proxy.config_values import (
     INSTANCE_FORM,
@@ -35,14 +37,14 @@ OBSERVING = "Watching the instances"
 LOGS = "Logs"
 
 WORD = r"^\S+$"
-Word = Annotated[str, Field(pattern=WORD)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1)]
-Tokens = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list), Field(min_length=1)]
-Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Field(min_length=1)]
+Word = Annotated[str, Meta(pattern=WORD)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+Tokens = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list), Meta(min_length=1)]
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Meta(min_length=1)]
 SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
 NEEDS = (
     ("tls_key", "tls_cert"),
@@ -72,7 +74,7 @@ class Settings(Model):
     ] = "127.0.0.1"
     admin_port: Annotated[
         int | None,
-        Field(ge=0, le=65535),
+        Meta(ge=0, le=65535),
         Option(LISTENING, "Admin paths listen here and are 404 on --port; none: all on one."),
     ] = None
     admin_token: Annotated[
@@ -86,7 +88,7 @@ class Settings(Model):
     ] = None
     max_body_bytes: Annotated[
         ByteSize,
-        Field(ge=1024),
+        Meta(ge=1024),
         Option(LISTENING, "A larger request body is refused with 413.", "bytes"),
     ] = ByteSize(32 * MIB)
     header_timeout: Annotated[
@@ -191,12 +193,12 @@ class Settings(Model):
     ]
     model: Annotated[
         str | None,
-        Field(pattern=WORD),
+        Meta(pattern=WORD),
         Option(INSTANCES, "Model served; none: learned from the instances' /v1/models."),
     ] = None
     prefill_throughput: Annotated[
         float,
-        Field(gt=0),
+        Meta(gt=0),
         Option(INSTANCES, "Prefill speed of one instance.", "tokens/s"),
     ] = 20000.0
     max_num_batched_tokens: Annotated[
@@ -233,7 +235,7 @@ class Settings(Model):
     ] = 30.0
     prefix_cache_bytes: Annotated[
         ByteSize,
-        Field(ge=MIB),
+        Meta(ge=MIB),
         Option(PLACEMENT, "Memory for the record of which instance holds which prefix.", "bytes"),
     ] = ByteSize(256 * MIB)
 
@@ -288,17 +290,17 @@ class Settings(Model):
 
     active_decode_blocks_threshold: Annotated[
         float | None,
-        Field(ge=0, le=1),
+        Meta(ge=0, le=1),
         Option(GATE, "An instance using a larger part of its KV blocks is busy.", "ratio"),
     ] = None
     active_prefill_tokens_threshold: Annotated[
         int | None,
-        Field(ge=0),
+        Meta(ge=0),
         Option(GATE, "An instance with more tokens waiting for prefill is busy.", "tokens"),
     ] = None
     active_prefill_tokens_threshold_frac: Annotated[
         float | None,
-        Field(ge=0),
+        Meta(ge=0),
         Option(GATE, "The same as a multiple of max_num_batched_tokens.", "ratio"),
     ] = None
     overload_status: Annotated[
@@ -309,12 +311,12 @@ class Settings(Model):
 
     max_queue: Annotated[
         int,
-        Field(ge=0),
+        Meta(ge=0),
         Option(QUEUE, "Requests that may wait while every instance is busy; 0: refuse at once."),
     ] = 256
     max_queue_bytes: Annotated[
         ByteSize,
-        Field(ge=0),
+        Meta(ge=0),
         Option(QUEUE, "Their bodies together.", "bytes"),
     ] = ByteSize(64 * MIB)
     max_queue_seconds: Annotated[
@@ -331,14 +333,14 @@ class Settings(Model):
 
     max_connections: Annotated[
         int | None,
-        Field(ge=1),
+        Meta(ge=1),
         Option(
             QUEUE, "Client connections; more get a 503. None: 0.45 of the descriptors, less 32."
         ),
     ] = None
     max_memory_bytes: Annotated[
         ByteSize | None,
-        Field(ge=64 * MIB),
+        Meta(ge=64 * MIB),
         Option(
             QUEUE,
             "Near it keep-alive, HEAVY requests, all requests are refused. None: the cgroup's.",

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
+from msgspec import Meta
+
 from proxy.build import described
-from proxy.config_model import Field, FieldInfo, Model
+from proxy.config_model import FieldInfo, Model
 from proxy.config_values import ByteSize, value_text
 from proxy.keys import SecretStr
 
@@ -162,7 +164,7 @@ def _closest(word: str, known: Iterable[str]) -> str:
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:
-    for item in (item for item in field.metadata if isinstance(item, Field)):
+    for item in (item for item in field.metadata if isinstance(item, Meta)):
         for key, sign in _BOUNDS.items():
             if (bound := getattr(item, key)) is not None:
                 yield f"{sign} {value_text(field.kind(bound))}"
