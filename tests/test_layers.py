@@ -103,7 +103,9 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.handover": SHELL | {"proxy.service"},
     "proxy.waits": SHELL | {"proxy.service"},
     "proxy.offloading": REQUEST | {"proxy.race"},
-    "proxy.handler": REQUEST | {"proxy.offloading", "proxy.retrying", "proxy.whole"},
+    "proxy.streaming": REQUEST,
+    "proxy.handler": REQUEST
+    | {"proxy.offloading", "proxy.retrying", "proxy.streaming", "proxy.whole"},
     "proxy.memory": set(),
     "proxy.listening": set(),
     "proxy.connections": {"proxy.listening"},
