@@ -11,8 +11,9 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-INTERPRETED = frozenset({"__init__.py", "queue.py", "record.py", "turns.py"})
+INTERPRETED = frozenset({"__init__.py", "queue.py", "record.py", "slo.py", "turns.py"})
 """record: orjson reads the fields of its dataclasses, and cannot read those of compiled ones.
+slo: it goes to other processes as a part of a load's rules, and compiled ones cannot be pickled.
 queue, turns: the shell's entries inherit from theirs, which compiled classes do not allow."""
 WISH = os.environ.get("CACHE_PROXY_COMPILE", "")
 

@@ -266,12 +266,18 @@ class Settings(Model):
     ] = 0.5
     ttft_slo: Annotated[
         Seconds,
-        Option(OFFLOAD, "Target of the cost policy: time to first token of a short prompt.", "s"),
+        Option(
+            OFFLOAD,
+            "Target for the first token, 0.1 ms more per new token: counted in the metrics.",
+            "s",
+        ),
     ] = 2.0
     tpot_slo: Annotated[
         Seconds,
         Option(
-            OFFLOAD, "Its target for an answer's mean time per token; 9 of 10 should keep it.", "s"
+            OFFLOAD,
+            "The cost policy's target for an answer's time per token; 9 of 10 should keep it.",
+            "s",
         ),
     ] = 0.05
     kv_pin_timeout: Annotated[

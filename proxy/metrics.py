@@ -19,6 +19,7 @@ from proxy.core.inbound import Refusal
 from proxy.core.record import RequestRecord
 from proxy.core.residuals import SHORT_S
 from proxy.core.router import Router
+from proxy.core.slo import Slo
 from proxy.core.types import FailureKind, Fallback, Load, RejectReason
 from proxy.core.watermark import Watermark
 from proxy.scrape import EngineStats
@@ -33,6 +34,7 @@ ERROR_SECONDS = (-30, -10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30)
 ERROR_RATIO = (-0.9, -0.75, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 NO_CLASS = "none"
+_KEPT = ("missed", "kept")
 """route_class of a request that was never placed, or that has no prompt to classify."""
 _CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.DECODE_BLOCKS)
 
@@ -60,6 +62,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.slo = Slo()
         self._of_requests()
         self._of_times()
         self._of_overload()
@@ -94,6 +97,9 @@ class Metrics:
         self.ttft = hist("ttft_seconds", "Receipt to first token", SECONDS, "route_class")
         self.tpot = hist("tpot_seconds", "Per token after the first", PER_TOKEN_S, "route_class")
         self.e2e = hist("e2e_seconds", "Receipt to last byte", SECONDS, "route_class")
+        self.within_slo = self._counter(
+            "slo", "Whole streams, by whether --ttft-slo and --tpot-slo were kept", "ttft", "tpot"
+        )
         self.isl = hist("isl_tokens", "Prompt tokens", TOKENS)
         self.osl = hist("osl_tokens", "Output tokens", TOKENS)
         self.prefill_leg = hist("prefill_leg_seconds", "Prefill leg of an offload", SECONDS)
@@ -154,6 +160,9 @@ class Metrics:
                 counter.labels(value)
         for what in ("ttft", "prefill", "transfer"):
             self.prediction_error.labels(what)
+        for ttft in _KEPT:
+            for tpot in _KEPT:
+                self.within_slo.labels(ttft, tpot)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counts:
         counts = Counts(f"{PREFIX}_{name}", text, labels)
@@ -182,6 +191,8 @@ class Metrics:
             self.ttft.labels(route_class).observe(ttft_s)
             if (tpot_s := record.tpot_s()) is not None:
                 self.tpot.labels(route_class).observe(tpot_s)
+            if record.outcome == "ok":
+                self._observe_slo(record, ttft_s, tpot_s)
         if record.outcome == "ok" and (e2e_s := record.e2e_s()) is not None:
             self.e2e.labels(route_class).observe(e2e_s)
         if (isl := record.prompt_tokens or record.isl_tokens) is not None:
@@ -194,6 +205,11 @@ class Metrics:
         if (shadow := record.shadow) is not None:
             agrees = "failed" if shadow.agrees is None else str(shadow.agrees).lower()
             self.shadow.labels(shadow.policy, agrees).inc()
+
+    def _observe_slo(self, record: RequestRecord, ttft_s: float, tpot_s: float | None) -> None:
+        new = record.new_tokens_prefill if record.prefill_instance else record.new_tokens
+        in_time = self.slo.keeps_ttft(ttft_s, new or 0)
+        self.within_slo.labels(_KEPT[in_time], _KEPT[self.slo.keeps_tpot(tpot_s)]).inc()
 
     def _observe_predictions(self, record: RequestRecord) -> None:
         ttft_s = record.ttft_s()
