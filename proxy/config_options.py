@@ -353,7 +353,7 @@ class Settings(BaseModel):
         Field(ge=64 * MIB),
         Option(
             QUEUE,
-            "Near it keep-alive, HEAVY requests, all requests are refused. None: the cgroup's.",
+            "Near it keep-alive is refused, nearer HEAVY requests, then all. None: the cgroup's.",
             "bytes",
         ),
     ] = None
@@ -439,11 +439,9 @@ class Settings(BaseModel):
     def _complete(self) -> Self:
         for name, other in NEEDS:
             if getattr(self, name) is not None and getattr(self, other) is None:
-                raise PydanticCustomError(
-                    "needs", "is of no use without", {"options": (name, other)}
-                )
+                raise PydanticCustomError("needs", "is of no use with", {"options": (name, other)})
         is_open = self.admin_port is not None and self.admin_token is None
         if is_open and not is_loopback(self.admin_host):
             pair = {"options": ("admin_host", "admin_token")}
-            raise PydanticCustomError("open", "is no loopback address, and so needs", pair)
+            raise PydanticCustomError("open", "is no loopback address, which is refused with", pair)
         return self

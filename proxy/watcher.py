@@ -20,13 +20,14 @@ _WORDS = {
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Watcher:
     """Over a router and the connections of its instances."""
 
     router: Router
     upstreams: dict[str, Upstream]
     clock: Clock
+    _panics: bool = False
 
     def failed(self, name: str, failure: UpstreamFailure) -> None:
         """A client's request failed on an instance; to be called once per request and instance."""
@@ -77,12 +78,23 @@ class Watcher:
         upstream = self.upstreams.get(name)
         if change is Change.BACK:
             _log.info("instance %s is up", name)
+            self._note_panic()
             if upstream is not None:
                 upstream.came_up()
             return
         _log.warning("instance %s is %s: %s", name, _WORDS[change], error)
+        self._note_panic()
         # Who waits there runs elsewhere at once, but not where that is nowhere better; with an
         # open breaker some requests may still be answered.
         is_left = change is Change.GONE or not self.router.fleet.is_used(name)
         if upstream is not None and is_left and change is not Change.OPENED:
             upstream.went_down()
+
+    def _note_panic(self) -> None:
+        if self.router.fleet.is_panicking() is self._panics:
+            return
+        self._panics = not self._panics
+        if self._panics:
+            _log.warning("more than half of the instances are out: ejected ones are used too")
+        else:
+            _log.info("ejected instances are not used any more")

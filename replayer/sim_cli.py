@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import uvloop
 
+from replayer.arguments import OneLineParser
 from replayer.sim_fleet import SimFleet
 from replayer.sim_options import SimOptions, flag
 
@@ -47,16 +48,8 @@ async def _serve(arguments: dict[str, Any]) -> None:
         await stop.wait()
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a bad value in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Leave with status 2."""
-        self.exit(_BAD_START, f"{self.prog}: {message}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="engine-sim",
         description="Simulated vLLM engines with prefix caching and Mooncake-like KV transfer.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -241,8 +241,10 @@ async def test_inference_that_hangs_behind_a_healthy_front(
         await proxy.at_rest()
 
 
-async def test_health_that_fails_everywhere_while_inference_works(tmp_path: Path) -> None:
-    """More than half out is panic: all are used."""
+async def test_health_that_fails_everywhere_while_inference_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More than half out is panic: all are used, and a line says so, once."""
     async with fleet(tmp_path, GOOD, GOOD) as (proxy, _):
         watcher = proxy.server.service.watcher
         failure = UpstreamFailure(FailureKind.SERVER_ERROR, "status 500")
@@ -251,6 +253,8 @@ async def test_health_that_fails_everywhere_while_inference_works(tmp_path: Path
                 watcher.probe_failed(name, failure)
         assert not proxy.router.fleet.up()
         assert proxy.metric("panic") == 1
+        told = [line for line in caplog.messages if line.startswith("more than half")]
+        assert len(told) == 1
         assert await burst(proxy, 10, at_once=2) == {200: 10}
         async with proxy.http.get("/ready") as ready:
             assert ready.status == 200
