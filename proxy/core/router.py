@@ -186,6 +186,9 @@ class Router:
         d = self._decide(self._scene(facts, found, now_s)).decode
         self.hedges.end(route, now_s)
         self._course.release(route, now_s)
+        self._let_go(route.decode)
+        if route.prefill is not None:
+            self._let_go(route.prefill)
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
@@ -252,13 +255,16 @@ class Router:
         Where a hedge does so already, it goes on.
         """
         route.fallback = why
+        p = route.prefill
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
         self._course.release(route, now_s)
-        if route.prefill is not None and why in _STRANDING:
-            self.stranded.book(route.prefill.name, route.prompt_tokens, now_s)
+        if p is not None and why in _STRANDING:
+            self.stranded.book(p.name, route.prompt_tokens, now_s)
         route.prefill = None
+        if p is not None:
+            self._let_go(p)
         if not self.hedges.adopt(route, now_s):
             self._charge_colocated(route, facts, now_s)
 
@@ -273,11 +279,19 @@ class Router:
             self._course.finished(route, kv_tokens, output_tokens, now_s)
         for charge in route.lease.charges:
             if charge.phase is Phase.DECODE:
-                self.gate.released(route.decode.name, charge.tokens, now_s)
+                self.gate.released(name, charge.tokens, now_s)
         self.hedges.end(route, now_s)
         self._course.release(route, now_s)
         self._uses.end(route)
         route.lease.close()
+        self._let_go(route.decode)
+        if route.prefill is not None:
+            self._let_go(route.prefill)
+
+    def _let_go(self, instance: Instance) -> None:
+        """Of one that was removed, what ends later leaves nothing behind: names come and go."""
+        if self.fleet.get(instance.name) is None:
+            self._forget(instance.name)
 
     def _free(self, facts: RequestFacts, now_s: float, exclude: Collection[str]) -> Free | Reject:
         busy: list[tuple[str, Busy]] = []
