@@ -203,11 +203,15 @@ async def scrape(service: Service, upstream: Upstream) -> None:
 
 
 async def _lag(service: Service) -> None:
-    loop = asyncio.get_running_loop()
+    """Of the loop; and a line about what a policy raised, which costs no request anything here."""
+    loop, told = asyncio.get_running_loop(), None
     while True:
         due_s = loop.time() + LAG_INTERVAL_S
         await asyncio.sleep(LAG_INTERVAL_S)
         service.metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
+        if (mistake := service.router.mistake) != told:
+            told = mistake
+            _log.warning("the policy failed, requests are placed by load: %s", mistake)
 
 
 async def _memory(service: Service) -> None:

@@ -69,7 +69,9 @@ class Router:
 
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
-        self._decide = decide or failing_open(DECIDERS.get(config.offload_policy, by_rules))
+        self.mistake: str | None = None
+        """The last one that a policy made, for who writes a log."""
+        self._decide = decide or self._policy(config)
         self._shadow = _shadow_of(config)
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
@@ -103,11 +105,17 @@ class Router:
         if config.thresholds != self.config.thresholds:
             self.gate.set(ANY_MODEL, config.thresholds)
         self.config = config
-        self._decide = failing_open(DECIDERS.get(config.offload_policy, by_rules))
+        self._decide = self._policy(config)
         self._shadow = _shadow_of(config)
         self.strain.aim(config.tpot_slo_s)
         self.hedges.switch(is_on=config.hedge)
         self._freed()
+
+    def _policy(self, config: RouterConfig) -> Decide:
+        return failing_open(DECIDERS.get(config.offload_policy, by_rules), self._note_mistake)
+
+    def _note_mistake(self, words: str) -> None:
+        self.mistake = words
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
