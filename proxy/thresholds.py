@@ -106,7 +106,8 @@ def _row(model: str, thresholds: Thresholds) -> dict[str, object]:
 
 
 def _said(thresholds: Thresholds) -> str:
-    return ", ".join(f"{name} {value}" for name, value in asdict(thresholds).items())
+    limits = asdict(thresholds).items()
+    return ", ".join(f"{name} {'off' if value is None else value}" for name, value in limits)
 
 
 async def _body(request: web.Request, seconds: float) -> Mapping[str, object]:
