@@ -1,7 +1,8 @@
 """Compiles the decisions (`proxy/core`) to C with mypyc where there is a C compiler.
 
-Without one the same files are installed to be interpreted, at twice the CPU time per request. An
-editable install (`pip install -e`) always is: an edit of a compiled file would have no effect.
+Without one the same files are installed to be interpreted, at half as much CPU time again per
+request. An editable install (`pip install -e`) always is: an edit of a compiled file would have no
+effect.
 `CACHE_PROXY_COMPILE=0` says never, `CACHE_PROXY_COMPILE=1` fails where it cannot be done.
 """
 

@@ -109,10 +109,14 @@ def _table_rows() -> Iterator[str]:
     yield "| option | default | unit | allowed | meaning |"
     yield "|---|---|---|---|---|"
     for name, field, option in options(Settings):
-        default = "required" if field.is_required else f"`{value_text(field.default)}`"
+        default = "required" if field.is_required else _quoted(value_text(field.default))
         flag = flag_of(name) if field.kind is not bool else f"--[no-]{flag_of(name)[2:]}"
         cells = (f"`{flag}`", default, option.unit, allowed_of(field, option), option.help)
         yield f"| {' | '.join(cells)} |"
+
+
+def _quoted(text: str) -> str:
+    return f"`{text}`" if text else "empty"
 
 
 def _merged(first: Given, second: Given) -> Given:

@@ -349,7 +349,7 @@ class Settings(Model):
         Meta(ge=64 * MIB),
         Option(
             QUEUE,
-            "Near it keep-alive, HEAVY requests, all requests are refused. None: the cgroup's.",
+            "Near it keep-alive is refused, nearer HEAVY requests, then all. None: the cgroup's.",
             "bytes",
         ),
     ] = None
@@ -430,10 +430,12 @@ class Settings(Model):
             raise _pair("warm_threshold", "must not be larger than", "heavy_threshold")
         for name, other in NEEDS:
             if getattr(self, name) is not None and getattr(self, other) is None:
-                raise _pair(name, "is of no use without", other)
+                raise _pair(name, "is of no use with", other)
         is_open = self.admin_port is not None and self.admin_token is None
         if is_open and not is_loopback(self.admin_host):
-            raise _pair("admin_host", "is no loopback address, and so needs", "admin_token")
+            raise _pair(
+                "admin_host", "is no loopback address, which is refused with", "admin_token"
+            )
 
 
 def _pair(name: str, what: str, other: str) -> OptionError:

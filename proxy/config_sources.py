@@ -159,8 +159,13 @@ def _is_kubernetes(variable: str, text: str) -> bool:
 
 
 def _closest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    bare = {_bare(name): name for name in known}  # a common prefix would make all names alike
+    close = difflib.get_close_matches(_bare(word), bare, n=1)
+    return f"; did you mean {bare[close[0]]}?" if close else ""
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("--").removeprefix(ENV_PREFIX)
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:
@@ -201,7 +206,8 @@ def _parser(model: type[Model]) -> argparse.ArgumentParser:
 
 
 def _add_flag(group: Any, name: str, field: FieldInfo, option: Option) -> None:
-    default = "required" if field.is_required else f"default {value_text(field.default)}"
+    shown = value_text(field.default) or "empty"
+    default = "required" if field.is_required else f"default {shown}"
     notes = "; ".join(note for note in (option.unit, allowed_of(field, option), default) if note)
     text = f"{option.help} [{notes}]".replace("%", "%%")
     if field.kind is bool:

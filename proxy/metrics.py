@@ -6,10 +6,11 @@ when somebody scrapes, so they cannot disagree with it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Gauge, Info
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from proxy import __version__
@@ -36,6 +37,7 @@ LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 NO_CLASS = "none"
 _KEPT = ("missed", "kept")
 """route_class of a request that was never placed, or that has no prompt to classify."""
+_STARTED_S = time.time_ns() / 1e9
 _CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.DECODE_BLOCKS)
 
 
@@ -261,6 +263,10 @@ class FleetCollector(Collector):
         yield _single("live_leases", "Requests that hold a lease", self._router.ledger.live)
         yield _single("sessions", "Sessions with a home", len(self._router.sessions))
         yield _single("prefix_blocks", "Blocks in the index", self._router.prefixes.total_blocks)
+        # Under the names that every exporter has. The library's own collector would list the
+        # process's descriptors, which takes milliseconds where there are many.
+        yield CounterMetricFamily("process_cpu_seconds", "CPU time", value=time.process_time())
+        yield GaugeMetricFamily("process_start_time_seconds", "Unix time", value=_STARTED_S)
 
     def _tokens(self, loads: dict[str, Load]) -> Iterator[Metric]:
         for name, text, read in _TOKEN_GAUGES:

@@ -169,6 +169,7 @@ class Service:
     async def remove(self, name: str) -> None:
         """Take an instance out and close its connections."""
         self.router.remove(name)
+        self.metrics.kv_transfer.forget(name)
         self.stats.pop(name, None)
         if (upstream := self.upstreams.pop(name, None)) is not None:
             self._forget_names()

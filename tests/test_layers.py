@@ -173,9 +173,9 @@ def test_direction_of_imports(path: Path) -> None:
     elif name.startswith("replayer."):
         allowed = {OURS, "replayer"}
     elif name.startswith("analysis.check"):
-        allowed = {OURS, "analysis", "replayer.sim_cost"} | VIRTUAL
+        allowed = {OURS, "analysis", "replayer.arguments", "replayer.sim_cost"} | VIRTUAL
     elif name.startswith(("analysis.cli", "analysis.league", "analysis.rivals", "analysis.regret")):
-        allowed = {OURS, "analysis"} | VIRTUAL
+        allowed = {OURS, "analysis", "replayer.arguments"} | VIRTUAL
     else:
         allowed = {"proxy.core.record", "proxy.core.types", "analysis"}
     wrong = {n for n in ours(path) if not within(n, allowed)}

@@ -125,6 +125,12 @@ def test_bad_use(argv, environ, part):
     assert part in error_of(argv, environ)
 
 
+def test_what_is_like_nothing_is_likened_to_nothing():
+    assert error_of(["--nope", "1"]) == "unknown argument '--nope'"
+    variable = "CACHE_PROXY_NOPE"
+    assert error_of([], {variable: "1"}) == f"unknown environment variable {variable}"
+
+
 def test_order_of_thresholds_names_both_with_their_origins():
     message = error_of([*NEEDED, "--warm-threshold", "9000"])
     assert message == (

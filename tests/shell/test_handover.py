@@ -76,11 +76,14 @@ async def test_any_single_fault_ends_in_the_same_answer(
             assert (record["limit"] is not None) == (fallback in ("p_timeout", "transfer_timeout"))
             for engine in fleet.engines:
                 engine.faults.change(query="ok", prefill="ok", pull="ok")
-            await asyncio.sleep(0.05)  # the bootstrap server is asked again with the probes
+            now_s, upstreams = asyncio.get_running_loop().time, proxy.server.service.upstreams
+            await until(
+                lambda: all(u._id.known(now_s()) for u in upstreams.values()), "asked again"
+            )
             other = await proxy.post(chat(words(2000, "z")), headers={"X-Session-ID": "t"})
             assert other.status == 200
             last = (await proxy.records(2))[-1]
-            assert last["outcome"] == "ok"
+            assert (last["outcome"], last["route_class"]) == ("ok", "HEAVY_P2P")
             await proxy.at_rest()
             await until(lambda: proxy.connections() == 0)
 
