@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from proxy import __version__
+from proxy.build import is_compiled
 from proxy.core.gate import ANY_MODEL
 from proxy.core.health import State
 from proxy.core.inbound import Refusal
@@ -70,7 +71,8 @@ class Metrics:
         self._of_overload()
         self._name_known_labels()
         build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
-        build.info({"version": __version__})
+        core = "compiled" if is_compiled() else "interpreted"
+        build.info({"version": __version__, "core": core})
 
     def _of_requests(self) -> None:
         count = self._counter

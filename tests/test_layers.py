@@ -87,7 +87,7 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.plain": set(),
     "proxy.reqlog": LEAF | {"proxy.plain"},
     "proxy.tally": set(),
-    "proxy.metrics": LEAF | {"proxy.scrape", "proxy.tally"},
+    "proxy.metrics": LEAF | {"proxy.build", "proxy.scrape", "proxy.tally"},
     "proxy.relay": WIRE | {"proxy.answer"},
     "proxy.watcher": SHELL,
     "proxy.waiting": LEAF | {"proxy.deadline", "proxy.metrics"},
