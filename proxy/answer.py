@@ -20,6 +20,8 @@ _NO_BODY = Length(0)
 
 Fields = list[tuple[bytes, bytes]]
 Sink = Callable[[bytes], None]
+Quick = Callable[[bytes], bool]
+"""Takes a piece, or says that the sink has to."""
 
 
 class Line(Protocol):
@@ -35,6 +37,9 @@ class Line(Protocol):
 
     def leave(self, reply: Reply, /) -> None:
         """Nobody wants the rest of this answer."""
+
+    def hasten(self, reply: Reply, quick: Quick, /) -> None:
+        """Pieces of this answer, a stream, go to `quick` first."""
 
     def hang_up(self, reply: Reply, /) -> bool:
         """Send nothing more; false where one cannot and still read."""
@@ -224,6 +229,10 @@ class Reply:
         held = b"".join(self.body)
         self.body.clear()
         return held
+
+    def hasten(self, quick: Quick) -> None:
+        """It is a stream whose pieces go to `quick` first, and to the sink if that declines."""
+        self._connection.hasten(self, quick)
 
     def pause(self) -> None:
         """Read no more from the instance."""

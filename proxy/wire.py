@@ -13,7 +13,7 @@ from typing import cast
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from proxy import tcp
-from proxy.answer import Fields, Head, Reply
+from proxy.answer import Fields, Head, Quick, Reply
 from proxy.core.framing import FramingError, UntilClose
 from proxy.core.types import FailureKind
 from proxy.errors import UpstreamFailure
@@ -67,6 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         "_is_paused",
         "_on_lost",
         "_on_rest",
+        "_quick",
         "_reply",
         "_transport",
         "idle_since_s",
@@ -84,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         self.loop = loop
         self._on_rest, self._on_lost = on_rest, on_lost
         self._reply: Reply | None = None
+        self._quick: Quick | None = None
         self._buffer = b""
         self._head_bytes = self._interim = 0
         self._is_paused = False
@@ -122,7 +124,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes were read from the instance."""
-        data = bytes(_reads[:nbytes])
+        data = _reads[:nbytes].tobytes()
+        quick = self._quick
+        if quick is not None and quick(data):
+            return
         reply = self._reply
         if reply is None:
             self.abort()  # unasked for: nothing that follows could be told from an answer
@@ -178,7 +183,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish(self, reply: Reply) -> None:
         """The answer is complete: the connection is free again, or of no more use."""
-        self._reply = None
+        self._reply = self._quick = None
         # A request that is still being sent was answered early; its rest would precede the next.
         is_sent = self._transport.get_write_buffer_size() == 0
         if reply.keeps and is_sent and not self.is_closed:
@@ -206,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         if reply is None:
             return
         if is_clean and reply.has_begun and isinstance(reply.framing, UntilClose):
-            self._reply = None
+            self._reply = self._quick = None
             reply.framing.is_done = reply.is_over = True
             reply.framing.is_whole = False
             reply.sink(b"")
@@ -216,7 +221,7 @@ class Connection(asyncio.BufferedProtocol):
         self._broke(failure)
 
     def _broke(self, failure: UpstreamFailure) -> None:
-        reply, self._reply = self._reply, None
+        reply, self._reply, self._quick = self._reply, None, None
         self.abort()
         if reply is not None:
             reply.fail(failure)
@@ -224,8 +229,14 @@ class Connection(asyncio.BufferedProtocol):
     def leave(self, reply: Reply) -> None:
         """Nobody wants the rest of this answer."""
         if self._reply is reply:
-            self._reply = None
+            self._reply = self._quick = None
             self.abort()
+
+    def hasten(self, reply: Reply, quick: Quick) -> None:
+        """Pieces of this answer, a stream, go to `quick` first."""
+        if self._reply is reply:
+            self._quick = quick
+            tcp.acknowledge_late(self._transport.get_extra_info("socket"))
 
     def hang_up(self, reply: Reply) -> bool:
         """Send nothing more; false where one cannot and still read."""
