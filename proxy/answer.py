@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.core.framing import Chunked, Framing, FramingError, Length, UntilClose
+from proxy.core.tap import Tap
 from proxy.deadline import Alarm
 from proxy.errors import UpstreamFailure
 from proxy.heads import answer_lines
@@ -20,8 +21,6 @@ _NO_BODY = Length(0)
 
 Fields = list[tuple[bytes, bytes]]
 Sink = Callable[[bytes], None]
-Quick = Callable[[bytes], bool]
-"""Takes a piece, or says that the sink has to."""
 
 
 class Line(Protocol):
@@ -38,8 +37,8 @@ class Line(Protocol):
     def leave(self, reply: Reply, /) -> None:
         """Nobody wants the rest of this answer."""
 
-    def hasten(self, reply: Reply, quick: Quick, /) -> None:
-        """Pieces of this answer, a stream, go to `quick` first."""
+    def tap(self, reply: Reply, /) -> Tap | None:
+        """For the pieces of this answer, which is a stream; none when it is over."""
 
     def hang_up(self, reply: Reply, /) -> bool:
         """Send nothing more; false where one cannot and still read."""
@@ -230,9 +229,9 @@ class Reply:
         self.body.clear()
         return held
 
-    def hasten(self, quick: Quick) -> None:
-        """It is a stream whose pieces go to `quick` first, and to the sink if that declines."""
-        self._connection.hasten(self, quick)
+    def tap(self) -> Tap | None:
+        """What can pass pieces on before the sink sees them; it is a stream. None: it is over."""
+        return self._connection.tap(self)
 
     def pause(self) -> None:
         """Read no more from the instance."""

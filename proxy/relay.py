@@ -197,8 +197,9 @@ class Relay:
         """Write the head, and what is already there of the body."""
         reply = self.reply
         body = reply.pour(self._piece)
-        if self._can_hurry:
-            reply.hasten(self._quick)
+        if self._can_hurry and (tap := reply.tap()) is not None:
+            waiting = self.transport.get_write_buffer_size
+            tap.open(self.scanner, self._write, waiting, self._look, self._is_gone)
         try:
             self._pass(body, self.response.begin(reply))
         except FramingError as error:
@@ -206,20 +207,13 @@ class Relay:
         if not self.is_paused:
             reply.resume()
 
-    def _quick(self, wire: bytes) -> bool:
-        """A piece was read from the instance. Nearly all are taken here: the hot path."""
-        if not self.scanner.takes(wire):
-            return False
-        try:
-            self._write(wire)
-        except RuntimeError:
-            self._is_gone()
+    def _look(self) -> None:
+        """Something waits for the client: whether it is too much."""
         if self._client.writing_paused:
             self._hold()
-        return True
 
     def _piece(self, wire: bytes) -> None:
-        """A piece was read that is more than one event, or less. Raises FramingError."""
+        """A piece was read that the tap did not pass on. Raises FramingError."""
         body = self._frame(wire)
         if (
             self._frames
