@@ -160,7 +160,7 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
             memory_s += room * (in_use * in_use)
         busy_s = times.recent_s
         if busy_s:
-            busy_s = busy_s * math.exp((times.recent_at_s - now_s) / RECENT_S) / RECENT_S
+            busy_s *= math.exp(min(0.0, times.recent_at_s - now_s) / RECENT_S) / RECENT_S
         next_s = next_turn * busy_s
         cost_s = ready_s + harm_s + decode_s + next_s + memory_s
         priced.append(

@@ -159,11 +159,11 @@ class Times:
 
     def busy_ratio(self, now_s: float) -> float:
         """Seconds of prefill per second, lately; over 1 where a queue grows."""
-        recent_s = self.recent_s
-        return recent_s and recent_s * math.exp((self.recent_at_s - now_s) / RECENT_S) / RECENT_S
+        return self._faded_s(now_s) / RECENT_S
 
     def _faded_s(self, now_s: float) -> float:
-        return self.recent_s * math.exp((self.recent_at_s - now_s) / RECENT_S)
+        # A clock that reads less than before would make it grow without bound.
+        return self.recent_s * math.exp(min(0.0, self.recent_at_s - now_s) / RECENT_S)
 
 
 class Latency:
