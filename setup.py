@@ -1,7 +1,8 @@
 """Compiles the decisions (`proxy/core`) to C with mypyc where there is a C compiler.
 
-Without one the same files are installed to be interpreted, at twice the CPU time per request. An
-editable install (`pip install -e`) always is: an edit of a compiled file would have no effect.
+Without one the same files are installed to be interpreted, at half as much CPU time again per
+request. An editable install (`pip install -e`) always is: an edit of a compiled file would have no
+effect.
 `CACHE_PROXY_COMPILE=0` says never, `CACHE_PROXY_COMPILE=1` fails where it cannot be done.
 """
 
@@ -11,8 +12,9 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-INTERPRETED = frozenset({"__init__.py", "queue.py", "record.py", "turns.py"})
+INTERPRETED = frozenset({"__init__.py", "queue.py", "record.py", "slo.py", "turns.py"})
 """record: orjson reads the fields of its dataclasses, and cannot read those of compiled ones.
+slo: it goes to other processes as a part of a load's rules, and compiled ones cannot be pickled.
 queue, turns: the shell's entries inherit from theirs, which compiled classes do not allow."""
 WISH = os.environ.get("CACHE_PROXY_COMPILE", "")
 

@@ -14,12 +14,13 @@ from analysis.league_cli import add_league, run_command
 from analysis.load import RunError, load_run, read_rows, read_summary
 from analysis.regret_cli import add_regret, run_regret_command
 from analysis.report import print_report, write_html
+from replayer.arguments import OneLineParser
 from replayer.virtual import TraceError
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Declare the subcommands."""
-    parser = argparse.ArgumentParser(prog="analyze", description=__doc__)
+    parser: argparse.ArgumentParser = OneLineParser(prog="analyze", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="print a run and write its report.html again")
     report.add_argument("run", type=Path, help="folder written by replay --out")

@@ -16,6 +16,7 @@ from analysis.league_perturb import PERTURBATIONS
 from analysis.league_scale import REGIMES, Scale
 from analysis.league_verdict import print_verdicts
 from analysis.rivals import RIVALS
+from replayer.arguments import not_negative, positive, positive_count
 
 TABLE_WIDTH = 200
 
@@ -29,21 +30,26 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add = parser.add_argument
     add("trace", type=Path, help="trace file, as for replay")
-    add("--instances", type=int, default=8, help="engines")
-    add("--load", type=_numbers, default=(0.5, 0.8, 1.0), help="parts of the saturation rate")
+    add("--instances", type=positive_count, default=8, help="engines")
+    add("--load", type=_numbers, default="0.5,0.8,1.0", help="parts of the saturation rate")
     add("--policies", type=_policies, default="all", help=f"all, or of {', '.join(RIVALS)}")
-    add("--seeds", type=int, default=3, help="runs per policy and load")
-    add("--regime", type=names, default=tuple(REGIMES), help="the working set fits or exceeds")
+    add("--seeds", type=positive_count, default=3, help="runs per policy and load")
+    add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
     add(
         "--scale",
         type=scale,
         help="RATE:KV instead of --regime: load 1.0 and KV tokens per engine",
     )
-    add("--perturb", type=names, default=("none",), help=f"of {', '.join(PERTURBATIONS)}, or all")
-    add("--horizon", type=float, default=900.0, help="virtual seconds of load")
-    add("--think-cap", type=float, default=60.0, help="longest pause between two turns, seconds")
-    add("--timeout", type=float, default=60.0, help="a later first token is a failure, seconds")
-    add("--jobs", type=int, default=os.cpu_count() or 1, help="worker processes")
+    add("--perturb", type=names, default="none", help=f"of {', '.join(PERTURBATIONS)}, or all")
+    add("--horizon", type=positive, default=900.0, help="virtual seconds of load")
+    add(
+        "--think-cap",
+        type=not_negative,
+        default=60.0,
+        help="longest pause between two turns, seconds",
+    )
+    add("--timeout", type=positive, default=60.0, help="a later first token is a failure, seconds")
+    add("--jobs", type=positive_count, default=os.cpu_count() or 1, help="worker processes")
     add("--json", type=Path, help="file for all rows")
     add("--figures", type=Path, help="folder for a figure per load")
 
@@ -105,11 +111,13 @@ def _policies(text: str) -> tuple[str, ...]:
 def scale(text: str) -> Scale:
     """RATE:KV, session starts per second at load 1.0 and KV tokens per engine."""
     rate, _, kv_tokens = text.partition(":")
-    return Scale("given", float(kv_tokens), float(rate), 0.0)
+    if not kv_tokens:
+        raise argparse.ArgumentTypeError(f"must be RATE:KV, not {text!r}")
+    return Scale("given", positive(kv_tokens), positive(rate), 0.0)
 
 
 def _numbers(text: str) -> tuple[float, ...]:
-    values = tuple(float(part) for part in names(text))
-    if not values or min(values) <= 0.0:
-        raise argparse.ArgumentTypeError("must be numbers > 0")
+    values = tuple(positive(part) for part in names(text))
+    if not values:
+        raise argparse.ArgumentTypeError("must be numbers > 0, comma separated")
     return values

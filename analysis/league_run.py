@@ -180,10 +180,7 @@ def within(row: VirtualRow, slo: Slo) -> bool:
     """Whether a request kept the SLO."""
     if row.outcome != "ok" or row.ttft_s is None:
         return False
-    tpot_s = row.tpot_s
-    return row.ttft_s <= slo.ttft_limit_s(row.new_tokens) and (
-        tpot_s is None or tpot_s <= slo.tpot_s
-    )
+    return slo.keeps_ttft(row.ttft_s, row.new_tokens) and slo.keeps_tpot(row.tpot_s)
 
 
 def spread(ordered: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:

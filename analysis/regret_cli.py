@@ -15,6 +15,7 @@ from analysis.league_scale import REGIMES
 from analysis.regret import ORACLES, RegretOptions, compute_regret, document
 from analysis.regret_print import print_regret
 from analysis.rivals import BASELINE
+from replayer.arguments import positive
 
 
 def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -28,17 +29,22 @@ def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("trace", type=Path, help="trace file, as for replay")
     add("--oracle", choices=ORACLES, default="rollout", help="how the oracle knows")
     add("--instances", type=int, default=4, help="engines")
-    add("--load", type=_positive, default=0.8, help="part of the saturation rate")
-    add("--policies", type=names, default=("cost", BASELINE), help="as of the league, by commas")
+    add("--load", type=positive, default=0.8, help="part of the saturation rate")
+    add("--policies", type=names, default=f"cost,{BASELINE}", help="as of the league, by commas")
     add("--seeds", type=int, default=3, help="runs per policy")
     add("--decisions", type=int, default=30, help="HEAVY decisions looked at per seed")
-    add("--futures", type=int, default=4, help="resampled futures per action; 1: the real one")
+    add(
+        "--futures",
+        type=int,
+        default=4,
+        help="resampled futures per action; 1: the real one",
+    )
     add("--horizon", type=_horizon, default=60.0, help="how far a future goes: end, or seconds")
-    add("--regime", type=names, default=tuple(REGIMES), help="the working set fits or exceeds")
+    add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
     add("--scale", type=scale, help="RATE:KV instead of --regime, as of the league")
-    add("--load-horizon", type=_positive, default=900.0, help="virtual seconds of load")
-    add("--think-cap", type=_positive, default=60.0, help="longest pause between turns, seconds")
-    add("--timeout", type=_positive, default=60.0, help="a later first token is a failure, seconds")
+    add("--load-horizon", type=positive, default=900.0, help="virtual seconds of load")
+    add("--think-cap", type=positive, default=60.0, help="longest pause between turns, seconds")
+    add("--timeout", type=positive, default=60.0, help="a later first token is a failure, seconds")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="worker processes")
     add("--json", type=Path, help="file for summary, runs and decisions")
 
@@ -74,12 +80,5 @@ def run_regret_command(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0.0 < value < math.inf:
-        raise argparse.ArgumentTypeError("must be a number > 0")
-    return value
-
-
 def _horizon(text: str) -> float:
-    return math.inf if text == "end" else _positive(text.removesuffix("s"))
+    return math.inf if text == "end" else positive(text.removesuffix("s"))

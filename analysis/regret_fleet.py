@@ -60,7 +60,6 @@ class Outcome:
     cost_s: float
     requests: int
     own_ttft_s: float | None
-    own_e2e_s: float | None
     members: tuple[int, ...] | None
 
 
@@ -247,7 +246,7 @@ class BranchingFleet(VirtualFleet):
         total_s += sum(slo.ttft_limit_s(t.new_tokens) + slo.tpot_s * t.output_tokens for t in turns)
         own = rows[self._own]
         with os.fdopen(pipe, "wb") as answer:
-            found = [total_s, len(rows) + len(turns), own.ttft_s, own.e2e_s, members]
+            found = [total_s, len(rows) + len(turns), own.ttft_s, members]
             answer.write(orjson.dumps(found))
         os._exit(0)
 
@@ -274,5 +273,5 @@ def _read(reader: int, child: int) -> Outcome:
         os.waitpid(child, 0)
     if not data:
         raise RuntimeError("a branch of the run died")
-    total_s, requests, ttft_s, e2e_s, members = orjson.loads(data)
-    return Outcome(total_s, requests, ttft_s, e2e_s, None if members is None else tuple(members))
+    total_s, requests, ttft_s, members = orjson.loads(data)
+    return Outcome(total_s, requests, ttft_s, None if members is None else tuple(members))

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from multidict import CIMultiDictProxy
-from pydantic import SecretStr
 
 from proxy.config import Settings
 from proxy.errors import UnauthorizedError
-from proxy.keys import digest, tenants_of
+from proxy.keys import SecretStr, digest, tenants_of
 
 SALT = "cache_salt"
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})

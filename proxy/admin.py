@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from itertools import islice
@@ -24,6 +25,7 @@ from proxy.upstream import LIST_BYTES, model_cards
 
 MODELS_TIMEOUT_S = 2.0
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_log = logging.getLogger(__name__)
 
 
 class Admin:
@@ -142,6 +144,7 @@ class Admin:
         if any(spec.name == i.name or spec.url == i.url for i in known):
             return error_response(409, f"instance: {spec.name} is there already")
         self._service.add(spec)
+        _log.info("instance %s added: %s", spec.name, spec.url)
         return json_response(self._describe(spec.name), 201)
 
     async def remove_instance(self, request: web.Request) -> web.Response:

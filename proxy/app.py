@@ -19,7 +19,7 @@ from proxy.departure import Departure, closing, first_of
 from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
 from proxy.heritage import Heritage
-from proxy.listening import Site
+from proxy.listening import Site, no_listener
 from proxy.operators import Denials, audited, error_response
 from proxy.refusals import RefusalLog
 from proxy.reload import Reloader
@@ -127,15 +127,15 @@ class Server:
         )
         await runner.setup()
         self._runners.append(runner)
+        listener = "public" if len(self._runners) == 1 else "admin"
         try:
             site = self._site(runner, host, port, secure)
-            listener = "public" if len(self._runners) == 1 else "admin"
             name, site.inherited = await self._heritage.take(listener, host, port)
             self._names.append(name)
             await site.start()
-        except OSError:
+        except OSError as error:
             await self.close()
-            raise
+            raise OSError(error.errno, no_listener(listener, host, port, error)) from error
         for sock in _sockets(runner):
             tcp.watch(sock)
         return runner

@@ -34,8 +34,14 @@ ENGINE_ID_EVERY = 3
 _JSON = b"Content-Type: application/json\r\n"
 MEMORY_INTERVAL_S = 0.5
 GIVE_BACK_S = 5.0
-"""So long between two attempts to return free memory to the kernel, which cost a few ms."""
+"""So long between two returns of free memory to the kernel: 0.1 ms, a few behind giant prompts."""
 FIRST_LOOK_S = 10.0
+_MEMORY_WORDS = {
+    Level.NORMAL: "nothing is refused",
+    Level.NO_KEEPALIVE: "connections are closed after each answer",
+    Level.NO_HEAVY: "HEAVY requests are refused",
+    Level.NOTHING: "all requests are refused",
+}
 MODELS_EVERY = 15
 """Models are asked again with every n-th probe: adapters come and go, but rarely."""
 _log = logging.getLogger(__name__)
@@ -121,6 +127,7 @@ async def probe(service: Service, upstream: Upstream) -> None:
     """GET /health; then learn what the decision needs and does not know yet."""
     name, settings = upstream.instance.name, service.settings
     if service.has_drained(name):
+        _log.info("instance %s is removed: its last request is over", name)
         await service.remove(name)
         return
     if (member := service.router.fleet.get(name)) is not None:
@@ -196,25 +203,29 @@ async def scrape(service: Service, upstream: Upstream) -> None:
 
 
 async def _lag(service: Service) -> None:
-    loop = asyncio.get_running_loop()
+    """Of the loop; and a line about what a policy raised, which costs no request anything here."""
+    loop, told = asyncio.get_running_loop(), None
     while True:
         due_s = loop.time() + LAG_INTERVAL_S
         await asyncio.sleep(LAG_INTERVAL_S)
         service.metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
+        if (mistake := service.router.mistake) != told:
+            told = mistake
+            _log.warning("the policy failed, requests are placed by load: %s", mistake)
 
 
 async def _memory(service: Service) -> None:
-    """Measure now and then, and near the limit first give back what is free."""
+    """Measure now and then; give back what a burst or a giant prompt has left, first of all."""
     state, loop = service.memory, asyncio.get_running_loop()
     gave_s = -GIVE_BACK_S
     while True:
         before = state.level
         level = state.observe(await asyncio.to_thread(resident_bytes))
-        if level is not Level.NORMAL and loop.time() - gave_s >= GIVE_BACK_S:
+        if loop.time() - gave_s >= GIVE_BACK_S:
             gave_s = loop.time()
             await asyncio.to_thread(give_back)
             level = state.observe(await asyncio.to_thread(resident_bytes))
         if level is not before:
             used, limit = state.used_bytes >> 20, (state.limit_bytes or 0) >> 20
-            _log.warning("memory: %d of %d MiB: %s", used, limit, level.name.lower())
+            _log.warning("memory: %d of %d MiB: %s", used, limit, _MEMORY_WORDS[level])
         await asyncio.sleep(MEMORY_INTERVAL_S)

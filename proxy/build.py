@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
+from proxy import __version__
 from proxy.core import router
 
 
@@ -14,4 +13,4 @@ def is_compiled() -> bool:
 
 def described() -> str:
     """What `--version` says."""
-    return f"{version('cache-proxy')} ({'compiled' if is_compiled() else 'interpreted'})"
+    return f"{__version__} ({'compiled' if is_compiled() else 'interpreted'})"

@@ -38,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if loaded.print_config:
         print(print_config(loaded), end="")
         return 0
-    logs.set_up(loaded.settings.log_level, loaded.settings.log_format)
     keep_big_blocks()
+    logs.set_up(loaded.settings.log_level, loaded.settings.log_format)
     share_the_interpreter()
     return _run(loaded, given, heritage)
 
@@ -71,7 +71,7 @@ async def _serve(loaded: Loaded, given: Sequence[str], heritage: Heritage) -> No
     collect_rarely()
     logger = logging.getLogger("proxy")
     count = len(loaded.settings.instances)
-    logger.info("cache-proxy %s", described())
+    logger.info("cache-proxy %s, process %d", described(), os.getpid())
     logger.info("listening on %s (instances: %d)", server.url, count)
     _warn(logger, loaded.settings)
     try:
@@ -82,6 +82,7 @@ async def _serve(loaded: Loaded, given: Sequence[str], heritage: Heritage) -> No
     heritage.tell_ready()
     try:
         await server.run(supervisor.replaced_by)
+        logger.info("process %d has stopped", os.getpid())
     finally:
         supervisor.ended()
 
@@ -104,9 +105,12 @@ def _warn(logger: logging.Logger, settings: Settings) -> None:
 
 
 def _what_failed(settings: Settings, error: OSError) -> str:
-    if error.filename is not None:
-        return f"{error.filename}: {error.strerror}"
-    return f"cannot listen on {settings.host}:{settings.port}: {error.strerror or error}"
+    """The option whose file cannot be had; what is said of a port already has both."""
+    why = error.strerror or str(error)
+    for name in ("request_log", "pid_file"):
+        if error.filename is not None and str(error.filename) == str(getattr(settings, name)):
+            return f"{name} = {str(error.filename)!r}: {why}"
+    return why if error.filename is None else f"{error.filename}: {why}"
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ The options themselves are declared in `config_options`; nothing here knows one 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import get_args
 
-from pydantic import SecretStr, ValidationError
-
+from proxy.config_model import OptionError
 from proxy.config_options import Settings
 from proxy.config_sources import (
     ConfigError,
@@ -24,6 +22,7 @@ from proxy.config_sources import (
     read_file,
 )
 from proxy.config_values import USERINFO, InstanceSpec, to_toml, value_text
+from proxy.keys import SecretStr
 
 __all__ = [
     "ConfigError",
@@ -63,8 +62,8 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
         )
     origins = {name: given.origins.get(name, "default") for name in Settings.model_fields}
     try:
-        settings = Settings.model_validate(_without_none(given.values))
-    except ValidationError as error:
+        settings = Settings(**_without_none(given.values))
+    except OptionError as error:
         raise ConfigError(_explain(error, given)) from error
     return Loaded(settings, origins, print_wanted)
 
@@ -96,7 +95,7 @@ def default_toml() -> str:
         blocks.append(f"\n# ---- {topic} ----\n")
         for name, field, option in members:
             notes = "; ".join(note for note in (option.unit, allowed_of(field, option)) if note)
-            default = ("127.0.0.1:8001", "127.0.0.1:8002") if field.is_required() else field.default
+            default = ("127.0.0.1:8001", "127.0.0.1:8002") if field.is_required else field.default
             blocks.append(f"\n# {option.help}\n# [{notes}]\n# {name} = {to_toml(default)}\n")
     return "".join(blocks)
 
@@ -110,10 +109,14 @@ def _table_rows() -> Iterator[str]:
     yield "| option | default | unit | allowed | meaning |"
     yield "|---|---|---|---|---|"
     for name, field, option in options(Settings):
-        default = "required" if field.is_required() else f"`{value_text(field.default)}`"
-        flag = flag_of(name) if field.annotation is not bool else f"--[no-]{flag_of(name)[2:]}"
+        default = "required" if field.is_required else _quoted(value_text(field.default))
+        flag = flag_of(name) if field.kind is not bool else f"--[no-]{flag_of(name)[2:]}"
         cells = (f"`{flag}`", default, option.unit, allowed_of(field, option), option.help)
         yield f"| {' | '.join(cells)} |"
+
+
+def _quoted(text: str) -> str:
+    return f"`{text}`" if text else "empty"
 
 
 def _merged(first: Given, second: Given) -> Given:
@@ -126,15 +129,13 @@ def _without_none(values: Mapping[str, str | list[str]]) -> dict[str, str | list
     return {k: v for k, v in values.items() if v != "none" or fields[k].default is not None}
 
 
-def _explain(error: ValidationError, given: Given) -> str:
-    first = error.errors()[0]
-    context = first.get("ctx", {})
-    if "options" in context:
-        low, high = (_stated(name, given) for name in context["options"])
-        return f"{low} {first['msg']} {high}"
-    name = str(first["loc"][0])
+def _explain(error: OptionError, given: Given) -> str:
+    if error.pair is not None:
+        low, high = (_stated(name, given) for name in error.pair)
+        return f"{low} {error.reason} {high}"
+    name = error.name
     option = next(option for key, _, option in options(Settings) if key == name)
-    reason = f": {context['error']}" if "error" in context else ""
+    reason = f": {error.reason}" if error.reason else ""
     allowed = allowed_of(Settings.model_fields[name], option)
     # A password in an instance's address must not reach a terminal or a log.
     return USERINFO.sub("***@", f"{_stated(name, given)}{reason}; allowed: {allowed}")
@@ -143,7 +144,7 @@ def _explain(error: ValidationError, given: Given) -> str:
 def _stated(name: str, given: Given) -> str:
     if name not in given.values:
         return f"{name} = {value_text(Settings.model_fields[name].default)} (default)"
-    if SecretStr in get_args(Settings.model_fields[name].annotation):
+    if Settings.model_fields[name].kind is SecretStr:
         return f"{name} ({given.origins[name]})"
     shown = USERINFO.sub("***@", repr(given.values[name]))  # before cutting: the @ must be seen
     shown = shown if len(shown) <= 100 else f"{shown[:100]}..."

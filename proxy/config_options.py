@@ -6,31 +6,23 @@ allowed range; its `Option` gives topic, help and unit. Times are seconds, sizes
 
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    SecretStr,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from msgspec import Meta
 
+from proxy.config_model import After, Before, Model, OptionError
 from proxy.config_sources import Option
 from proxy.config_values import (
     INSTANCE_FORM,
     WEIGHTS_FORM,
+    ByteSize,
     InstanceSpec,
     TenantWeight,
     cidr_list,
     instance_list,
     weight_list,
 )
-from proxy.keys import KEYS_FORM, checked_keys, is_loopback, long_enough, secret_text
+from proxy.keys import KEYS_FORM, SecretStr, checked_keys, is_loopback, long_enough, secret_text
 
 LISTENING = "Listening"
 ACCESS = "Access and TLS"
@@ -45,14 +37,14 @@ OBSERVING = "Watching the instances"
 LOGS = "Logs"
 
 WORD = r"^\S+$"
-Word = Annotated[str, Field(pattern=WORD)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Count = Annotated[int, Field(ge=1)]
-Tokens = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Instances = Annotated[tuple[InstanceSpec, ...], BeforeValidator(instance_list), Field(min_length=1)]
-Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Field(min_length=1)]
+Word = Annotated[str, Meta(pattern=WORD)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Count = Annotated[int, Meta(ge=1)]
+Tokens = Annotated[int, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list), Meta(min_length=1)]
+Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Meta(min_length=1)]
 SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
 NEEDS = (
     ("tls_key", "tls_cert"),
@@ -69,10 +61,8 @@ def _number(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isdecimal() else value
 
 
-class Settings(BaseModel):
+class Settings(Model):
     """KV-cache-aware reverse proxy for a fleet of vLLM instances, with P2P prefill offload."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     config: Annotated[Path | None, Option(LISTENING, "TOML file with options.", in_file=False)] = (
         None
@@ -84,12 +74,12 @@ class Settings(BaseModel):
     ] = "127.0.0.1"
     admin_port: Annotated[
         int | None,
-        Field(ge=0, le=65535),
+        Meta(ge=0, le=65535),
         Option(LISTENING, "Admin paths listen here and are 404 on --port; none: all on one."),
     ] = None
     admin_token: Annotated[
         SecretStr | None,
-        BeforeValidator(secret_text),
+        Before(secret_text),
         Option(
             LISTENING,
             "Admin paths want Authorization: Bearer with this; none: open.",
@@ -98,7 +88,7 @@ class Settings(BaseModel):
     ] = None
     max_body_bytes: Annotated[
         ByteSize,
-        Field(ge=1024),
+        Meta(ge=1024),
         Option(LISTENING, "A larger request body is refused with 413.", "bytes"),
     ] = ByteSize(32 * MIB)
     header_timeout: Annotated[
@@ -135,8 +125,8 @@ class Settings(BaseModel):
 
     api_key: Annotated[
         SecretStr | None,
-        BeforeValidator(secret_text),
-        AfterValidator(checked_keys),
+        Before(secret_text),
+        After(checked_keys),
         Option(
             ACCESS,
             "Clients need one of these as Authorization: Bearer, or x-api-key; none: open. "
@@ -146,8 +136,8 @@ class Settings(BaseModel):
     ] = None
     cache_salt_secret: Annotated[
         SecretStr | None,
-        BeforeValidator(secret_text),
-        AfterValidator(long_enough),
+        Before(secret_text),
+        After(long_enough),
         Option(
             ACCESS,
             "Tenants share no KV: bodies get a cache_salt made of this and the tenant; prefixes "
@@ -166,7 +156,7 @@ class Settings(BaseModel):
     ] = None
     instance_api_key: Annotated[
         SecretStr | None,
-        BeforeValidator(secret_text),
+        Before(secret_text),
         Option(
             ACCESS,
             "Sent to the instances instead of a client's Authorization.",
@@ -184,7 +174,7 @@ class Settings(BaseModel):
     ] = None
     allow_cidr: Annotated[
         Networks | None,
-        BeforeValidator(cidr_list),
+        Before(cidr_list),
         Option(
             ACCESS,
             "Where instances that are added at run time may be; none: where --instances are.",
@@ -203,12 +193,12 @@ class Settings(BaseModel):
     ]
     model: Annotated[
         str | None,
-        Field(pattern=WORD),
+        Meta(pattern=WORD),
         Option(INSTANCES, "Model served; none: learned from the instances' /v1/models."),
     ] = None
     prefill_throughput: Annotated[
         float,
-        Field(gt=0),
+        Meta(gt=0),
         Option(INSTANCES, "Prefill speed of one instance.", "tokens/s"),
     ] = 20000.0
     max_num_batched_tokens: Annotated[
@@ -245,7 +235,7 @@ class Settings(BaseModel):
     ] = 30.0
     prefix_cache_bytes: Annotated[
         ByteSize,
-        Field(ge=MIB),
+        Meta(ge=MIB),
         Option(PLACEMENT, "Memory for the record of which instance holds which prefix.", "bytes"),
     ] = ByteSize(256 * MIB)
 
@@ -276,12 +266,18 @@ class Settings(BaseModel):
     ] = 0.5
     ttft_slo: Annotated[
         Seconds,
-        Option(OFFLOAD, "Target of the cost policy: time to first token of a short prompt.", "s"),
+        Option(
+            OFFLOAD,
+            "Target for the first token, 0.1 ms more per new token: counted in the metrics.",
+            "s",
+        ),
     ] = 2.0
     tpot_slo: Annotated[
         Seconds,
         Option(
-            OFFLOAD, "Its target for an answer's mean time per token; 9 of 10 should keep it.", "s"
+            OFFLOAD,
+            "The cost policy's target for an answer's time per token; 9 of 10 should keep it.",
+            "s",
         ),
     ] = 0.05
     kv_pin_timeout: Annotated[
@@ -300,33 +296,33 @@ class Settings(BaseModel):
 
     active_decode_blocks_threshold: Annotated[
         float | None,
-        Field(ge=0, le=1),
+        Meta(ge=0, le=1),
         Option(GATE, "An instance using a larger part of its KV blocks is busy.", "ratio"),
     ] = None
     active_prefill_tokens_threshold: Annotated[
         int | None,
-        Field(ge=0),
+        Meta(ge=0),
         Option(GATE, "An instance with more tokens waiting for prefill is busy.", "tokens"),
     ] = None
     active_prefill_tokens_threshold_frac: Annotated[
         float | None,
-        Field(ge=0),
+        Meta(ge=0),
         Option(GATE, "The same as a multiple of max_num_batched_tokens.", "ratio"),
     ] = None
     overload_status: Annotated[
         Literal[503, 529],
-        BeforeValidator(_number),
+        Before(_number),
         Option(GATE, "HTTP status of the answer when every instance is busy."),
     ] = 503
 
     max_queue: Annotated[
         int,
-        Field(ge=0),
+        Meta(ge=0),
         Option(QUEUE, "Requests that may wait while every instance is busy; 0: refuse at once."),
     ] = 256
     max_queue_bytes: Annotated[
         ByteSize,
-        Field(ge=0),
+        Meta(ge=0),
         Option(QUEUE, "Their bodies together.", "bytes"),
     ] = ByteSize(64 * MIB)
     max_queue_seconds: Annotated[
@@ -335,7 +331,7 @@ class Settings(BaseModel):
     ] = 10.0
     tenant_weights: Annotated[
         tuple[TenantWeight, ...],
-        BeforeValidator(weight_list),
+        Before(weight_list),
         Option(
             QUEUE, "Shares of the turns; a tenant not named has weight 1.", allowed=WEIGHTS_FORM
         ),
@@ -343,17 +339,17 @@ class Settings(BaseModel):
 
     max_connections: Annotated[
         int | None,
-        Field(ge=1),
+        Meta(ge=1),
         Option(
             QUEUE, "Client connections; more get a 503. None: 0.45 of the descriptors, less 32."
         ),
     ] = None
     max_memory_bytes: Annotated[
         ByteSize | None,
-        Field(ge=64 * MIB),
+        Meta(ge=64 * MIB),
         Option(
             QUEUE,
-            "Near it keep-alive, HEAVY requests, all requests are refused. None: the cgroup's.",
+            "Near it keep-alive is refused, nearer HEAVY requests, then all. None: the cgroup's.",
             "bytes",
         ),
     ] = None
@@ -428,22 +424,19 @@ class Settings(BaseModel):
         "text"
     )
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def check(self) -> None:
+        """Raise OptionError where values do not go together."""
         if self.warm_threshold > self.heavy_threshold:
-            pair = {"options": ("warm_threshold", "heavy_threshold")}
-            raise PydanticCustomError("order", "must not be larger than", pair)
-        return self
-
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
+            raise _pair("warm_threshold", "must not be larger than", "heavy_threshold")
         for name, other in NEEDS:
             if getattr(self, name) is not None and getattr(self, other) is None:
-                raise PydanticCustomError(
-                    "needs", "is of no use without", {"options": (name, other)}
-                )
+                raise _pair(name, "is of no use with", other)
         is_open = self.admin_port is not None and self.admin_token is None
         if is_open and not is_loopback(self.admin_host):
-            pair = {"options": ("admin_host", "admin_token")}
-            raise PydanticCustomError("open", "is no loopback address, and so needs", pair)
-        return self
+            raise _pair(
+                "admin_host", "is no loopback address, which is refused with", "admin_token"
+            )
+
+
+def _pair(name: str, what: str, other: str) -> OptionError:
+    return OptionError(name, what, (name, other))

@@ -1,6 +1,6 @@
 """Where option values come from (flags, environment, TOML file) and how options are described.
 
-Works on any pydantic model whose fields carry an `Option` and knows no option by name.
+Works on any `Model` whose fields carry an `Option` and knows no option by name.
 Every source hands over text (or a list of texts), so a value means the same wherever it stands.
 """
 
@@ -11,20 +11,20 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from pydantic import BaseModel, ByteSize, SecretStr
-from pydantic.fields import FieldInfo
+from msgspec import Meta
 
 from proxy.build import described
-from proxy.config_values import value_text
+from proxy.config_model import FieldInfo, Model
+from proxy.config_values import ByteSize, value_text
+from proxy.keys import SecretStr
 
 ENV_PREFIX = "CACHE_PROXY_"
 # Kubernetes puts these into every pod beside a Service called cache-proxy: they are not options.
 _KUBERNETES = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT_[0-9]+_)")
 
-_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<="}
 _KINDS: dict[Any, str] = {
     int: "integer",
     float: "number",
@@ -67,7 +67,7 @@ class Given:
     origins: dict[str, str]
 
 
-def options(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, Option]]:
+def options(model: type[Model]) -> Iterator[tuple[str, FieldInfo, Option]]:
     """Every field with its description, in the order of declaration."""
     for name, field in model.model_fields.items():
         yield name, field, next(item for item in field.metadata if isinstance(item, Option))
@@ -87,7 +87,7 @@ def allowed_of(field: FieldInfo, option: Option) -> str:
     """The allowed values in words, derived from the field's type and bounds."""
     if option.allowed:
         return option.allowed
-    kind = _kind(field)
+    kind = field.kind
     if get_origin(kind) is Literal:
         words = "one of " + ", ".join(str(choice) for choice in get_args(kind))
     else:
@@ -95,7 +95,7 @@ def allowed_of(field: FieldInfo, option: Option) -> str:
     return words + (", or none" if field.default is None else "")
 
 
-def parse_flags(model: type[BaseModel], argv: Iterable[str]) -> tuple[Given, bool]:
+def parse_flags(model: type[Model], argv: Iterable[str]) -> tuple[Given, bool]:
     """Flags of `argv` (without the program's name), and whether `--print-config` is among them."""
     parsed, unknown = _parser(model).parse_known_args(list(argv))
     if unknown:
@@ -108,7 +108,7 @@ def parse_flags(model: type[BaseModel], argv: Iterable[str]) -> tuple[Given, boo
     return Given(values, {name: f"flag {flag_of(name)}" for name in values}), print_config
 
 
-def read_env(model: type[BaseModel], environ: Mapping[str, str]) -> Given:
+def read_env(model: type[Model], environ: Mapping[str, str]) -> Given:
     """Options of the environment; an empty variable counts as not given."""
     known = {env_of(name): name for name in model.model_fields}
     given = Given({}, {})
@@ -122,7 +122,7 @@ def read_env(model: type[BaseModel], environ: Mapping[str, str]) -> Given:
     return given
 
 
-def read_file(model: type[BaseModel], path: str, path_origin: str) -> Given:
+def read_file(model: type[Model], path: str, path_origin: str) -> Given:
     """Options of the TOML file at `path`; `path_origin` says who named the file."""
     known = [name for name, _, option in options(model) if option.in_file]
     given = Given({}, {})
@@ -159,21 +159,20 @@ def _is_kubernetes(variable: str, text: str) -> bool:
 
 
 def _closest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+    bare = {_bare(name): name for name in known}  # a common prefix would make all names alike
+    close = difflib.get_close_matches(_bare(word), bare, n=1)
+    return f"; did you mean {bare[close[0]]}?" if close else ""
 
 
-def _kind(field: FieldInfo) -> Any:
-    choices = [kind for kind in get_args(field.annotation) if kind is not NoneType]
-    is_optional = NoneType in get_args(field.annotation)
-    return choices[0] if is_optional else field.annotation
+def _bare(name: str) -> str:
+    return name.removeprefix("--").removeprefix(ENV_PREFIX)
 
 
 def _bounds(field: FieldInfo) -> Iterator[str]:
-    for item in field.metadata:
+    for item in (item for item in field.metadata if isinstance(item, Meta)):
         for key, sign in _BOUNDS.items():
-            if (bound := getattr(item, key, None)) is not None:
-                yield f"{sign} {value_text(_kind(field)(bound))}"
+            if (bound := getattr(item, key)) is not None:
+                yield f"{sign} {value_text(field.kind(bound))}"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -181,7 +180,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def _parser(model: type[BaseModel]) -> argparse.ArgumentParser:
+def _parser(model: type[Model]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="cache-proxy",
         usage="%(prog)s --instances HOST:PORT,HOST:PORT [options]",
@@ -207,12 +206,13 @@ def _parser(model: type[BaseModel]) -> argparse.ArgumentParser:
 
 
 def _add_flag(group: Any, name: str, field: FieldInfo, option: Option) -> None:
-    default = "required" if field.is_required() else f"default {value_text(field.default)}"
+    shown = value_text(field.default) or "empty"
+    default = "required" if field.is_required else f"default {shown}"
     notes = "; ".join(note for note in (option.unit, allowed_of(field, option), default) if note)
     text = f"{option.help} [{notes}]".replace("%", "%%")
-    if field.annotation is bool:
+    if field.kind is bool:
         action = argparse.BooleanOptionalAction
         group.add_argument(flag_of(name), dest=name, action=action, help=text)
     else:
-        metavar = _METAVARS.get(_kind(field), "VALUE")
+        metavar = _METAVARS.get(field.kind, "VALUE")
         group.add_argument(flag_of(name), dest=name, metavar=metavar, help=text)

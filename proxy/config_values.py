@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pydantic import ByteSize
-
 INSTANCE_FORM = (
     "[name=]host:port or [name=]http(s)://host:port, then optionally ;bootstrap=PORT "
     "or ;bootstrap=http(s)://host:port"
@@ -28,6 +26,34 @@ MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 WEIGHTS_FORM = "tenant=weight, comma separated, weights 0.1 to 100"
 _WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
 _BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([A-Za-z]*)")
+_PREFIXES = "kmgtpe"
+_SIZES = {
+    "": 1,
+    "b": 1,
+    **{f"{p}{b}": 1000**n for n, p in enumerate(_PREFIXES, 1) for b in ("", "b")},
+    **{f"{p}ib": 1024**n for n, p in enumerate(_PREFIXES, 1)},
+}
+
+
+class ByteSize(int):
+    """A number of bytes, written with a unit where one divides it."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Read `65536`, `64KiB`, `1.5 GB` or a number; raises `ValueError` for what is none."""
+        if isinstance(value, int):
+            return cls(value)
+        text = value.strip() if isinstance(value, str) else ""
+        if text.isascii() and text.lstrip("+-").replace("_", "").isdigit():
+            return cls(int(text))
+        found = _SIZE.fullmatch(text)
+        unit = None if found is None else _SIZES.get(found[2].lower())
+        if found is None or unit is None:
+            raise ValueError(f"{value!r} is no size")
+        return cls(int(float(found[1]) * unit))
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class NotForClientsError(BadRequestError):
 
 
 class MethodNotAllowedError(BadRequestError):
-    """The path is known, but not with this method."""
+    """The path is known, but not with this method: it is one that is posted to."""
 
     status = 405
 

@@ -1,10 +1,11 @@
-"""What a process leaves to the one that replaces it: where sessions live, and what is cached where.
+"""What a process leaves to the one that replaces it: homes, cached prefixes, learned times.
 
-Without it every session would lose its home, and engines would compute again what they hold. It is
-an unnamed file of JSON lines, written when the successor starts:
+Without it every session would lose its home, engines would compute again what they hold, and the
+first decisions would go by the options instead of by what engines were seen to do. It is an unnamed
+file of JSON lines, written when the successor starts:
 
     {"form": 1, "bytes_per_token": {model: ratio}}
-    {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...]}
+    {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...], "times": ...}
     {"sessions": [[id, instance, turn, used_s], ...]}
 
 Runs are the oldest first, sessions the longest idle; `used_s` is of the clock that all processes of
@@ -43,6 +44,7 @@ async def leave(service: Service) -> BinaryIO:
             name = member.instance.name
             line: dict[str, Any] = {"instance": name, "url": member.instance.url}
             line |= {"start_s": member.start_s, "runs": router.prefixes.runs(name)}
+            line |= {"times": router.latency.legacy(name)}
             await asyncio.to_thread(_write, file, line)
         rows = router.sessions.rows()
         while some := await asyncio.to_thread(lambda: list(islice(rows, SESSIONS_PER_LINE))):
@@ -94,4 +96,6 @@ def _take_instance(service: Service, line: dict[str, Any]) -> bool:
         return False
     member.start_s = line["start_s"]
     service.router.prefixes.adopt(member.instance.name, line["runs"])
+    if times := line.get("times"):
+        service.router.latency.adopt(member.instance.name, times)
     return True

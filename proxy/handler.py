@@ -6,7 +6,6 @@ Whatever happens, and at whichever await, one `finally` closes the lease and wri
 from __future__ import annotations
 
 import asyncio
-import sys
 import uuid
 from dataclasses import replace
 
@@ -20,7 +19,6 @@ from proxy.core.record import RequestRecord
 from proxy.core.retry import MAX_RETRIES
 from proxy.core.reuse import cached_ratio
 from proxy.core.route import Route
-from proxy.core.sse import Scanner
 from proxy.core.types import (
     FailureKind,
     Outcome,
@@ -34,22 +32,18 @@ from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.handover import DecodeHalf
 from proxy.heads import route_lines, with_request_id
-from proxy.judge import in_band_error
-from proxy.lastwords import error_event
 from proxy.legs import Outgoing, Patience, decode_leg
 from proxy.offloading import Offloading
 from proxy.relay import (
     CLOSE,
-    GROW_EVENTS,
-    Relay,
     RelayResponse,
     StalledClientError,
-    StreamCutError,
 )
 from proxy.retrying import Retrying
 from proxy.service import Service
+from proxy.streaming import Streaming
 from proxy.upstream import OnSent
-from proxy.waits import for_first_event, for_silence
+from proxy.waits import for_first_event
 from proxy.whole import is_whole, pass_on
 
 ENDPOINTS = frozenset(
@@ -76,20 +70,18 @@ class Exchange:
     """One client's request and everything that becomes of it."""
 
     __slots__ = (
-        "_charged_events",
         "_half",
         "_retrying",
+        "_stream",
         "_usage",
         "facts",
         "out",
         "path",
         "prompt_bytes",
         "record",
-        "relay",
         "request",
         "request_id",
         "route",
-        "scanner",
         "service",
     )
 
@@ -100,15 +92,13 @@ class Exchange:
         self.path = path = request.raw_path if request.raw_path in ENDPOINTS else request.path
         now = service.clock.unix_now()
         self.record = RequestRecord(request_id=self.request_id, endpoint=path, t_proxy_recv=now)
-        self.scanner: Scanner | None = None
         self._usage: bytes | None = None
         self.out: Outgoing
         self.facts: RequestFacts
         self.prompt_bytes = 0
         self.route: Route | None = None
-        self.relay: Relay | None = None
+        self._stream: Streaming | None = None
         self._half: DecodeHalf | None = None
-        self._charged_events = 0
         self._retrying: Retrying | None = None
 
     async def run(self) -> web.StreamResponse:
@@ -136,7 +126,9 @@ class Exchange:
         finally:
             self.service.leave(scope)
             self._finish()
-            self.relay = None  # a cycle that only the collector would end
+            if self._stream is not None:  # two cycles that only the collector would end
+                self._stream.let_go()
+                self._stream = None
 
     async def _serve(self) -> web.StreamResponse:
         settings = self.service.settings
@@ -293,83 +285,13 @@ class Exchange:
             response = RelayResponse(self.request, answer, self._extra_lines())
             self._usage = pass_on(self.request, answer, response)
             return response
-        try:
-            relay = self._begin(answer)
-            idle_s = for_silence(self.service, route)
-            try:
-                await relay.run(idle_s, self.service.settings.heartbeat_interval)
-            except StreamCutError as error:
-                self._lost(route, relay, error)
-            else:
-                self._note_engine_error(route)
-            return relay.response
-        finally:
-            (self.relay or answer).close()
+        # Nobody is asked again: the prompt need not stay for as long as the stream.
+        del self.out
+        self._stream = Streaming(self.service, self.record, self.facts, route, self._blame)
+        return await self._stream.run(self.request, answer, self._extra_lines())
 
-    def _lost(self, route: Route, relay: Relay, error: StreamCutError) -> None:
-        """The instance failed amid its answer: the client is told, and the instance blamed."""
-        outcome = Outcome.UPSTREAM_TRUNCATED
-        if error.limit_s is not None:
-            outcome = Outcome.UPSTREAM_TIMEOUT
-            self.record.limit, self.record.limit_s = "idle", error.limit_s
-        self._cut(relay, outcome, error.detail, error.code)
-        if error.failure is not None:
-            self._trouble().blame(route.decode.name, error.failure)
-
-    def _note_engine_error(self, route: Route) -> None:
-        """A stream that ended well for HTTP may have ended with an error of the engine."""
-        scanner = self.scanner if self.record.stream else None
-        if scanner is not None and (event := scanner.error()) is not None:
-            failure = in_band_error(event)
-            self._end(Outcome.UPSTREAM_ERROR, self.record.status, failure.detail)
-            if failure.status is not None and failure.status >= 500:
-                self._trouble().blame(route.decode.name, failure)
-
-    def _begin(self, answer: Reply) -> Relay:
-        del self.out  # nobody is asked again: the prompt need not stay for as long as the stream
-        response = RelayResponse(self.request, answer, self._extra_lines())
-        self.scanner = Scanner()
-        self.relay = Relay(self.request, answer, response, self.scanner, self._on_mark)
-        return self.relay
-
-    def _on_mark(self) -> int:
-        """A piece passes: note the first token, charge what came since the last time."""
-        record, scanner, route = self.record, self.scanner, self.route
-        if not record.stream or route is None or scanner is None:
-            return sys.maxsize
-        if record.t_first_token is None:
-            if not scanner.has_content:
-                return 0
-            now_s = self.service.clock.now_s()
-            record.t_first_token = self.service.clock.unix(now_s)
-            self.service.router.first_token(route, self.facts, now_s)
-            self._observe_transfer(route)
-        elif scanner.events - self._charged_events >= GROW_EVENTS:
-            route.lease.grow(scanner.events - self._charged_events)
-            self._charged_events = scanner.events
-        return self._charged_events + GROW_EVENTS
-
-    def _observe_transfer(self, route: Route) -> None:
-        sent, first = self.record.t_decode_sent, self.record.t_first_token
-        if route.prefill is not None and sent is not None and first is not None:
-            transfer = self.service.metrics.kv_transfer
-            transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
-
-    def _cut(self, relay: Relay, outcome: Outcome, detail: str, code: str) -> None:
-        """Say in the stream what happened, and close without a clean end."""
-        self._end(outcome, self.record.status, detail)
-        words = None
-        if relay.reply.is_stream and not relay.is_ended:
-            event = error_event(
-                self.path,
-                message=detail,
-                type_=str(outcome),
-                code=code,
-                request_id=self.request_id,
-                events=relay.scanner.events,
-            )
-            words = relay.last_words(event)
-        relay.response.cut(words)
+    def _blame(self, name: str, failure: UpstreamFailure) -> None:
+        self._trouble().blame(name, failure)
 
     def _reject(self, reject: Reject) -> web.Response:
         metrics, status = self.service.metrics, self.service.settings.overload_status
@@ -389,11 +311,9 @@ class Exchange:
         error: ProxyError = UpstreamTimeoutError(late, code="total_timeout")
         if self.service.is_cutting:
             error = StoppingError("the proxy is stopping (--drain-seconds)")
-        if self.relay is None or not self.relay.response.prepared:
+        if self._stream is None or not self._stream.has_begun:
             return self._refuse(error)
-        code = error.code or "total_timeout"
-        self._cut(self.relay, error.outcome, error.message, code)
-        return self.relay.response
+        return self._stream.cut(error.outcome, error.message, error.code or "total_timeout")
 
     def _extra_headers(self) -> CIMultiDict[str]:
         headers = CIMultiDict({"X-Request-Id": self.request_id})
@@ -414,8 +334,7 @@ class Exchange:
         return lines if service.wants_keepalive else lines + CLOSE
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
-        if self.record.outcome is None:
-            self.record.outcome, self.record.status, self.record.error = outcome, status, error
+        journal.note_end(self.record, outcome, status, error)
 
     def _finish(self) -> None:
         """Close the lease, complete the record, count it, log it. Never waits."""
@@ -444,7 +363,7 @@ class Exchange:
             record.outcome = journal.outcome_of(record.status or 200)
         elif record.outcome is Outcome.CLIENT_GONE:
             self.service.metrics.disconnects.labels(journal.phase(record)).inc()
-        journal.note_usage(record, self.scanner.usage() if self.scanner else self._usage)
+        journal.note_usage(record, self._stream.usage if self._stream else self._usage)
 
     def _learn(self) -> None:
         """Bytes per token, and whether an offload's KV really arrived on D."""

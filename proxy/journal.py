@@ -36,6 +36,14 @@ def note_route(record: RequestRecord, route: Route) -> None:
     record.candidates, record.shadow = route.options, route.shadow
 
 
+def note_end(
+    record: RequestRecord, outcome: Outcome, status: int | None, error: str | None
+) -> None:
+    """How it ended; what was said first stays."""
+    if record.outcome is None:
+        record.outcome, record.status, record.error = outcome, status, error
+
+
 def note_usage(record: RequestRecord, usage: bytes | None) -> None:
     """The engine's own counts, where the answer carried them."""
     try:

@@ -11,14 +11,39 @@ import re
 from hashlib import sha256
 from pathlib import Path
 
-from pydantic import SecretStr
-
 KEYS_FORM = "[tenant:]key, several with commas, or @FILE with one per line"
 SECRET_FILE_BYTES = 1 << 20
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _SHOWN_FROM = 16
 """The first four characters of a shorter key would be a good part of it."""
+
+
+class SecretStr:
+    """A text that is not shown by accident: only `get_secret_value` gives it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str | SecretStr) -> None:
+        if not isinstance(text, str | SecretStr):
+            raise TypeError("not a text")
+        self._text: str = text if isinstance(text, str) else text._text
+
+    def get_secret_value(self) -> str:
+        """The text."""
+        return self._text
+
+    def __str__(self) -> str:
+        return "**********"
+
+    def __repr__(self) -> str:
+        return f"SecretStr('{self}')"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SecretStr) and other._text == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
 
 
 def secret_text(value: object) -> object:

@@ -72,3 +72,11 @@ class Site(web.TCPSite):
 
     def _take(self, server: asyncio.AbstractServer, secure: ssl.SSLContext | None) -> None:
         self._server, self._ssl_context = server, secure
+
+
+def no_listener(listener: str, host: str, port: int, error: OSError) -> str:
+    """Which of them, and why; asyncio's own words name an address that may be another one's."""
+    prefix = "admin_" if listener == "admin" else ""
+    number = error.errno or 0
+    why = os.strerror(number) if number > 0 else error.strerror or str(error)
+    return f"cannot listen on {host}:{port} ({prefix}host, {prefix}port): {why}"

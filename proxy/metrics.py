@@ -6,19 +6,22 @@ when somebody scrapes, so they cannot disagree with it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Gauge, Info
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proxy import __version__
+from proxy.build import is_compiled
 from proxy.core.gate import ANY_MODEL
 from proxy.core.health import State
 from proxy.core.inbound import Refusal
 from proxy.core.record import RequestRecord
 from proxy.core.residuals import SHORT_S
 from proxy.core.router import Router
+from proxy.core.slo import Slo
 from proxy.core.types import FailureKind, Fallback, Load, RejectReason
 from proxy.core.watermark import Watermark
 from proxy.scrape import EngineStats
@@ -33,7 +36,9 @@ ERROR_SECONDS = (-30, -10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30)
 ERROR_RATIO = (-0.9, -0.75, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 NO_CLASS = "none"
+_KEPT = ("missed", "kept")
 """route_class of a request that was never placed, or that has no prompt to classify."""
+_STARTED_S = time.time_ns() / 1e9
 _CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.DECODE_BLOCKS)
 
 
@@ -60,12 +65,14 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.slo = Slo()
         self._of_requests()
         self._of_times()
         self._of_overload()
         self._name_known_labels()
         build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
-        build.info({"version": version("cache-proxy")})
+        core = "compiled" if is_compiled() else "interpreted"
+        build.info({"version": __version__, "core": core})
 
     def _of_requests(self) -> None:
         count = self._counter
@@ -94,6 +101,9 @@ class Metrics:
         self.ttft = hist("ttft_seconds", "Receipt to first token", SECONDS, "route_class")
         self.tpot = hist("tpot_seconds", "Per token after the first", PER_TOKEN_S, "route_class")
         self.e2e = hist("e2e_seconds", "Receipt to last byte", SECONDS, "route_class")
+        self.within_slo = self._counter(
+            "slo", "Whole streams, by whether --ttft-slo and --tpot-slo were kept", "ttft", "tpot"
+        )
         self.isl = hist("isl_tokens", "Prompt tokens", TOKENS)
         self.osl = hist("osl_tokens", "Output tokens", TOKENS)
         self.prefill_leg = hist("prefill_leg_seconds", "Prefill leg of an offload", SECONDS)
@@ -154,6 +164,9 @@ class Metrics:
                 counter.labels(value)
         for what in ("ttft", "prefill", "transfer"):
             self.prediction_error.labels(what)
+        for ttft in _KEPT:
+            for tpot in _KEPT:
+                self.within_slo.labels(ttft, tpot)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counts:
         counts = Counts(f"{PREFIX}_{name}", text, labels)
@@ -182,6 +195,8 @@ class Metrics:
             self.ttft.labels(route_class).observe(ttft_s)
             if (tpot_s := record.tpot_s()) is not None:
                 self.tpot.labels(route_class).observe(tpot_s)
+            if record.outcome == "ok":
+                self._observe_slo(record, ttft_s, tpot_s)
         if record.outcome == "ok" and (e2e_s := record.e2e_s()) is not None:
             self.e2e.labels(route_class).observe(e2e_s)
         if (isl := record.prompt_tokens or record.isl_tokens) is not None:
@@ -194,6 +209,11 @@ class Metrics:
         if (shadow := record.shadow) is not None:
             agrees = "failed" if shadow.agrees is None else str(shadow.agrees).lower()
             self.shadow.labels(shadow.policy, agrees).inc()
+
+    def _observe_slo(self, record: RequestRecord, ttft_s: float, tpot_s: float | None) -> None:
+        new = record.new_tokens_prefill if record.prefill_instance else record.new_tokens
+        in_time = self.slo.keeps_ttft(ttft_s, new or 0)
+        self.within_slo.labels(_KEPT[in_time], _KEPT[self.slo.keeps_tpot(tpot_s)]).inc()
 
     def _observe_predictions(self, record: RequestRecord) -> None:
         ttft_s = record.ttft_s()
@@ -245,6 +265,10 @@ class FleetCollector(Collector):
         yield _single("live_leases", "Requests that hold a lease", self._router.ledger.live)
         yield _single("sessions", "Sessions with a home", len(self._router.sessions))
         yield _single("prefix_blocks", "Blocks in the index", self._router.prefixes.total_blocks)
+        # Under the names that every exporter has. The library's own collector would list the
+        # process's descriptors, which takes milliseconds where there are many.
+        yield CounterMetricFamily("process_cpu_seconds", "CPU time", value=time.process_time())
+        yield GaugeMetricFamily("process_start_time_seconds", "Unix time", value=_STARTED_S)
 
     def _tokens(self, loads: dict[str, Load]) -> Iterator[Metric]:
         for name, text, read in _TOKEN_GAUGES:

@@ -11,6 +11,7 @@ from proxy.core.shed import milliseconds
 from proxy.core.types import FailureKind, Reject, RejectReason
 from proxy.errors import (
     BadUpstreamError,
+    MethodNotAllowedError,
     NoRoomError,
     ProxyError,
     UpstreamFailure,
@@ -43,6 +44,8 @@ def error(failed: ProxyError, headers: Headers) -> web.Response:
     """An OpenAI error object under the error's status."""
     if failed.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(failed, MethodNotAllowedError):
+        headers["Allow"] = "POST"
     if failed.retry_after_s is not None:
         headers["Retry-After"] = str(failed.retry_after_s)
     return _json(failed.status, failed.body(), headers)

@@ -22,6 +22,7 @@ from proxy.core.queue import QueueLimits
 from proxy.core.record import RequestRecord
 from proxy.core.retry import Budget
 from proxy.core.router import Router, RouterConfig
+from proxy.core.slo import Slo
 from proxy.core.tokens import TokenEstimator
 from proxy.core.types import FailureKind, Instance, RequestFacts
 from proxy.core.watermark import Level, Watermark
@@ -36,7 +37,8 @@ from proxy.waiting import WaitingRoom
 from proxy.watcher import Watcher
 from proxy.ways import Ways
 
-DECISIONS_KEPT = 1000
+DECISIONS_KEPT = 200
+"""For a look; the request log has them all. With what it could have done each is 3 kB and more."""
 SCRAPES_RATIO = 0.2
 
 
@@ -52,7 +54,6 @@ def router_config(settings: Settings) -> RouterConfig:
         offload_non_cached_tokens=settings.offload_non_cached_tokens,
         kv_connector=settings.kv_connector,
         kv_transfer_time_s=settings.kv_transfer_time,
-        ttft_slo_s=settings.ttft_slo,
         tpot_slo_s=settings.tpot_slo,
         prefill_timeout_s=settings.prefill_timeout,
         kv_pin_timeout_s=settings.kv_pin_timeout,
@@ -136,6 +137,7 @@ class Service:
     def use(self, settings: Settings) -> None:
         """From now on these are the options; what was built from the old ones stays."""
         self.settings = settings
+        self.metrics.slo = Slo(ttft_s=settings.ttft_slo, tpot_s=settings.tpot_slo)
         self.access = Access(settings)
         self.shows_route = settings.response_headers and settings.cache_salt_secret is None
 
@@ -167,6 +169,7 @@ class Service:
     async def remove(self, name: str) -> None:
         """Take an instance out and close its connections."""
         self.router.remove(name)
+        self.metrics.kv_transfer.forget(name)
         self.stats.pop(name, None)
         if (upstream := self.upstreams.pop(name, None)) is not None:
             self._forget_names()

@@ -22,9 +22,12 @@ class Supervisor:
         `replaces`: systemd hears of it from the one that it knows, see `replaced_by`.
         """
         if self._pid_file is not None:
-            beside = self._pid_file.with_name(f"{self._pid_file.name}.{os.getpid()}")
-            beside.write_text(f"{os.getpid()}\n")
-            beside.replace(self._pid_file)
+            try:
+                beside = self._pid_file.with_name(f"{self._pid_file.name}.{os.getpid()}")
+                beside.write_text(f"{os.getpid()}\n")
+                beside.replace(self._pid_file)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self._pid_file)) from error
         if not replaces:
             self._notify("READY=1")
 

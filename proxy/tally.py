@@ -86,6 +86,11 @@ class Spreads(Collector):
             child = self._children[tuple(map(str, values))] = Spread(self._bounds)
         return child
 
+    def forget(self, value: str) -> None:
+        """Drop every histogram that has this label value: what it names is gone."""
+        for values in [values for values in self._children if value in values]:
+            del self._children[values]
+
     def collect(self) -> Iterator[Metric]:
         """The family."""
         family = HistogramMetricFamily(self._name, self._text, labels=self.label_names)

@@ -6,6 +6,7 @@ without any value reads. Added: `unset`, `dry_run`, the model `*` for all, and D
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from proxy.service import Service
 DECODE, TOKENS, FRAC = THRESHOLD_FIELDS
 _KNOWN = ("model", *THRESHOLD_FIELDS, "unset", "dry_run")
 _KEYS = frozenset(_KNOWN)
+_log = logging.getLogger(__name__)
 
 
 class RefusedError(Exception):
@@ -64,7 +66,9 @@ class BusyThreshold:
         else:
             message = f"field must be one of {', '.join(THRESHOLD_FIELDS)}; got {field[:64]}"
             return json_response({"error": message}, 400)
-        return json_response(_row(model, gate.thresholds(model)))
+        now = gate.thresholds(model)
+        _log.info("busy thresholds of %s: %s", model[:64], _said(now))
+        return json_response(_row(model, now))
 
     def _update(self, body: Mapping[str, object]) -> dict[str, object]:
         gate, model = self._service.router.gate, _model(body)
@@ -82,6 +86,7 @@ class BusyThreshold:
         if body.get("dry_run") is True:
             return {**_row(model, wanted), "dry_run": True, "busy": self._busy(model, wanted)}
         gate.set(model, wanted)
+        _log.info("busy thresholds of %s: %s", model, _said(wanted))
         return _row(model, wanted)
 
     def _known_models(self) -> set[str]:
@@ -98,6 +103,11 @@ class BusyThreshold:
 
 def _row(model: str, thresholds: Thresholds) -> dict[str, object]:
     return {"model": model, **asdict(thresholds)}
+
+
+def _said(thresholds: Thresholds) -> str:
+    limits = asdict(thresholds).items()
+    return ", ".join(f"{name} {'off' if value is None else value}" for name, value in limits)
 
 
 async def _body(request: web.Request, seconds: float) -> Mapping[str, object]:

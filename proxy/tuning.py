@@ -7,7 +7,7 @@ import gc
 import sys
 from contextlib import suppress
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 KEEP_BYTES = 32 << 20
 """Freed memory at the heap's end that is kept, and the size from which a block is mapped alone."""
 SWITCH_S = 0.0005
@@ -18,7 +18,9 @@ def keep_big_blocks() -> None:
     """Have glibc reuse a prompt's buffers instead of giving them back to the kernel each time.
 
     By default every body above 128 KiB costs a mapping and a page fault per 4 KiB, several times
-    over. Without glibc nothing happens.
+    over. All threads share one heap: what a prompt that was read in a thread has left there, the
+    event loop could not use, nor the other way round. `give_back` is the other half: it is called
+    every few seconds. Called before the first thread is started. Without glibc nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -26,6 +28,7 @@ def keep_big_blocks() -> None:
         return
     mallopt(M_MMAP_THRESHOLD, KEEP_BYTES)
     mallopt(M_TRIM_THRESHOLD, KEEP_BYTES)
+    mallopt(M_ARENA_MAX, 1)
 
 
 def share_the_interpreter() -> None:
@@ -45,6 +48,9 @@ def collect_rarely() -> None:
 
 
 def give_back() -> None:
-    """What loading left free in the middle of the heap goes back to the kernel, where glibc can."""
+    """What is free anywhere in the heap goes back to the kernel, where glibc can.
+
+    Milliseconds at most, in which no thread gets memory.
+    """
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -17,16 +17,20 @@ _WORDS = {
     Change.OPENED: "ejected, requests to it fail",
     Change.GONE: "down",
 }
+_NOBODY = "no instance is up: every request is refused"
+_PANIC = "more than half of the instances are out: ejected ones are used too"
+_FINE = "enough instances are up again"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Watcher:
     """Over a router and the connections of its instances."""
 
     router: Router
     upstreams: dict[str, Upstream]
     clock: Clock
+    _said: str = _FINE
 
     def failed(self, name: str, failure: UpstreamFailure) -> None:
         """A client's request failed on an instance; to be called once per request and instance."""
@@ -77,12 +81,22 @@ class Watcher:
         upstream = self.upstreams.get(name)
         if change is Change.BACK:
             _log.info("instance %s is up", name)
+            self._note_fleet()
             if upstream is not None:
                 upstream.came_up()
             return
         _log.warning("instance %s is %s: %s", name, _WORDS[change], error)
+        self._note_fleet()
         # Who waits there runs elsewhere at once, but not where that is nowhere better; with an
         # open breaker some requests may still be answered.
         is_left = change is Change.GONE or not self.router.fleet.is_used(name)
         if upstream is not None and is_left and change is not Change.OPENED:
             upstream.went_down()
+
+    def _note_fleet(self) -> None:
+        """A line when what the fleet can do has changed."""
+        fleet = self.router.fleet
+        said = (_PANIC if fleet.is_panicking() else _FINE) if fleet.usable() else _NOBODY
+        if said != self._said:
+            self._said = said
+            _log.log(logging.INFO if said == _FINE else logging.WARNING, said)

@@ -75,11 +75,6 @@ class BlockPool:
         """Held blocks over all blocks, 0..1 (idle cached blocks count as free, as in vLLM)."""
         return 1.0 - self.free_blocks / self.total
 
-    @property
-    def cached_blocks(self) -> int:
-        """Blocks that can be hit, idle or held."""
-        return len(self._refs)
-
     def match(self, hashes: Sequence[int], limit: int) -> int:
         """Count the leading hashes that are cached, at most `limit`."""
         return len(list(takewhile(self._refs.__contains__, islice(hashes, limit))))

@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from replayer.arguments import OneLineParser, count, not_negative, positive, positive_count
 from replayer.trace import LOADERS
 
 SLO_METRICS = ("ttft", "tpot", "e2e")
@@ -57,14 +57,6 @@ class Options:
     report: bool
 
 
-class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """End with exit status 2."""
-        self.exit(2, f"{self.prog}: {message}\n")
-
-
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default to an option's help where there is one worth reading."""
 
@@ -72,46 +64,6 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
         if not action.default or isinstance(action.default, bool):
             return action.help
         return super()._get_help_string(action)
-
-
-def positive(text: str) -> float:
-    """Read a number > 0."""
-    value = _number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"must be a number > 0, not {text!r}")
-    return value
-
-
-def not_negative(text: str) -> float:
-    """Read a number >= 0."""
-    value = _number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be a number >= 0, not {text!r}")
-    return value
-
-
-def count(text: str) -> int:
-    """Read an integer >= 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer >= 0, not {text!r}")
-    return int(text)
-
-
-def positive_count(text: str) -> int:
-    """Read an integer >= 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, not {text!r}")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
-    if value != value or value in (float("inf"), float("-inf")):
-        raise argparse.ArgumentTypeError(f"must be a finite number, not {text!r}")
-    return value
 
 
 def window(text: str) -> tuple[float, float]:

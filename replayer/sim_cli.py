@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import uvloop
 
+from replayer.arguments import OneLineParser
 from replayer.sim_fleet import SimFleet
 from replayer.sim_options import SimOptions, flag
 
@@ -26,8 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_ports(args["port"], args["bootstrap_port"], args["instances"])
         fleet_arguments = {"count": args.pop("instances"), **args}
         uvloop.run(_serve(fleet_arguments))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         print(f"engine-sim: {error}", file=sys.stderr)
+        return _BAD_START
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"engine-sim: {where}{error.strerror or error}", file=sys.stderr)
         return _BAD_START
     return 0
 
@@ -47,16 +52,8 @@ async def _serve(arguments: dict[str, Any]) -> None:
         await stop.wait()
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports a bad value in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Leave with status 2."""
-        self.exit(_BAD_START, f"{self.prog}: {message}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OneLineParser(
         prog="engine-sim",
         description="Simulated vLLM engines with prefix caching and Mooncake-like KV transfer.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -100,7 +97,8 @@ def _check_ports(port: int, bootstrap_port: int, instances: int) -> None:
         raise ValueError(f"--instances {instances}: must be 1 to 1000")
     for name, first in (("--port", port), ("--bootstrap-port", bootstrap_port)):
         if first and not 1 <= first <= 65_536 - instances:
-            raise ValueError(f"{name} {first}: must be 0, or leave {instances} ports up to 65535")
+            last = 65_536 - instances
+            raise ValueError(f"{name} {first}: must be 0 to {last} with {instances} engines")
     if port and bootstrap_port and abs(port - bootstrap_port) < instances:
         raise ValueError(
             f"--bootstrap-port {bootstrap_port}: {instances} ports from there meet those of --port"

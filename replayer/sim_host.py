@@ -7,6 +7,7 @@ on the same ports with an empty cache and another id.
 
 import asyncio
 import logging
+import os
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -240,7 +241,13 @@ class SimEngine:
         )
         self._runners.append(runner)
         await runner.setup()
-        await web.TCPSite(runner, self.options.host, port).start()
+        host = self.options.host
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            number = error.errno or 0  # names that do not resolve have negative ones
+            why = os.strerror(number) if number > 0 else error.strerror or str(error)
+            raise OSError(number, f"cannot listen on {host}:{port}: {why}") from error
         return int(runner.addresses[0][1])
 
     async def _refuse_connections(self) -> None:

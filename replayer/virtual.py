@@ -13,6 +13,7 @@ from itertools import count
 
 from proxy.core.gate import EngineKv
 from proxy.core.router import Router
+from proxy.core.slo import Slo
 from proxy.core.types import Fallback, Instance, Reject
 from replayer.engine import Engine
 from replayer.replay_row import TraceError
@@ -29,7 +30,7 @@ from replayer.sim_types import (
 from replayer.virtual_hooks import Hooks
 from replayer.virtual_live import Kind, Live, Waits, facts_of, job_of, new_row
 from replayer.virtual_load import Source, Turn, as_source, load_source
-from replayer.virtual_plan import LoadRules, Planned, Slo, plan
+from replayer.virtual_plan import LoadRules, Planned, plan
 from replayer.virtual_row import VirtualOptions, VirtualRow, VirtualRun
 
 __all__ = [

@@ -16,23 +16,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
+from proxy.core.slo import Slo
 from replayer.virtual_load import Blocks, Source, Turn
 
 SALT_BITS = 40
 """Private blocks of copy n are numbered from n << 40: above every id of a source."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """TTFT of `ttft_s` plus `per_new_token_s` for each new token, and `tpot_s` per output token."""
-
-    ttft_s: float = 2.0
-    per_new_token_s: float = 1e-4
-    tpot_s: float = 0.05
-
-    def ttft_limit_s(self, new_tokens: int) -> float:
-        """The longest acceptable wait for the first token."""
-        return self.ttft_s + self.per_new_token_s * new_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from proxy.tally import Counts, Spreads
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
+NAME = r"\b(?:cache_proxy|process)_\w+"
 ADDED_BY_PROMETHEUS = {"job", "instance"}
 # A word that no series carries makes a panel or an alert silently empty.
 WORDS = {
@@ -87,7 +88,7 @@ def test_expressions_name_what_is_exported(expression):
     known = exported()
     assert expression.count("(") == expression.count(")")
     used = re.findall(r"\b([a-z_][a-z0-9_:]*)(?:\{([^}]*)\})", expression)
-    names = set(re.findall(r"\bcache_proxy_\w+", expression))
+    names = set(re.findall(NAME, expression))
     assert names <= set(known)
     assert names or expression.startswith("absent(up{")
     for name, matchers in used:
@@ -103,8 +104,9 @@ def test_legends_name_labels_that_the_expression_keeps():
     known = exported()
     for target in targets():
         kept = re.search(r"\bby \(([^)]*)\)", target["expr"])
-        names = re.findall(r"\bcache_proxy_\w+", target["expr"])
+        names = re.findall(NAME, target["expr"])
         labels = set(kept[1].split(", ")) if kept else set().union(*(known[n] for n in names))
+        labels |= set() if kept else ADDED_BY_PROMETHEUS
         assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels, target
 
 

@@ -20,21 +20,26 @@ SMALL = ("--speed", "12", "--", "--no-progress", "--no-html", "--limit", "60")
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(120)]
 
 
-def demo(out: Path, *options: str) -> list[str]:
-    """Run it; its lines. Every check must have held."""
+def demo(out: Path, *options: str) -> subprocess.Popen[str]:
+    """Start it."""
     command = [sys.executable, "-m", "replayer.demo", "--out", str(out), *options, *SMALL]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 0, done.stdout + done.stderr
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def ended(run: subprocess.Popen[str]) -> list[str]:
+    """The lines of its checks. Every one must have held."""
+    said, _ = run.communicate()
+    lines = said.splitlines()
+    assert run.returncode == 0, said
     assert not [line for line in lines if line.startswith("FAILED")]
     return [line for line in lines if line.startswith("ok ")]
 
 
 def test_offloads_move_kv_and_change_no_output(tmp_path: Path) -> None:
     with_offloads, without = tmp_path / "with", tmp_path / "without"
-    claims = demo(with_offloads)
-    assert len(claims) == 4
-    demo(without, "--offload-policy", "never")
+    with demo(with_offloads) as one, demo(without, "--offload-policy", "never") as other:
+        assert len(ended(one)) == 4
+        ended(other)
     compare = [sys.executable, "-m", "analysis.cli", "compare", str(with_offloads), str(without)]
     done = subprocess.run([*compare, "--require-identical"], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -42,7 +47,8 @@ def test_offloads_move_kv_and_change_no_output(tmp_path: Path) -> None:
 
 
 def test_a_killed_engine_loses_nothing_that_had_not_begun(tmp_path: Path) -> None:
-    claims = demo(tmp_path / "kill", "--kill-engine-after", "30")
+    with demo(tmp_path / "kill", "--kill-engine-after", "30") as run:
+        claims = ended(run)
     assert any("no request lost that had not begun to stream" in claim for claim in claims)
 
 

@@ -37,7 +37,6 @@ class RouterConfig:
     shadow_policy: str | None = None
     kv_connector: str = "mooncake"
     kv_transfer_time_s: float = 0.5
-    ttft_slo_s: float = 2.0
     tpot_slo_s: float = 0.05
     prefill_timeout_s: float = 120.0
     kv_pin_timeout_s: float = 480.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from proxy.core.decide import Choice, Decide, Scene, size_on
 from proxy.core.types import Reason
 
@@ -22,16 +24,35 @@ its code. What is not of its making passes: MemoryError, and what ends a task or
 """
 
 
-def failing_open(decide: Decide) -> Decide:
-    """`decide`, or the least loaded instance where it raises; the reason says so, counted."""
+_WORDS = 200
+"""Of a mistake's own text, characters."""
+
+
+def failing_open(decide: Decide, note: Callable[[str], None]) -> Decide:
+    """`decide`, or the least loaded instance where it raises; the reason says so, counted.
+
+    `note` hears what was raised.
+    """
 
     def guarded(scene: Scene) -> Choice:
         try:
             return decide(scene)
-        except MISTAKES:
+        except MISTAKES as mistake:
+            note(described(mistake))
             return by_load(scene)
 
     return guarded
+
+
+def described(mistake: Exception) -> str:
+    """What was raised, and at which line; not by whose request."""
+    trace = mistake.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    words = f"{type(mistake).__name__}: {mistake}"[:_WORDS]
+    if trace is None:
+        return words
+    return f"{words} ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
 
 
 def by_load(scene: Scene) -> Choice:

@@ -149,7 +149,7 @@ class Times:
         """
         self.pending[key] = work_s
         self.busy_until_s = max(now_s, self.busy_until_s) + work_s
-        kept = math.exp((self.recent_at_s - now_s) / RECENT_S)
+        kept = self._kept(now_s)
         self.recent_s = self.recent_s * kept + (work_s if share_s is None else share_s)
         self.recent = self.recent * kept + 1.0
         self.recent_at_s = now_s
@@ -176,8 +176,12 @@ class Times:
         """That ratio, and prefills per second."""
         if not self.recent:
             return 0.0, 0.0
-        faded = math.exp((self.recent_at_s - now_s) / RECENT_S) / RECENT_S
-        return self.recent_s * faded, self.recent * faded
+        kept = self._kept(now_s) / RECENT_S
+        return self.recent_s * kept, self.recent * kept
+
+    def _kept(self, now_s: float) -> float:
+        # A clock that reads less than before would make it grow without bound.
+        return math.exp(min(0.0, self.recent_at_s - now_s) / RECENT_S)
 
 
 class Latency:
@@ -223,6 +227,18 @@ class Latency:
         self._instances.pop(name, None)
         for pair in [pair for pair in self._pairs if name in pair]:
             del self._pairs[pair]
+
+    def legacy(self, name: str) -> list[list[float]]:
+        """What an instance's answers have taught, for `adopt` in another process."""
+        times = self.of(name)
+        return [times.prefill.legacy(), times.step.legacy()]
+
+    def adopt(self, name: str, legacy: Sequence[Sequence[float]]) -> None:
+        """Begin with what another process has learned; ValueError where it is no such thing."""
+        prefill, step = legacy
+        times = self.of(name)
+        times.prefill.adopt(prefill)
+        times.step.adopt(step)
 
     def prefill_tps(self, name: str) -> float:
         """Learned prefill throughput at a prompt of typical length without context."""

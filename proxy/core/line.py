@@ -5,6 +5,9 @@ Each line of the model of time (core.latency) is one of these.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from proxy.core.residuals import Residuals
 
 WINDOW = 128
@@ -70,6 +73,17 @@ class Line:
         ff, fg, gg, f1, g1 = state
         self._s = ff, fg, gg, f1, g1
         self._solve()
+
+    def legacy(self) -> list[float]:
+        """What was learned, for `adopt` in another process: the prior, then the sums."""
+        return [*self._prior, *self._s]
+
+    def adopt(self, legacy: Sequence[float]) -> None:
+        """Go on from there, where the prior was the same: the sums are in units of it."""
+        p, q, *sums = legacy
+        if (p, q) == self._prior and all(math.isfinite(x) and x >= 0.0 for x in sums):
+            ff, fg, gg, f1, g1 = sums
+            self.restore((ff, fg, gg, f1, g1))
 
     def _add(self, f: float, g: float, y: float, weight: float) -> None:
         # In units of the prior's prediction: short and long count alike, and so do old and new.

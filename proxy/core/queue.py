@@ -80,7 +80,7 @@ class DrainRate:
 
     def served(self, tokens: int, now_s: float) -> None:
         """An entry was admitted."""
-        passed_s = now_s - (now_s if self._since_s is None else self._since_s)
+        passed_s = self._passed_s(now_s)
         kept = math.exp(-passed_s / RATE_MEMORY_S)
         self._tokens = self._tokens * kept + tokens
         self._seconds = self._seconds * kept + passed_s
@@ -88,8 +88,12 @@ class DrainRate:
 
     def tps(self, prior_tps: float, now_s: float) -> float:
         """The rate; `prior_tps` counts until there is something to go by."""
-        passed_s = now_s - (now_s if self._since_s is None else self._since_s)
+        passed_s = self._passed_s(now_s)
         return (self._tokens + prior_tps * PRIOR_S) / (self._seconds + PRIOR_S + passed_s)
+
+    def _passed_s(self, now_s: float) -> float:
+        # Not below zero, whatever the clock says: the weights are powers of it.
+        return max(0.0, now_s - self._since_s) if self._since_s is not None else 0.0
 
 
 class _Group:

@@ -69,7 +69,9 @@ class Router:
 
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
-        self._decide = decide or failing_open(DECIDERS.get(config.offload_policy, by_rules))
+        self.mistake: str | None = None
+        """The last one that a policy made, for who writes a log."""
+        self._decide = decide or self._policy(config)
         self._shadow = _shadow_of(config)
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
@@ -103,11 +105,17 @@ class Router:
         if config.thresholds != self.config.thresholds:
             self.gate.set(ANY_MODEL, config.thresholds)
         self.config = config
-        self._decide = failing_open(DECIDERS.get(config.offload_policy, by_rules))
+        self._decide = self._policy(config)
         self._shadow = _shadow_of(config)
         self.strain.aim(config.tpot_slo_s)
         self.hedges.switch(is_on=config.hedge)
         self._freed()
+
+    def _policy(self, config: RouterConfig) -> Decide:
+        return failing_open(DECIDERS.get(config.offload_policy, by_rules), self._note_mistake)
+
+    def _note_mistake(self, words: str) -> None:
+        self.mistake = words
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
@@ -186,6 +194,9 @@ class Router:
         d = self._decide(self._scene(facts, found, now_s)).decode
         self.hedges.end(route, now_s)
         self._course.release(route, now_s)
+        self._let_go(route.decode)
+        if route.prefill is not None:
+            self._let_go(route.prefill)
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
         route.decode, route.prefill = d.instance, None
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
@@ -252,13 +263,16 @@ class Router:
         Where a hedge does so already, it goes on.
         """
         route.fallback = why
+        p = route.prefill
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
         self._course.release(route, now_s)
-        if route.prefill is not None and why in _STRANDING:
-            self.stranded.book(route.prefill.name, route.prompt_tokens, now_s)
+        if p is not None and why in _STRANDING:
+            self.stranded.book(p.name, route.prompt_tokens, now_s)
         route.prefill = None
+        if p is not None:
+            self._let_go(p)
         if not self.hedges.adopt(route, now_s):
             self._charge_colocated(route, facts, now_s)
 
@@ -273,11 +287,19 @@ class Router:
             self._course.finished(route, kv_tokens, output_tokens, now_s)
         for charge in route.lease.charges:
             if charge.phase is Phase.DECODE:
-                self.gate.released(route.decode.name, charge.tokens, now_s)
+                self.gate.released(name, charge.tokens, now_s)
         self.hedges.end(route, now_s)
         self._course.release(route, now_s)
         self._uses.end(route)
         route.lease.close()
+        self._let_go(route.decode)
+        if route.prefill is not None:
+            self._let_go(route.prefill)
+
+    def _let_go(self, instance: Instance) -> None:
+        """Of one that was removed, what ends later leaves nothing behind: names come and go."""
+        if self.fleet.get(instance.name) is None:
+            self._forget(instance.name)
 
     def _free(self, facts: RequestFacts, now_s: float, exclude: Collection[str]) -> Free | Reject:
         busy: list[tuple[str, Busy]] = []

@@ -59,7 +59,7 @@ def ratios(check: Check) -> dict[str, float]:
 
 
 def test_known_constants_are_recovered_from_a_run_with_transfers(tmp_path):
-    write_run(tmp_path, SLOW, PROXY, limit=60, offload_policy="seed-heuristic")
+    write_run(tmp_path, SLOW, PROXY, limit=30, offload_policy="seed-heuristic")
     check = check_run(tmp_path)
     assert_recovered(check, SLOW)
     assert moving_s(check.fitted.constants) == pytest.approx(moving_s(SLOW), rel=0.3)
@@ -68,7 +68,7 @@ def test_known_constants_are_recovered_from_a_run_with_transfers(tmp_path):
 
 
 def test_fitted_constants_predict_a_run_of_the_cost_policy(tmp_path):
-    write_run(tmp_path, FAST, PROXY, scale=6.0, limit=60, offload_policy="cost")
+    write_run(tmp_path, FAST, PROXY, scale=6.0, limit=30, offload_policy="cost")
     check = check_run(tmp_path)
     assert_recovered(check, FAST)
     found = ratios(check)
@@ -98,7 +98,7 @@ def test_with_the_true_constants_the_prediction_is_the_run(tmp_path, policy):
 
 
 def test_a_disturbed_log_still_gives_the_constants(tmp_path):
-    write_run(tmp_path, SLOW, PROXY, limit=60)
+    write_run(tmp_path, SLOW, PROXY, limit=30)
     log = read_lines(tmp_path / "proxy.jsonl")
     for row in log[::12]:
         row["t_first_token"] += 2.0 * (row["t_first_token"] - row["t_decode_sent"])

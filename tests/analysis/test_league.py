@@ -109,6 +109,19 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--policies" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    ["--seeds 0", "--jobs 0", "--horizon nan", "--timeout 0", "--load x", "--load ,", "--scale 1"],
+)
+def test_bad_options_are_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["league", str(TRACE), *wrong.split()])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert told.count("\n") == 1
+    assert wrong.split()[0] in told
+
+
 def test_a_scale_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     options = "--instances 2 --load 1 --seeds 1 --scale 0.1:300000 --horizon 60 --jobs 1"
     assert main(["league", str(TRACE), *options.split(), "--policies", "cost"]) == 0

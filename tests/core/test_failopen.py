@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,8 @@ def test_the_least_loaded_takes_it_alone(router: Router) -> None:
     routes = [admit(router) for _ in range(3)]
     assert {route.decode.name for route in routes} == {"a", "b", "c"}
     assert {(route.prefill, route.reason) for route in routes} == {(None, Reason.POLICY_FAILED)}
+    assert router.mistake is not None
+    assert router.mistake.startswith("ZeroDivisionError: ")
     for route in routes:
         router.finish(route, 1.0)
     assert router.ledger.live == 0 == router.ledger.drift()
@@ -65,9 +68,12 @@ def test_what_is_not_of_its_making_passes(kind: type[BaseException]) -> None:
 
 
 def asked(decide: Decide) -> Route:
-    made = Router(RouterConfig(prefill_throughput=20_000), failing_open(decide))
+    said: list[str] = []
+    made = Router(RouterConfig(prefill_throughput=20_000), failing_open(decide, said.append))
     made.add(Instance("a", "http://a", "http://a:8998"))
-    return admit(made)
+    route = admit(made)
+    assert [f"{Path(__file__).name}:" in words for words in said] == [True]
+    return route
 
 
 def test_a_session_stays_at_home(router: Router) -> None:

@@ -120,6 +120,34 @@ def test_a_line_fades_what_is_old() -> None:
     assert CLIP > 1
 
 
+@given(st.lists(st.tuples(st.integers(1, 200_000), st.floats(0.001, 100.0)), max_size=20))
+def test_what_was_learned_goes_on_in_another(observed: list[tuple[int, float]]) -> None:
+    one, two, faster = model(), model(), Latency(40_000.0, 0.5, 8192)
+    for tokens, seconds in observed:
+        one.observe_prefill("a", tokens, 0, seconds)
+        one.observe_step("a", tokens, seconds)
+    legacy = one.legacy("a")
+    two.adopt("a", legacy)
+    before = faster.prefill_s("a", 1000, 0, 1, 1000)
+    faster.adopt("a", legacy)
+    if observed:
+        assert two.prefill_s("a", 1000, 0, 1, 1000) == one.prefill_s("a", 1000, 0, 1, 1000)
+    assert two.legacy("a") == legacy
+    assert faster.of("a").prefill.legacy() != legacy[0], "sums are in units of the options"
+    assert faster.prefill_s("a", 1000, 0, 0, 0) < before
+
+
+@pytest.mark.parametrize("legacy", [[], [[1.0], [2.0]], [[float("nan")] * 7] * 2, [[-1.0] * 7] * 2])
+def test_a_legacy_that_is_none_changes_nothing(legacy: list[list[float]]) -> None:
+    m = model()
+    if len(legacy) < 2 or len(legacy[0]) < 7:
+        with pytest.raises(ValueError, match="unpack"):
+            m.adopt("a", legacy)
+    else:
+        m.adopt("a", legacy)
+    assert m.legacy("a") == model().legacy("a")
+
+
 class TestOccupation:
     def test_decays_with_the_clock(self) -> None:
         m = model()

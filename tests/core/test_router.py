@@ -390,6 +390,33 @@ steps = st.lists(
 )
 
 
+@pytest.mark.parametrize("why", [None, Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS])
+@pytest.mark.parametrize("retried", [False, True])
+def test_what_ends_after_its_instances_were_removed_leaves_nothing_of_them(
+    why: Fallback | None, retried: bool
+) -> None:
+    """Names of instances come and go for months."""
+    r = router(4, offload_policy="always")
+    f = facts(tokens=20_000)
+    route = admitted(r, f)
+    p, d = route.prefill, route.decode
+    assert p is not None
+    r.prefill_done(route, f, 1.0)
+    for instance in (p, d):
+        r.remove(instance.name)
+    if why is not None:
+        r.fall_back(route, f, why, 2.0)
+    if retried:
+        r.retry(route, f, 2.5)
+    r.first_token(route, f, 3.0)
+    r.finish(route, 4.0, 10)
+    for name in (p.name, d.name):
+        assert r.stranded.on(name, 4.0) == (0, 0)
+        assert r.gate.release_tps(name, 4.0) is None
+        assert name not in r.latency._instances
+        assert not any(name in pair for pair in r.latency._pairs)
+
+
 @settings(max_examples=150)
 @given(policy=st.sampled_from(["seed-heuristic", "always"]), plan=steps)
 def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from proxy.core.slo import Slo
 from replayer.trace import TraceRequest
 from replayer.virtual_load import Source, as_source, chains
-from replayer.virtual_plan import LoadRules, Planned, Slo, plan
+from replayer.virtual_plan import LoadRules, Planned, plan
 
 
 def _request(name: str, ids: range | list[int], **values: Any) -> TraceRequest:

@@ -119,7 +119,7 @@ async def test_the_last_decisions(tmp_path: Path) -> None:
         assert [d["request_id"] for d in found] == ["r2", "r1"]
         assert found[1]["route_class"] == "HEAVY_COLO"
         assert {c["instance"] for c in found[1]["candidates"]} == set(proxy.router.ledger._accounts)
-        for bad in ("0", "1001", "x", "-1"):
+        for bad in ("0", "201", "x", "-1"):
             assert (await call(proxy, "GET", f"/decisions?n={bad}"))[0] == 400
 
 

@@ -96,7 +96,11 @@ async def test_a_drain_ends_at_its_limit_or_at_a_second_signal(options: tuple[st
         (("--instances", "nowhere"), 2, ["instances", "nowhere"]),
         (("--instances", "x:1", "--no-such-option"), 2, ["--no-such-option"]),
         ((), 2, ["instances is not given"]),
-        (("--instances", "x:1", "--request-log", "/nonexistent/log"), 1, ["/nonexistent/log"]),
+        (
+            ("--instances", "x:1", "--request-log", "/nonexistent/log"),
+            1,
+            ["request_log", "/nonexistent/log"],
+        ),
     ],
 )
 async def test_bad_options_are_one_line(
@@ -111,9 +115,10 @@ async def test_bad_options_are_one_line(
 async def test_a_taken_port_is_one_line() -> None:
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with server, running("--instances", "x:1", "--port", str(port)) as process:
+    async with server, running("--instances", "x:1", "--admin-port", str(port)) as process:
         assert await process.child.wait() == 1
-        assert len([line for line in process.lines if "cannot listen" in line]) == 1
+        (line,) = [line for line in process.lines if "cannot listen" in line]
+        assert f"127.0.0.1:{port} (admin_host, admin_port): Address already in use" in line
         assert not any("Traceback" in line for line in process.lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -241,8 +242,11 @@ async def test_inference_that_hangs_behind_a_healthy_front(
         await proxy.at_rest()
 
 
-async def test_health_that_fails_everywhere_while_inference_works(tmp_path: Path) -> None:
-    """More than half out is panic: all are used."""
+async def test_health_that_fails_everywhere_while_inference_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More than half out is panic: all are used, and a line says so, once."""
+    caplog.set_level(logging.INFO)
     async with fleet(tmp_path, GOOD, GOOD) as (proxy, _):
         watcher = proxy.server.service.watcher
         failure = UpstreamFailure(FailureKind.SERVER_ERROR, "status 500")
@@ -251,9 +255,19 @@ async def test_health_that_fails_everywhere_while_inference_works(tmp_path: Path
                 watcher.probe_failed(name, failure)
         assert not proxy.router.fleet.up()
         assert proxy.metric("panic") == 1
+        told = [line for line in caplog.messages if line.startswith("more than half")]
+        assert len(told) == 1
         assert await burst(proxy, 10, at_once=2) == {200: 10}
         async with proxy.http.get("/ready") as ready:
             assert ready.status == 200
+        for name in ("e0", "e1"):
+            for _ in range(2):
+                watcher.probe_answered(name)
+        assert "enough instances are up again" in caplog.messages
+        for name in ("e0", "e1"):
+            for _ in range(2):
+                watcher.probe_failed(name, UpstreamFailure(FailureKind.CONNECT, "refused"))
+        assert caplog.messages[-1] == "no instance is up: every request is refused"
 
 
 async def test_health_that_fails_on_one_and_health_that_flaps(

@@ -35,6 +35,7 @@ BAD_VALUES = [
     ("prefill_throughput", "inf", "number"),
     ("warm_threshold", "-1", ">= 0"),
     ("heavy_threshold", "8k", "integer"),
+    ("heavy_threshold", "1__0", "integer"),
     ("kv_connector", "nccl", "one of mooncake, nixl, implicit, none"),
     ("placement", "random", "one of affinity, least-tokens, round-robin"),
     ("offload_policy", "seed", "seed-heuristic, seed-cost, threshold, never, always"),
@@ -43,6 +44,7 @@ BAD_VALUES = [
     ("max_sessions", "0", ">= 1"),
     ("prefix_cache_bytes", "1KiB", ">= 1MiB"),
     ("prefix_cache_bytes", "12 parsecs", "KiB, MiB, GiB"),
+    ("prefix_cache_bytes", "20000000.0.0/8", "KiB, MiB, GiB"),
     ("max_body_bytes", "-5", ">= 1KiB"),
     ("active_decode_blocks_threshold", "1.01", ">= 0, <= 1"),
     ("active_decode_blocks_threshold", "nan", ">= 0, <= 1"),
@@ -121,6 +123,12 @@ def test_missing_file_and_folder_as_file(tmp_path):
 )
 def test_bad_use(argv, environ, part):
     assert part in error_of(argv, environ)
+
+
+def test_what_is_like_nothing_is_likened_to_nothing():
+    assert error_of(["--nope", "1"]) == "unknown argument '--nope'"
+    variable = "CACHE_PROXY_NOPE"
+    assert error_of([], {variable: "1"}) == f"unknown environment variable {variable}"
 
 
 def test_order_of_thresholds_names_both_with_their_origins():

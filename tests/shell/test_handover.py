@@ -76,11 +76,13 @@ async def test_any_single_fault_ends_in_the_same_answer(
             assert (record["limit"] is not None) == (fallback in ("p_timeout", "transfer_timeout"))
             for engine in fleet.engines:
                 engine.faults.change(query="ok", prefill="ok", pull="ok")
-            await asyncio.sleep(0.05)  # the bootstrap server is asked again with the probes
+            now_s = asyncio.get_running_loop().time
+            ids = [upstream._id for upstream in proxy.server.service.upstreams.values()]
+            await until(lambda: all(one.known(now_s()) for one in ids), "asked again")
             other = await proxy.post(chat(words(2000, "z")), headers={"X-Session-ID": "t"})
             assert other.status == 200
             last = (await proxy.records(2))[-1]
-            assert last["outcome"] == "ok"
+            assert (last["outcome"], last["route_class"]) == ("ok", "HEAVY_P2P")
             await proxy.at_rest()
             await until(lambda: proxy.connections() == 0)
 

@@ -205,12 +205,14 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
             for _ in range(2):
                 assert (await one.post(chat(text), headers=headers)).status == 200
             first = (await one.records(2))[-1]
+            step_s = one.router.latency.step_s(first["decode_instance"], 1000)
             left = await estate.leave(one.server.service)
         assert first["hit_tokens"] > 1000
         home = first["decode_instance"]
         fewer = [name for name in names if home in name] + ["other=127.0.0.1:1"]
         async with Proxy(tmp_path / "two", fewer) as two:
             estate.take(two.server.service, left)
+            assert two.router.latency.step_s(home, 1000) == step_s
             answer = await two.post(chat(text), headers=headers)
             assert answer.status == 200, answer.body
             (second,) = await two.records(1)

@@ -116,7 +116,9 @@ async def test_other_methods_are_405(tmp_path: Path, method: str) -> None:
             request = (
                 f"{method} /v1/chat/completions HTTP/1.1\r\nHost: p\r\nConnection: close\r\n\r\n"
             )
-            assert (await raw(proxy, request.encode())).startswith(b"HTTP/1.1 405 ")
+            answer = await raw(proxy, request.encode())
+            assert answer.startswith(b"HTTP/1.1 405 ")
+            assert b"\r\nAllow: POST\r\n" in answer
 
 
 async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:

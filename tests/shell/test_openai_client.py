@@ -76,8 +76,10 @@ async def test_errors_are_its_own_exceptions(tmp_path: Path, said: Any) -> None:
                     model="nobody",
                     messages=said,
                 )
+            now_s = proxy.server.service.clock.now_s
             backlog = proxy.router.admit(
-                proxy.server.service.estimator.facts("/v1/completions", {}, chat("x y z"))[0], 0.0
+                proxy.server.service.estimator.facts("/v1/completions", {}, chat("x y z"))[0],
+                now_s(),
             )
             with pytest.raises(openai.InternalServerError) as busy:
                 await client.chat.completions.create(
@@ -86,4 +88,4 @@ async def test_errors_are_its_own_exceptions(tmp_path: Path, said: Any) -> None:
                 )
             assert busy.value.status_code == 503
             assert "All workers are busy" in busy.value.message
-            proxy.router.finish(backlog, 0.0)
+            proxy.router.finish(backlog, now_s())

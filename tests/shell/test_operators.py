@@ -83,6 +83,12 @@ async def test_every_change_has_a_line_and_no_look_has_one(
         assert [line.split()[1] for line in lines] == ["POST", "DELETE", "POST", "POST", "DELETE"]
         assert [int(line.split()[-1]) for line in lines] == [201, 200, 200, 404, 202]
         assert not any("\n" in line or "hidden" in line or TOKEN in line for line in lines)
+        assert "instance new added: http://127.0.0.1:9" in caplog.messages
+        assert any(
+            line.startswith("busy thresholds of *: ")
+            and "active_prefill_tokens_threshold 9" in line
+            for line in caplog.messages
+        )
 
 
 async def test_the_token_changes_with_a_reload(tmp_path: Path) -> None:
@@ -91,9 +97,7 @@ async def test_the_token_changes_with_a_reload(tmp_path: Path) -> None:
     async with RawEngine(says(b"")) as engine:
         argv = ["--instances", engine.address, "--admin-token", f"@{token}"]
         argv += ["--host", "127.0.0.1", "--port", "0", "--request-log", str(tmp_path / "log")]
-        given = (await asyncio.to_thread(load, argv, {})).settings.model_dump() | {
-            "health_interval": 0.05
-        }
+        given = vars((await asyncio.to_thread(load, argv, {})).settings) | {"health_interval": 0.05}
 
         def source() -> object:
             return load([*argv, "--health-interval", "0.05"], {}).settings

@@ -49,6 +49,15 @@ async def test_the_record_of_a_stream(tmp_path: Path) -> None:
         assert record["t_decode_sent"] < record["t_first_token"] <= record["t_done"]
 
 
+@pytest.mark.parametrize(("slo_s", "ttft"), [(60.0, "kept"), (1e-6, "missed")])
+async def test_goodput_is_counted(tmp_path: Path, slo_s: float, ttft: str) -> None:
+    async with proxied(tmp_path, 1, ttft_slo=slo_s, tpot_slo=60.0) as (proxy, _):
+        await proxy.post(chat("x"))
+        await proxy.post(chat("x", stream=False))
+        await proxy.records(2)
+        assert proxy.metric("slo_total", ttft=ttft, tpot="kept") == 1
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 async def test_without_streaming(tmp_path: Path, path: str) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):

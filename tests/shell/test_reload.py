@@ -198,7 +198,7 @@ async def test_an_operators_threshold_survives_a_reload_of_something_else(tmp_pa
             rewrite(path, toml(addresses(fleet), request_log=log, ttft_slo=1.0))
             assert await proxy.server.reloader.reload("test") == "applied"
             assert gate.thresholds(ANY_MODEL).active_decode_blocks_threshold == 0.5
-            assert proxy.router.config.ttft_slo_s == 1.0
+            assert proxy.server.service.metrics.slo.ttft_s == 1.0
 
 
 def test_every_reloadable_option_is_one() -> None:

@@ -20,3 +20,12 @@ def test_a_histogram_with_buckets_below_zero_has_a_count_and_no_sum() -> None:
     shown = [line for line in generate_latest(theirs).splitlines() if b"_created" not in line]
     assert generate_latest(ours).splitlines() == shown
     assert ours.get_sample_value(f"{NAME}_count", {"what": "ttft"}) == 4
+
+
+def test_what_names_something_that_is_gone_is_dropped() -> None:
+    spreads = Spreads("transfer_seconds", "", ("prefill", "decode"), (1,))
+    for pair in (("a", "b"), ("b", "a"), ("a", "c")):
+        spreads.labels(*pair).observe(0.5)
+    spreads.forget("b")
+    (family,) = spreads.collect()
+    assert {(s.labels["prefill"], s.labels["decode"]) for s in family.samples} == {("a", "c")}

@@ -1,0 +1,144 @@
+"""An answer that comes in pieces: charged while it passes, and ended in words where it breaks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from aiohttp import web
+
+from proxy import journal
+from proxy.answer import Reply
+from proxy.core.record import RequestRecord
+from proxy.core.route import Route
+from proxy.core.sse import Scanner
+from proxy.core.types import Outcome, RequestFacts
+from proxy.errors import UpstreamFailure
+from proxy.judge import in_band_error
+from proxy.lastwords import error_event
+from proxy.relay import GROW_EVENTS, Relay, RelayResponse, StreamCutError
+from proxy.service import Service
+from proxy.waits import for_silence
+
+
+class Streaming:
+    """One answer on its way. `blame` hears which instance failed how."""
+
+    __slots__ = (
+        "_blame",
+        "_charged_events",
+        "_facts",
+        "_record",
+        "_relay",
+        "_route",
+        "_scanner",
+        "_service",
+    )
+
+    def __init__(
+        self,
+        service: Service,
+        record: RequestRecord,
+        facts: RequestFacts,
+        route: Route,
+        blame: Callable[[str, UpstreamFailure], None],
+    ) -> None:
+        self._service, self._record, self._facts, self._route = service, record, facts, route
+        self._blame = blame
+        self._scanner = Scanner()
+        self._relay: Relay | None = None
+        self._charged_events = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has the head of this answer: no other one can be given."""
+        return self._relay is not None and self._relay.response.prepared
+
+    @property
+    def usage(self) -> bytes | None:
+        """The last usage object that has passed, as JSON bytes."""
+        return self._scanner.usage()
+
+    async def run(self, request: web.Request, answer: Reply, extra: bytes) -> RelayResponse:
+        """Pass the answer on, to its end or to where it breaks. `extra`: header lines of ours."""
+        service, relay = self._service, None
+        try:
+            response = RelayResponse(request, answer, extra)
+            relay = self._relay = Relay(request, answer, response, self._scanner, self._on_mark)
+            idle_s = for_silence(service, self._route)
+            try:
+                await relay.run(idle_s, service.settings.heartbeat_interval)
+            except StreamCutError as error:
+                self._lost(error)
+            else:
+                self._note_engine_error()
+            return response
+        finally:
+            (relay or answer).close()
+
+    def let_go(self) -> None:
+        """The request is over."""
+        self._relay = None
+
+    def cut(self, outcome: Outcome, detail: str, code: str) -> RelayResponse:
+        """Say in the stream, which has begun, what happened, and close without a clean end."""
+        relay, record = self._relay, self._record
+        assert relay is not None
+        journal.note_end(record, outcome, record.status, detail)
+        words = None
+        if relay.reply.is_stream and not relay.is_ended:
+            event = error_event(
+                record.endpoint,
+                message=detail,
+                type_=str(outcome),
+                code=code,
+                request_id=record.request_id,
+                events=self._scanner.events,
+            )
+            words = relay.last_words(event)
+        relay.response.cut(words)
+        return relay.response
+
+    def _on_mark(self) -> int:
+        """A piece passes: note the first token, charge what came since the last time."""
+        record, scanner, route = self._record, self._scanner, self._route
+        if not record.stream:
+            return sys.maxsize
+        if record.t_first_token is None:
+            if not scanner.has_content:
+                return 0
+            now_s = self._service.clock.now_s()
+            record.t_first_token = self._service.clock.unix(now_s)
+            self._service.router.first_token(route, self._facts, now_s)
+            self._observe_transfer()
+        elif scanner.events - self._charged_events >= GROW_EVENTS:
+            route.lease.grow(scanner.events - self._charged_events)
+            self._charged_events = scanner.events
+        return self._charged_events + GROW_EVENTS
+
+    def _observe_transfer(self) -> None:
+        record, route = self._record, self._route
+        sent, first = record.t_decode_sent, record.t_first_token
+        if route.prefill is not None and sent is not None and first is not None:
+            transfer = self._service.metrics.kv_transfer
+            transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
+
+    def _lost(self, error: StreamCutError) -> None:
+        """The instance failed amid its answer: the client is told, and the instance blamed."""
+        outcome = Outcome.UPSTREAM_TRUNCATED
+        if error.limit_s is not None:
+            outcome = Outcome.UPSTREAM_TIMEOUT
+            self._record.limit, self._record.limit_s = "idle", error.limit_s
+        self.cut(outcome, error.detail, error.code)
+        if error.failure is not None:
+            self._blame(self._route.decode.name, error.failure)
+
+    def _note_engine_error(self) -> None:
+        """A stream that ended well for HTTP may have ended with an error of the engine."""
+        event = self._scanner.error() if self._record.stream else None
+        if event is not None:
+            failure = in_band_error(event)
+            record = self._record
+            journal.note_end(record, Outcome.UPSTREAM_ERROR, record.status, failure.detail)
+            if failure.status is not None and failure.status >= 500:
+                self._blame(self._route.decode.name, failure)

@@ -1,0 +1,53 @@
+"""What the command lines share: errors of one line, and how numbers are read."""
+
+import argparse
+from typing import NoReturn
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with exit status 2."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def positive(text: str) -> float:
+    """Read a number > 0."""
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"must be a number > 0, not {text!r}")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """Read a number >= 0."""
+    value = number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be a number >= 0, not {text!r}")
+    return value
+
+
+def count(text: str) -> int:
+    """Read an integer >= 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be an integer >= 0, not {text!r}")
+    return int(text)
+
+
+def positive_count(text: str) -> int:
+    """Read an integer >= 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, not {text!r}")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """Read a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None
+    if value != value or value in (float("inf"), float("-inf")):
+        raise argparse.ArgumentTypeError(f"must be a finite number, not {text!r}")
+    return value

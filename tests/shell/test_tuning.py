@@ -1,0 +1,48 @@
+"""What a burst has left in the heap: kept for the next one, until it is given back."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+BURST = """
+import threading
+from proxy.memory import resident_bytes
+from proxy.tuning import give_back, keep_big_blocks
+
+keep_big_blocks()
+kept = []
+
+def burst():
+    bodies = []
+    for _ in range(24):
+        bodies.append(b"x" * (1 << 20))
+        kept.append(bytes(700))  # small blocks that stay, between the big ones
+
+def in_thread():
+    thread = threading.Thread(target=burst)
+    thread.start()
+    thread.join()
+
+start = resident_bytes()
+in_thread()
+once = resident_bytes()
+burst()
+twice = resident_bytes()
+give_back()
+print(once - start, twice - once, resident_bytes() - start)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is glibc's")
+def test_big_blocks_are_used_again_by_any_thread_and_given_back_when_asked() -> None:
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", BURST], capture_output=True, text=True, check=True
+    )
+    once, more, left = (int(word) / (1 << 20) for word in run.stdout.split())
+    assert once > 20, "a process that frees them keeps them"
+    assert more < 8, "the next burst needs little more, though it is another thread's"
+    assert left < 8
