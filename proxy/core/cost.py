@@ -1,17 +1,25 @@
 """The cost policy: every place a request could be computed and decoded, priced in seconds.
 
-    J(P, D) = ttft + strain * (weight_harm * stalled streams * stall
-                               + weight_decode * decode time on D)
+    J(P, D) = ttft + weight_late * max(0, ttft - LATE_S)^2
+              + strain * (weight_harm * stalled streams * stall * pressed(P)
+                          + weight_decode * decode time on D)
+              + weight_arrivals * arrivals/s at P * stall * (stall / 2 + wait(P))
               + weight_next_turn * busy ratio of D * rest of a prefill met there
               + weight_memory * seconds to compute again what the new KV displaces
               + weight_room * (KV in use on D with this prompt / all of it)^2
     ttft    = wait(P) + prefill(P, prompt - hit_P) [ + transfer(P, D, prompt - hit_D) + step(D) ]
+    pressed = sqrt(min(1, step(P) / (1 - busy ratio of P) / TPOT target))
 
-A stall is what a prefill adds to the steps of the streams beside it. `strain` follows the TPOT
-target (core.strain). The busy ratio, over the last minute, is what the session's next turns will
-meet on D: queues are too short a memory. What they meet lasts as long as prefills of this fleet do,
-long or short. KV in use is what waiting sessions lose their own to: once a cache is full of running
-prompts, every turn computes all of its prompt, runs longer for it, and keeps the cache full.
+A late first token costs more than its seconds: the longer a prediction, the further it is off,
+and clients give up. A stall is what a prefill adds to the steps of the streams beside it. Those
+have time to spare where tokens come quicker than their target asks: there a stall counts less.
+`strain` follows the same target over the fleet (core.strain). Whoever arrives at P while it
+computes waits for what is left of it, half of it on average, and for the queue before it: long
+prompts go where few arrive. The busy ratio, over the last minute, is what the session's next turns
+will meet on D: queues are too short a memory. What they meet lasts as long as prefills of this
+fleet do, long or short. KV in use is what waiting sessions lose their own to: once a cache is full
+of running prompts, every turn computes all of its prompt, runs longer for it, and keeps the cache
+full.
 
 P = D is colocation, at home or elsewhere: a session follows its tokens, and affinity is worth
 exactly what the lost prefix would cost. P != D is an offload; where P is the old home it hands its
@@ -31,7 +39,7 @@ from proxy.core.classify import Size, classify
 from proxy.core.connectors import CONNECTORS
 from proxy.core.decide import Choice, Scene, can_prefill
 from proxy.core.free import Free
-from proxy.core.latency import RECENT_S
+from proxy.core.latency import FIRST_STEP
 from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT, Priced
 from proxy.core.types import Reason
 
@@ -40,20 +48,29 @@ MARGIN_RATIO = 0.15
 MAX_WAIT_S = 4.0
 """P takes no offload behind a longer queue: the founding design lost a quarter of its HEAVY
 requests in such queues."""
+LATE_S = 10.0
+"""From here on a first token is late for anybody: 2 s and 0.1 ms per new token ask for one in this
+time of a prompt of 80,000 tokens."""
+BUSY_MOST = 0.95
+"""Steps of an instance that only prefills would be endless."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """How seconds of others count against seconds of this request's first token.
 
-    Found in the league (docs/figures.md) by search over three traces, both regimes and two loads;
-    the optimum is flat. `harm`: per stream and second of stall; `decode`: per second of an output
-    of `output_tokens`; `next_turn`: per second of the wait that D's busy ratio promises; `memory`:
-    per second of displaced computation; `room`: seconds for a cache that is in use as a whole.
+    Found in the league (docs/figures.md) by search over three traces, both regimes and three loads;
+    the optimum is flat. `late`: per second and second beyond LATE_S; `harm`: per stream and second
+    of stall; `decode`: per second of an output of `output_tokens`; `arrivals`: per second that one
+    who arrives later waits; `next_turn`: per second of the wait that D's busy ratio promises;
+    `memory`: per second of displaced computation; `room`: seconds for a cache that is in use as a
+    whole.
     """
 
-    harm: float = 0.08
+    late: float = 0.05
+    harm: float = 0.12
     decode: float = 0.03
+    arrivals: float = 1.0
     next_turn: float = 0.5
     memory: float = 1.0
     room: float = 0.5
@@ -74,7 +91,7 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
         best = _stay(free, scene.home, best, colocated)
     warm, heavy = scene.config.warm_threshold, scene.config.heavy_threshold
     size = classify(best.new_tokens, warm, heavy)
-    offloads = _offloads(scene, free, colocated) if _may_offload(best, size, colocated) else []
+    offloads = _offloads(scene, free, colocated, w) if _may_offload(best, size, colocated) else []
     reason = _why_not(scene, best, size, offloads)
     chosen = best
     if reason is None:
@@ -128,7 +145,8 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
     now_s, prompt_tokens, budget = scene.now_s, free.prompt_tokens, scene.latency.budget
     harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
     next_turn = w.next_turn * scene.latency.rest_s()
-    memory, room = w.memory, w.room
+    memory, room, arrivals, late = w.memory, w.room, w.arrivals, w.late
+    target_s = scene.config.tpot_slo_s
     all_times, sizes = scene.latency.times(free.names), list(map(scene.kv_tokens, free.names))
     priced: list[Priced] = []
     for at, times in enumerate(all_times):
@@ -143,32 +161,38 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
         line, step = times.prefill, times.step
         p, q, step_p, step_q = line.p, line.q, step.p, step.q
         stall_s = prefill_s = p * new + q * (new * (hit + new / 2))
+        step_s = step_p + step_q * decode_tokens
         if streams:
-            prefill_s += (math.ceil(new / budget) + 0.5) * (step_p + step_q * decode_tokens)
+            steps = math.ceil(new / budget) + (0.0 if times.pending else FIRST_STEP)
+            prefill_s += steps * step_s
         wait_s = times.busy_until_s - now_s
         if wait_s < 0.0:
             wait_s = 0.0
         ready_s = (max(wait_s, kv_wait_s)) + prefill_s
-        harm_s = harm * streams * stall_s
-        decode_s = decode * (
-            step_p + step_q * (decode_tokens + load.inbound_tokens + prompt_tokens)
-        )
+        busy, per_s = times.lately(now_s)
+        harm_s = 0.0
+        if streams:
+            pressed = step_s / (1.0 - min(BUSY_MOST, busy)) / target_s
+            harm_s = harm * streams * stall_s * math.sqrt(min(1.0, pressed))
+        behind_s = arrivals * per_s * stall_s * (stall_s / 2 + wait_s)
+        kv_after = decode_tokens + load.inbound_tokens + prompt_tokens
+        decode_s = decode * (step_p + step_q * kv_after)
         memory_s = memory * full * (p * new + q * (new * (new / 2))) if full else 0.0
         kv_tokens = sizes[at]
         if kv_tokens:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
             memory_s += room * (in_use * in_use)
-        busy_s = times.recent_s
-        if busy_s:
-            busy_s *= math.exp(min(0.0, times.recent_at_s - now_s) / RECENT_S) / RECENT_S
-        next_s = next_turn * busy_s
-        cost_s = ready_s + harm_s + decode_s + next_s + memory_s
+        next_s = next_turn * busy
+        late_s = late * (ready_s - LATE_S) ** 2 if ready_s > LATE_S else 0.0
+        cost_s = ready_s + late_s + harm_s + behind_s + decode_s + next_s + memory_s
         priced.append(
             Priced(
                 cost_s,
                 at,
                 ready_s,
+                late_s,
                 harm_s,
+                behind_s,
                 decode_s,
                 next_s,
                 memory_s,
@@ -226,7 +250,7 @@ def _unless_small(size: Size, reason: Reason) -> Reason:
     return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
 
 
-def _offloads(scene: Scene, free: Free, colocated: list[Priced]) -> list[Priced]:
+def _offloads(scene: Scene, free: Free, colocated: list[Priced], w: Weights) -> list[Priced]:
     """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
 
     What each costs alone is in its colocation already.
@@ -245,7 +269,7 @@ def _offloads(scene: Scene, free: Free, colocated: list[Priced]) -> list[Priced]
         if home.new_tokens >= least and home not in ds:
             ds.append(home)
     ps = list(islice(_able(scene, colocated), 3))
-    pairs = [_offloaded(scene, p, d) for d in ds for p in ps if p.at != d.at]
+    pairs = [_offloaded(scene, p, d, w) for d in ds for p in ps if p.at != d.at]
     in_time_s = scene.config.prefill_timeout_s
     return sorted([pair for pair in pairs if pair.ttft_s < in_time_s], key=_cost)[:OFFLOADS_KEPT]
 
@@ -262,7 +286,9 @@ def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
     """
     connector = CONNECTORS[scene.config.kv_connector]
     quickest = [
-        (c.ttft_s + c.harm_s + c.memory_s, c.at) for c in colocated if c.wait_s <= MAX_WAIT_S
+        (c.ttft_s + c.late_s + c.harm_s + c.behind_s + c.memory_s, c.at)
+        for c in colocated
+        if c.wait_s <= MAX_WAIT_S
     ]
     heapify(quickest)
     while quickest:
@@ -271,17 +297,21 @@ def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
             yield p
 
 
-def _offloaded(scene: Scene, p: Priced, d: Priced) -> Priced:
+def _offloaded(scene: Scene, p: Priced, d: Priced, w: Weights) -> Priced:
     """Computed as if on P, decoded as if on D, and moved."""
     moved_s = scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
     # D reads what came over in its turn, behind what it has to compute, and where there is room.
     moved_s += max(0.0, max(d.kv_wait_s, d.wait_s) - p.ttft_s)
     ttft_s = p.ttft_s + moved_s
+    late_s = w.late * (ttft_s - LATE_S) ** 2 if ttft_s > LATE_S else 0.0
+    on_p_s = p.harm_s + p.behind_s + p.memory_s
     return Priced(
-        ttft_s + p.harm_s + p.memory_s + d.decode_s + d.next_s + d.memory_s,
+        ttft_s + late_s + on_p_s + _decoding_s(d),
         d.at,
         ttft_s,
+        late_s,
         p.harm_s,
+        p.behind_s,
         d.decode_s,
         d.next_s,
         d.memory_s + p.memory_s,

@@ -178,15 +178,15 @@ class Gate:
             return self._prefill_tps
         return self.release_tps(instance, now_s) or capacity / KV_TURNOVER_S
 
-    def kv_wait_s(self, instance: str, load: Load, new_tokens: int, now_s: float) -> float:
+    def kv_wait_s(self, instance: str, load: Load, tokens: int, now_s: float) -> float:
         """Until streams will have freed the KV that a prompt lacks; 0 while the size is unknown.
 
-        An engine begins a prompt only when its new KV fits beside what is running.
+        An engine begins a prompt only when its KV fits beside what is running.
         """
         capacity = self._kv_tokens.get(instance)
         if capacity is None:
             return 0.0
-        excess = load.held_tokens + new_tokens - KV_USABLE_RATIO * capacity
+        excess = load.held_tokens + tokens - KV_USABLE_RATIO * capacity
         if excess <= 0:
             return 0.0
         return excess / (self.release_tps(instance, now_s) or capacity / KV_TURNOVER_S)
@@ -196,15 +196,17 @@ class Gate:
         names: Sequence[str],
         loads: Sequence[Load],
         prompt_tokens: int,
-        hit_tokens: Sequence[int],
         now_s: float,
     ) -> list[float]:
-        """The same of several, each with its hit; hardly any has to wait."""
+        """The same of several, for the whole prompt; hardly any has to wait.
+
+        What a prompt finds in the cache is nobody else's while it runs, so it needs room for that
+        as well.
+        """
         if max(map(_HELD, loads)) + prompt_tokens <= self._least_room:
             return [0.0] * len(names)
-        asked = zip(names, loads, hit_tokens, strict=True)
-        wait_s = self.kv_wait_s
-        return [wait_s(name, load, prompt_tokens - hit, now_s) for name, load, hit in asked]
+        asked = zip(names, loads, strict=True)
+        return [self.kv_wait_s(name, load, prompt_tokens, now_s) for name, load in asked]
 
     def release_tps(self, instance: str, now_s: float) -> float | None:
         """KV tokens per second that ending streams gave back lately; None while unknown."""

@@ -6,9 +6,10 @@ Three lines, each of two non-negative coefficients, with the flags' values as pr
     step_s     = a0 + a3 * kv_tokens                            per instance
     transfer_s = x0 + tokens * s_per_token                      per pair, until then the fleet's
 
-A prefill beside running streams also pays one decode step per chunk of the step's token budget, and
-half of one until the step under way ends. Those steps are the streams' own, so they are taken out
-of what is seen before it teaches the prefill line; prompts computed in one step are seen as one.
+A prefill beside running streams also pays one decode step per chunk of the step's token budget,
+and, where it finds none before it, half of one until the step under way ends. Those steps are the
+streams' own, so they are taken out of what is seen before it teaches the prefill line; prompts
+computed in one step are seen as one.
 Each line also keeps how far off it lately was, and so does an instance for what its queue and its
 computation took together: quantiles of that say when something is late (`*_bound_s`).
 Occupation is the moment at which an instance will have computed what is reserved on it: it decays
@@ -38,6 +39,8 @@ TYPICAL_KV_TOKENS = 100_000.0
 PAIRS_MAX = 4096
 RECENT_S = 60.0
 """How far back an instance's load is looked at: some turns of a session."""
+FIRST_STEP = 0.5
+"""A prompt that finds no other waits for the end of a step under way: on average half of it."""
 SAME_STEP_RATIO = 0.3
 """A prefill that took less than this part of what it should shared its step with the one before."""
 LATE = 0.95
@@ -70,6 +73,7 @@ class Times:
         "pending",
         "prefill",
         "ready",
+        "recent",
         "recent_at_s",
         "recent_s",
         "step",
@@ -85,6 +89,7 @@ class Times:
         self.ready = Residuals()
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
+        self.recent = 0.0
         self.recent_s = 0.0
         self.recent_at_s = 0.0
         self._turn_s = 0.0
@@ -98,10 +103,11 @@ class Times:
         if not streams:
             return alone
         step = self.step
-        return alone + (math.ceil(new / self.budget) + 0.5) * (step.p + step.q * kv_tokens)
+        steps = math.ceil(new / self.budget) + (0.0 if self.pending else FIRST_STEP)
+        return alone + steps * (step.p + step.q * kv_tokens)
 
-    def work_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
-        """For how long that keeps others waiting: they share its steps where it leaves room."""
+    def share_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
+        """The same without what others may use of its steps: where it leaves room, they join."""
         line = self.prefill
         alone = line.p * new + line.q * (new * (context + new / 2))
         if not streams:
@@ -123,7 +129,7 @@ class Times:
             seen = self._last.joined(seen)
             line.restore(seen.before)
         self._last = seen
-        steps = math.ceil(seen.new / self.budget) + (0.5 if seen.first else 0.0)
+        steps = math.ceil(seen.new / self.budget) + (FIRST_STEP if seen.first else 0.0)
         line.observe(seen.new, seen.pairs, seen.seconds, steps * step_s)
 
     def step_s(self, kv_tokens: int) -> float:
@@ -136,11 +142,16 @@ class Times:
             return 0.0
         return self.busy_until_s - now_s
 
-    def reserve(self, key: int, work_s: float, now_s: float) -> None:
-        """A prefill of `work_s` more; `key` is its owner's."""
+    def reserve(self, key: int, work_s: float, now_s: float, share_s: float | None = None) -> None:
+        """A prefill that ends `work_s` after the one before it; `key` is its owner's.
+
+        `share_s`: what of that it keeps the instance from computing for others.
+        """
         self.pending[key] = work_s
         self.busy_until_s = max(now_s, self.busy_until_s) + work_s
-        self.recent_s = self._faded_s(now_s) + work_s
+        kept = self._kept(now_s)
+        self.recent_s = self.recent_s * kept + (work_s if share_s is None else share_s)
+        self.recent = self.recent * kept + 1.0
         self.recent_at_s = now_s
 
     def end(self, key: int, now_s: float) -> float | None:
@@ -159,11 +170,18 @@ class Times:
 
     def busy_ratio(self, now_s: float) -> float:
         """Seconds of prefill per second, lately; over 1 where a queue grows."""
-        return self._faded_s(now_s) / RECENT_S
+        return self.lately(now_s)[0]
 
-    def _faded_s(self, now_s: float) -> float:
+    def lately(self, now_s: float) -> tuple[float, float]:
+        """That ratio, and prefills per second."""
+        if not self.recent:
+            return 0.0, 0.0
+        kept = self._kept(now_s) / RECENT_S
+        return self.recent_s * kept, self.recent * kept
+
+    def _kept(self, now_s: float) -> float:
         # A clock that reads less than before would make it grow without bound.
-        return self.recent_s * math.exp(min(0.0, self.recent_at_s - now_s) / RECENT_S)
+        return math.exp(min(0.0, self.recent_at_s - now_s) / RECENT_S)
 
 
 class Latency:
@@ -263,10 +281,13 @@ class Latency:
         found = self._instances.get(name)
         return found.wait_s(now_s) if found else 0.0
 
-    def begin(self, name: str, key: int, work_s: float, now_s: float) -> None:
-        """Reserve a prefill; `key` is its owner's."""
-        self.of(name).reserve(key, work_s, now_s)
+    def begin(
+        self, name: str, key: int, work_s: float, now_s: float, share_s: float | None = None
+    ) -> None:
+        """Reserve a prefill; see Times.reserve."""
+        self.of(name).reserve(key, work_s, now_s, share_s)
         (a, b), keep = self._work, 1.0 - 1.0 / WINDOW
+        work_s = work_s if share_s is None else share_s
         self._work = keep * a + work_s, keep * b + work_s * work_s
 
     def rest_s(self) -> float:

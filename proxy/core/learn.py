@@ -39,15 +39,15 @@ class Course:
         name, new = computing.name, max(1, route.prompt_tokens - hit_tokens)
         times = self.latency.of(name)
         beside = load.decode_requests, load.decode_tokens
-        work_s = times.work_s(new, hit_tokens, *beside)
         route.reserved_s = now_s
         route.beside_step_s = times.step_s(load.decode_tokens) if load.decode_requests else 0.0
         route.computes_tokens = new
         wait_s = times.wait_s(now_s)
         route.waited_for_room = kv_wait_s > wait_s
-        ready_s = times.prefill_s(new, hit_tokens, *beside)
-        route.predicted_prefill_s = max(wait_s, kv_wait_s) + ready_s
-        self.latency.begin(name, id(route.lease), work_s, now_s)
+        work_s = times.prefill_s(new, hit_tokens, *beside)
+        route.predicted_prefill_s = max(wait_s, kv_wait_s) + work_s
+        share_s = times.share_s(new, hit_tokens, *beside)
+        self.latency.begin(name, id(route.lease), work_s, now_s, share_s)
 
     def hedge(self, route: Route, load: Load, now_s: float, kv_wait_s: float) -> Hedge:
         """Occupy D as well, for what it would have to compute; P's reservation stays."""

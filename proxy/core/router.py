@@ -336,7 +336,7 @@ class Router:
         names = self._names
         loads = self.ledger.loads(names)
         hits = _hit_tokens(facts, self.reuse.hits(facts), names)
-        waits_s = self.gate.kv_waits_s(names, loads, facts.prompt_tokens, hits, now_s)
+        waits_s = self.gate.kv_waits_s(names, loads, facts.prompt_tokens, now_s)
         full = self.prefixes.full_ratios(names)
         sessions_on = self.sessions.count
 

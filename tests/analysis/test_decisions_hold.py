@@ -53,12 +53,12 @@ def test_the_default_is_first_or_near_it_whether_the_working_set_fits_or_not(
     assert ours["goodput"] >= 0.98 * max(other["goodput"] for other in others)
     assert ours["ttft_p90"] <= 1.05 * min(other["ttft_p90"] for other in others)
     # Within half of the target it may be above the baseline's: there it buys first tokens.
-    assert ours["tpot_p90"] <= max(1.02 * row("session-sticky", kv_tokens)["tpot_p90"], 0.025)
+    assert ours["tpot_p90"] <= max(row("session-sticky", kv_tokens)["tpot_p90"], 0.025)
 
 
 @pytest.mark.parametrize("perturb", [name for name in PERTURBATIONS if name != "none"])
 def test_the_default_survives_what_is_not_as_it_should_be(perturb: str) -> None:
     ours, baseline = row("cost", FITS, perturb), row("session-sticky", FITS, perturb)
     assert ours["failures"] == 0
-    assert ours["goodput"] >= 0.93 * baseline["goodput"]
+    assert ours["goodput"] >= 0.95 * baseline["goodput"]
     assert ours["ttft_p90"] <= 1.1 * baseline["ttft_p90"]

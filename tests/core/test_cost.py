@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.classify import Size
 from proxy.core.connectors import CONNECTORS
-from proxy.core.cost import MAX_WAIT_S, Weights, by_cost
+from proxy.core.cost import LATE_S, MAX_WAIT_S, Weights, by_cost
 from proxy.core.decide import Choice, RouterConfig, Scene, can_prefill
-from proxy.core.latency import Latency
+from proxy.core.latency import RECENT_S, STEP_PRIOR_S, Latency
+from proxy.core.options import Priced
 from proxy.core.types import Candidate, Instance, Load, Reason, RequestFacts
 
 PROMPT = 40_000
@@ -123,14 +126,98 @@ def test_contract(drawn: list[tuple[int, int, float]], home: int) -> None:
 
 @given(candidates, st.floats(0.1, 30))
 def test_a_longer_queue_never_attracts(drawn: list[tuple[int, int, float]], more_s: float) -> None:
+    """Nor does it change anything for those who were not going there."""
     free = [candidate(f"i{i}", hit, decode=decode) for i, (hit, decode, _) in enumerate(drawn)]
     busy_s = {f"i{i}": seconds for i, (_, _, seconds) in enumerate(drawn)}
-    chosen = by_cost(scene(free, busy_s=busy_s, connector="none"))
+    asked = scene(free, busy_s=busy_s, connector="none")
+    chosen = by_cost(asked).decode
     for other in free:
-        name = other.instance.name
-        if other is not chosen.decode:
-            longer = busy_s | {name: busy_s[name] + more_s}
-            assert by_cost(scene(free, busy_s=longer, connector="none")).decode is not other
+        if other is not chosen:
+            times = asked.latency.of(other.instance.name)
+            before_s = times.busy_until_s
+            times.busy_until_s += more_s
+            assert by_cost(asked).decode is chosen
+            times.busy_until_s = before_s
+
+
+def served(latency: Latency, name: str, count: int, seconds: float) -> None:
+    """So many prefills of the same length, over before 0 s."""
+    for i in range(count):
+        latency.begin(name, i, seconds, -1.0)
+        latency.end(name, i, -1.0)
+
+
+def terms(asked: Scene) -> dict[str, Priced]:
+    """The colocations that were priced, by instance."""
+    options = by_cost(asked).options
+    return {one.instance.name: one for one in options if one.prefill is None}
+
+
+def test_a_long_prompt_goes_where_few_arrive() -> None:
+    """Both lately as busy: one with a prompt of 6 s, the other with sixty short turns."""
+    asked = scene([candidate("a"), candidate("b")])
+    served(asked.latency, "a", 60, 0.1)
+    served(asked.latency, "b", 1, 6.0)
+    many, few = terms(asked)["a"], terms(asked)["b"]
+    assert many.next_s == pytest.approx(few.next_s)
+    assert many.behind_s == pytest.approx(60 * few.behind_s)
+    stall_s = many.ttft_s
+    assert many.behind_s == pytest.approx(math.exp(-1 / RECENT_S) * stall_s**2 / 2, rel=1e-6)
+    assert names(by_cost(asked)) == ("b", None)
+
+
+def test_lateness_costs_more_the_later() -> None:
+    """Nothing up to ten seconds, then with the square."""
+    asked = scene([candidate("a", 39_999)])
+    found = []
+    for wait_s in (LATE_S - 1.0, LATE_S + 10.0, LATE_S + 20.0):
+        asked.latency.of("a").busy_until_s = wait_s
+        found.append(terms(asked)["a"].late_s)
+    assert found[0] == 0.0
+    assert found[1] == pytest.approx(Weights().late * 100, rel=0.01)
+    assert found[2] == pytest.approx(4 * found[1], rel=0.01)
+
+
+def test_who_arrives_waits_for_the_queue_too() -> None:
+    asked = scene([candidate("a"), candidate("b")])
+    for name in "ab":
+        served(asked.latency, name, 10, 0.5)
+    asked.latency.of("a").busy_until_s = 3.0
+    behind, alone = terms(asked)["a"], terms(asked)["b"]
+    assert behind.behind_s > 2 * alone.behind_s > 0
+
+
+@given(st.integers(0, 8_000_000), st.integers(1, 100_000), st.floats(0.01, 1.0))
+def test_a_stall_counts_less_where_steps_have_time_to_spare(
+    tokens: int, more: int, target_s: float
+) -> None:
+    """Never more for a looser target, nor less for longer steps; in full from the target on."""
+
+    def harm_s(tokens: int, target_s: float) -> float:
+        asked = scene([candidate("a")])
+        asked.config = replace(asked.config, tpot_slo_s=target_s)
+        asked.latency.of("a").step.q = 1e-7
+        load = Load(decode_tokens=tokens, decode_requests=4)
+        asked.free = [replace(candidate("a"), load=load)]
+        return terms(asked)["a"].harm_s
+
+    found = harm_s(tokens, target_s)
+    assert 0 < found <= harm_s(tokens + more, target_s)
+    assert harm_s(tokens, 2 * target_s) <= found
+    full = Weights().harm * 4 * scene([candidate("a")]).latency.prefill_s("a", PROMPT, 0, 0, 0)
+    assert found <= full * (1 + 1e-9)
+    if STEP_PRIOR_S + 1e-7 * tokens >= target_s:
+        assert found == pytest.approx(full)
+
+
+@given(candidates)
+def test_a_cost_is_the_sum_of_its_terms(drawn: list[tuple[int, int, float]]) -> None:
+    free = [candidate(f"i{i}", hit, decode=decode) for i, (hit, decode, _) in enumerate(drawn)]
+    asked = scene(free, busy_s={f"i{i}": seconds for i, (_, _, seconds) in enumerate(drawn)})
+    for one in by_cost(asked).options:
+        parts = one.late_s, one.harm_s, one.behind_s, one.decode_s, one.next_s, one.memory_s
+        assert min(parts) >= 0
+        assert one.cost_s == pytest.approx(one.ttft_s + sum(parts))
 
 
 def test_the_next_turns_matter_more_than_a_moment_s_quiet() -> None:

@@ -380,3 +380,13 @@ def test_open_is_when_nobody_can_be_busy() -> None:
     gate.set("m", Thresholds(active_prefill_tokens_threshold=1))
     assert not gate.is_open("m", 5.0)
     assert gate.is_open("other", 5.0)
+
+
+def test_a_prompt_needs_room_for_what_it_finds_in_the_cache_too() -> None:
+    """Whole prompts are asked about: a prefix that nobody used is in use with the prompt."""
+    g = gate()
+    g.observe_engine("i", EngineKv(100_000), 0.0)
+    loads = [Load(decode_tokens=60_000, decode_requests=2)]
+    assert g.kv_waits_s(["i"], loads, 20_000, 0.0) == [0.0]
+    (wait_s,) = g.kv_waits_s(["i"], loads, 80_000, 0.0)
+    assert wait_s == g.kv_wait_s("i", loads[0], 80_000, 0.0) > 0

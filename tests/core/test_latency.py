@@ -31,8 +31,27 @@ def test_prefill_beside_streams_pays_the_step_under_way_and_one_per_chunk() -> N
     m = model()
     alone = m.prefill_s("a", 16_384, 0, 0, 0)
     assert m.prefill_s("a", 16_384, 0, 4, 50_000) == pytest.approx(alone + 2.5 * STEP_PRIOR_S)
-    assert m.of("a").work_s(16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
-    assert m.of("a").work_s(2048, 0, 4, 50_000) < m.prefill_s("a", 2048, 0, 4, 50_000)
+    assert m.of("a").share_s(16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
+    assert m.of("a").share_s(2048, 0, 4, 50_000) < m.prefill_s("a", 2048, 0, 4, 50_000)
+
+
+def test_behind_another_a_prefill_begins_with_the_next_step() -> None:
+    """Who finds one before it waits for the end of that, not for a step under way as well."""
+    m = model()
+    m.begin("a", 1, 1.0, 0.0)
+    alone = m.prefill_s("a", 16_384, 0, 0, 0)
+    assert m.prefill_s("a", 16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
+
+
+def test_what_others_may_use_of_a_prefill_s_steps_is_not_busy() -> None:
+    """A queue ends when the steps do; how busy an instance is goes by what it computes."""
+    m = model()
+    m.begin("a", 1, 3.0, 0.0, 1.0)
+    m.begin("b", 2, 1.0, 0.0)
+    assert m.wait_s("a", 0.0) == 3.0
+    assert m.of("a").lately(30.0) == pytest.approx(m.of("b").lately(30.0))
+    busy, per_s = m.of("a").lately(0.0)
+    assert busy == pytest.approx(per_s), "one prefill of one second"
 
 
 def test_short_prompts_in_shared_steps_teach_what_they_took_not_the_steps() -> None:
