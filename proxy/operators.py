@@ -11,12 +11,11 @@ from aiohttp import web
 
 from proxy.deadline import Limit
 from proxy.service import Service
+from proxy.throttle import Throttle
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 BODY_BYTES = 64 << 10
 _OVER = f"body over {BODY_BYTES} bytes"
-QUIET_S = 10.0
-"""Between two lines about wrong tokens; the second says how many there were."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,21 +40,18 @@ def error_response(status: int, message: str) -> web.Response:
 
 
 class Denials:
-    """Wrong tokens, counted for a line every `QUIET_S`."""
+    """Wrong tokens, counted for a throttled line."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._count = 0
-        self._told_s: float | None = None
+        self._throttle = Throttle()
 
     def note(self, request: web.Request) -> None:
         """One more."""
         self._service.metrics.denied.labels("operator").inc()
-        self._count += 1
-        now_s = self._service.clock.now_s()
-        if self._told_s is None or now_s - self._told_s >= QUIET_S:
-            _log.warning("admin: %d denied, the last from %s", self._count, request.remote)
-            self._count, self._told_s = 0, now_s
+        unsaid = self._throttle.turn(None, self._service.clock.now_s())
+        if unsaid is not None:
+            _log.warning("admin: %d denied, the last from %s", unsaid + 1, request.remote)
 
 
 def audited(service: Service, denials: Denials, handler: Handler) -> Handler:

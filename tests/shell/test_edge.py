@@ -16,7 +16,8 @@ import pytest
 
 from proxy.cli import NO_PARSER
 from proxy.core.inbound import Refusal
-from proxy.refusals import LOG_EVERY_S, RefusalLog
+from proxy.refusals import RefusalLog
+from proxy.throttle import LOG_EVERY_S
 from tests.shell.harness import Proxy, RawEngine, chunk, plain, says, until
 from tests.shell.test_intake import post, raw
 
