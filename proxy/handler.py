@@ -178,10 +178,9 @@ class Exchange:
         record, headers = self.record, self.request.headers
         if reject is SHORT_OF_MEMORY:
             return reject
-        tenant = waiting.tenant_of(self.facts, headers)
         priority = waiting.priority_of(headers, self.out.parsed)
         room, size = self.service.waiting, len(self.out.raw or b"")
-        turn = room.enter(self.facts, reject, tenant, priority, size)
+        turn = room.enter(self.facts, reject, priority, size)
         if isinstance(turn, waiting.Turn):
             record.t_queued = self.service.clock.unix_now()
             admitted = await room.wait(turn)
