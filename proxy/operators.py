@@ -68,8 +68,8 @@ def audited(service: Service, denials: Denials, handler: Handler) -> Handler:
             return response
         try:
             response = await handler(request)
-        except TooMuchError as error:
-            response = error_response(413, str(error))
+        except BodyError as error:
+            response = error_response(error.status, str(error))
         if request.method != "GET":
             what = f"{request.method} {request.raw_path.partition('?')[0]}"[:200]
             _log.info("admin: %s from %s: %d", what, request.remote, response.status)
@@ -86,30 +86,42 @@ def _may(request: web.Request, service: Service) -> bool:
     return compare_digest(given, f"Bearer {token.get_secret_value()}".encode())
 
 
-class TooMuchError(Exception):
-    """An admin body is over `BODY_BYTES`, or did not come in time."""
+class BodyError(Exception):
+    """What is wrong with an admin path's body; nothing was changed."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
-async def small_body(request: web.Request, seconds: float) -> bytes:
-    """A body of at most `BODY_BYTES`; raises TooMuchError without having read more of it."""
+async def small_object(request: web.Request, seconds: float) -> dict[str, object]:
+    """The JSON object of a body of at most `BODY_BYTES`; raises BodyError.
+
+    A browser sends no such type to another site without having asked: no page makes its reader an
+    operator.
+    """
+    if request.content_type != "application/json":
+        raise BodyError(415, "Content-Type must be application/json")
+    try:
+        body = orjson.loads(await _small_body(request, seconds))
+    except orjson.JSONDecodeError as error:
+        raise BodyError(400, f"body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BodyError(422, "body must be an object")
+    return body
+
+
+async def _small_body(request: web.Request, seconds: float) -> bytes:
+    """Raises BodyError without having read more than `BODY_BYTES` and a piece."""
     if (request.content_length or 0) > BODY_BYTES:
-        raise TooMuchError(_OVER)
+        raise BodyError(413, _OVER)
     data = b""
     try:
         with Limit(seconds):
             async for piece in request.content.iter_any():
                 data += piece
                 if len(data) > BODY_BYTES:
-                    raise TooMuchError(_OVER)
+                    raise BodyError(413, _OVER)
     except TimeoutError as error:
-        raise TooMuchError(f"body not complete in {seconds:g} s") from error
+        raise BodyError(408, f"body not complete in {seconds:g} s") from error
     return data
-
-
-async def small_object(request: web.Request, seconds: float) -> dict[str, object]:
-    """Such a body's JSON object; empty where it is none. Raises TooMuchError."""
-    try:
-        body = orjson.loads(await small_body(request, seconds))
-    except orjson.JSONDecodeError:
-        return {}
-    return body if isinstance(body, dict) else {}

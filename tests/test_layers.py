@@ -121,9 +121,11 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.refusals": LEAF | {"proxy.throttle"},
     "proxy.edge": LEAF | {"proxy.refusals", "proxy.replies", "proxy.serial"},
     "proxy.serial": set(),
+    "proxy.routes": REQUEST
+    | {"proxy.admin", "proxy.departure", "proxy.handler", "proxy.operators", "proxy.thresholds"},
     "proxy.app": REQUEST
-    | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
-    | {"proxy.operators", "proxy.reload", "proxy.connections", "proxy.listening"}
+    | {"proxy.background", "proxy.handler", "proxy.reload", "proxy.routes"}
+    | {"proxy.connections", "proxy.listening"}
     | {"proxy.edge", "proxy.refusals", "proxy.tcp"}
     | {"proxy.departure", "proxy.estate", "proxy.heritage", "proxy.succession"},
     "proxy.tuning": set(),
