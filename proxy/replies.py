@@ -33,7 +33,7 @@ SERVER = "cache-proxy"
 
 
 def busy(reject: Reject, overload_status: int, headers: Headers) -> web.Response:
-    """The busy answer: the founding contract's three keys, and an OpenAI error beside them."""
+    """The busy answer: `message`, `type`, `code`, and an OpenAI error beside them."""
     status = 503 if reject.reason in MESSAGES else overload_status
     message = MESSAGES.get(reject.reason, BUSY_MESSAGE)
     plain = {"message": message, "type": "service_unavailable", "code": status}

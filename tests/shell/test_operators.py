@@ -136,6 +136,7 @@ CHAT = "/v1/chat/completions"
 
 def post(headers: str, body: str, path: str = CHAT) -> bytes:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}"
+    head += "Content-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
