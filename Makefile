@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-COMPILED_SHELL := access departure disconnect hedge intake offload overload relay reuse streams waiting
+COMPILED_SHELL := access departure disconnect hedge intake offload overload relay reuse streams tap waiting
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 

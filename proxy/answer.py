@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from proxy.core.framing import Chunked, Framing, FramingError, Length, UntilClose
+from proxy.core.tap import Tap
 from proxy.deadline import Alarm
 from proxy.errors import UpstreamFailure
 from proxy.heads import answer_lines
@@ -35,6 +36,9 @@ class Line(Protocol):
 
     def leave(self, reply: Reply, /) -> None:
         """Nobody wants the rest of this answer."""
+
+    def tap(self, reply: Reply, /) -> Tap | None:
+        """For the pieces of this answer, which is a stream; none when it is over."""
 
     def hang_up(self, reply: Reply, /) -> bool:
         """Send nothing more; false where one cannot and still read."""
@@ -224,6 +228,10 @@ class Reply:
         held = b"".join(self.body)
         self.body.clear()
         return held
+
+    def tap(self) -> Tap | None:
+        """What can pass pieces on before the sink sees them; it is a stream. None: it is over."""
+        return self._connection.tap(self)
 
     def pause(self) -> None:
         """Read no more from the instance."""

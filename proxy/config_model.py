@@ -150,18 +150,15 @@ def _bool(value: object) -> object:
     return True if text in _YES else False if text in _NO else value
 
 
-def _int(value: Any) -> object:
-    return int(value) if isinstance(value, str) else value
-
-
-def _float(value: Any) -> object:
-    return float(value) if isinstance(value, str) else value
+def _number(kind: type[int | float]) -> Callable[[Any], object]:
+    """Text in ASCII digits as a number; anything else as it is."""
+    return lambda value: kind(value.encode("ascii")) if isinstance(value, str) else value
 
 
 _TEXTS: dict[Any, Callable[[Any], object]] = {
     bool: _bool,
-    int: _int,
-    float: _float,
+    int: _number(int),
+    float: _number(float),
     Path: Path,
     ByteSize: ByteSize.parse,
     SecretStr: SecretStr,

@@ -138,6 +138,7 @@ class Relay:
 
     __slots__ = (
         "_always_frames",
+        "_can_hurry",
         "_client",
         "_feed",
         "_frame",
@@ -147,7 +148,6 @@ class Relay:
         "_is_named",
         "_is_stream",
         "_limit",
-        "_mark",
         "_on_mark",
         "_wraps",
         "_write",
@@ -187,8 +187,8 @@ class Relay:
         self._frames = self._always_frames
         is_chunked = isinstance(reply.framing, Chunked) or response.rechunks
         self._wraps = is_chunked and not response.unchunks
+        self._can_hurry = self._is_stream and is_chunked and not self._always_frames
         self._on_mark = on_mark
-        self._mark = 0
         self._held = bytearray()
         self._limit: IdleLimit | None = None
         self.is_paused = self.is_ended = False
@@ -197,6 +197,9 @@ class Relay:
         """Write the head, and what is already there of the body."""
         reply = self.reply
         body = reply.pour(self._piece)
+        if self._can_hurry and (tap := reply.tap()) is not None:
+            waiting = self.transport.get_write_buffer_size
+            tap.open(self.scanner, self._write, waiting, self._look, self._is_gone)
         try:
             self._pass(body, self.response.begin(reply))
         except FramingError as error:
@@ -204,8 +207,13 @@ class Relay:
         if not self.is_paused:
             reply.resume()
 
+    def _look(self) -> None:
+        """Something waits for the client: whether it is too much."""
+        if self._client.writing_paused:
+            self._hold()
+
     def _piece(self, wire: bytes) -> None:
-        """A piece was read from the instance: the hot path. Raises FramingError."""
+        """A piece was read that the tap did not pass on. Raises FramingError."""
         body = self._frame(wire)
         if (
             self._frames
@@ -215,15 +223,21 @@ class Relay:
             self.reply.note_end(wire)
             self._pass(body)
             return
-        self._feed(body)
-        if self.scanner.events >= self._mark:
-            self._mark = self._on_mark()
+        self._scan(body)
         try:
             self._write(wire)
         except RuntimeError:
             self._is_gone()
         if self._client.writing_paused:
             self._hold()
+
+    def _scan(self, body: bytes) -> None:
+        scanner = self.scanner
+        self._feed(body)
+        if scanner.events >= scanner.mark:
+            scanner.mark = self._on_mark()
+        is_between = self._can_hurry and self._framing.is_whole and not self._frames
+        scanner.is_smooth = is_between and not self.is_ended and scanner.is_between
 
     def _is_gone(self) -> None:
         """The client's connection was closed in this turn of the loop (so says uvloop).
@@ -236,9 +250,7 @@ class Relay:
         """Every other piece: the first, the last, and what has to be framed anew."""
         if self._is_stream:
             body = self._whole_events(body)
-        self._feed(body)
-        if self.scanner.events >= self._mark:
-            self._mark = self._on_mark()
+        self._scan(body)
         if self._framing.is_done and not self.is_ended:
             self.is_ended = not self._is_stream or self.scanner.is_done
         if data := head + self._framed(body):

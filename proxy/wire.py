@@ -15,6 +15,7 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from proxy import tcp
 from proxy.answer import Fields, Head, Reply
 from proxy.core.framing import FramingError, UntilClose
+from proxy.core.tap import Tap
 from proxy.core.types import FailureKind
 from proxy.errors import UpstreamFailure
 
@@ -35,6 +36,10 @@ _CLOSED = "the connection was closed"
 
 _known: dict[bytes, Head] = {}
 _reads = memoryview(bytearray(READ_BYTES))
+
+
+def _drop(data: bytes) -> None:
+    """Where the bytes of a closed connection go: no reference back to it is left."""
 
 
 class _Reader:
@@ -68,12 +73,18 @@ class Connection(asyncio.BufferedProtocol):
         "_on_lost",
         "_on_rest",
         "_reply",
+        "_tap",
         "_transport",
+        "buffer_updated",
+        "get_buffer",
         "idle_since_s",
         "is_closed",
         "loop",
         "requests",
     )
+
+    get_buffer: Callable[[int], memoryview]  # type: ignore[assignment]
+    buffer_updated: Callable[[int], None]  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -84,6 +95,9 @@ class Connection(asyncio.BufferedProtocol):
         self.loop = loop
         self._on_rest, self._on_lost = on_rest, on_lost
         self._reply: Reply | None = None
+        # The event loop asks for these once, and calls them with every read.
+        self._tap = tap = Tap(_reads)
+        self.get_buffer, self.buffer_updated = tap.get_buffer, tap.buffer_updated
         self._buffer = b""
         self._head_bytes = self._interim = 0
         self._is_paused = False
@@ -94,6 +108,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected, TLS included."""
+        self._tap.rest = self._take
         self._transport = cast(asyncio.Transport, transport)
         tcp.bound_reads(transport.get_extra_info("socket"))
         if (sock := transport.get_extra_info("socket")) is not None:
@@ -116,13 +131,8 @@ class Connection(asyncio.BufferedProtocol):
             self._broke(UpstreamFailure(FailureKind.RESET, _CLOSED))
         return reply
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next read goes; used before anything else can read."""
-        return _reads
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes were read from the instance."""
-        data = bytes(_reads[:nbytes])
+    def _take(self, data: bytes) -> None:
+        """A piece that the tap did not pass on."""
         reply = self._reply
         if reply is None:
             self.abort()  # unasked for: nothing that follows could be told from an answer
@@ -178,7 +188,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish(self, reply: Reply) -> None:
         """The answer is complete: the connection is free again, or of no more use."""
-        self._reply = None
+        self._forget()
         # A request that is still being sent was answered early; its rest would precede the next.
         is_sent = self._transport.get_write_buffer_size() == 0
         if reply.keeps and is_sent and not self.is_closed:
@@ -197,6 +207,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Gone."""
         self.is_closed = True
+        self._tap.rest = _drop
         detail = "the connection broke" if exc is not None else _CLOSED
         self._end(UpstreamFailure(FailureKind.RESET, detail), is_clean=exc is None)
         self._on_lost(self)
@@ -206,7 +217,7 @@ class Connection(asyncio.BufferedProtocol):
         if reply is None:
             return
         if is_clean and reply.has_begun and isinstance(reply.framing, UntilClose):
-            self._reply = None
+            self._forget()
             reply.framing.is_done = reply.is_over = True
             reply.framing.is_whole = False
             reply.sink(b"")
@@ -216,7 +227,8 @@ class Connection(asyncio.BufferedProtocol):
         self._broke(failure)
 
     def _broke(self, failure: UpstreamFailure) -> None:
-        reply, self._reply = self._reply, None
+        reply = self._reply
+        self._forget()
         self.abort()
         if reply is not None:
             reply.fail(failure)
@@ -224,8 +236,19 @@ class Connection(asyncio.BufferedProtocol):
     def leave(self, reply: Reply) -> None:
         """Nobody wants the rest of this answer."""
         if self._reply is reply:
-            self._reply = None
+            self._forget()
             self.abort()
+
+    def _forget(self) -> None:
+        self._reply = None
+        self._tap.shut()
+
+    def tap(self, reply: Reply) -> Tap | None:
+        """For the pieces of this answer, which is a stream; none when it is over."""
+        if self._reply is not reply:
+            return None
+        tcp.acknowledge_late(self._transport.get_extra_info("socket"))
+        return self._tap
 
     def hang_up(self, reply: Reply) -> bool:
         """Send nothing more; false where one cannot and still read."""

@@ -19,6 +19,7 @@ import pytest
 import uvloop
 
 from proxy import connections, deadline, edge, pool, waiting, wire
+from proxy.core import tap
 
 TURN_S = 0.02
 """The longest that may be."""
@@ -27,7 +28,7 @@ _CALLBACKS = (
     (connections.Guest, "connection_made"),
     (edge.Connection, "connection_lost"),
     (edge.Heads, "_look"),
-    (wire.Connection, "buffer_updated"),
+    (tap.Tap, "buffer_updated"),
     (wire.Connection, "eof_received"),
     (wire.Connection, "connection_lost"),
     (deadline._Keeper, "_tick"),

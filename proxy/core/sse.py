@@ -39,6 +39,12 @@ _ENDS = (
 )
 """Each at the start of a line: inside a JSON string, where a model may write it, none begins."""
 _HINTS = (b"[DONE]", b"\nevent:")
+_UNKNOWN = b"\n"
+_starts: list[bytes] = [_UNKNOWN] * 4103
+"""How a chunk of one event begins, by the size of both: a size has only one way to be written, but
+for leading zeros and capitals. Up to three digits; what has not occurred yet is not known."""
+_LINE_START = b'data: {"'
+_ERROR_KEY = ord("e")
 
 
 def events_end(data: bytes | bytearray, start: int = 0) -> int:
@@ -77,6 +83,8 @@ class Scanner:
     """Watches one answer. Feed it every piece; read its fields at any time.
 
     `comments_size`: bytes of pieces that are nothing but comments, which are no sign of progress.
+    `is_smooth`: between two events, which lie between two chunks (for the owner to say); `mark`: at
+    so many events the owner wants the piece itself.
     """
 
     __slots__ = (
@@ -84,16 +92,20 @@ class Scanner:
         "_ended",
         "_open",
         "_recent",
+        "_recent_to",
         "_usage",
         "comments_size",
         "events",
         "has_content",
+        "is_smooth",
+        "mark",
         "size",
     )
 
     def __init__(self) -> None:
-        self.events = 0
-        self.size = 0
+        self.events = self.mark = 0
+        self.is_smooth = False
+        self.size = self._recent_to = 0
         self.comments_size = 0
         self.has_content = False
         self._open = b""
@@ -101,6 +113,36 @@ class Scanner:
         self._recent = bytearray(b"\n")
         self._ended = False
         self._usage: bytes | None = None
+
+    def takes(self, wire: bytes) -> bool:
+        """Take in a piece of the wire if it is one chunk, of one event, of one line: content.
+
+        That is, a line which can tell no more than that: no usage, no error, no end. Nothing of it
+        is kept. Anything else is refused, to be framed and fed: false.
+        """
+        size = len(wire)
+        if not self.is_smooth or self.events + 1 >= self.mark or size >= len(_starts):
+            return False
+        start = _starts[size]
+        if not wire.startswith(start):
+            if start is _UNKNOWN:
+                _learn(size)
+            return False
+        begin = len(start)
+        if not wire.endswith(b"\n\n\r\n") or wire[begin] == _ERROR_KEY:
+            return False
+        if wire.find(b"\n", begin) != size - 4:
+            return False
+        if wire.rfind(b'"usage"') >= 0 and not _is_without_usage(wire):
+            return False
+        self.events += 1
+        self.size += size - begin + len(_LINE_START) - 2
+        return True
+
+    @property
+    def is_between(self) -> bool:
+        """Whether content has passed, and no newline at the end may be half of a pair."""
+        return self.has_content and not self._open
 
     def feed(self, data: bytes) -> None:
         """Take in the next piece of the answer's body."""
@@ -116,6 +158,7 @@ class Scanner:
             self.has_content = _CONTENT.search(seen) is not None
             self._edge = seen[-_CONTENT_BYTES:]
         self._recent += data
+        self._recent_to = self.size
         if len(self._recent) > 3 * TAIL_BYTES:
             self._look_back()
             del self._recent[:-TAIL_BYTES]
@@ -142,6 +185,8 @@ class Scanner:
 
     def error(self) -> bytes | None:
         """The data of an error event among the last ones, as JSON bytes."""
+        if self.size - self._recent_to > 2 * TAIL_BYTES:
+            return None
         found = _ERROR_LINE.search(self._recent)
         return bytes(found[1]) if found else None
 
@@ -149,6 +194,18 @@ class Scanner:
         """The last usage object as JSON bytes, once it has passed."""
         self._look_back()
         return self._usage
+
+
+def _is_without_usage(event: bytes) -> bool:
+    return event.count(b'"usage"') == event.count(b'"usage":null')
+
+
+def _learn(size: int) -> None:
+    """Note how a piece of this size begins, where one can be a chunk of an event."""
+    for digits in (1, 2, 3):
+        body = b"%x" % max(0, size - digits - 4)
+        if len(body) == digits:
+            _starts[size] = body + b"\r\n" + _LINE_START
 
 
 def last_usage(seen: bytes | bytearray) -> bytes | None:
