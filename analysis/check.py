@@ -20,7 +20,7 @@ import numpy as np
 from analysis.check_fit import NAMES, Constants, Fit, fit, line
 from analysis.check_log import RunLog, Sample, read_run_log, samples_of
 from analysis.load import RunError
-from analysis.metrics import METRICS, in_target_time, percentile
+from analysis.metrics import METRICS, in_target_time, percentile, spread
 from proxy.core.router import Router
 from replayer.sim_cost import IntakeCost
 from replayer.virtual import EngineOptions, VirtualOptions, VirtualRow, VirtualRun, simulate
@@ -66,6 +66,8 @@ class Check:
 
     `as_placed` compares TTFT with the model fed with the run's own placements and times of sending:
     what is off there is the engine model, what is off in `times` beyond it are other decisions.
+    `lag`: how late the client sent, in its own seconds; where that is much, the machine was too
+    busy for the run, and its engines and proxy were late as well.
     """
 
     requests: int
@@ -79,6 +81,7 @@ class Check:
     true: Constants
     proxy: IntakeCost
     time_scale: float
+    lag: Mapping[str, Any]
 
     def within(self, bound: float) -> bool:
         """Whether TTFT at p50 and p90 is."""
@@ -106,6 +109,7 @@ class Check:
             },
             "proxy": {"fixed_s": self.proxy.fixed_s, "per_token_s": self.proxy.per_token_s},
             "fit_spread": self.fitted.spread,
+            "schedule_lag_s": self.lag,
         }
 
 
@@ -234,6 +238,7 @@ def compared(
         true=constants_of(recorded.engines[0].engine()),
         proxy=IntakeCost(model.proxy.fixed_s * scale, model.proxy.per_token_s * scale),
         time_scale=scale,
+        lag=spread(lag for row in rows for lag in METRICS["schedule_lag_s"].samples(row)),
     )
 
 

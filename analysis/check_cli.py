@@ -77,9 +77,19 @@ def print_check(result: Check, within: float, console: Console) -> None:
         f"(to be believed below {KS_BOUND:g})",
         f"{'ok    ' if result.within(within) else 'FAILED'} realised TTFT within {within:.0%} of "
         "the prediction at p50 and p90",
+        *_lateness(result),
     )
     for text in say:
         console.print(text, highlight=False, soft_wrap=True)
+
+
+def _lateness(result: Check) -> list[str]:
+    """What a busy machine did to the run; nothing where no schedule was recorded."""
+    lag = result.lag
+    if not lag["count"]:
+        return []
+    parts = ", ".join(f"{name} {lag[name] * 1e3:,.1f} ms" for name in ("p50", "p99", "max"))
+    return [f"schedule lag of the run: {parts} (real time; on a busy machine it fails by that)"]
 
 
 def _constants(result: Check) -> Table:

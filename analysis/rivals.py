@@ -1,4 +1,4 @@
-"""The league's policies: published routing rules of other projects, the founding rules, and ours.
+"""The league's policies: published routing rules of other projects, and ours.
 
 Each is a small pure function over a Scene, with the defaults its project publishes. What a rival
 learns of prefixes and load here is this proxy's own view, its decision is its own. Rules made for
@@ -101,8 +101,12 @@ RIVALS: dict[str, Rival] = {
     "aibrix-combined": Rival(
         "AIBrix pd with combined pods: drain scores 0.25 and 1.0", lambda _kv: AibrixCombined()
     ),
-    "seed-heuristic": _ours("seed-heuristic", "the founding design's rule 2.2"),
-    "seed-cost": _ours("seed-cost", "the founding design's rule 2.1"),
+    "seed-heuristic": _ours(
+        "seed-heuristic", "ours, by load: P carries less than D, is not overloaded, and D decodes"
+    ),
+    "seed-cost": _ours(
+        "seed-cost", "ours, by seconds: half the prefill on D against P's queue and the transfer"
+    ),
     "threshold": _ours("threshold", "llm-d nonCachedTokens 512 on our placement, HEAVY only"),
     "always": _ours("always", "offload every HEAVY request, on our placement"),
     "never": _ours("never", "our placement, everything computed where it decodes"),

@@ -1,4 +1,4 @@
-"""Wiring: routes, start, drain, stop."""
+"""Wiring: start, drain, stop."""
 
 from __future__ import annotations
 
@@ -11,21 +11,19 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from proxy import background, estate, tcp, tls
-from proxy.admin import Admin
 from proxy.config import ConfigError, Settings
 from proxy.connections import Door, GuardedSite, client_cap
 from proxy.core.tokens import OFFLOAD_ENDPOINTS
-from proxy.departure import Departure, closing, first_of
+from proxy.departure import Departure, first_of
 from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
 from proxy.heritage import Heritage
 from proxy.listening import Site, no_listener
-from proxy.operators import Denials, audited, error_response
 from proxy.refusals import RefusalLog
 from proxy.reload import Reloader
+from proxy.routes import application
 from proxy.service import Service
 from proxy.succession import Succession
-from proxy.thresholds import BusyThreshold
 
 BACKLOG = 4096
 KEEPALIVE_S = 75.0
@@ -229,64 +227,3 @@ class Server:
 
 def _sockets(runner: web.AppRunner) -> list[socket.socket]:
     return [sock for site in runner.sites if isinstance(site, Site) for sock in site.sockets]
-
-
-def application(service: Service, *, admin: bool = True, public: bool = True) -> web.Application:
-    """The routes of one listener. No middleware: every request would pay for it."""
-    app = web.Application(client_max_size=service.settings.max_body_bytes)
-    app.on_response_prepare.append(closing(service))
-    app.add_routes(_probes(service))
-    if admin:
-        app.add_routes(_admin(service))
-    if public:
-        app.add_routes(_relayed(service))
-    app.add_routes([web.route("*", "/{tail:.*}", _not_found)])
-    return app
-
-
-def _probes(service: Service) -> list[web.RouteDef]:
-    """What load balancers and Prometheus ask, on every listener."""
-    admin = Admin(service)
-    return [
-        web.get("/live", admin.live),
-        web.get("/ready", admin.ready),
-        web.get("/health", admin.health),
-        web.get("/metrics", admin.metrics),
-    ]
-
-
-def _admin(service: Service) -> list[web.RouteDef]:
-    """What changes or shows the fleet: for operators, behind the token where there is one."""
-    admin, thresholds, denials = Admin(service), BusyThreshold(service), Denials(service)
-    rows = (
-        ("GET", "/instances", admin.instances),
-        ("POST", "/instances", admin.add_instance),
-        ("DELETE", "/instances/{name}", admin.remove_instance),
-        ("POST", "/sessions/{id}/end", admin.end_session),
-        ("GET", "/decisions", admin.decisions),
-        ("GET", "/busy_threshold", thresholds.get),
-        ("POST", "/busy_threshold", thresholds.post),
-        ("DELETE", "/busy_threshold", thresholds.delete),
-    )
-    return [
-        web.route(method, path, audited(service, denials, handler))
-        for method, path, handler in rows
-    ]
-
-
-def _relayed(service: Service) -> list[web.RouteDef]:
-    async def relay(request: web.Request) -> web.StreamResponse:
-        return await Exchange(service, request).run()
-
-    return [
-        web.get("/v1/models", Admin(service).models),
-        web.route("*", "/v1/{tail:.+}", relay),
-        web.post("/tokenize", relay),
-        web.post("/detokenize", relay),
-    ]
-
-
-async def _not_found(request: web.Request) -> web.Response:
-    """An allow-list: an engine's other paths (sleep, reset, abort) are not for clients."""
-    del request
-    return error_response(404, "no such path, or not with this method")

@@ -333,7 +333,9 @@ class Settings(Model):
         tuple[TenantWeight, ...],
         Before(weight_list),
         Option(
-            QUEUE, "Shares of the turns; a tenant not named has weight 1.", allowed=WEIGHTS_FORM
+            QUEUE,
+            "Shares of the turns of --api-key's tenants; one not named has weight 1.",
+            allowed=WEIGHTS_FORM,
         ),
     ] = ()
 

@@ -151,6 +151,7 @@ class Exchange:
         try:
             answer = await self._answer(admitted)
         except UpstreamFailure as failure:
+            self._say(failure.kind, failure.detail)
             now_s = self.service.clock.unix_now()
             response = replies.refusal(failure, self._extra_headers(), now_s)
             asked_wrongly = failure.kind is FailureKind.NO_MODEL
@@ -177,10 +178,9 @@ class Exchange:
         record, headers = self.record, self.request.headers
         if reject is SHORT_OF_MEMORY:
             return reject
-        tenant = waiting.tenant_of(self.facts, headers)
         priority = waiting.priority_of(headers, self.out.parsed)
         room, size = self.service.waiting, len(self.out.raw or b"")
-        turn = room.enter(self.facts, reject, tenant, priority, size)
+        turn = room.enter(self.facts, reject, priority, size)
         if isinstance(turn, waiting.Turn):
             record.t_queued = self.service.clock.unix_now()
             admitted = await room.wait(turn)
@@ -290,6 +290,10 @@ class Exchange:
         self._stream = Streaming(self.service, self.record, self.facts, route, self._blame)
         return await self._stream.run(self.request, answer, self._extra_lines())
 
+    def _say(self, kind: str, detail: str) -> None:
+        service = self.service
+        service.failures.note(self.record, kind, detail, service.clock.now_s())
+
     def _blame(self, name: str, failure: UpstreamFailure) -> None:
         self._trouble().blame(name, failure)
 
@@ -311,6 +315,8 @@ class Exchange:
         error: ProxyError = UpstreamTimeoutError(late, code="total_timeout")
         if self.service.is_cutting:
             error = StoppingError("the proxy is stopping (--drain-seconds)")
+        else:
+            self._say("total_timeout", late)
         if self._stream is None or not self._stream.has_begun:
             return self._refuse(error)
         return self._stream.cut(error.outcome, error.message, error.code or "total_timeout")

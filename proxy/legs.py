@@ -6,6 +6,7 @@ to colocate. The decode leg gives an answer whose first event is good, or raises
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.heads import with_request_id
 from proxy.judge import is_plainly_good, look_at
+from proxy.throttle import Throttle, more
 from proxy.upstream import ANSWER_BYTES, OnSent, Upstream
 
 _log = logging.getLogger(__name__)
@@ -99,10 +101,12 @@ async def _prefill(
     if reply.status != 200:
         await look_at(reply)  # raises where that says something of P
         return Fallback.P_ERROR
-    return _after_prefill(connector, transfer, answer)
+    return _after_prefill(connector, transfer, answer, p.throttle)
 
 
-def _after_prefill(connector: Connector, transfer: Transfer, answer: bytes) -> Edits | Fallback:
+def _after_prefill(
+    connector: Connector, transfer: Transfer, answer: bytes, throttle: Throttle
+) -> Edits | Fallback:
     if len(answer) > ANSWER_BYTES:
         return Fallback.P_ERROR
     try:
@@ -113,7 +117,10 @@ def _after_prefill(connector: Connector, transfer: Transfer, answer: bytes) -> E
     p = transfer.prefill
     wrong = wrong_params(told.get(KV_PARAMS), p, transfer.engine_id, transfer.transfer_id)
     if wrong is not None:
-        _log.warning("instance %s: its kv_transfer_params are not used: %s", p.name, wrong)
+        unsaid = throttle.turn(KV_PARAMS, asyncio.get_running_loop().time())
+        if unsaid is not None:
+            said = p.name, wrong, more(unsaid)
+            _log.warning("instance %s: its kv_transfer_params are not used: %s%s", *said)
         return Fallback.KV_PARAMS
     result = connector.after_prefill(transfer, told)
     if isinstance(result, Fallback):

@@ -11,12 +11,11 @@ from aiohttp import web
 
 from proxy.deadline import Limit
 from proxy.service import Service
+from proxy.throttle import Throttle
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 BODY_BYTES = 64 << 10
 _OVER = f"body over {BODY_BYTES} bytes"
-QUIET_S = 10.0
-"""Between two lines about wrong tokens; the second says how many there were."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,21 +40,18 @@ def error_response(status: int, message: str) -> web.Response:
 
 
 class Denials:
-    """Wrong tokens, counted for a line every `QUIET_S`."""
+    """Wrong tokens, counted for a throttled line."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._count = 0
-        self._told_s: float | None = None
+        self._throttle = Throttle()
 
     def note(self, request: web.Request) -> None:
         """One more."""
         self._service.metrics.denied.labels("operator").inc()
-        self._count += 1
-        now_s = self._service.clock.now_s()
-        if self._told_s is None or now_s - self._told_s >= QUIET_S:
-            _log.warning("admin: %d denied, the last from %s", self._count, request.remote)
-            self._count, self._told_s = 0, now_s
+        unsaid = self._throttle.turn(None, self._service.clock.now_s())
+        if unsaid is not None:
+            _log.warning("admin: %d denied, the last from %s", unsaid + 1, request.remote)
 
 
 def audited(service: Service, denials: Denials, handler: Handler) -> Handler:
@@ -72,8 +68,8 @@ def audited(service: Service, denials: Denials, handler: Handler) -> Handler:
             return response
         try:
             response = await handler(request)
-        except TooMuchError as error:
-            response = error_response(413, str(error))
+        except BodyError as error:
+            response = error_response(error.status, str(error))
         if request.method != "GET":
             what = f"{request.method} {request.raw_path.partition('?')[0]}"[:200]
             _log.info("admin: %s from %s: %d", what, request.remote, response.status)
@@ -90,30 +86,42 @@ def _may(request: web.Request, service: Service) -> bool:
     return compare_digest(given, f"Bearer {token.get_secret_value()}".encode())
 
 
-class TooMuchError(Exception):
-    """An admin body is over `BODY_BYTES`, or did not come in time."""
+class BodyError(Exception):
+    """What is wrong with an admin path's body; nothing was changed."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
-async def small_body(request: web.Request, seconds: float) -> bytes:
-    """A body of at most `BODY_BYTES`; raises TooMuchError without having read more of it."""
+async def small_object(request: web.Request, seconds: float) -> dict[str, object]:
+    """The JSON object of a body of at most `BODY_BYTES`; raises BodyError.
+
+    A browser sends no such type to another site without having asked: no page makes its reader an
+    operator.
+    """
+    if request.content_type != "application/json":
+        raise BodyError(415, "Content-Type must be application/json")
+    try:
+        body = orjson.loads(await _small_body(request, seconds))
+    except orjson.JSONDecodeError as error:
+        raise BodyError(400, f"body is not valid JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise BodyError(422, "body must be an object")
+    return body
+
+
+async def _small_body(request: web.Request, seconds: float) -> bytes:
+    """Raises BodyError without having read more than `BODY_BYTES` and a piece."""
     if (request.content_length or 0) > BODY_BYTES:
-        raise TooMuchError(_OVER)
+        raise BodyError(413, _OVER)
     data = b""
     try:
         with Limit(seconds):
             async for piece in request.content.iter_any():
                 data += piece
                 if len(data) > BODY_BYTES:
-                    raise TooMuchError(_OVER)
+                    raise BodyError(413, _OVER)
     except TimeoutError as error:
-        raise TooMuchError(f"body not complete in {seconds:g} s") from error
+        raise BodyError(408, f"body not complete in {seconds:g} s") from error
     return data
-
-
-async def small_object(request: web.Request, seconds: float) -> dict[str, object]:
-    """Such a body's JSON object; empty where it is none. Raises TooMuchError."""
-    try:
-        body = orjson.loads(await small_body(request, seconds))
-    except orjson.JSONDecodeError:
-        return {}
-    return body if isinstance(body, dict) else {}

@@ -19,8 +19,8 @@ from aiohttp.http_exceptions import (
 
 from proxy.core.inbound import HEAD_BYTES, Refusal
 from proxy.errors import BadRequestError
+from proxy.throttle import Throttle
 
-LOG_EVERY_S = 10.0
 _log = logging.getLogger(__name__)
 _SAID: dict[Refusal, tuple[int, str]] = {
     Refusal.SYNTAX: (400, "the request is not valid HTTP"),
@@ -84,20 +84,19 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 class RefusalLog:
-    """Counts refusals; at most one line every `LOG_EVERY_S`, however many there are."""
+    """Counts refusals; one throttled line, however many there are."""
 
     def __init__(self, count: Callable[[Refusal], None]) -> None:
         self._count = count
         self._unsaid: Counter[Refusal] = Counter()
-        self._quiet_until_s = 0.0
+        self._throttle = Throttle()
 
     def note(self, refusal: Refusal, now_s: float) -> None:
         """One connection was refused; `now_s` is the loop's time."""
         self._count(refusal)
         self._unsaid[refusal] += 1
-        if now_s < self._quiet_until_s:
+        if self._throttle.turn(None, now_s) is None:
             return
-        self._quiet_until_s = now_s + LOG_EVERY_S
         said = ", ".join(f"{reason} {count}" for reason, count in self._unsaid.items())
         _log.warning("malformed requests refused: %s", said)
         self._unsaid.clear()

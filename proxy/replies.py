@@ -28,10 +28,12 @@ MESSAGES = {
 }
 """What is no overload of the instances, and a 503 whatever the status for that is."""
 Headers = CIMultiDict[str]
+SERVER = "cache-proxy"
+"""Of every answer that is not an instance's: what it is made with is nobody's business."""
 
 
 def busy(reject: Reject, overload_status: int, headers: Headers) -> web.Response:
-    """The busy answer: the founding contract's three keys, and an OpenAI error beside them."""
+    """The busy answer: `message`, `type`, `code`, and an OpenAI error beside them."""
     status = 503 if reject.reason in MESSAGES else overload_status
     message = MESSAGES.get(reject.reason, BUSY_MESSAGE)
     plain = {"message": message, "type": "service_unavailable", "code": status}
@@ -67,9 +69,11 @@ def refusal(failure: UpstreamFailure, headers: Headers, unix_now_s: float) -> we
             headers[key] = failure.headers[key]
     if failure.kind is FailureKind.BUSY:
         headers["Retry-After"] = str(busy_s(failure.headers.get("Retry-After"), unix_now_s))
+    headers["Server"] = SERVER
     return web.Response(status=failure.status, body=failure.body, headers=headers)
 
 
 def _json(status: int, body: object, headers: Headers) -> web.Response:
     headers["Content-Type"] = "application/json"
+    headers["Server"] = SERVER
     return web.Response(status=status, body=orjson.dumps(body), headers=headers)

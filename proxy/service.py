@@ -32,6 +32,7 @@ from proxy.memory import cgroup_limit
 from proxy.metrics import FleetCollector, Metrics
 from proxy.reqlog import RequestLog
 from proxy.scrape import EngineStats
+from proxy.throttle import FailureLog
 from proxy.upstream import Upstream
 from proxy.waiting import WaitingRoom
 from proxy.watcher import Watcher
@@ -99,6 +100,7 @@ class Service:
     decisions: deque[RequestRecord] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     budget: Budget = field(default_factory=Budget)
+    failures: FailureLog = field(default_factory=FailureLog)
     collector: FleetCollector = field(init=False)
     access: Access = field(init=False)
     shows_route: bool = field(init=False)

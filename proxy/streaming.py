@@ -130,8 +130,13 @@ class Streaming:
             outcome = Outcome.UPSTREAM_TIMEOUT
             self._record.limit, self._record.limit_s = "idle", error.limit_s
         self.cut(outcome, error.detail, error.code)
+        self._say(error.code, error.detail)
         if error.failure is not None:
             self._blame(self._route.decode.name, error.failure)
+
+    def _say(self, kind: str, detail: str) -> None:
+        service = self._service
+        service.failures.note(self._record, kind, detail, service.clock.now_s())
 
     def _note_engine_error(self) -> None:
         """A stream that ended well for HTTP may have ended with an error of the engine."""
@@ -141,4 +146,5 @@ class Streaming:
             record = self._record
             journal.note_end(record, Outcome.UPSTREAM_ERROR, record.status, failure.detail)
             if failure.status is not None and failure.status >= 500:
+                self._say(failure.kind, failure.detail)
                 self._blame(self._route.decode.name, failure)

@@ -1,7 +1,8 @@
 """GET, POST and DELETE /busy_threshold: the gate's limits at run time, in force at once.
 
 The rows are NVIDIA Dynamo's, so existing scripts work: null or omitted leaves a value, a POST
-without any value reads. Added: `unset`, `dry_run`, the model `*` for all, and DELETE.
+without any value reads, and an error is a string. Added: `unset`, `dry_run`, the model `*` for all,
+and DELETE.
 """
 
 from __future__ import annotations
@@ -11,25 +12,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 
-import orjson
 from aiohttp import web
 
 from proxy.core.gate import ANY_MODEL, THRESHOLD_FIELDS, Thresholds
-from proxy.operators import TooMuchError, json_response, small_body
+from proxy.operators import BodyError, json_response, small_object
 from proxy.service import Service
 
 DECODE, TOKENS, FRAC = THRESHOLD_FIELDS
 _KNOWN = ("model", *THRESHOLD_FIELDS, "unset", "dry_run")
 _KEYS = frozenset(_KNOWN)
 _log = logging.getLogger(__name__)
-
-
-class RefusedError(Exception):
-    """An answer of status and `{"error": message}`; nothing was changed."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class BusyThreshold:
@@ -48,9 +40,9 @@ class BusyThreshold:
         """Read, or overwrite the given fields only."""
         try:
             seconds = self._service.settings.body_timeout
-            return json_response(self._update(await _body(request, seconds)))
-        except RefusedError as refused:
-            return json_response({"error": str(refused)}, refused.status)
+            return json_response(self._update(await small_object(request, seconds)))
+        except BodyError as error:
+            return json_response({"error": str(error)}, error.status)
 
     async def delete(self, request: web.Request) -> web.Response:
         """Remove a model's limits, or one with &field=."""
@@ -78,7 +70,7 @@ class BusyThreshold:
         if not changes:
             return _row(model, gate.thresholds(model))
         if model != ANY_MODEL and model not in self._known_models():
-            raise RefusedError(
+            raise BodyError(
                 404,
                 f"Model '{model}' not found. Thresholds can only be set for discovered models.",
             )
@@ -110,46 +102,32 @@ def _said(thresholds: Thresholds) -> str:
     return ", ".join(f"{name} {'off' if value is None else value}" for name, value in limits)
 
 
-async def _body(request: web.Request, seconds: float) -> Mapping[str, object]:
-    if request.content_type != "application/json":
-        raise RefusedError(415, "Content-Type must be application/json")
-    try:
-        body = orjson.loads(await small_body(request, seconds))
-    except orjson.JSONDecodeError as error:
-        raise RefusedError(400, f"body is not valid JSON: {error}") from error
-    except TooMuchError as error:
-        raise RefusedError(413, str(error)) from error
-    if not isinstance(body, dict):
-        raise RefusedError(422, "body must be an object")
-    return body
-
-
 def _model(body: Mapping[str, object]) -> str:
     unknown = set(body) - _KEYS
     if unknown:
-        raise RefusedError(422, f"unknown field {min(unknown)[:64]}; known: {', '.join(_KNOWN)}")
+        raise BodyError(422, f"unknown field {min(unknown)[:64]}; known: {', '.join(_KNOWN)}")
     model = body.get("model")
     if not isinstance(model, str) or not model:
-        raise RefusedError(422, "model must be a non-empty string")
+        raise BodyError(422, "model must be a non-empty string")
     return model
 
 
 def _unset(body: Mapping[str, object]) -> list[str]:
     names = body.get("unset") or []
     if not isinstance(names, list) or not all(name in THRESHOLD_FIELDS for name in names):
-        raise RefusedError(422, f"unset must be a list of {', '.join(THRESHOLD_FIELDS)}")
+        raise BodyError(422, f"unset must be a list of {', '.join(THRESHOLD_FIELDS)}")
     return names
 
 
 def _checked(field: str, value: object) -> float | int:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RefusedError(422, f"{field} must be a number, got {type(value).__name__}")
+        raise BodyError(422, f"{field} must be a number, got {type(value).__name__}")
     if field == TOKENS:
         if not isinstance(value, int) or value < 0:
-            raise RefusedError(422, f"{field} must be a whole number >= 0, got {value}")
+            raise BodyError(422, f"{field} must be a whole number >= 0, got {value}")
         return value
     high = 1.0 if field == DECODE else math.inf
     if not 0.0 <= value <= high or not math.isfinite(value):
         allowed = "between 0 and 1" if field == DECODE else "finite and >= 0"
-        raise RefusedError(400, f"{field} must be {allowed}, got {value}")
+        raise BodyError(400, f"{field} must be {allowed}, got {value}")
     return float(value)

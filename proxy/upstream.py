@@ -20,6 +20,7 @@ from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.heads import request_head
 from proxy.pool import Pool
+from proxy.throttle import Throttle
 from proxy.ways import Ways
 
 ENGINE_ID_CHARS = 256
@@ -58,6 +59,8 @@ class Upstream:
         self._on_replay = on_replay
         self._connect_timeout_s = connect_timeout_s
         self.is_down = False
+        self.throttle = Throttle()
+        """Of the lines about its answers."""
         self._id = EngineId()
         self.has_new_engine = False
         """Another engine id was seen than before; for whoever acts on it to reset."""

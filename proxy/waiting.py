@@ -44,12 +44,6 @@ def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Priority
     return Priority.HIGH if number < 0 else Priority.LOW
 
 
-def tenant_of(facts: RequestFacts, headers: Mapping[str, str]) -> str:
-    """The named tenant, else whoever shares the credentials; they are not kept, only their hash."""
-    secret = headers.get("Authorization") or headers.get("x-api-key")
-    return facts.tenant or (f"key {hash(secret):x}" if secret else "")
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Turn(Entry):
     """An entry with the request behind it; `result` is there once `done` is."""
@@ -104,15 +98,19 @@ class WaitingRoom:
         return self._promises.advise(tps_known, tokens, self.queue.tokens, now_s)
 
     def enter(
-        self, facts: RequestFacts, reject: Reject, tenant: str, priority: Priority, size_bytes: int
+        self, facts: RequestFacts, reject: Reject, priority: Priority, size_bytes: int
     ) -> Turn | Reject:
-        """Take a place after `reject`, to `wait` on at once; a refusal when there is none."""
+        """Take a place after `reject`, to `wait` on at once; a refusal when there is none.
+
+        Turns go round among authenticated tenants only: any other name could be changed with every
+        request, and each would have a share of its own.
+        """
         may_wait = self.queue.limits.requests and not self._is_closed
         if reject.reason is RejectReason.NO_INSTANCE or not may_wait:
             return self.refusal(reject, facts.prompt_tokens)
         done = asyncio.get_running_loop().create_future()
         model, tokens = facts.model, facts.prompt_tokens
-        turn = Turn(model, tenant, priority, tokens, size_bytes, facts=facts, done=done)
+        turn = Turn(model, facts.tenant, priority, tokens, size_bytes, facts=facts, done=done)
         now_s = self._clock.now_s()
         offer = self.queue.offer(turn, reject.wait_s, reject.drain_tps, now_s)
         if offer.refused is not None:

@@ -16,6 +16,7 @@ from typing import IO
 
 READY_S = 30.0
 STOP_S = 15.0
+LAST_CHARS = 500
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -46,7 +47,10 @@ class Process:
             if self.child.poll() is not None:
                 break
             time.sleep(0.05)
-        raise RuntimeError(f"{self.name} did not start; its output is in {self.output}")
+        told = f"{self.name} did not start; its output is in {self.output}"
+        lines = self.output.read_text(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        raise RuntimeError(f"{told}, at its end: {last.strip()[:LAST_CHARS]}" if last else told)
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL for one that does not listen."""

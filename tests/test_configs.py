@@ -131,6 +131,8 @@ def test_dashboard_layout():
         for y in range(grid["y"], grid["y"] + grid["h"])
     ]
     assert len(cells) == len(set(cells)), "panels overlap"
+    rows = [panel["gridPos"]["y"] for panel in panels() if panel["type"] == "row"]
+    assert rows == sorted(rows), "rows are on the page as they are in the file"
     for path in dashboards():
         names = [v["name"] for v in orjson.loads(path.read_bytes())["templating"]["list"]]
         assert names == ["datasource", "upstream"]

@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.resolve": LEAF | {"proxy.deadline"},
     "proxy.ways": LEAF | {"proxy.resolve"},
     "proxy.allow": WIRE | {"proxy.resolve"},
-    "proxy.operators": SHELL | {"proxy.service"},
+    "proxy.operators": SHELL | {"proxy.service", "proxy.throttle"},
     "proxy.reload": SHELL | {"proxy.service"},
     "proxy.config": LEAF | {"proxy.config_model"},
     "proxy.deadline": set(),
@@ -80,9 +80,10 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.lastwords": set(),
     "proxy.judge": LEAF | {"proxy.answer"},
     "proxy.tcp": set(),
+    "proxy.throttle": {OURS},
     "proxy.wire": LEAF | {"proxy.answer", "proxy.tcp"},
     "proxy.pool": WIRE | {"proxy.wire", "proxy.resolve", "proxy.ways"},
-    "proxy.upstream": WIRE | {"proxy.answer", "proxy.pool", "proxy.ways"},
+    "proxy.upstream": WIRE | {"proxy.answer", "proxy.pool", "proxy.throttle", "proxy.ways"},
     "proxy.scrape": LEAF,
     "proxy.plain": set(),
     "proxy.reqlog": LEAF | {"proxy.plain"},
@@ -91,8 +92,8 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.relay": WIRE | {"proxy.answer"},
     "proxy.watcher": SHELL,
     "proxy.waiting": LEAF | {"proxy.deadline", "proxy.metrics"},
-    "proxy.service": SHELL | {"proxy.watcher", "proxy.waiting", "proxy.memory"},
-    "proxy.legs": SHELL,
+    "proxy.service": SHELL | {"proxy.watcher", "proxy.waiting", "proxy.memory", "proxy.throttle"},
+    "proxy.legs": SHELL | {"proxy.throttle"},
     "proxy.intake": SHELL | {"proxy.legs"},
     "proxy.replies": SHELL,
     "proxy.journal": LEAF,
@@ -117,12 +118,14 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.background": SHELL | {"proxy.service", "proxy.memory", "proxy.tuning"},
     "proxy.admin": REQUEST | {"proxy.allow", "proxy.operators"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.operators"},
-    "proxy.refusals": LEAF,
+    "proxy.refusals": LEAF | {"proxy.throttle"},
     "proxy.edge": LEAF | {"proxy.refusals", "proxy.replies", "proxy.serial"},
     "proxy.serial": set(),
+    "proxy.routes": REQUEST
+    | {"proxy.admin", "proxy.departure", "proxy.handler", "proxy.operators", "proxy.thresholds"},
     "proxy.app": REQUEST
-    | {"proxy.handler", "proxy.background", "proxy.admin", "proxy.thresholds"}
-    | {"proxy.operators", "proxy.reload", "proxy.connections", "proxy.listening"}
+    | {"proxy.background", "proxy.handler", "proxy.reload", "proxy.routes"}
+    | {"proxy.connections", "proxy.listening"}
     | {"proxy.edge", "proxy.refusals", "proxy.tcp"}
     | {"proxy.departure", "proxy.estate", "proxy.heritage", "proxy.succession"},
     "proxy.tuning": set(),

@@ -3,8 +3,8 @@
 Every policy is a pure function `Question -> Decision`; POLICIES holds them by name. An offload is
 a preference: whatever a policy says, a failure of the offload means colocation, never an error.
 
-Sources: `seed-heuristic` and `seed-cost` are the founding design's rules 2.2 and 2.1; `threshold`
-is llm-d's prefix-based P/D decider (nonCachedTokens).
+`seed-heuristic` and `seed-cost` are the rules that this project began with: by load alone, and by
+seconds won and lost. `threshold` is llm-d's prefix-based P/D decider (nonCachedTokens).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from proxy.core.types import Candidate, Reason
 
 OVERLOAD_FACTOR = 1.5
-"""Founding rule 2.2: P above this multiple of the fleet's mean ongoing tokens is overloaded."""
+"""`seed-heuristic`: P above this multiple of the fleet's mean ongoing tokens is overloaded."""
 DISRUPTION_FACTOR = 0.5
-"""Founding rule 2.1: chunked prefill blocks decoding only in part."""
+"""`seed-cost`: chunked prefill blocks decoding only in part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def colocate(reason: Reason) -> Decision:
 
 
 def seed_heuristic(q: Question, p: Candidate) -> Decision:
-    """Founding rule 2.2: offload when P carries less than D, is not overloaded, and D decodes."""
+    """Offload when P carries less than D, is not overloaded, and D decodes."""
     if p.load.ongoing_tokens >= q.decode.load.ongoing_tokens:
         d_idle = not q.decode.load.ongoing_tokens
         return colocate(Reason.D_IDLE if d_idle else Reason.P_BUSIER_THAN_D)
@@ -65,7 +65,7 @@ def seed_heuristic(q: Question, p: Candidate) -> Decision:
 
 
 def seed_cost(q: Question, p: Candidate) -> Decision:
-    """Founding rule 2.1: seconds of decode disruption saved on D against P's queue and transfer."""
+    """Seconds of decode disruption saved on D against P's queue and transfer."""
     if q.decode.load.decode_tokens <= 0:
         return colocate(Reason.D_IDLE)
     benefit_s = DISRUPTION_FACTOR * q.decode.new_tokens / q.prefill_throughput

@@ -16,7 +16,7 @@ from enum import StrEnum
 
 
 class RouteClass(StrEnum):
-    """How much a request brings and where it is computed (names fixed by the founding design)."""
+    """How much a request brings and where it is computed; scripts read these names."""
 
     WARM = "WARM"
     MEDIUM = "MEDIUM"
@@ -25,7 +25,7 @@ class RouteClass(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a request was offloaded or colocated. The first four are the founding design's."""
+    """Why a request was offloaded or colocated; scripts read these names."""
 
     P_IDLE_D_BUSY = "p_idle_d_busy"
     P_OVERLOADED = "p_overloaded"

@@ -130,9 +130,13 @@ def test_the_command_tells_by_its_status(tmp_path, capsys):
     rows = read_lines(tmp_path / "requests.jsonl")
     for row in rows[::3]:
         row["first_token_s"] += 5.0
+    for row in rows:
+        row["intended_s"] = row["sent_s"] - 0.25
     write_lines(tmp_path / "requests.jsonl", rows)
     assert main(["check", str(tmp_path)]) == 1
-    assert "FAILED realised TTFT" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "FAILED realised TTFT" in printed
+    assert "schedule lag of the run: p50 250.0 ms, p99 250.0 ms, max 250.0 ms" in printed
 
 
 def test_within_is_relative_to_the_prediction():

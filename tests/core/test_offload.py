@@ -1,4 +1,4 @@
-"""Golden tests of the founding rules: four properties, three regimes, the reasons; all policies."""
+"""Golden tests of the rules: four properties, three regimes, the reasons; all policies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ IDLE, DECODING = load(), load(decode=30_000)
 
 
 class TestSeedHeuristic:
-    """Founding rule 2.2, in its order."""
+    """Its conditions, in their order."""
 
     @pytest.mark.parametrize(
         ("name", "new", "d", "p", "others", "expected"),
@@ -85,7 +85,7 @@ class TestSeedHeuristic:
         ],
     )
     def test_load_regimes(self, regime: str, loads: list[Load], offloads: int) -> None:
-        """How many peers the busiest D could hand a HEAVY request to (founding design 2.4)."""
+        """How many peers the busiest D could hand a HEAVY request to."""
         d, *peers = sorted(loads, key=lambda x: -x.ongoing_tokens)
         decided = [
             should_offload(
@@ -103,7 +103,7 @@ class TestSeedHeuristic:
 
 
 class TestSeedCost:
-    """Founding rule 2.1: 0.5 * new / PT against P's ongoing / PT + the transfer constant."""
+    """0.5 * new / PT against P's ongoing / PT + the transfer constant."""
 
     @pytest.mark.parametrize(
         ("new", "d", "p", "expected"),

@@ -6,7 +6,6 @@ and memory grows as long as the process is young.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -72,11 +71,31 @@ async def breaks_its_chunks(proxy: Proxy) -> None:
     await exchange(proxy.server.url, head + b"zz\r\n")
 
 
-def leaves(data: bytes = request(orjson.dumps(chat("x")), {})) -> Once:
+When = Callable[[Proxy], Any]
+
+
+def is_asked(proxy: Proxy) -> bool:
+    return proxy.connections() > 0
+
+
+def has_begun(proxy: Proxy) -> bool:
+    service = proxy.server.service
+    return bool(service.in_flight and service.decisions[-1].t_first_token)
+
+
+def is_in(proxy: Proxy) -> bool:
+    return proxy.server.service.in_flight > 0
+
+
+def is_in_head(proxy: Proxy) -> bool:
+    return any(c._bounds.in_head for c in proxy.server._runner.server.connections)  # type: ignore[union-attr]
+
+
+def leaves(when: When, data: bytes = request(orjson.dumps(chat("x")), {})) -> Once:
     async def once(proxy: Proxy) -> None:
         connection = await connect(proxy.server.url)
         connection.send(data)
-        await asyncio.sleep(0.02)
+        await until(lambda: when(proxy), str(when))
         connection.close("RST")
 
     return once
@@ -171,10 +190,10 @@ async def test_engines_that_fail(
 @pytest.mark.parametrize(
     ("script", "once"),
     [
-        (stalls(), leaves()),
-        (stalls(HALF), leaves()),
-        (says(ANSWER), leaves(request(b"{}", {"Content-Length": "9000"}))),
-        (says(ANSWER), leaves(b"POST /v1/comp")),
+        (stalls(), leaves(is_asked)),
+        (stalls(HALF), leaves(has_begun)),
+        (says(ANSWER), leaves(is_in, request(b"{}", {"Content-Length": "9000"}))),
+        (says(ANSWER), leaves(is_in_head, b"POST /v1/comp")),
         (says(ANSWER), breaks_its_chunks),
     ],
 )
@@ -187,7 +206,10 @@ async def test_clients_that_leave_or_break_off(
             await leave_nothing(proxy, once, garbage)
 
 
-@pytest.mark.parametrize("once", [asks_much, leaves(request(orjson.dumps(chat(words(2000))), {}))])
+LONG = request(orjson.dumps(chat(words(2000), max_tokens=2000)), {})
+
+
+@pytest.mark.parametrize("once", [asks_much, leaves(is_asked, LONG)])
 async def test_offloads(tmp_path: Path, once: Once, garbage: Callable[[], Counter[str]]) -> None:
     async with proxied(tmp_path, **OFFLOADS) as (proxy, _):
         await leave_nothing(proxy, once, garbage)

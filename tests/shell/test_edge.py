@@ -16,7 +16,8 @@ import pytest
 
 from proxy.cli import NO_PARSER
 from proxy.core.inbound import Refusal
-from proxy.refusals import LOG_EVERY_S, RefusalLog
+from proxy.refusals import RefusalLog
+from proxy.throttle import LOG_EVERY_S
 from tests.shell.harness import Proxy, RawEngine, chunk, plain, says, until
 from tests.shell.test_intake import post, raw
 
@@ -93,7 +94,7 @@ async def connect(proxy: Proxy) -> AsyncIterator[Streams]:
 
 CHUNKED = (
     b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
-    b"Authorization: Bearer %b\r\n\r\n" % CANARY
+    b"Content-Type: application/json\r\nAuthorization: Bearer %b\r\n\r\n" % CANARY
 )
 
 
@@ -108,7 +109,8 @@ async def test_chunks_that_break_in_a_later_segment_are_answered(
             async with connect(proxy) as (reader, writer):
                 writer.write(CHUNKED.replace(b"/v1/chat/completions", path) + chunk(b"{"))
                 await writer.drain()
-                await asyncio.sleep(0.05)  # into its handler
+                connections = proxy.server._runner.server.connections  # type: ignore[union-attr]
+                await until(lambda: any(c._current_request for c in connections), "its handler")
                 writer.write(broken)
                 async with asyncio.timeout(10):
                     answer = await reader.read()

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from proxy.cli import _warn
 from proxy.config import load
-from tests.shell.harness import Proxy, RawEngine, chat, proxied, says
+from tests.shell.harness import Proxy, RawEngine, chat, proxied, says, until
 from tests.shell.test_admin import call
 from tests.shell.test_app import running
 
@@ -136,6 +136,7 @@ CHAT = "/v1/chat/completions"
 
 def post(headers: str, body: str, path: str = CHAT) -> bytes:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}"
+    head += "Content-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
@@ -226,5 +227,6 @@ async def test_a_storm_of_scrapes_shares_its_answers(tmp_path: Path) -> None:
         bodies.update(a.partition(b"\r\n\r\n")[2] for a in answers)
         assert len(bodies) <= renders < 50
         assert (await proxy.post(chat("x"))).status == 200
-        await asyncio.sleep(0.1)  # far longer than one takes to make
+        service = proxy.server.service
+        await until(lambda: service.clock.now_s() >= service._shown[1], "a new one is due")
         assert b'outcome="ok"' in await ask(port, metrics)

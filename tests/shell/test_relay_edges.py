@@ -285,14 +285,19 @@ async def test_last_words_are_readable_wherever_it_broke(tmp_path: Path, half: b
 
 
 async def test_broken_chunks_are_a_cut(tmp_path: Path) -> None:
+    passed = asyncio.Event()
+
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(event("fine")))
-        await asyncio.sleep(0.05)
+        await passed.wait()
         writer.write(b"zz\r\n")
         await reader.read()
 
     async with between(tmp_path, script) as (proxy, raw, _):
-        await raw.rest(post())
+        raw.writer.write(post())
+        await raw.reader.readuntil(b"fine")
+        passed.set()
+        await raw.rest()
         (record,) = await proxy.records(1)
         assert record["outcome"] == "upstream_truncated"
 

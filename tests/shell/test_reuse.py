@@ -9,6 +9,7 @@ from typing import Any
 from proxy.core.connectors import CONNECTORS, Edits, Transfer
 from proxy.core.types import Instance
 from proxy.legs import _after_prefill
+from proxy.throttle import Throttle
 from tests.shell.harness import (
     DONE,
     STREAM_HEAD,
@@ -71,7 +72,7 @@ def test_a_prefill_legs_hits_are_heard() -> None:
         b'{"choices":[{"index":0,"finish_reason":"length"}],'
         b'"usage":{"prompt_tokens":8,"prompt_tokens_details":{"cached_tokens":2}}}'
     )
-    result = _after_prefill(CONNECTORS["mooncake"], transfer, answer)
+    result = _after_prefill(CONNECTORS["mooncake"], transfer, answer, Throttle())
     assert isinstance(result, Edits)
     assert result.cached_ratio == 0.25
 

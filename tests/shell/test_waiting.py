@@ -18,7 +18,7 @@ from proxy.core.router import Router, RouterConfig
 from proxy.core.turns import Priority
 from proxy.core.types import Instance, Reject, RequestFacts
 from proxy.metrics import Metrics
-from proxy.waiting import TRIAL_S, TRIALS, Turn, WaitingRoom, priority_of, tenant_of
+from proxy.waiting import TRIAL_S, TRIALS, Turn, WaitingRoom, priority_of
 from tests.shell.harness import ANSWER, Answer, Proxy, RawEngine, chat, until
 from tests.shell.test_disconnect import leave, send
 
@@ -28,6 +28,7 @@ ONE_AT_A_TIME: dict[str, Any] = {
     "health_interval": 60,
     "scrape_interval": 60,
 }
+A, B = ({"Authorization": f"Bearer sk-{name}-0123456789"} for name in "ab")
 
 
 class HeldEngine(RawEngine):
@@ -52,7 +53,7 @@ async def held(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Proxy, Hel
     async with HeldEngine() as engine, asyncio.TaskGroup() as group:
         instances = [f"i={engine.address}"]
         async with Proxy(tmp_path / "log", instances, **(ONE_AT_A_TIME | options)) as proxy:
-            first = group.create_task(proxy.post(chat("first")))
+            first = group.create_task(proxy.post(chat("first"), headers=A))
             await until(lambda: engine.posts, "the instance is busy")
             yield proxy, engine
             engine.answer(100)
@@ -186,14 +187,24 @@ async def test_without_instances_nobody_waits(tmp_path: Path) -> None:
         assert (answer.status, answer.json["message"][-17:]) == (503, "no instance is up")
 
 
-async def test_priorities_and_tenants_take_their_turns(tmp_path: Path) -> None:
-    async with held(tmp_path) as (proxy, engine), asyncio.TaskGroup() as group:
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("a:sk-a-0123456789,b:sk-b-0123456789", ["high", "a1", "b1", "a2", "low"]),
+        (None, ["high", "a1", "a2", "b1", "low"]),
+    ],
+)
+async def test_priorities_and_tenants_take_their_turns(
+    tmp_path: Path, keys: str | None, expected: list[str]
+) -> None:
+    """A key that nobody has checked makes no tenant."""
+    async with held(tmp_path, api_key=keys) as (proxy, engine), asyncio.TaskGroup() as group:
         requests: tuple[tuple[str, dict[str, str], dict[str, Any]], ...] = (
-            ("low", {}, {"priority": 5}),
-            ("a1", {"Authorization": "Bearer a"}, {}),
-            ("a2", {"Authorization": "Bearer a"}, {}),
-            ("b1", {"Authorization": "Bearer b"}, {}),
-            ("high", {"X-Request-Priority": "high"}, {"priority": 5}),
+            ("low", A, {"priority": 5}),
+            ("a1", A, {}),
+            ("a2", A, {}),
+            ("b1", B, {}),
+            ("high", {"X-Request-Priority": "high"} | B, {"priority": 5}),
         )
         for text, headers, more in requests:
             before = proxy.metric("queued_requests")
@@ -205,7 +216,7 @@ async def test_priorities_and_tenants_take_their_turns(tmp_path: Path) -> None:
             next(word for word in ("low", "a1", "a2", "b1", "high") if f'"{word}"'.encode() in post)
             for post in engine.posts[1:]
         ]
-        assert order == ["high", "a1", "b1", "a2", "low"]
+        assert order == expected
 
 
 @pytest.mark.parametrize(
@@ -223,16 +234,6 @@ def test_where_a_priority_comes_from(header: str, body: dict[str, Any], expected
     assert priority_of({"X-Request-Priority": header}, body) is expected
 
 
-def test_a_tenant_is_named_or_known_by_its_key() -> None:
-    facts = RequestFacts("m", None, 1, [], 1.0)
-    assert tenant_of(facts, {}) == ""
-    one, other = (tenant_of(facts, {"Authorization": f"Bearer {key}"}) for key in "ab")
-    assert one != other
-    assert "Bearer" not in one
-    facts.tenant = "acme"
-    assert tenant_of(facts, {"Authorization": "Bearer a"}) == "acme"
-
-
 @pytest.fixture
 def metrics() -> Metrics:
     """Made before the loop runs: it reads its own version from disk."""
@@ -248,7 +249,7 @@ async def test_a_turn_given_to_who_just_left_is_given_back(metrics: Metrics) -> 
     first, busy = room.admit(facts), room.admit(facts)
     assert isinstance(first, Route)
     assert isinstance(busy, Reject)
-    turn = room.enter(facts, busy, "", Priority.NORMAL, 10)
+    turn = room.enter(facts, busy, Priority.NORMAL, 10)
     assert isinstance(turn, Turn)
     waiting = asyncio.ensure_future(room.wait(turn))
     await asyncio.sleep(0)
@@ -289,7 +290,7 @@ async def test_after_an_engines_own_word_a_few_at_a_time(metrics: Metrics) -> No
     for _ in range(10 * TRIALS):
         busy = room.admit(facts)
         assert isinstance(busy, Reject)
-        assert isinstance(room.enter(facts, busy, "", Priority.NORMAL, 10), Turn)
+        assert isinstance(room.enter(facts, busy, Priority.NORMAL, 10), Turn)
     assert await after(0.5) == 0
     assert await after(0.5 + TRIAL_S) == TRIALS
     assert await after(TRIAL_S / 2) == 0
