@@ -1,8 +1,7 @@
 """The cost policy: every place a request could be computed and decoded, priced in seconds.
 
-    J(P, D) = ttft + weight_late * max(0, ttft - LATE_S)^2
-              + strain * (weight_harm * stalled streams * stall * pressed(P)
-                          + weight_decode * decode time on D)
+    J(P, D) = ttft + strain * (weight_harm * stalled streams * stall * pressed(P)
+                               + weight_decode * decode time on D)
               + weight_arrivals * arrivals/s at P * stall * (stall / 2 + wait(P))
               + weight_next_turn * busy ratio of D * rest of a prefill met there
               + weight_memory * seconds to compute again what the new KV displaces
@@ -10,16 +9,14 @@
     ttft    = wait(P) + prefill(P, prompt - hit_P) [ + transfer(P, D, prompt - hit_D) + step(D) ]
     pressed = sqrt(min(1, step(P) / (1 - busy ratio of P) / TPOT target))
 
-A late first token costs more than its seconds: the longer a prediction, the further it is off,
-and clients give up. A stall is what a prefill adds to the steps of the streams beside it. Those
-have time to spare where tokens come quicker than their target asks: there a stall counts less.
-`strain` follows the same target over the fleet (core.strain). Whoever arrives at P while it
-computes waits for what is left of it, half of it on average, and for the queue before it: long
-prompts go where few arrive. The busy ratio, over the last minute, is what the session's next turns
-will meet on D: queues are too short a memory. What they meet lasts as long as prefills of this
-fleet do, long or short. KV in use is what waiting sessions lose their own to: once a cache is full
-of running prompts, every turn computes all of its prompt, runs longer for it, and keeps the cache
-full.
+A stall is what a prefill adds to the steps of the streams beside it. Those have time to spare
+where tokens come quicker than their target asks: there a stall counts less. `strain` follows the
+same target over the fleet (core.strain). Whoever arrives at P while it computes waits for what is
+left of it, half of it on average, and for the queue before it: long prompts go where few arrive.
+The busy ratio, over the last minute, is what the session's next turns will meet on D: queues are
+too short a memory. What they meet lasts as long as prefills of this fleet do, long or short. KV in
+use is what waiting sessions lose their own to: once a cache is full of running prompts, every turn
+computes all of its prompt, runs longer for it, and keeps the cache full.
 
 P = D is colocation, at home or elsewhere: a session follows its tokens, and affinity is worth
 exactly what the lost prefix would cost. P != D is an offload; where P is the old home it hands its
@@ -48,9 +45,6 @@ MARGIN_RATIO = 0.15
 MAX_WAIT_S = 4.0
 """P takes no offload behind a longer queue: the founding design lost a quarter of its HEAVY
 requests in such queues."""
-LATE_S = 10.0
-"""From here on a first token is late for anybody: 2 s and 0.1 ms per new token ask for one in this
-time of a prompt of 80,000 tokens."""
 BUSY_MOST = 0.95
 """Steps of an instance that only prefills would be endless."""
 
@@ -60,14 +54,12 @@ class Weights:
     """How seconds of others count against seconds of this request's first token.
 
     Found in the league (docs/figures.md) by search over three traces, both regimes and three loads;
-    the optimum is flat. `late`: per second and second beyond LATE_S; `harm`: per stream and second
-    of stall; `decode`: per second of an output of `output_tokens`; `arrivals`: per second that one
-    who arrives later waits; `next_turn`: per second of the wait that D's busy ratio promises;
-    `memory`: per second of displaced computation; `room`: seconds for a cache that is in use as a
-    whole.
+    the optimum is flat. `harm`: per stream and second of stall; `decode`: per second of an output
+    of `output_tokens`; `arrivals`: per second that one who arrives later waits; `next_turn`: per
+    second of the wait that D's busy ratio promises; `memory`: per second of displaced computation;
+    `room`: seconds for a cache that is in use as a whole.
     """
 
-    late: float = 0.05
     harm: float = 0.12
     decode: float = 0.03
     arrivals: float = 1.0
@@ -91,7 +83,7 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
         best = _stay(free, scene.home, best, colocated)
     warm, heavy = scene.config.warm_threshold, scene.config.heavy_threshold
     size = classify(best.new_tokens, warm, heavy)
-    offloads = _offloads(scene, free, colocated, w) if _may_offload(best, size, colocated) else []
+    offloads = _offloads(scene, free, colocated) if _may_offload(best, size, colocated) else []
     reason = _why_not(scene, best, size, offloads)
     chosen = best
     if reason is None:
@@ -145,7 +137,7 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
     now_s, prompt_tokens, budget = scene.now_s, free.prompt_tokens, scene.latency.budget
     harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
     next_turn = w.next_turn * scene.latency.rest_s()
-    memory, room, arrivals, late = w.memory, w.room, w.arrivals, w.late
+    memory, room, arrivals = w.memory, w.room, w.arrivals
     target_s = scene.config.tpot_slo_s
     all_times, sizes = scene.latency.times(free.names), list(map(scene.kv_tokens, free.names))
     priced: list[Priced] = []
@@ -183,14 +175,12 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
             memory_s += room * (in_use * in_use)
         next_s = next_turn * busy
-        late_s = late * (ready_s - LATE_S) ** 2 if ready_s > LATE_S else 0.0
-        cost_s = ready_s + late_s + harm_s + behind_s + decode_s + next_s + memory_s
+        cost_s = ready_s + harm_s + behind_s + decode_s + next_s + memory_s
         priced.append(
             Priced(
                 cost_s,
                 at,
                 ready_s,
-                late_s,
                 harm_s,
                 behind_s,
                 decode_s,
@@ -250,7 +240,7 @@ def _unless_small(size: Size, reason: Reason) -> Reason:
     return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
 
 
-def _offloads(scene: Scene, free: Free, colocated: list[Priced], w: Weights) -> list[Priced]:
+def _offloads(scene: Scene, free: Free, colocated: list[Priced]) -> list[Priced]:
     """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
 
     What each costs alone is in its colocation already.
@@ -269,7 +259,7 @@ def _offloads(scene: Scene, free: Free, colocated: list[Priced], w: Weights) -> 
         if home.new_tokens >= least and home not in ds:
             ds.append(home)
     ps = list(islice(_able(scene, colocated), 3))
-    pairs = [_offloaded(scene, p, d, w) for d in ds for p in ps if p.at != d.at]
+    pairs = [_offloaded(scene, p, d) for d in ds for p in ps if p.at != d.at]
     in_time_s = scene.config.prefill_timeout_s
     return sorted([pair for pair in pairs if pair.ttft_s < in_time_s], key=_cost)[:OFFLOADS_KEPT]
 
@@ -286,7 +276,7 @@ def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
     """
     connector = CONNECTORS[scene.config.kv_connector]
     quickest = [
-        (c.ttft_s + c.late_s + c.harm_s + c.behind_s + c.memory_s, c.at)
+        (c.ttft_s + c.harm_s + c.behind_s + c.memory_s, c.at)
         for c in colocated
         if c.wait_s <= MAX_WAIT_S
     ]
@@ -297,19 +287,17 @@ def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
             yield p
 
 
-def _offloaded(scene: Scene, p: Priced, d: Priced, w: Weights) -> Priced:
+def _offloaded(scene: Scene, p: Priced, d: Priced) -> Priced:
     """Computed as if on P, decoded as if on D, and moved."""
     moved_s = scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
     # D reads what came over in its turn, behind what it has to compute, and where there is room.
     moved_s += max(0.0, max(d.kv_wait_s, d.wait_s) - p.ttft_s)
     ttft_s = p.ttft_s + moved_s
-    late_s = w.late * (ttft_s - LATE_S) ** 2 if ttft_s > LATE_S else 0.0
     on_p_s = p.harm_s + p.behind_s + p.memory_s
     return Priced(
-        ttft_s + late_s + on_p_s + _decoding_s(d),
+        ttft_s + on_p_s + _decoding_s(d),
         d.at,
         ttft_s,
-        late_s,
         p.harm_s,
         p.behind_s,
         d.decode_s,

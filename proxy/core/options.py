@@ -20,18 +20,17 @@ OFFLOADS_KEPT = 8
 class Priced:
     """One option: D, P or None where D computes, the predicted TTFT and the cost, in seconds.
 
-    `cost_s` is the sum of `ttft_s` and of the six terms after it, weighted: `late_s` for a first
-    token that comes late, `harm_s` to the streams beside the computation, `behind_s` to those who
-    arrive during it, `decode_s` for the output on D, `next_s` for the session's next turns there,
-    `memory_s` for the KV displaced and in use. It is nan where the policy puts no
-    price on anything. `at`: D's place among the free instances; `wait_s`: the queue where it is
-    computed; `instance` and what follows: D, as its Candidate would say.
+    `cost_s` is the sum of `ttft_s` and of the five terms after it, weighted: `harm_s` to the
+    streams beside the computation, `behind_s` to those who arrive during it, `decode_s` for the
+    output on D, `next_s` for the session's next turns there, `memory_s` for the KV displaced and in
+    use. It is nan where the policy puts no price on anything. `at`: D's place among the free
+    instances; `wait_s`: the queue where it is computed; `instance` and what follows: D, as its
+    Candidate would say.
     """
 
     cost_s: float
     at: int
     ttft_s: float
-    late_s: float
     harm_s: float
     behind_s: float
     decode_s: float
@@ -50,7 +49,6 @@ class Priced:
         cost_s: float,
         at: int,
         ttft_s: float,
-        late_s: float,
         harm_s: float,
         behind_s: float,
         decode_s: float,
@@ -65,7 +63,7 @@ class Priced:
         prefill: Priced | None = None,
     ) -> None:
         self.cost_s, self.at, self.ttft_s = cost_s, at, ttft_s
-        self.late_s, self.harm_s, self.behind_s = late_s, harm_s, behind_s
+        self.harm_s, self.behind_s = harm_s, behind_s
         self.decode_s, self.next_s = decode_s, next_s
         self.memory_s, self.wait_s = memory_s, wait_s
         self.instance, self.load = instance, load
@@ -77,7 +75,7 @@ def unpriced(c: Candidate, ttft_s: float) -> Priced:
     """An option of a policy that goes by rules."""
     nan, load, hit, new = math.nan, c.load, c.hit_tokens, c.new_tokens
     return Priced(
-        nan, 0, ttft_s, nan, nan, nan, nan, nan, nan, nan, c.instance, load, hit, new, c.kv_wait_s
+        nan, 0, ttft_s, nan, nan, nan, nan, nan, nan, c.instance, load, hit, new, c.kv_wait_s
     )
 
 
@@ -101,7 +99,6 @@ def _row(option: Priced) -> dict[str, object]:
         "prefill": p.instance.name if p else None,
         "ttft_s": _seconds(option.ttft_s),
         "cost_s": _seconds(option.cost_s),
-        "late_s": _seconds(option.late_s),
         "harm_s": _seconds(option.harm_s),
         "behind_s": _seconds(option.behind_s),
         "decode_s": _seconds(option.decode_s),

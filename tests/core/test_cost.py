@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from proxy.core.classify import Size
 from proxy.core.connectors import CONNECTORS
-from proxy.core.cost import LATE_S, MAX_WAIT_S, Weights, by_cost
+from proxy.core.cost import MAX_WAIT_S, Weights, by_cost
 from proxy.core.decide import Choice, RouterConfig, Scene, can_prefill
 from proxy.core.latency import RECENT_S, STEP_PRIOR_S, Latency
 from proxy.core.options import Priced
@@ -166,18 +166,6 @@ def test_a_long_prompt_goes_where_few_arrive() -> None:
     assert names(by_cost(asked)) == ("b", None)
 
 
-def test_lateness_costs_more_the_later() -> None:
-    """Nothing up to ten seconds, then with the square."""
-    asked = scene([candidate("a", 39_999)])
-    found = []
-    for wait_s in (LATE_S - 1.0, LATE_S + 10.0, LATE_S + 20.0):
-        asked.latency.of("a").busy_until_s = wait_s
-        found.append(terms(asked)["a"].late_s)
-    assert found[0] == 0.0
-    assert found[1] == pytest.approx(Weights().late * 100, rel=0.01)
-    assert found[2] == pytest.approx(4 * found[1], rel=0.01)
-
-
 def test_who_arrives_waits_for_the_queue_too() -> None:
     asked = scene([candidate("a"), candidate("b")])
     for name in "ab":
@@ -215,7 +203,7 @@ def test_a_cost_is_the_sum_of_its_terms(drawn: list[tuple[int, int, float]]) -> 
     free = [candidate(f"i{i}", hit, decode=decode) for i, (hit, decode, _) in enumerate(drawn)]
     asked = scene(free, busy_s={f"i{i}": seconds for i, (_, _, seconds) in enumerate(drawn)})
     for one in by_cost(asked).options:
-        parts = one.late_s, one.harm_s, one.behind_s, one.decode_s, one.next_s, one.memory_s
+        parts = one.harm_s, one.behind_s, one.decode_s, one.next_s, one.memory_s
         assert min(parts) >= 0
         assert one.cost_s == pytest.approx(one.ttft_s + sum(parts))
 

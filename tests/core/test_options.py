@@ -45,7 +45,7 @@ def test_the_cost_policy_keeps_what_it_priced() -> None:
     for kind in (colocated, offloads):
         assert kind == sorted(kind, key=lambda row: row["cost_s"])
     for row in found:
-        names = ("ttft_s", "late_s", "harm_s", "behind_s", "decode_s", "next_s", "memory_s")
+        names = ("ttft_s", "harm_s", "behind_s", "decode_s", "next_s", "memory_s")
         terms = sum(row[name] for name in names)
         assert row["cost_s"] == pytest.approx(terms, abs=1e-3)
     p = route.prefill.name if route.prefill else None
