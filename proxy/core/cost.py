@@ -43,8 +43,8 @@ from proxy.core.types import Reason
 MARGIN_S = 0.020
 MARGIN_RATIO = 0.15
 MAX_WAIT_S = 4.0
-"""P takes no offload behind a longer queue: the founding design lost a quarter of its HEAVY
-requests in such queues."""
+"""P takes no offload behind a longer queue: a first design, without a bound, lost a quarter of its
+HEAVY requests in such queues."""
 BUSY_MOST = 0.95
 """Steps of an instance that only prefills would be endless."""
 

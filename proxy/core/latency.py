@@ -31,7 +31,7 @@ ATTENTION_SHARE = 0.06
 """Part of such a prefill that grows with the square of its length, for an 8B model on an H100.
 Without it, the first prompts of 100k tokens would be promised in half of their time."""
 TYPICAL_TRANSFER_TOKENS = 30_000.0
-"""The founding transfer time of 0.5 s was seen with prompts of about this length."""
+"""The default transfer time of 0.5 s was seen with prompts of about this length."""
 TRANSFER_FIXED_SHARE = 0.1
 STEP_PRIOR_S = 0.010
 """An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
