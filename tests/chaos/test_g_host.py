@@ -23,7 +23,7 @@ from tests.chaos.command import ROOT, Command, command
 from tests.chaos.invariants import holds
 from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor
 from tests.chaos.scripted import GOOD, Scripted
-from tests.shell.harness import chat, until, words
+from tests.shell.harness import Script, chat, until, words
 
 BODY = orjson.dumps(chat("x"))
 BIG_ENOUGH = words(600)
@@ -36,10 +36,15 @@ def is_fine(got: Got) -> bool:
 
 @asynccontextmanager
 async def one(
-    rig: Floor, folder: Path, *options: str, shell: str = "", request_log: str | None = None
+    rig: Floor,
+    folder: Path,
+    *options: str,
+    script: Script = GOOD,
+    shell: str = "",
+    request_log: str | None = None,
 ) -> AsyncIterator[tuple[Command, Scripted]]:
     """The command before one scripted engine, seen and ready."""
-    async with Scripted() as engine:
+    async with Scripted(script) as engine:
         async with command(
             folder, [engine.url], *options, shell=shell, request_log=request_log
         ) as proxy:
@@ -78,8 +83,14 @@ async def test_f91_file_descriptors_run_out(rig: Floor, tmp_path: Path) -> None:
 
 
 async def test_f91_no_socket_is_left_for_an_instance(rig: Floor, tmp_path: Path) -> None:
+    may_answer = asyncio.Event()
+
+    async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await may_answer.wait()
+        await GOOD(reader, writer)
+
     options, shell = ("--max-connections", "400"), "ulimit -n 128"
-    async with one(rig, tmp_path / "c", *options, shell=shell) as (proxy, _):
+    async with one(rig, tmp_path / "c", *options, script=waits, shell=shell) as (proxy, _):
         proxy.may_log = ("Too many open files",)
         held = [await connect(proxy.url) for _ in range(60)]
 
@@ -90,13 +101,19 @@ async def test_f91_no_socket_is_left_for_an_instance(rig: Floor, tmp_path: Path)
             except OSError:
                 return None
 
-        answers = [got for got in await asyncio.gather(*map(served, held)) if got is not None]
+        # An engine that answers at once frees sockets for the next.
+        asked = [asyncio.create_task(served(connection)) for connection in held]
+        try:
+            await until(lambda: any(task.done() for task in asked), "one is refused")
+            may_answer.set()
+            answers = [got for got in await asyncio.gather(*asked) if got is not None]
+        finally:
+            for connection in held:
+                connection.close()
         refused = [got for got in answers if got.status != 200]
         assert refused
         assert {got.status for got in refused} == {503}
         proxy.answers += answers
-        for connection in held:
-            connection.close()
         await until(lambda: proxy.fds < 60, "closed")
         assert is_fine(await proxy.ask())
 
