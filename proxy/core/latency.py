@@ -47,6 +47,18 @@ LATE = 0.95
 """What is later than this share of its like is late."""
 
 
+MOVED = 0.05
+"""By how much the fleet's line must have moved before it is told to every instance's."""
+PREFILL_POINT = TYPICAL_PREFILL_TOKENS, TYPICAL_PREFILL_TOKENS**2 / 2
+STEP_POINT = 1.0, TYPICAL_KV_TOKENS
+
+
+def _moved(now: tuple[float, float], told: tuple[float, float], point: tuple[float, float]) -> bool:
+    (p, q), (told_p, told_q), (f, g) = now, told, point
+    at, was = p * f + q * g, told_p * f + told_q * g
+    return abs(at - was) > MOVED * was
+
+
 class _Seen(NamedTuple):
     """The last prefill that was seen to end, or several of one step; `before`: the line's state."""
 
@@ -62,11 +74,23 @@ class _Seen(NamedTuple):
         return self._replace(new=new, pairs=pairs, seconds=seconds + other.seconds)
 
 
+def _prefill_line(throughput: float) -> Line:
+    x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
+    a1, a4 = (1 - share) / throughput, share / throughput / (x / 2)
+    points = (x, x * x / 2), (x, x * 2 * x)
+    return Line(a1, a4, points, shape=points[1])
+
+
+def _step_line() -> Line:
+    return Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
+
+
 class Times:
     """One instance's lines, and what is reserved on it. Seconds."""
 
     __slots__ = (
         "_last",
+        "_last_beside_s",
         "_turn_s",
         "budget",
         "busy_until_s",
@@ -80,12 +104,8 @@ class Times:
     )
 
     def __init__(self, prefill_throughput: float, max_batched_tokens: int) -> None:
-        x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
-        a1, a4 = (1 - share) / prefill_throughput, share / prefill_throughput / (x / 2)
         self.budget = max_batched_tokens
-        points = (x, x * x / 2), (x, x * 2 * x)
-        self.prefill = Line(a1, a4, points, shape=points[1])
-        self.step = Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
+        self.prefill, self.step = _prefill_line(prefill_throughput), _step_line()
         self.ready = Residuals()
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
@@ -94,6 +114,7 @@ class Times:
         self.recent_at_s = 0.0
         self._turn_s = 0.0
         self._last: _Seen | None = None
+        self._last_beside_s = 0.0
 
     def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """Computing `new` tokens behind `context` cached ones, beside running streams."""
@@ -116,20 +137,26 @@ class Times:
         return alone + new / self.budget * (step.p + step.q * kv_tokens)
 
     def computed(
-        self, new: int, context: int, seconds: float, step_s: float, *, first: bool
+        self, new: int, context: int, seconds: float, step_s: float, fleet: Line, *, first: bool
     ) -> None:
         """A prefill took this long, beside decode steps of `step_s`, 0 without streams.
 
         `first`: it found nobody before it, so that it had to wait for a step under way to end.
+        `fleet`: the line of all instances, taught what no later one can join any more.
         """
         line, pairs = self.prefill, new * (context + new / 2)
         seen = _Seen(line.state, new, pairs, seconds, first)
-        quick_s = SAME_STEP_RATIO * (line.at(new, pairs) + step_s)
-        if self._last is not None and not first and seconds < quick_s:
-            seen = self._last.joined(seen)
-            line.restore(seen.before)
-        self._last = seen
+        last = self._last
+        if last is not None:
+            quick_s = SAME_STEP_RATIO * (line.at(new, pairs) + step_s)
+            has_room = new <= -last.new % self.budget
+            if not first and seconds < quick_s and has_room:
+                seen = last.joined(seen)
+                line.restore(seen.before)
+            else:
+                fleet.observe(last.new, last.pairs, last.seconds, self._last_beside_s)
         steps = math.ceil(seen.new / self.budget) + (FIRST_STEP if seen.first else 0.0)
+        self._last, self._last_beside_s = seen, steps * step_s
         line.observe(seen.new, seen.pairs, seen.seconds, steps * step_s)
 
     def step_s(self, kv_tokens: int) -> float:
@@ -193,6 +220,9 @@ class Latency:
         self._prefill_throughput = prefill_throughput
         self.budget = max_batched_tokens
         self._instances: dict[str, Times] = {}
+        self._any_prefill, self._any_step = _prefill_line(prefill_throughput), _step_line()
+        self._told_prefill = self._any_prefill.p, self._any_prefill.q
+        self._told_step = self._any_step.p, self._any_step.q
         fixed = TRANSFER_FIXED_SHARE * transfer_time_s
         slope = (transfer_time_s - fixed) / TYPICAL_TRANSFER_TOKENS
         self._prior = (fixed, slope)
@@ -211,6 +241,8 @@ class Latency:
         found = self._instances.get(name)
         if found is None:
             found = Times(self._prefill_throughput, self.budget)
+            found.prefill.toward(*self._told_prefill)
+            found.step.toward(*self._told_step)
             self._instances[name] = found
         return found
 
@@ -327,11 +359,22 @@ class Latency:
         first: bool = True,
     ) -> None:
         """A prefill took this long from its turn on; see Times.computed."""
-        self.of(name).computed(new, context, seconds, step_s, first=first)
+        fleet = self._any_prefill
+        self.of(name).computed(new, context, seconds, step_s, fleet, first=first)
+        if _moved((fleet.p, fleet.q), self._told_prefill, PREFILL_POINT):
+            self._told_prefill = told = fleet.p, fleet.q
+            for times in self._instances.values():
+                times.prefill.toward(*told)
 
     def observe_step(self, name: str, kv_tokens: int, seconds: float) -> None:
         """A stream's mean time per token beside this much KV."""
+        fleet = self._any_step
+        fleet.observe(1.0, kv_tokens, seconds)
         self.of(name).step.observe(1.0, kv_tokens, seconds)
+        if _moved((fleet.p, fleet.q), self._told_step, STEP_POINT):
+            self._told_step = told = fleet.p, fleet.q
+            for times in self._instances.values():
+                times.step.toward(*told)
 
     def observe_transfer(self, p: str, d: str, tokens: int, seconds: float) -> None:
         """From the decode leg sent to its first token."""

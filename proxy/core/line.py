@@ -16,7 +16,7 @@ CLIP = 2.0
 """An observation counts as at most this many times, and at least this part of, what was expected:
 one stall does not move a model."""
 PRIOR_WEIGHT = 4.0
-"""The prior counts as this many observations."""
+"""Each point of the prior counts as this many observations; they fade like others."""
 SHAPE_WEIGHT = 2.0
 
 
@@ -24,10 +24,11 @@ class Line:
     """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading.
 
     `shape`: a point (f, g) at which the prior's ratio q / p keeps a small weight for ever, for a
-    term that few observations tell anything of.
+    term that few observations tell anything of. What is left of the prior may be moved to what
+    others have learned (`toward`).
     """
 
-    __slots__ = ("_prior", "_s", "_shape", "p", "q", "residuals")
+    __slots__ = ("_left", "_points", "_prior", "_s", "_shape", "_toward", "p", "q", "residuals")
 
     def __init__(
         self,
@@ -38,10 +39,14 @@ class Line:
     ) -> None:
         self.p, self.q = p, q
         self.residuals = Residuals()
-        self._prior = p, q
-        self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self._prior = self._toward = p, q
+        ff = fg = gg = 0.0
         for f, g in prior:
-            self._add(f, g, self.at(f, g), PRIOR_WEIGHT)
+            weight = PRIOR_WEIGHT / self.at(f, g) ** 2
+            ff, fg, gg = ff + weight * f * f, fg + weight * f * g, gg + weight * g * g
+        self._points = ff, fg, gg
+        self._left = 1.0
+        self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
         self._shape = shape
 
     def at(self, f: float, g: float) -> float:
@@ -59,31 +64,39 @@ class Line:
             return
         self.residuals.add(max(0.0, y + beside) / (expected + beside))
         weight = (expected / (expected + beside)) ** 2
-        self._s = _faded(self._s, 1.0 - weight / WINDOW)
+        kept = 1.0 - weight / WINDOW
+        self._s = _faded(self._s, kept)
+        self._left *= kept
         self._add(f, g, min(max(y, expected / CLIP), expected * CLIP), weight)
+        self._solve()
+
+    def toward(self, p: float, q: float) -> None:
+        """Let what is left of the prior say this: what is known of others like it."""
+        self._toward = p, q
         self._solve()
 
     @property
     def state(self) -> tuple[float, ...]:
         """What was learned, for `restore`."""
-        return self._s
+        return *self._s, self._left
 
     def restore(self, state: tuple[float, ...]) -> None:
         """Forget what was observed since."""
-        ff, fg, gg, f1, g1 = state
+        ff, fg, gg, f1, g1, left = state
         self._s = ff, fg, gg, f1, g1
+        self._left = left
         self._solve()
 
     def legacy(self) -> list[float]:
         """What was learned, for `adopt` in another process: the prior, then the sums."""
-        return [*self._prior, *self._s]
+        return [*self._prior, *self._sums()]
 
     def adopt(self, legacy: Sequence[float]) -> None:
         """Go on from there, where the prior was the same: the sums are in units of it."""
         p, q, *sums = legacy
         if (p, q) == self._prior and all(math.isfinite(x) and x >= 0.0 for x in sums):
             ff, fg, gg, f1, g1 = sums
-            self.restore((ff, fg, gg, f1, g1))
+            self.restore((ff, fg, gg, f1, g1, 0.0))
 
     def _add(self, f: float, g: float, y: float, weight: float) -> None:
         # In units of the prior's prediction: short and long count alike, and so do old and new.
@@ -99,8 +112,20 @@ class Line:
             g1 + weight * g * y,
         )
 
+    def _sums(self) -> tuple[float, float, float, float, float]:
+        """Of what was observed and what is left of the prior."""
+        (ff, fg, gg, f1, g1), left = self._s, self._left
+        (a, b, c), (p, q) = self._points, self._toward
+        return (
+            ff + left * a,
+            fg + left * b,
+            gg + left * c,
+            f1 + left * (p * a + q * b),
+            g1 + left * (p * b + q * c),
+        )
+
     def _solve(self) -> None:
-        ff, fg, gg, f1, g1 = self._s
+        ff, fg, gg, f1, g1 = self._sums()
         if self._shape is not None:
             # One more observation, 0 = q * g - (q0 / p0) * p * g, weighted.
             (p0, q0), (f, g) = self._prior, self._shape

@@ -79,7 +79,41 @@ def test_learns_an_instances_own_rates(a1: float, a4: float) -> None:
     for new, context in ((2000, 0), (20_000, 10_000), (10_000, 60_000)):
         true_s = a1 * new + a4 * new * (context + new / 2)
         assert m.prefill_s("a", new, context, 0, 0) == pytest.approx(true_s, rel=0.15)
-    assert m.prefill_s("b", 8192, 0, 0, 0) == pytest.approx(8192 / PT), "nothing of it is b's"
+
+
+@pytest.mark.parametrize("true_tps", [5_000.0, 20_000.0, 80_000.0])
+def test_flags_that_are_far_off_are_set_right_by_the_fleet(true_tps: float) -> None:
+    """Eight instances, a few prompts each: none has seen enough, all together have."""
+    m, draw, names = model(), random.Random(3), [f"i{i}" for i in range(8)]
+    for _ in range(12):
+        for name in names:
+            new = draw.randint(500, 30_000)
+            m.observe_prefill(name, new, 0, new / true_tps)
+            m.observe_step(name, 50_000, 0.040)
+    for name in (*names, "one more"):
+        assert m.prefill_tps(name) == pytest.approx(true_tps, rel=0.2)
+        assert m.step_s(name, 50_000) == pytest.approx(0.040, rel=0.15)
+
+
+def test_an_instance_that_is_slower_than_the_fleet_stays_so() -> None:
+    m, draw, names = model(), random.Random(4), [f"i{i}" for i in range(8)]
+    for _ in range(WINDOW):
+        for name in names:
+            new = draw.randint(500, 30_000)
+            m.observe_prefill(name, new, 0, new / (PT / 2 if name == "i0" else PT))
+    assert m.prefill_tps("i0") == pytest.approx(PT / 2, rel=0.1)
+    assert m.prefill_tps("i1") == pytest.approx(PT, rel=0.1)
+    m.forget("i0")
+    assert m.prefill_tps("i0") == pytest.approx(PT, rel=0.2), "it came back: as the fleet is"
+
+
+def test_prompts_of_steps_of_their_own_are_not_taken_for_one() -> None:
+    """Four times quicker than the flags say: each fills its steps, none can have joined another."""
+    m = Latency(PT / 4, transfer_time_s=0.5, max_batched_tokens=8192)
+    m.observe_prefill("a", 8192, 0, 8192 / PT)
+    for _ in range(12):
+        m.observe_prefill("a", 8192, 0, 8192 / PT, first=False)
+    assert m.prefill_tps("a") > PT / 2
 
 
 def test_one_stall_moves_nothing_much() -> None:
