@@ -47,7 +47,7 @@ LATE = 0.95
 """What is later than this share of its like is late."""
 
 
-MOVED = 0.05
+MOVED = 0.1
 """By how much the fleet's line must have moved before it is told to every instance's."""
 PREFILL_POINT = TYPICAL_PREFILL_TOKENS, TYPICAL_PREFILL_TOKENS**2 / 2
 STEP_POINT = 1.0, TYPICAL_KV_TOKENS
@@ -154,7 +154,7 @@ class Times:
                 seen = last.joined(seen)
                 line.restore(seen.before)
             else:
-                fleet.observe(last.new, last.pairs, last.seconds, self._last_beside_s)
+                fleet.learn(last.new, last.pairs, last.seconds, self._last_beside_s)
         steps = math.ceil(seen.new / self.budget) + (FIRST_STEP if seen.first else 0.0)
         self._last, self._last_beside_s = seen, steps * step_s
         line.observe(seen.new, seen.pairs, seen.seconds, steps * step_s)
@@ -369,7 +369,7 @@ class Latency:
     def observe_step(self, name: str, kv_tokens: int, seconds: float) -> None:
         """A stream's mean time per token beside this much KV."""
         fleet = self._any_step
-        fleet.observe(1.0, kv_tokens, seconds)
+        fleet.learn(1.0, kv_tokens, seconds, 0.0)
         self.of(name).step.observe(1.0, kv_tokens, seconds)
         if _moved((fleet.p, fleet.q), self._told_step, STEP_POINT):
             self._told_step = told = fleet.p, fleet.q

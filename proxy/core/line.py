@@ -59,10 +59,16 @@ class Line:
         The less of it is the line's, the less it says. Constant time and memory.
         """
         expected = self.at(f, g)
+        if expected > 0.0 and (y > beside or beside):
+            self.residuals.add(max(0.0, y) / (expected + beside))
+            self.learn(f, g, y, beside)
+
+    def learn(self, f: float, g: float, y: float, beside: float) -> None:
+        """The same for a line that nobody asks how far off it is."""
+        expected = self.at(f, g)
         y -= beside
         if expected <= 0.0 or (y <= 0.0 and not beside):
             return
-        self.residuals.add(max(0.0, y + beside) / (expected + beside))
         weight = (expected / (expected + beside)) ** 2
         kept = 1.0 - weight / WINDOW
         self._s = _faded(self._s, kept)
