@@ -332,7 +332,10 @@ async def test_r21_hand_over_faults(rig: Floor, monkeypatch: pytest.MonkeyPatch)
 async def test_r10_overload(rig: Floor) -> None:
     """Far more than fits: who is let in is served, who is not is told when to come back."""
 
+    one_is_refused = asyncio.Event()
+
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await one_is_refused.wait()
         await asyncio.sleep(0.02)
         await GOOD(reader, writer)
 
@@ -347,6 +350,7 @@ async def test_r10_overload(rig: Floor) -> None:
                 got = await r.ask(words(20, f"c{number}-{i}"))
                 seen["served" if is_fine(got) else str(got.status)] += 1
                 if got.status == 503:
+                    one_is_refused.set()
                     refused_s.append(time.monotonic() - start_s)
                     assert 1 <= int(got.headers["retry-after"]) <= 30
             return seen

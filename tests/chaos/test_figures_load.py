@@ -81,10 +81,12 @@ async def test_r2_stalled_readers(rig: Floor, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 async def test_r9_drain_with_live_streams(rig: Floor, tmp_path: Path) -> None:
+    may_end = asyncio.Event()
+
     async def long(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
-        for i in range(12):
-            writer.write(chunk(event(f"{i} ")))
+        while not may_end.is_set():
+            writer.write(chunk(event("more ")))
             await asyncio.sleep(0.4)
         writer.write(DONE)
 
@@ -94,6 +96,9 @@ async def test_r9_drain_with_live_streams(rig: Floor, tmp_path: Path) -> None:
             asked = [asyncio.create_task(proxy.ask(f"p{i}")) for i in range(STREAMS)]
             await until(lambda: engine.busy == STREAMS, "all stream")
             proxy.kill(signal.SIGTERM)
+            await until(lambda: "draining" in proxy.log, "draining")
+            await asyncio.sleep(2.0)  # of them all, whatever the drain does at its beginning
+            may_end.set()
             answers = await asyncio.gather(*asked)
             whole = sum(got.is_clean and got.is_done for got in answers)
             status = await proxy.ended()
