@@ -193,7 +193,7 @@ def told(cached: int) -> Script:
 
 async def test_f65_index_and_cache_disagree(rig: Floor) -> None:
     async with rig([Scripted(told(0), told(0), told(0), told(1990))], **SLOW_PROBES) as r:
-        held = []
+        held: list[int] = []
         for text in ("a", "b", "b", "b"):
             assert (await r.ask(words(1000, text))).text == "fine"
             await r.records(len(held) + 1)

@@ -42,7 +42,7 @@ def is_fine(got: Got) -> bool:
     return got.status == 200 and got.is_clean and got.text == "fine"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_r1_keep_alive_race(rig: Floor, tmp_path: Path) -> None:
     """The instance closes after each reply, now at once and now a little later."""
     dice = random.Random(1)
@@ -115,7 +115,7 @@ async def gone_after(r: Rig, phase: str, how: str) -> float:
     return loop.time() - start_s
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_r3_disconnect_matrix(rig: Floor) -> None:
     """7 phases x 3 ways to leave: the instance is let go, and counters are at zero."""
     took: dict[tuple[str, str], list[float]] = {}
@@ -150,7 +150,7 @@ LOSSES: tuple[Script, ...] = (
 )
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_r4_stream_loss(rig: Floor) -> None:
     engine = Scripted(*(LOSSES[i % len(LOSSES)] for i in range(LOST)))
     async with rig([engine], **SLOW_PROBES) as r:
@@ -182,7 +182,7 @@ KINDS: dict[str, Script] = {
 }
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_r11_retry_amplification(rig: Floor) -> None:
     """Every engine fails, whatever it is; a client's own replay is not counted."""
     worst = 0.0
@@ -281,7 +281,7 @@ async def heal(r: Rig) -> None:
             await gate.accept("serve")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_r21_hand_over_faults(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
     """One fault at a random moment of a hand-over: the client has its whole answer all the same.
 

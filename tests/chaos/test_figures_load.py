@@ -51,7 +51,7 @@ async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         await writer.drain()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_r2_stalled_readers(rig: Floor, tmp_path: Path) -> None:
     async with Scripted(floods) as engine, Scripted(model="other") as calm:
         async with command(tmp_path / "c", [engine.url, calm.url]) as proxy:
@@ -79,7 +79,7 @@ async def test_r2_stalled_readers(rig: Floor, tmp_path: Path) -> None:
     rig.checked += 1
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_r9_drain_with_live_streams(rig: Floor, tmp_path: Path) -> None:
     may_end = asyncio.Event()
 
@@ -112,7 +112,7 @@ SECRETS = [
 ]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 async def test_r15_canaries(rig: Floor, tmp_path: Path) -> None:
     """Forty secrets where clients and engines put theirs; every output at its most talkative."""
     heads, queries, bodies, said = (SECRETS[i : i + 10] for i in range(0, 40, 10))

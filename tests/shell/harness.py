@@ -18,7 +18,8 @@ from proxy.config import Settings
 from proxy.core.types import Load
 from replayer.sim_fleet import SimFleet
 
-WAIT_S = 10.0
+WAIT_S = 30.0
+"""Nothing takes this long, on a machine with much else to do either."""
 
 
 async def until(condition: Callable[[], Any], what: str = "") -> None:
