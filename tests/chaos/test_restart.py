@@ -168,6 +168,8 @@ async def test_sockets_of_a_supervisor(tmp_path: Path) -> None:
                 fresh = await connect(url)
                 assert await answer(fresh, request(BODY, {})) == (200, None)
                 fresh.close()
+                # Not stopped by a signal: one that comes while it ends would kill it.
+                await until(lambda: not is_running(first), "the first ends by itself")
             finally:
                 last = pid_of(tmp_path)
                 for pid in {first, last}:
