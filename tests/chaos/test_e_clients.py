@@ -167,10 +167,9 @@ async def test_f77_half_close(rig: Floor) -> None:
 async def test_f78_client_reads_nothing(rig: Floor) -> None:
     async def much_then_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
-        for _ in range(400):
+        for _ in range(10_000):  # more than any kernel buffers: never all of it
             writer.write(chunk(event("x" * 60_000)))
             await writer.drain()
-        await reader.read()
 
     async with rig([much_then_nothing], idle_timeout=0.5, **SLOW_PROBES) as r:
         connection = await r.connection(receive_bytes=4096)
@@ -202,7 +201,7 @@ async def test_f79_drips(rig: Floor, what: str) -> None:
         dripping = [await r.connection() for _ in range(50)]
         tasks = [asyncio.create_task(drip(connection)) for connection in dripping]
         assert all([is_fine(await r.ask()) for _ in range(20)]), "others are served"
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             said = await asyncio.gather(*tasks)
         assert all(not text or b" 408 " in text.split(b"\r\n")[0] for text in said)
         assert len(r.links[0].posts) == 20

@@ -111,7 +111,7 @@ async def gone_after(r: Rig, phase: str, how: str) -> float:
     is_over = phase == "last_byte"
     while r.service.in_flight or (r.engines[0].busy and not is_over):
         await asyncio.sleep(0)
-        assert loop.time() - start_s < 15, f"{phase} {how}: still at work"
+        assert loop.time() - start_s < 60, f"{phase} {how}: still at work"
     return loop.time() - start_s
 
 
