@@ -49,7 +49,7 @@ async def running(*options: str, before: tuple[str, ...] = ()) -> AsyncIterator[
     async with asyncio.TaskGroup() as group:
         reader = group.create_task(process.read())
         try:
-            await until(lambda: process.url or child.returncode is not None, "listening")
+            await until(lambda: process.url or child.returncode is not None, "listening", 90.0)
             yield process
         finally:
             if child.returncode is None:
