@@ -17,7 +17,7 @@ from replayer.sim_fleet import SimFleet
 from tests.bad_input.cases import CANARY, Case
 from tests.shell.harness import Proxy
 
-HANG_S = 10.0
+HANG_S = 30.0
 AT_ONCE = 128
 SENTINEL = b"GET /live HTTP/1.1\r\nHost: proxy\r\nConnection: close\r\n\r\n"
 PROBES = (b"GET /health ", b"GET /metrics ", b"GET /v1/models ")

@@ -30,8 +30,8 @@ from tests.chaos.scripted import ENGINE_SECRET
 from tests.shell.harness import chat, until
 
 ROOT = Path(__file__).parents[2]
-START_S = 30.0
-STOP_S = 20.0
+START_S = 90.0
+STOP_S = 60.0
 _LISTENS = re.compile(r"listening on (https?://\S+)")
 
 
@@ -196,7 +196,7 @@ async def _listens(running: Command) -> None:
         assert running.is_alive, running.log
         return _LISTENS.search(running.log) is not None
 
-    await until(is_listening, "listening")
+    await until(is_listening, "listening", START_S)
     found = _LISTENS.search(running.log)
     assert found is not None
     running.url = found[1]

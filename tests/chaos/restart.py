@@ -28,7 +28,7 @@ import orjson
 import uvloop
 
 from tests.chaos.client import Connection, Got, connect, request
-from tests.chaos.command import Command, command
+from tests.chaos.command import START_S, Command, command
 from tests.chaos.scripted import Scripted
 from tests.shell.harness import ANSWER, DONE, STREAM_HEAD, chat, chunk, event, until
 
@@ -232,7 +232,8 @@ async def replace(folder: Path, seen: Seen) -> None:
     """One restart, until the new process has taken over."""
     old = pid_of(folder)
     os.kill(old, signal.SIGUSR2)
-    await until(lambda: pid_of(folder) != old or not is_running(old), "another process")
+    is_done = lambda: pid_of(folder) != old or not is_running(old)  # noqa: E731
+    await until(is_done, "another process", START_S)
     seen.pids.append(pid_of(folder))
 
 

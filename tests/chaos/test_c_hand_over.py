@@ -151,8 +151,10 @@ async def test_f46_p_dies_before_the_pull(rig: Floor) -> None:
 
 
 async def test_f47_p_dies_while_d_computes(rig: Floor) -> None:
+    p_is_gone = asyncio.Event()
+
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(0.4)
+        await p_is_gone.wait()
         writer.write(ANSWER)
 
     d = Scripted(slowly)
@@ -160,6 +162,8 @@ async def test_f47_p_dies_while_d_computes(rig: Floor) -> None:
         asked = asyncio.create_task(r.ask(LONG, headers={"X-Session-ID": "s"}))
         await until(lambda: d.bodies, "D computes as well")
         r.links[1].cut(resets=True)
+        await until(lambda: not r.service.upstreams["i1"].in_use, "the proxy knows of it")
+        p_is_gone.set()
         assert is_fine(await asked)
         record = await r.record()
         assert (record["hedge"], record["outcome"]) == ("local", "ok")

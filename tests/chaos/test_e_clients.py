@@ -167,10 +167,9 @@ async def test_f77_half_close(rig: Floor) -> None:
 async def test_f78_client_reads_nothing(rig: Floor) -> None:
     async def much_then_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
-        for _ in range(400):
+        for _ in range(10_000):  # more than any kernel buffers: never all of it
             writer.write(chunk(event("x" * 60_000)))
             await writer.drain()
-        await reader.read()
 
     async with rig([much_then_nothing], idle_timeout=0.5, **SLOW_PROBES) as r:
         connection = await r.connection(receive_bytes=4096)
@@ -202,7 +201,7 @@ async def test_f79_drips(rig: Floor, what: str) -> None:
         dripping = [await r.connection() for _ in range(50)]
         tasks = [asyncio.create_task(drip(connection)) for connection in dripping]
         assert all([is_fine(await r.ask()) for _ in range(20)]), "others are served"
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             said = await asyncio.gather(*tasks)
         assert all(not text or b" 408 " in text.split(b"\r\n")[0] for text in said)
         assert len(r.links[0].posts) == 20
@@ -272,8 +271,9 @@ async def test_f81_how_long_it_takes(rig: Floor) -> None:
         connection.close()
 
 
-async def test_f82_a_thousand_clients_one_session(rig: Floor) -> None:
-    async with rig([GOOD, GOOD], **SLOW_PROBES) as r:
+async def thousand(rig: Floor, policy: str) -> set[str]:
+    """A thousand requests of one session, fifty at a time; the instances that served them."""
+    async with rig([GOOD, GOOD], offload_policy=policy, **SLOW_PROBES) as r:
 
         async def client() -> list[Got]:
             return [await r.ask(headers={"X-Session-ID": "one"}) for _ in range(20)]
@@ -281,7 +281,13 @@ async def test_f82_a_thousand_clients_one_session(rig: Floor) -> None:
         answers = await asyncio.gather(*(client() for _ in range(50)))
         assert all(is_fine(got) for part in answers for got in part)
         assert len(r.router.sessions) == 1
-        assert len({record["decode_instance"] for record in await r.records(1000)}) == 1
+        return {record["decode_instance"] for record in await r.records(1000)}
+
+
+async def test_f82_a_thousand_clients_one_session(rig: Floor) -> None:
+    assert len(await thousand(rig, "never")) == 1, "its home, whatever waits there"
+    # By cost it may move, where so many at a time make home dearer than another instance.
+    assert await thousand(rig, "cost") <= {"i0", "i1"}
 
 
 async def test_f83_a_million_session_ids(rig: Floor) -> None:

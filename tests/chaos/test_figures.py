@@ -42,7 +42,7 @@ def is_fine(got: Got) -> bool:
     return got.status == 200 and got.is_clean and got.text == "fine"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_r1_keep_alive_race(rig: Floor, tmp_path: Path) -> None:
     """The instance closes after each reply, now at once and now a little later."""
     dice = random.Random(1)
@@ -111,11 +111,11 @@ async def gone_after(r: Rig, phase: str, how: str) -> float:
     is_over = phase == "last_byte"
     while r.service.in_flight or (r.engines[0].busy and not is_over):
         await asyncio.sleep(0)
-        assert loop.time() - start_s < 15, f"{phase} {how}: still at work"
+        assert loop.time() - start_s < 60, f"{phase} {how}: still at work"
     return loop.time() - start_s
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_r3_disconnect_matrix(rig: Floor) -> None:
     """7 phases x 3 ways to leave: the instance is let go, and counters are at zero."""
     took: dict[tuple[str, str], list[float]] = {}
@@ -150,7 +150,7 @@ LOSSES: tuple[Script, ...] = (
 )
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_r4_stream_loss(rig: Floor) -> None:
     engine = Scripted(*(LOSSES[i % len(LOSSES)] for i in range(LOST)))
     async with rig([engine], **SLOW_PROBES) as r:
@@ -182,7 +182,7 @@ KINDS: dict[str, Script] = {
 }
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 async def test_r11_retry_amplification(rig: Floor) -> None:
     """Every engine fails, whatever it is; a client's own replay is not counted."""
     worst = 0.0
@@ -281,7 +281,7 @@ async def heal(r: Rig) -> None:
             await gate.accept("serve")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_r21_hand_over_faults(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
     """One fault at a random moment of a hand-over: the client has its whole answer all the same.
 
@@ -332,7 +332,10 @@ async def test_r21_hand_over_faults(rig: Floor, monkeypatch: pytest.MonkeyPatch)
 async def test_r10_overload(rig: Floor) -> None:
     """Far more than fits: who is let in is served, who is not is told when to come back."""
 
+    one_is_refused = asyncio.Event()
+
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await one_is_refused.wait()
         await asyncio.sleep(0.02)
         await GOOD(reader, writer)
 
@@ -347,6 +350,7 @@ async def test_r10_overload(rig: Floor) -> None:
                 got = await r.ask(words(20, f"c{number}-{i}"))
                 seen["served" if is_fine(got) else str(got.status)] += 1
                 if got.status == 503:
+                    one_is_refused.set()
                     refused_s.append(time.monotonic() - start_s)
                     assert 1 <= int(got.headers["retry-after"]) <= 30
             return seen

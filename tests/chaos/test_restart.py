@@ -52,9 +52,9 @@ async def test_r9_hot_restart_under_load(rig: Floor, tmp_path: Path) -> None:
 
 async def test_kept_connections_are_led_over(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-        systemd.bind(str(tmp_path / "notify"))
+        systemd.bind("")  # the kernel chooses a name, which no folder makes too long
         systemd.setblocking(False)
-        shell = f"export NOTIFY_SOCKET={tmp_path / 'notify'}"
+        shell = f"export NOTIFY_SOCKET=@{systemd.getsockname()[1:].decode()}"
         async with Scripted() as engine, replaceable(tmp_path, [engine.url], shell=shell) as proxy:
             await proxy.up(1)
             busy, balancer, silent = [await connect(proxy.url) for _ in range(3)]
@@ -168,6 +168,8 @@ async def test_sockets_of_a_supervisor(tmp_path: Path) -> None:
                 fresh = await connect(url)
                 assert await answer(fresh, request(BODY, {})) == (200, None)
                 fresh.close()
+                # Not stopped by a signal: one that comes while it ends would kill it.
+                await until(lambda: not is_running(first), "the first ends by itself")
             finally:
                 last = pid_of(tmp_path)
                 for pid in {first, last}:

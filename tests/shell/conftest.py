@@ -7,6 +7,8 @@ import pytest
 import uvloop
 from blockbuster import BlockBuster, blockbuster_ctx
 
+from proxy import deadline
+
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
@@ -19,3 +21,12 @@ def blockbuster() -> Iterator[BlockBuster]:
             # Opening the log and reading the version happen once, before the first request.
             function.can_block_in("proxy/service.py", "start")
         yield found
+
+
+@pytest.fixture(autouse=True)
+def _a_hiccup_of_the_machine_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits are some tenths of a second here, so what a busy machine takes of them is given back.
+
+    Else only what is longer than a second counts as time in which nothing here could run.
+    """
+    monkeypatch.setattr(deadline, "LOST_S", deadline.TICK_S / 5)

@@ -18,13 +18,14 @@ from proxy.config import Settings
 from proxy.core.types import Load
 from replayer.sim_fleet import SimFleet
 
-WAIT_S = 10.0
+WAIT_S = 30.0
+"""Nothing takes this long, on a machine with much else to do either."""
 
 
-async def until(condition: Callable[[], Any], what: str = "") -> None:
+async def until(condition: Callable[[], Any], what: str = "", limit_s: float = WAIT_S) -> None:
     """Wait for a condition, not for a time."""
     try:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(limit_s):
             while not condition():
                 await asyncio.sleep(0.005)
     except TimeoutError:

@@ -79,8 +79,9 @@ async def burst(proxy: Proxy, count: int = MANY, at_once: int = 8) -> Counter[in
 
 @pytest.mark.parametrize(("how", "at_once"), CASES)
 async def test_one_of_three_fails_and_no_client_notices(
-    tmp_path: Path, how: str, at_once: int
+    tmp_path: Path, how: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(health, "OPEN_S", 60.0)  # longer than all of it, on any machine
     async with fleet(tmp_path, FAILS[how], GOOD, GOOD) as (proxy, engines):
         assert await burst(proxy, at_once=at_once) == {200: MANY}
         replayed = proxy.metric("upstream_replays_total")
@@ -227,7 +228,7 @@ async def test_inference_that_hangs_behind_a_healthy_front(
             raise ConnectionError
         await GOOD(reader, writer)
 
-    options = {"health_interval": 0.05, "ttft_timeout": 0.2, "slow_start": 0}
+    options = {"health_interval": 0.05, "ttft_timeout": 1.0, "slow_start": 0}
     async with fleet(tmp_path, script, GOOD, **options) as (proxy, engines):
         assert await burst(proxy, 20, at_once=20) == {200: 20}
         e0 = proxy.router.fleet.get("e0").health

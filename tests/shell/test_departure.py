@@ -68,12 +68,18 @@ async def stopped(proxy: Proxy) -> None:
     assert record["outcome"] == "proxy_stopped"
 
 
+def streams(proxy: Proxy) -> int:
+    """Answers that have begun."""
+    (member,) = proxy.router.fleet.members()
+    return int(proxy.router.ledger.load(member.instance.name).decode_requests)
+
+
 async def test_a_hand_over_ends_at_its_limit(tmp_path: Path) -> None:
     sim = {"speed": 1.0}
     async with proxied(tmp_path, 1, sim=sim, handover_seconds=0.3) as (proxy, _):
         async with asyncio.TaskGroup() as group:
             group.create_task(stopped(proxy))
-            await until(lambda: proxy.server.service.in_flight, "in flight")
+            await until(lambda: streams(proxy), "it streams")
             await leaving(proxy.server).hand_over()
 
 
@@ -83,7 +89,7 @@ async def test_a_signal_turns_a_hand_over_into_a_drain(tmp_path: Path) -> None:
         service = proxy.server.service
         async with asyncio.TaskGroup() as group:
             group.create_task(stopped(proxy))
-            await until(lambda: service.in_flight, "in flight")
+            await until(lambda: streams(proxy), "it streams")
             handing = group.create_task(leaving(proxy.server).hand_over())
             await until(lambda: not proxy.server._runners[0].sites, "accepts no more")
             assert not service.is_draining

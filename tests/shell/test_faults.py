@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gzip
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,12 @@ def drips(data: bytes) -> Script:
     return script
 
 
-def dead_address() -> str:
-    """A port on which nobody listens: bound once by us, then given back."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{s.getsockname()[1]}"
+@contextlib.contextmanager
+def dead_address() -> Iterator[str]:
+    """A port on which nobody listens, and which nobody else is given meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 class Pair:
@@ -75,7 +77,10 @@ class Pair:
     async def __aenter__(self) -> Proxy:
         enter = self._stack.enter_async_context
         await enter(self.good)
-        first = (await enter(self.bad)).address if self.bad else dead_address()
+        if self.bad is None:
+            first = self._stack.enter_context(dead_address())
+        else:
+            first = (await enter(self.bad)).address
         instances = [f"bad={first}", f"good={self.good.address}"]
         return await enter(Proxy(self._log, instances, **self._options))
 
@@ -251,7 +256,7 @@ async def test_a_connection_that_is_never_accepted(tmp_path: Path) -> None:
 
 async def test_the_total_timeout_cuts_a_running_stream(tmp_path: Path) -> None:
     bad = stalls(STREAM_HEAD + chunk(event("half")))
-    async with Pair(tmp_path, bad, total_timeout=0.3) as proxy:
+    async with Pair(tmp_path, bad, total_timeout=1.0) as proxy:
         async with proxy.http.post("/v1/chat/completions", json=chat("x")) as response:
             assert b"--total-timeout" in await read_until_cut(response)
         (record,) = await proxy.records(1)
@@ -282,7 +287,12 @@ async def test_busy_everywhere_is_503_with_retry_after(tmp_path: Path) -> None:
 
 
 async def test_nobody_there_is_502_and_then_503(tmp_path: Path) -> None:
-    async with Proxy(tmp_path / "log", [dead_address()], health_interval=60) as proxy:
+    with dead_address() as nobody:
+        await refuses_all(Proxy(tmp_path / "log", [nobody], health_interval=60))
+
+
+async def refuses_all(dead: Proxy) -> None:
+    async with dead as proxy:
         assert (await proxy.post(chat("x"))).status in (502, 503)
         await proxy.post(chat("x"))
         down = await proxy.post(chat("x"))
@@ -330,7 +340,7 @@ async def test_an_instance_goes_down_and_comes_back(tmp_path: Path) -> None:
 async def test_a_frozen_instance_keeps_nobody_waiting(tmp_path: Path) -> None:
     """Before the first byte: the probes notice, and who waits runs elsewhere."""
     bad = RawEngine(stalls())
-    options = {"kv_connector": "none", "health_timeout": 0.1, "ttft_timeout": 60}
+    options = {"kv_connector": "none", "health_timeout": 0.5, "ttft_timeout": 60}
     async with bad, RawEngine(GOOD) as good:
         instances = [f"bad={bad.address}", f"good={good.address}"]
         async with Proxy(tmp_path / "log", instances, **options) as proxy:

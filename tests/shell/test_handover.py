@@ -264,7 +264,8 @@ PHASES: dict[str, Callable[[SimFleet], object]] = {
 async def test_nothing_is_left_behind_in_any_phase(tmp_path: Path, phase: str, how: str) -> None:
     """Of no counter, no connection, and on no engine; and nothing is pinned for ever."""
     slowly = phase in ("p computes", "p has answered")
-    sim = {"speed": 1.0 if slowly else 5.0, "x0": 0.4} | FOREVER
+    fetch_s = 5.0 if phase == "d fetches" else 0.4
+    sim = {"speed": 1.0 if slowly else 5.0, "x0": fetch_s} | FOREVER
     async with proxied(tmp_path, 2, sim=sim, **ALWAYS) as (proxy, fleet):
         writer = await send(proxy, chat(words(3000), max_tokens=400))
         await until(lambda: PHASES[phase](fleet), phase)

@@ -66,7 +66,7 @@ async def test_instances_and_thresholds_change_together(tmp_path: Path) -> None:
         log = str(tmp_path / "log.jsonl")
         async with from_file(tmp_path, [a, b]) as (proxy, path):
             reloader, fleet_of = proxy.server.reloader, proxy.router.fleet
-            body = chat("x", max_tokens=60)
+            body = chat("x", max_tokens=250)
             async with proxy.http.post("/v1/chat/completions", json=body) as response:
                 await response.content.readany()
                 name = response.headers["X-Cache-Proxy-Instance"]

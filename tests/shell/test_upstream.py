@@ -263,7 +263,7 @@ async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> N
         async with asyncio.TaskGroup() as group:
             for _ in range(5):
                 group.create_task(ask(upstream))
-        assert len(upstream._pool._open) == 5
+        assert peer.connections == 5
         await until(lambda: not upstream._pool._open, "all closed")
 
 
