@@ -44,6 +44,7 @@ class LeagueOptions:
     loads: tuple[float, ...] = (0.5, 0.8, 1.0)
     policies: tuple[str, ...] = tuple(RIVALS)
     seeds: int = 3
+    first_seed: int = 0
     regimes: tuple[str, ...] = tuple(REGIMES)
     perturbations: tuple[str, ...] = ("none",)
     horizon_s: float = 900.0
@@ -149,7 +150,7 @@ def _tasks(options: LeagueOptions, scale: Scale) -> Iterator[Task]:
     same = engines(options.instances, scale.kv_tokens, _source.block_tokens)
     usual = Fleet(same, options.timeout_s, _source.longest_tokens)
     for load in options.loads:
-        for seed in range(options.seeds):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             rules = LoadRules(load * scale.rate, options.horizon_s, seed, options.think_cap_s)
             for perturb in options.perturbations:
                 changed, fleet = PERTURBATIONS[perturb](rules, usual)

@@ -16,7 +16,7 @@ from analysis.league_perturb import PERTURBATIONS
 from analysis.league_scale import REGIMES, Scale
 from analysis.league_verdict import print_verdicts
 from analysis.rivals import RIVALS
-from replayer.arguments import not_negative, positive, positive_count
+from replayer.arguments import count, not_negative, positive, positive_count
 
 TABLE_WIDTH = 200
 
@@ -34,6 +34,7 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--load", type=_numbers, default="0.5,0.8,1.0", help="parts of the saturation rate")
     add("--policies", type=_policies, default="all", help=f"all, or of {', '.join(RIVALS)}")
     add("--seeds", type=positive_count, default=3, help="runs per policy and load")
+    add("--first-seed", type=count, default=0, help="of the seeds, which follow one another")
     add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
     add(
         "--scale",
@@ -65,6 +66,7 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
         loads=options.load,
         policies=options.policies,
         seeds=options.seeds,
+        first_seed=options.first_seed,
         regimes=options.regime,
         perturbations=perturb,
         horizon_s=options.horizon,

@@ -42,6 +42,7 @@ class RegretOptions:
     load: float = 0.8
     policies: tuple[str, ...] = ("cost", BASELINE)
     seeds: int = 3
+    first_seed: int = 0
     regimes: tuple[str, ...] = tuple(REGIMES)
     decisions: int = 30
     futures: int = 4
@@ -65,6 +66,7 @@ class RegretOptions:
         for what, value, least in (
             ("instances", self.instances, 2),
             ("seeds", self.seeds, 1),
+            ("first-seed", self.first_seed, 0),
             ("decisions", self.decisions, 0),
             ("futures", self.futures, 1),
             ("jobs", self.jobs, 1),
@@ -116,7 +118,7 @@ def _tasks(options: RegretOptions, scale: Scale, source: Source) -> Iterator[Reg
     same = engines(options.instances, scale.kv_tokens, source.block_tokens)
     fleet = Fleet(same, options.timeout_s, source.longest_tokens)
     for policy in options.policies:
-        for seed in range(options.seeds):
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
             rate = options.load * scale.rate
             rules = LoadRules(rate, options.load_horizon_s, seed, options.think_cap_s)
             for mode in MODES:

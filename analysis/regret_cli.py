@@ -32,6 +32,7 @@ def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--load", type=positive, default=0.8, help="part of the saturation rate")
     add("--policies", type=names, default=f"cost,{BASELINE}", help="as of the league, by commas")
     add("--seeds", type=int, default=3, help="runs per policy")
+    add("--first-seed", type=int, default=0, help="of the seeds, which follow one another")
     add("--decisions", type=int, default=30, help="HEAVY decisions looked at per seed")
     add(
         "--futures",
@@ -57,6 +58,7 @@ def run_regret_command(options: argparse.Namespace, console: Console) -> int:
         load=options.load,
         policies=options.policies,
         seeds=options.seeds,
+        first_seed=options.first_seed,
         regimes=options.regime,
         decisions=options.decisions,
         futures=options.futures,

@@ -7,16 +7,19 @@
               + weight_memory * seconds to compute again what the new KV displaces
               + weight_room * (KV in use on D with this prompt / all of it)^2
     ttft    = wait(P) + prefill(P, prompt - hit_P) [ + transfer(P, D, prompt - hit_D) + step(D) ]
-    pressed = sqrt(min(1, step(P) / (1 - busy ratio of P) / TPOT target))
+    pressed = sqrt(r) below 1, max(1 / r, 0.7) from there
+    r       = step(P) / (1 - busy ratio of P) / TPOT target
 
-A stall is what a prefill adds to the steps of the streams beside it. Those have time to spare
-where tokens come quicker than their target asks: there a stall counts less. `strain` follows the
-same target over the fleet (core.strain). Whoever arrives at P while it computes waits for what is
-left of it, half of it on average, and for the queue before it: long prompts go where few arrive.
-The busy ratio, over the last minute, is what the session's next turns will meet on D: queues are
-too short a memory. What they meet lasts as long as prefills of this fleet do, long or short. KV in
-use is what waiting sessions lose their own to: once a cache is full of running prompts, every turn
-computes all of its prompt, runs longer for it, and keeps the cache full.
+A stall is what a prefill adds to the steps of the streams beside it. It counts most where they just
+keep their target: those whose tokens come quicker have time to spare, those that miss it anyway
+have less to lose. `strain` follows the same target over the fleet (core.strain). Whoever arrives at
+P while it computes waits for what is left of it, half of it on average, and for the queue before
+it: long prompts go where few arrive. The busy ratio, over the last minute, is what the session's
+next turns will meet on D: queues are too short a memory. What they meet lasts as long as prefills
+of this fleet do, long or short. KV in use is what waiting sessions lose their own to: once a cache
+is full of running prompts, every turn computes all of its prompt, runs longer for it, and keeps the
+cache full. For the same reason what new KV displaces counts more than once: to make up for it
+displaces again.
 
 P = D is colocation, at home or elsewhere: a session follows its tokens, and affinity is worth
 exactly what the lost prefix would cost. P != D is an offload; where P is the old home it hands its
@@ -45,6 +48,8 @@ MARGIN_RATIO = 0.15
 MAX_WAIT_S = 4.0
 """P takes no offload behind a longer queue: a first design, without a bound, lost a quarter of its
 HEAVY requests in such queues."""
+MISSED = 0.7
+"""What a stall counts at least for streams that miss their target anyway."""
 BUSY_MOST = 0.95
 """Steps of an instance that only prefills would be endless."""
 
@@ -64,7 +69,7 @@ class Weights:
     decode: float = 0.03
     arrivals: float = 1.0
     next_turn: float = 0.5
-    memory: float = 1.0
+    memory: float = 4.0
     room: float = 0.5
     output_tokens: float = 300.0
 
@@ -165,7 +170,8 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
         harm_s = 0.0
         if streams:
             pressed = step_s / (1.0 - min(BUSY_MOST, busy)) / target_s
-            harm_s = harm * streams * stall_s * math.sqrt(min(1.0, pressed))
+            pressed = math.sqrt(pressed) if pressed < 1.0 else max(MISSED, 1.0 / pressed)
+            harm_s = harm * streams * stall_s * pressed
         behind_s = arrivals * per_s * stall_s * (stall_s / 2 + wait_s)
         kv_after = decode_tokens + load.inbound_tokens + prompt_tokens
         decode_s = decode * (step_p + step_q * kv_after)

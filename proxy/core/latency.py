@@ -47,7 +47,7 @@ LATE = 0.95
 """What is later than this share of its like is late."""
 
 
-MOVED = 0.1
+MOVED = 0.05
 """By how much the fleet's line must have moved before it is told to every instance's."""
 PREFILL_POINT = TYPICAL_PREFILL_TOKENS, TYPICAL_PREFILL_TOKENS**2 / 2
 STEP_POINT = 1.0, TYPICAL_KV_TOKENS

@@ -111,7 +111,10 @@ def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ["--seeds 0", "--jobs 0", "--horizon nan", "--timeout 0", "--load x", "--load ,", "--scale 1"],
+    [
+        *("--seeds 0", "--first-seed -1", "--jobs 0", "--horizon nan", "--timeout 0"),
+        *("--load x", "--load ,", "--scale 1"),
+    ],
 )
 def test_bad_options_are_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -127,6 +130,18 @@ def test_a_scale_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["league", str(TRACE), *options.split(), "--policies", "cost"]) == 0
     printed = capsys.readouterr().out
     assert "given: load 1.0 is 0.1 session starts/s" in printed
+
+
+def test_other_seeds_can_be_asked_for(tmp_path: Path) -> None:
+    options = "--instances 2 --load 1 --scale 0.1:300000 --horizon 60 --jobs 1 --policies cost"
+    seen: list[list[Any]] = []
+    for seeds in ("--seeds 2", "--seeds 1 --first-seed 1"):
+        out = tmp_path / "rows.json"
+        assert main(["league", str(TRACE), *options.split(), *seeds.split(), f"--json={out}"]) == 0
+        seen.append(orjson.loads(out.read_bytes())["rows"])
+    both, second = seen
+    assert [row["seed"] for row in both] == [0, 1]
+    assert second == both[1:]
 
 
 def test_a_worker_computes_what_this_process_computes() -> None:
