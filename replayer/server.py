@@ -272,11 +272,13 @@ class Api:
                     sent[index] = live.request.output_tokens
                 if finished is not None:
                     pending.remove(index)
-            if not pending:
+            # Many tokens may come at once: none is the last one while this fault is on.
+            beyond = sum(sent) - self._faults.stream_tokens
+            is_spoiled = self._faults.stream != "ok" and beyond >= (0 if pending else 1)
+            if not pending and not is_spoiled:
                 parts.append(answer.closing([live.request for live in lives]))
             await response.write(b"".join(parts))
-            is_spoiled = self._faults.stream != "ok" and sum(sent) >= self._faults.stream_tokens
-            if is_spoiled and pending and await self._spoil_stream(request):
+            if is_spoiled and await self._spoil_stream(request):
                 return response
         return response
 

@@ -187,7 +187,7 @@ async def test_r11_retry_amplification(rig: Floor) -> None:
     """Every engine fails, whatever it is; a client's own replay is not counted."""
     worst = 0.0
     for kind, script in KINDS.items():
-        async with rig([script] * 3, flow=False, health_interval=0.2) as r:
+        async with rig([script] * 3, flow=False, health_interval=1.0) as r:
 
             async def some(r: Rig = r) -> list[Got]:
                 return [await r.ask(f"prompt {i}") for i in range(100)]

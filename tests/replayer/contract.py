@@ -43,7 +43,7 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 LONG = {"stream": True, "max_tokens": 24}
-"""Of so many tokens some come before the last piece, however busy the machine."""
+"""Of so many tokens some come before the last piece."""
 STREAM = LONG | {"stream_options": {"include_usage": True}}
 CASES = (
     Case("completion", COMPLETIONS, completion()),

@@ -16,7 +16,7 @@ LAYOUT = "vllm:cache_config_info"
 
 
 async def ask() -> dict[str, object]:
-    async with SimFleet(1, speed=100.0, tick=0.0, max_model_len=32_768) as fleet:
+    async with SimFleet(1, speed=4.0, tick=0.0, max_model_len=32_768) as fleet:
         async with aiohttp.ClientSession() as http:
             url, model = fleet.engines[0].url, fleet.options.model
             return await contract.record(http, url, model)
