@@ -166,7 +166,8 @@ class FakePeer:
 async def test_a_failed_prefill_means_colocation(
     tmp_path: Path, name: str, p: Script, boot: bytes | None, fallback: str
 ) -> None:
-    peer = FakePeer(tmp_path, p, boot, prefill_timeout=0.3)
+    # No hedge: on a slow machine it would come before the timeout.
+    peer = FakePeer(tmp_path, p, boot, prefill_timeout=0.3, hedge=False)
     proxy, record = await peer.run()
     assert (record["outcome"], record["fallback"]) == ("ok", fallback), name
     assert record["route_class"] == "HEAVY_COLO"
