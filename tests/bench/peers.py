@@ -67,6 +67,10 @@ def _rust(command: str, requirement: str) -> Peer:
     return Peer(command=command, requirement=requirement, start_s=60.0, settle_s=2.0)
 
 
+def _bare(mode: str) -> Peer:
+    return Peer(command="{bin}/python {here}/bare.py " + mode + " {port} {urls}")
+
+
 def _ours(path: Path) -> Peer:
     return Peer(
         command="{bin}/cache-proxy --host 127.0.0.1 --port {port} --instances {urls}"
@@ -101,6 +105,8 @@ PEERS: dict[str, Peer] = {
         command="{bin}/python {here}/naive_aiohttp.py {port} {urls}",
         headers=("x-session-id: s%C",),
     ),
+    "bare-aiohttp": _bare("aiohttp"),
+    "bare-protocol": _bare("protocol"),
     "ours": _ours(COMPILED),
     "ours-interpreted": _ours(ROOT),
 }
