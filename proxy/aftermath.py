@@ -54,7 +54,7 @@ class _Kept(Generic[T]):
         try:
             self.results.append(await self.leg.run())
         except UpstreamFailure as failure:
-            self.failure = failure
+            self.failure = failure.again()
 
     def settle(self) -> None:
         """Over, and nobody waits for it."""
@@ -114,7 +114,7 @@ class Aftermath:
                 task.cancel()
             raise
         if kept.failure is not None:
-            raise kept.failure
+            raise kept.failure.again()
         if not kept.results:
             raise UpstreamFailure(FailureKind.WENT_DOWN, "the proxy is stopping")
         return kept.results.pop()

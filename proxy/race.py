@@ -89,7 +89,7 @@ class _Attempts(Generic[A]):
         try:
             self.answers.append(await self._local.run())
         except UpstreamFailure as failure:
-            self._failures.append(failure)
+            self._failures.append(failure.again())
 
     async def _decided(
         self, first: asyncio.Task[Edits | Fallback], second: asyncio.Task[None]

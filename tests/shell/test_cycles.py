@@ -6,9 +6,11 @@ and memory grows as long as the process is young.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,6 +18,9 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.aftermath import Aftermath, Leg
+from proxy.core.types import FailureKind
+from proxy.errors import UpstreamFailure
 from tests.chaos.client import connect, exchange, request
 from tests.shell.harness import (
     ANSWER,
@@ -207,6 +212,39 @@ async def test_clients_that_leave_or_break_off(
 
 
 LONG = request(orjson.dumps(chat(words(2000), max_tokens=2000)), {})
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+async def test_a_leg_that_fails(leaving: bool, garbage: Callable[[], Counter[str]]) -> None:
+    """While its request waits for it, or when that has gone."""
+    aftermath, may_end = Aftermath(), asyncio.Event()
+
+    async def fails() -> None:
+        await may_end.wait()
+        raise UpstreamFailure(FailureKind.RESET, "the connection was closed")
+
+    async def once() -> None:
+        leg = Leg(fails, on_left=lambda: True, unwanted=lambda _: None)
+        with suppress(UpstreamFailure, asyncio.CancelledError):
+            await aftermath.keep(leg)
+
+    async with asyncio.TaskGroup() as group:
+        garbage()
+        running = group.create_task(aftermath.run())
+        await asyncio.sleep(0)
+        requests = [group.create_task(once()) for _ in range(TIMES)]
+        await asyncio.sleep(0)
+        if leaving:
+            for task in requests:
+                task.cancel()
+            await asyncio.wait(requests)
+        may_end.set()
+        await until(lambda: aftermath.live == 0, "every leg is over")
+        del requests
+        await asyncio.sleep(0)
+        left = {name: number for name, number in garbage().items() if number >= TIMES}
+        running.cancel()
+    assert not left
 
 
 @pytest.mark.parametrize("once", [asks_much, leaves(is_asked, LONG)])
