@@ -46,6 +46,12 @@ class Engine(asyncio.Protocol):
         self.transport.writelines(request)
 
     def data_received(self, data: bytes) -> None:
+        if self.client.is_closing():
+            # Else the engine would stream on to nobody, beside the next measurement.
+            self.transport.abort()
+            if self.over is not None:
+                self.over.set_result(None)
+            return
         self.client.write(data)
         if not self._began:
             self._began = True
