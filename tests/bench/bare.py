@@ -49,8 +49,6 @@ class Engine(asyncio.Protocol):
         if self.client.is_closing():
             # Else the engine would stream on to nobody, beside the next measurement.
             self.transport.abort()
-            if self.over is not None:
-                self.over.set_result(None)
             return
         self.client.write(data)
         if not self._began:
@@ -63,8 +61,16 @@ class Engine(asyncio.Protocol):
             self._left -= len(data)
         if self._left == 0 or (self._left < 0 and data.endswith(_END)):
             self._idle.append(self)
-            if self.over is not None:
-                self.over.set_result(None)
+            self._end()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self in self._idle:
+            self._idle.remove(self)
+        self._end()
+
+    def _end(self) -> None:
+        if self.over is not None and not self.over.done():
+            self.over.set_result(None)
 
 
 class Engines:
@@ -75,14 +81,15 @@ class Engines:
         self._all = [(str(p.hostname), int(p.port or 80), list[Engine]()) for p in parts]
         self._turns: Iterator[int] = itertools.cycle(range(len(self._all)))
 
-    def idle(self) -> Engine | None:
-        """A connection to the next one, where there is one."""
-        idle = self._all[next(self._turns)][2]
-        return idle.pop() if idle else None
+    def idle(self) -> Engine | int:
+        """A connection to the next one; its number where there is none."""
+        at = next(self._turns)
+        idle = self._all[at][2]
+        return idle.pop() if idle else at
 
-    async def connect(self) -> Engine:
-        """A new connection to the next one."""
-        host, port, idle = self._all[next(self._turns)]
+    async def connect(self, at: int) -> Engine:
+        """A new connection to this one."""
+        host, port, idle = self._all[at]
         loop = asyncio.get_running_loop()
         return (await loop.create_connection(lambda: Engine(idle), host, port))[1]
 
@@ -105,7 +112,8 @@ def relaying(engines: Engines) -> web.Server:
         body = await request.read()
         head = f"{request.method} {request.path_qs} HTTP/1.1\r\nHost: engine\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        engine = engines.idle() or await engines.connect()
+        found = engines.idle()
+        engine = await engines.connect(found) if isinstance(found, int) else found
         engine.over = asyncio.get_running_loop().create_future()
         engine.ask([head.encode(), body], cast("asyncio.WriteTransport", request.transport))
         await engine.over
@@ -135,16 +143,16 @@ class Client(asyncio.Protocol):
         if self._left > 0:
             return
         request, self._parts = self._parts, []
-        engine = self._engines.idle()
-        if engine is not None:
-            engine.ask(request, self._transport)
+        found = self._engines.idle()
+        if not isinstance(found, int):
+            found.ask(request, self._transport)
             return
-        task = asyncio.get_running_loop().create_task(self._first(request))
+        task = asyncio.get_running_loop().create_task(self._first(request, found))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _first(self, request: list[bytes]) -> None:
-        (await self._engines.connect()).ask(request, self._transport)
+    async def _first(self, request: list[bytes], at: int) -> None:
+        (await self._engines.connect(at)).ask(request, self._transport)
 
 
 async def serve(mode: str, port: int, urls: list[str]) -> None:
