@@ -74,6 +74,7 @@ class _Attempts(Generic[A]):
             second = group.create_task(self._from_local())
             result = await self._decided(first, second)
         if result is not None:
+            self._failures.clear()  # an error holds the frames that hold this
             return result
         if self._failures:
             raise self._failures.pop()
@@ -89,7 +90,7 @@ class _Attempts(Generic[A]):
         try:
             self.answers.append(await self._local.run())
         except UpstreamFailure as failure:
-            self._failures.append(failure.again())
+            self._failures.append(failure)
 
     async def _decided(
         self, first: asyncio.Task[Edits | Fallback], second: asyncio.Task[None]
