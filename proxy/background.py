@@ -215,13 +215,18 @@ async def _lag(service: Service) -> None:
 
 
 async def _memory(service: Service) -> None:
-    """Measure now and then; give back what a burst or a giant prompt has left, first of all."""
+    """Measure now and then; give back what a burst or a giant prompt has left, first of all.
+
+    Not while such prompts come one after the other and there is room: each would have to get again
+    what the one before it had, page by page.
+    """
     state, loop = service.memory, asyncio.get_running_loop()
-    gave_s = -GIVE_BACK_S
+    gave_s, giants = -GIVE_BACK_S, service.giants
     while True:
         before = state.level
         level = state.observe(await asyncio.to_thread(resident_bytes))
-        if loop.time() - gave_s >= GIVE_BACK_S:
+        is_calm, giants = service.giants == giants, service.giants
+        if (is_calm or level is not Level.NORMAL) and loop.time() - gave_s >= GIVE_BACK_S:
             gave_s = loop.time()
             await asyncio.to_thread(give_back)
             level = state.observe(await asyncio.to_thread(resident_bytes))

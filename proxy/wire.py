@@ -25,6 +25,9 @@ READ_BYTES = 65536
 """The most that is read at once."""
 JOIN_BYTES = 32768
 """Up to here a body is copied behind its head: one buffer is written faster than two."""
+SLICE_BYTES = 524288
+"""So much of a body is sent in one turn of the event loop: a system call that takes 4 MB holds
+every stream up for milliseconds."""
 KNOWN_HEADS, KNOWN_HEAD_BYTES = 256, 2048
 """An instance's answers of one second, and streams of one length, begin with the same bytes: so
 many heads, up to this size, are kept as they were read."""
@@ -69,12 +72,14 @@ class Connection(asyncio.BufferedProtocol):
         "_buffer",
         "_head_bytes",
         "_interim",
+        "_is_full",
         "_is_paused",
         "_on_lost",
         "_on_rest",
         "_reply",
         "_tap",
         "_transport",
+        "_unsent",
         "buffer_updated",
         "get_buffer",
         "idle_since_s",
@@ -100,7 +105,8 @@ class Connection(asyncio.BufferedProtocol):
         self.get_buffer, self.buffer_updated = tap.get_buffer, tap.buffer_updated
         self._buffer = b""
         self._head_bytes = self._interim = 0
-        self._is_paused = False
+        self._is_paused = self._is_full = False
+        self._unsent: memoryview | None = None
         self._transport: asyncio.Transport
         self.is_closed = False
         self.idle_since_s = 0.0
@@ -124,12 +130,42 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(head)
             elif len(body) <= JOIN_BYTES:
                 self._transport.write(head + body)
-            else:
+            elif len(body) <= SLICE_BYTES:
                 self._transport.writelines([head, body])
+            else:
+                view = memoryview(body)
+                self._unsent = view[SLICE_BYTES:]
+                self._transport.writelines([head, view[:SLICE_BYTES]])
+                if not self._is_full:
+                    self.loop.call_soon(self._send_on, reply)
         except RuntimeError:
             # uvloop's word for a connection that was closed in this turn of the loop.
             self._broke(UpstreamFailure(FailureKind.RESET, _CLOSED))
         return reply
+
+    def _send_on(self, reply: Reply) -> None:
+        """The next slice of a long body, while it is wanted and the instance takes it."""
+        unsent = self._unsent
+        if unsent is None or self._reply is not reply:
+            return
+        self._unsent = unsent[SLICE_BYTES:] if len(unsent) > SLICE_BYTES else None
+        try:
+            self._transport.write(unsent[:SLICE_BYTES])
+        except RuntimeError:
+            self._broke(UpstreamFailure(FailureKind.RESET, _CLOSED))
+            return
+        if self._unsent is not None and not self._is_full:
+            self.loop.call_soon(self._send_on, reply)
+
+    def pause_writing(self) -> None:
+        """The instance takes less than it is sent."""
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        """It takes more."""
+        self._is_full = False
+        if self._unsent is not None and self._reply is not None:
+            self.loop.call_soon(self._send_on, self._reply)
 
     def _take(self, data: bytes) -> None:
         """A piece that the tap did not pass on."""
@@ -188,9 +224,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def _finish(self, reply: Reply) -> None:
         """The answer is complete: the connection is free again, or of no more use."""
+        is_sent = self._unsent is None
         self._forget()
         # A request that is still being sent was answered early; its rest would precede the next.
-        is_sent = self._transport.get_write_buffer_size() == 0
+        is_sent = is_sent and self._transport.get_write_buffer_size() == 0
         if reply.keeps and is_sent and not self.is_closed:
             self.resume()
             self._on_rest(self)
@@ -240,7 +277,7 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
 
     def _forget(self) -> None:
-        self._reply = None
+        self._reply = self._unsent = None
         self._tap.shut()
 
     def tap(self, reply: Reply) -> Tap | None:
@@ -254,6 +291,7 @@ class Connection(asyncio.BufferedProtocol):
         """Send nothing more; false where one cannot and still read."""
         if self._reply is not reply or self.is_closed or not self._transport.can_write_eof():
             return False
+        self._unsent = None
         self._transport.write_eof()
         return True
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy import background
 from proxy.core.watermark import Level
 from proxy.memory import cgroup_limit, resident_bytes
 from tests.shell.harness import chat, proxied, until, words
@@ -81,3 +82,41 @@ async def test_levels_below(tmp_path: Path, level: Level) -> None:
         await proxy.at_rest()
         again = await proxy.post(chat(words(500)))
         assert again.status == long.status
+
+
+async def test_freed_memory_is_kept_while_giants_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And there is room for it: each would have to get every page again."""
+    seen: list[str] = []
+
+    def look() -> int:
+        seen.append("look")
+        service.giants += is_busy
+        return resident_bytes()
+
+    async def some_looks() -> list[str]:
+        await until(lambda: seen[-1:] == ["look"])  # not amid one
+        seen.clear()
+        await until(lambda: seen.count("look") > 4)
+        return seen
+
+    async with proxied(tmp_path, 1) as (proxy, _):
+        service, is_busy = proxy.server.service, True
+        monkeypatch.setattr(background, "give_back", lambda: seen.append("give back"))
+        monkeypatch.setattr(background, "resident_bytes", look)
+        monkeypatch.setattr(background, "GIVE_BACK_S", 0.0)
+        monkeypatch.setattr(background, "MEMORY_INTERVAL_S", 0.01)
+        await until(lambda: len(seen) > 2)
+        assert "give back" not in await some_looks()
+        service.memory.level = Level.NO_HEAVY
+        assert "give back" in await some_looks()
+        service.memory.level = Level.NORMAL
+        await some_looks()
+        assert "give back" not in await some_looks()
+        is_busy = False
+        await some_looks()
+        assert "give back" in await some_looks()
+        giants = service.giants
+        assert (await proxy.post(chat(words(80_000)))).status == 200
+        assert service.giants == giants + 1

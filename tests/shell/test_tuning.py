@@ -36,8 +36,35 @@ give_back()
 print(once - start, twice - once, resident_bytes() - start)
 """
 
+GIANT = """
+from resource import RUSAGE_SELF, getrusage
+import orjson
+from proxy.tuning import keep_big_blocks
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is glibc's")
+def parse():
+    before = getrusage(RUSAGE_SELF).ru_minflt
+    orjson.loads(body)
+    return getrusage(RUSAGE_SELF).ru_minflt - before
+
+keep_big_blocks()
+body = orjson.dumps({"messages": ["x" * 1000] * 4000})
+print(parse(), parse(), parse())
+"""
+
+
+is_glibc = platform.libc_ver()[0] == "glibc"
+
+
+@pytest.mark.skipif(not is_glibc, reason="the allocator is glibc's")
+def test_a_giant_body_is_parsed_where_the_last_one_was() -> None:
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", GIANT], capture_output=True, text=True, check=True
+    )
+    first, *later = map(int, run.stdout.split())
+    assert first > 900 > 100 > max(later), "page faults"
+
+
+@pytest.mark.skipif(not is_glibc, reason="the allocator is glibc's")
 def test_big_blocks_are_used_again_by_any_thread_and_given_back_when_asked() -> None:
     run = subprocess.run(
         [sys.executable, "-P", "-c", BURST], capture_output=True, text=True, check=True

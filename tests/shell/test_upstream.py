@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from proxy import pool as pool_module
+from proxy.answer import Reply
 from proxy.core.types import FailureKind, Instance
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.upstream import Upstream
-from proxy.wire import HEAD_BYTES
+from proxy.wire import HEAD_BYTES, SLICE_BYTES
 from tests.shell.harness import plain, until
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -92,9 +94,9 @@ async def listening(
             await upstream.close()
 
 
-async def ask(upstream: Upstream, method: str = "POST") -> tuple[int, bytes]:
+async def ask(upstream: Upstream, method: str = "POST", sent: bytes = b"{}") -> tuple[int, bytes]:
     with Limit(10.0):
-        reply = await upstream.send(method, "/v1/x", b"", b"{}" if method == "POST" else None)
+        reply = await upstream.send(method, "/v1/x", b"", sent if method == "POST" else None)
         try:
             body = await reply.read(1 << 20)
             if reply.failure is not None:
@@ -298,6 +300,59 @@ async def test_an_answer_before_the_request_was_taken() -> None:
                 reply.close()
                 await until(lambda: upstream.in_use == 0)
     assert connections == 2
+
+
+@pytest.mark.parametrize("more", [-SLICE_BYTES + 1, -1, 0, 1, SLICE_BYTES, 9 * SLICE_BYTES + 7])
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_a_long_body_arrives_whole(more: int, is_slow: bool) -> None:
+    """It is sent in slices, as the instance takes them, and its connection is used again."""
+    body = random.Random(more).randbytes(SLICE_BYTES + more)
+    got: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                if is_slow:
+                    got.append(await reader.readexactly(len(body) // 2))
+                    await asyncio.sleep(0.05)
+                got.append(await reader.readexactly(len(body) - sum(map(len, got))))
+                writer.write(OK)
+
+    async with serving(serve) as upstream:
+        with Limit(10.0):
+            for _ in range(2):
+                assert await ask(upstream, sent=body) == (200, b'{"ok":1}')
+                assert b"".join(got) == body
+                got.clear()
+        assert len(upstream._pool._open) == 1
+
+
+async def test_of_a_body_that_is_given_up_nothing_more_is_sent() -> None:
+    """Hung up on amid its body: the instance reads an end, not the rest."""
+    read: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await asyncio.wait_for(go_on.wait(), 10)
+        read.append(len(await reader.read(-1)))
+
+    go_on = asyncio.Event()
+    async with serving(serve) as upstream, asyncio.TaskGroup() as group:
+        sent: list[Reply] = []
+
+        async def send() -> None:
+            body = b"x" * (32 << 20)
+            with pytest.raises(UpstreamFailure):
+                await upstream.send("POST", "/v1/x", b"", body, sent.append)
+
+        group.create_task(send())
+        await until(lambda: sent, "sent")
+        assert sent[0].hang_up()
+        go_on.set()
+        await until(lambda: read, "the end")
+        await until(lambda: not upstream._pool._open, "closed")
+    assert read[0] < 32 << 20
 
 
 async def test_given_up_is_closed() -> None:
