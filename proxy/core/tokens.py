@@ -156,10 +156,9 @@ def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
     """Chained xxh3-64 over whole blocks of the prompt; a partial last block has no hash."""
     if len(prompt) < BLOCK_BYTES:
         return []
-    view = memoryview(prompt)
     chain = xxh3_64_intdigest(root)
     starts = range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES)
-    return [chain := xxh3_64_intdigest(view[at : at + BLOCK_BYTES], chain) for at in starts]
+    return [chain := xxh3_64_intdigest(prompt[at : at + BLOCK_BYTES], chain) for at in starts]
 
 
 def is_offloadable(endpoint: str, body: Mapping[str, Any]) -> bool:
