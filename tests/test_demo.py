@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pytest
@@ -35,20 +36,42 @@ def ended(run: subprocess.Popen[str]) -> list[str]:
     return [line for line in lines if line.startswith("ok ")]
 
 
-def test_offloads_move_kv_and_change_no_output(tmp_path: Path) -> None:
-    with_offloads, without = tmp_path / "with", tmp_path / "without"
-    with demo(with_offloads) as one, demo(without, "--offload-policy", "never") as other:
-        assert len(ended(one)) == 4
-        ended(other)
-    compare = [sys.executable, "-m", "analysis.cli", "compare", str(with_offloads), str(without)]
-    done = subprocess.run([*compare, "--require-identical"], capture_output=True, check=False)
+RUNS = {
+    "with": (),
+    "without": ("--offload-policy", "never"),
+    "kill": ("--kill-engine-after", "30"),
+}
+
+
+class Demos(NamedTuple):
+    out: Path
+    """Each writes to a folder of its name."""
+    runs: dict[str, subprocess.Popen[str]]
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demos]:
+    """All three at once, since they mostly wait."""
+    out = tmp_path_factory.mktemp("out")
+    with ExitStack() as stack:
+        runs = {name: stack.enter_context(demo(out / name, *RUNS[name])) for name in RUNS}
+        yield Demos(out, runs)
+        for run in runs.values():
+            run.terminate()
+
+
+def test_offloads_move_kv_and_change_no_output(demos: Demos) -> None:
+    assert len(ended(demos.runs["with"])) == 4
+    ended(demos.runs["without"])
+    outs = [str(demos.out / name) for name in ("with", "without")]
+    compare = [sys.executable, "-m", "analysis.cli", "compare", *outs, "--require-identical"]
+    done = subprocess.run(compare, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
     assert b"identical output: 60 of 60 requests" in done.stdout
 
 
-def test_a_killed_engine_loses_nothing_that_had_not_begun(tmp_path: Path) -> None:
-    with demo(tmp_path / "kill", "--kill-engine-after", "30") as run:
-        claims = ended(run)
+def test_a_killed_engine_loses_nothing_that_had_not_begun(demos: Demos) -> None:
+    claims = ended(demos.runs["kill"])
     assert any("no request lost that had not begun to stream" in claim for claim in claims)
 
 
