@@ -70,9 +70,8 @@ class Admin:
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus text."""
         del request
-        return web.Response(
-            body=self._service.exposition(), headers={"Content-Type": EXPOSITION_TYPE}
-        )
+        text = await self._service.exposition()
+        return web.Response(body=text, headers={"Content-Type": EXPOSITION_TYPE})
 
     async def instances(self, request: web.Request) -> web.Response:
         """Every instance with load, health and what its engine reports."""

@@ -37,6 +37,8 @@ from proxy.serial import SerialHandler
 QUEUED_MAX = 8
 """Requests that may wait behind the one in service. aiohttp would stop reading, and never see the
 client leave, from 32 on."""
+YIELD_BYTES = 131072
+"""After a read of so much it is everybody else's turn; libuv would read on up to 32 times."""
 LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
 _HOSTS_MAX = 256
 _hosts: set[str] = set()
@@ -77,6 +79,9 @@ class Connection(SerialHandler):
         """Bytes from the client, or none when a paused parser is to go on."""
         if self._is_broken:
             return
+        if len(data) >= YIELD_BYTES and self.transport is not None:
+            self._pause_transport_reading()
+            self._loop.call_soon(self._read_on)
         before, bounds = self._request_count, self._bounds
         super().data_received(data)
         new = self._request_count - before
@@ -94,6 +99,11 @@ class Connection(SerialHandler):
         """Read on. aiohttp asks for it with every body, though nothing was ever paused."""
         if self._reading_paused:
             super().resume_reading(resume_parser)
+
+    def _read_on(self) -> None:
+        """The others had their turn."""
+        if not self._reading_paused and not self._buffer_paused:
+            self._resume_transport_reading()
 
     def _take_whole(self, data: bytes) -> bool:
         """The nearly only case, cheaply: one message begins here, and no other behind it."""

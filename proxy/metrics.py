@@ -239,6 +239,18 @@ class Metrics:
                 self.prediction_error.labels(what).observe(error_ratio)
 
 
+class Taken(CollectorRegistry):
+    """What a registry's collectors say now: any thread can write it out later."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._families = list(registry.collect())
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other."""
+        yield from self._families
+
+
 class FleetCollector(Collector):
     """Gauges read from the router and the last engine reports at scrape time."""
 

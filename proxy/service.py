@@ -29,7 +29,7 @@ from proxy.core.watermark import Level, Watermark
 from proxy.deadline import Limit
 from proxy.errors import UnauthorizedError, UpstreamFailure
 from proxy.memory import cgroup_limit
-from proxy.metrics import FleetCollector, Metrics
+from proxy.metrics import FleetCollector, Metrics, Taken
 from proxy.reqlog import RequestLog
 from proxy.scrape import EngineStats
 from proxy.throttle import FailureLog
@@ -108,6 +108,7 @@ class Service:
     own_ports: set[int] = field(default_factory=set)
     last_reload: dict[str, object] | None = None
     _shown: tuple[bytes, float] = (b"", 0.0)
+    _scraping: asyncio.Lock = field(default_factory=asyncio.Lock)
     watcher: Watcher = field(init=False)
     waiting: WaitingRoom = field(init=False)
     memory: Watermark = field(default_factory=lambda: Watermark(None))
@@ -246,17 +247,20 @@ class Service:
             self.watcher.observe_start(name, stats.start_s)
             self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
 
-    def exposition(self) -> bytes:
+    async def exposition(self) -> bytes:
         """The text of `/metrics`, made anew for `SCRAPES_RATIO` of the time at most.
 
-        It takes milliseconds, in which no stream moves: who asks in a storm shares one.
+        It takes milliseconds: who asks in a storm shares one, and a thread writes it out, so that
+        streams move meanwhile.
         """
-        text, until_s = self._shown
-        now_s = self.clock.now_s()
-        if now_s >= until_s:
-            self.collector.now_s = now_s
-            text, done_s = generate_latest(self.metrics.registry), self.clock.now_s()
-            self._shown = text, done_s + (done_s - now_s) * (1 / SCRAPES_RATIO - 1)
+        async with self._scraping:
+            text, until_s = self._shown
+            now_s = self.clock.now_s()
+            if now_s >= until_s:
+                self.collector.now_s = now_s
+                taken = Taken(self.metrics.registry)
+                text, done_s = await asyncio.to_thread(generate_latest, taken), self.clock.now_s()
+                self._shown = text, done_s + (done_s - now_s) * (1 / SCRAPES_RATIO - 1)
         return text
 
     async def close(self) -> None:

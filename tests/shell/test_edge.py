@@ -9,12 +9,14 @@ import os
 import socket
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import orjson
 import pytest
 
+from proxy import edge
 from proxy.cli import NO_PARSER
 from proxy.core.inbound import Refusal
 from proxy.refusals import RefusalLog
@@ -137,6 +139,40 @@ async def test_a_million_chunks_of_one_byte_cost_little(tmp_path: Path) -> None:
                 assert proxy.metric("client_errors_total", reason=Refusal.CHUNKS) == 1
                 await proxy.at_rest()
                 assert not engine.posts
+
+
+async def test_a_giant_body_leaves_others_their_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what its client has sent already, one read in each turn of the loop."""
+    reads: list[tuple[int, int]] = []
+    turn, loop = 0, asyncio.get_running_loop()
+    ticking: asyncio.Handle | None = None
+    received = edge.Connection.data_received
+
+    def read(connection: edge.Connection, data: bytes) -> None:
+        reads.append((turn, len(data)))
+        received(connection, data)
+
+    def count() -> None:
+        nonlocal turn, ticking
+        turn += 1
+        ticking = loop.call_soon(count)
+
+    monkeypatch.setattr(edge.Connection, "data_received", read)
+    body = orjson.dumps({"model": "sim-8b", "messages": ["x" * (8 << 20)]})
+    async with RawEngine(FINE) as engine:
+        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+            async with connect(proxy) as (reader, writer):
+                count()
+                writer.write(post("/v1/chat/completions", body))
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n"), 30)
+                assert ticking is not None
+                ticking.cancel()
+    assert b" 200 " in head
+    assert sum(size for _, size in reads) > 8 << 20
+    long = Counter(turn for turn, size in reads if size >= edge.YIELD_BYTES)
+    assert set(long.values()) <= {1}
 
 
 async def test_a_body_that_drips_is_given_up_before_its_time(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import asyncio
 import io
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
+from proxy import service as service_module
 from proxy.cli import _warn
 from proxy.config import load
 from proxy.throttle import LOG_EVERY_S
@@ -208,6 +211,25 @@ async def test_forty_secrets_are_nowhere_to_be_found(tmp_path: Path) -> None:
     assert b"cache_proxy_requests_total" in everything
     lines = everything.split(b"\n")
     assert [line for line in lines if any(c.encode() in line for c in CANARIES)] == []
+
+
+async def test_streams_move_while_metrics_are_written_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers: list[threading.Thread] = []
+
+    def write(registry: CollectorRegistry) -> bytes:
+        writers.append(threading.current_thread())
+        return generate_latest(registry)
+
+    monkeypatch.setattr(service_module, "generate_latest", write)
+    async with proxied(tmp_path, 1) as (proxy, _):
+        port = int(proxy.server.url.rpartition(":")[2])
+        assert b"cache_proxy_live_leases 0.0" in await ask(
+            port, b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+    assert writers
+    assert threading.main_thread() not in writers
 
 
 async def test_a_storm_of_scrapes_shares_its_answers(tmp_path: Path) -> None:
