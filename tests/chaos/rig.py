@@ -22,6 +22,7 @@ from typing import Any
 
 import orjson
 import pytest
+from prometheus_client import generate_latest
 
 from replayer.sim_fleet import SimFleet
 from replayer.sim_host import SimEngine
@@ -164,7 +165,8 @@ class Rig:
 
     @property
     def exposition(self) -> str:
-        return str(self.service.exposition().decode())
+        self.service.collector.now_s = self.service.clock.now_s()
+        return generate_latest(self.service.metrics.registry).decode()
 
     @property
     def posts(self) -> int:
