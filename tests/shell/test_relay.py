@@ -51,7 +51,9 @@ async def test_the_record_of_a_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("slo_s", "ttft"), [(60.0, "kept"), (1e-6, "missed")])
 async def test_goodput_is_counted(tmp_path: Path, slo_s: float, ttft: str) -> None:
-    async with proxied(tmp_path, 1, ttft_slo=slo_s, tpot_slo=60.0) as (proxy, _):
+    # In the engine's own time: a first token after milliseconds, not within 0.1 ms per new token.
+    real_time = {"speed": 1.0}
+    async with proxied(tmp_path, 1, sim=real_time, ttft_slo=slo_s, tpot_slo=60.0) as (proxy, _):
         await proxy.post(chat("x"))
         await proxy.post(chat("x", stream=False))
         await proxy.records(2)
