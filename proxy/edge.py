@@ -39,7 +39,7 @@ QUEUED_MAX = 8
 client leave, from 32 on."""
 LONG_READ_BYTES, LONG_READS = 131072, 3
 """After so many reads of such length it is everybody else's turn. libuv would read on up to 32
-times, and a turn after each costs a body of 400 kB 2 % more."""
+times, and a turn after each was 2 % dearer for 400 kB."""
 LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
 _HOSTS_MAX = 256
 _hosts: set[str] = set()
