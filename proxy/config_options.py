@@ -22,6 +22,7 @@ from proxy.config_values import (
     instance_list,
     weight_list,
 )
+from proxy.core.options import MOST_KEPT
 from proxy.keys import KEYS_FORM, SecretStr, checked_keys, is_loopback, long_enough, secret_text
 
 LISTENING = "Listening"
@@ -419,6 +420,11 @@ class Settings(Model):
     request_log: Annotated[
         Path | None, Option(LOGS, "File that gets one JSON object per finished request.")
     ] = None
+    log_candidates: Annotated[
+        int,
+        Meta(ge=0, le=MOST_KEPT),
+        Option(LOGS, "Options of a decision that a line lists: the cheapest, and the one taken."),
+    ] = MOST_KEPT
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Option(LOGS, "Least severity logged.")
     ] = "info"

@@ -27,7 +27,7 @@ RELOADABLE = frozenset(
         *("active_prefill_tokens_threshold", "active_prefill_tokens_threshold_frac"),
         *("prefill_timeout", "transfer_timeout", "ttft_timeout", "idle_timeout", "total_timeout"),
         *("health_timeout", "body_timeout", "drain_seconds", "handover_seconds"),
-        *("response_headers", "admin_token"),
+        *("response_headers", "admin_token", "log_candidates"),
         *("api_key", "cache_salt_secret", "instance_api_key", "allow_cidr"),
         *("tls_cert", "tls_key", "tls_client_ca", "instance_ca", "instance_cert", "instance_key"),
     }

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import orjson
 
-from proxy.core.options import Options
+from proxy.core.options import MOST_KEPT, Options
 from proxy.core.record import RequestRecord
 from proxy.plain import printable_json
 
@@ -33,15 +33,18 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 _log = logging.getLogger(__name__)
 
 
-def record_json(record: RequestRecord) -> bytes:
-    """The line of a record; here its options become dictionaries, away from the decision."""
-    return printable_json(orjson.dumps(record, default=_rows))
+def record_json(record: RequestRecord, candidates: int = MOST_KEPT) -> bytes:
+    """The line of a record; here its options become dictionaries, away from the decision.
 
+    At most so many `candidates`: the cheapest, and the one that was taken.
+    """
 
-def _rows(value: object) -> object:
-    if isinstance(value, Options):
-        return value.rows()
-    raise TypeError(type(value).__name__)
+    def rows(value: object) -> object:
+        if isinstance(value, Options):
+            return value.rows(candidates, record.decode_instance, record.prefill_instance)
+        raise TypeError(type(value).__name__)
+
+    return printable_json(orjson.dumps(record, default=rows))
 
 
 class RequestLog:
@@ -51,6 +54,7 @@ class RequestLog:
         """Raises OSError when the file cannot be opened."""
         self._queue: deque[RequestRecord] = deque()
         self._on_drop = on_drop
+        self.candidates = MOST_KEPT
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if path is not None:
@@ -84,7 +88,8 @@ class RequestLog:
             while self._queue:
                 size = min(len(self._queue), BATCH_LINES)
                 batch = [self._queue.popleft() for _ in range(size)]
-                for _ in range(size - file.append([record_json(r) + b"\n" for r in batch])):
+                lines = [record_json(record, self.candidates) + b"\n" for record in batch]
+                for _ in range(size - file.append(lines)):
                     self._on_drop()
         file.close()
 

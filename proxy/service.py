@@ -142,6 +142,7 @@ class Service:
     def use(self, settings: Settings) -> None:
         """From now on these are the options; what was built from the old ones stays."""
         self.settings = settings
+        self.request_log.candidates = settings.log_candidates
         self.metrics.slo = Slo(ttft_s=settings.ttft_slo, tpot_s=settings.tpot_slo)
         self.access = Access(settings)
         self.shows_route = settings.response_headers and settings.cache_salt_secret is None

@@ -14,6 +14,7 @@ from proxy.core.types import Candidate, Instance, Load
 
 COLOCATIONS_KEPT = 16
 OFFLOADS_KEPT = 8
+MOST_KEPT = COLOCATIONS_KEPT + OFFLOADS_KEPT
 
 
 @dataclass(slots=True, init=False)
@@ -87,9 +88,27 @@ class Options:
     def __init__(self, priced: Sequence[Priced]) -> None:
         self._priced = priced
 
-    def rows(self) -> list[dict[str, object]]:
-        """One JSON object per option; its state is that of the instance it decodes on."""
-        return [_row(option) for option in self._priced]
+    def rows(
+        self, most: int = MOST_KEPT, decode: str | None = None, prefill: str | None = None
+    ) -> list[dict[str, object]]:
+        """One JSON object per option; its state is that of the instance it decodes on.
+
+        Of more than `most`, the first; where `decode` and `prefill` are not among them, they
+        take the last one's place.
+        """
+        priced = self._priced
+        if len(priced) <= most:
+            return [_row(option) for option in priced]
+        shown = list(priced[:most])
+        rest = [o for o in priced[most:] if _is(o, decode, prefill)]
+        if rest and shown:
+            shown[-1] = rest[0]
+        return [_row(option) for option in shown]
+
+
+def _is(option: Priced, decode: str | None, prefill: str | None) -> bool:
+    p = option.prefill
+    return option.instance.name == decode and (p.instance.name if p else None) == prefill
 
 
 def _row(option: Priced) -> dict[str, object]:

@@ -75,3 +75,21 @@ def test_what_is_kept_is_bounded_and_has_what_was_chosen(policy: str) -> None:
 def test_a_number_that_is_not_there_is_null() -> None:
     _, found = rows(router(1, "always"))
     assert not [v for v in found[0].values() if isinstance(v, float) and math.isnan(v)]
+
+
+@pytest.mark.parametrize("policy", ["cost", "never"])
+def test_fewer_are_the_first_and_the_one_taken(policy: str) -> None:
+    route, found = rows(router(6, policy))
+    assert route.options is not None
+    p = route.prefill.name if route.prefill else None
+    for most in range(len(found) + 1):
+        assert route.options.rows(most) == found[:most]
+        fewer: list[dict[str, Any]] = route.options.rows(most, route.decode.name, p)
+        assert len(fewer) == most
+        assert [row for row in found if row in fewer] == fewer
+        if most:
+            assert fewer[:-1] == found[: most - 1]
+            assert (route.decode.name, p) in {(row["instance"], row["prefill"]) for row in fewer}
+    for at, row in enumerate(found):
+        (last,) = route.options.rows(1, str(row["instance"]), row["prefill"])
+        assert last == row, at

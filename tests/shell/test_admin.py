@@ -11,6 +11,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.config import Settings
 from tests.shell.harness import Proxy, addresses, chat, proxied, until, words
 
 DECODE = "active_decode_blocks_threshold"
@@ -294,3 +295,19 @@ async def test_a_listener_of_their_own(tmp_path: Path, method: str, path: str) -
             async with admin.get("/metrics") as response:
                 assert response.status == 200
         assert (await proxy.post(chat("x"))).status == 200
+
+
+async def test_the_log_lists_as_many_options_as_it_is_told(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"offload_policy": "cost", "log_candidates": 1}
+    async with proxied(tmp_path, 3, **options) as (proxy, _):
+        for at, most in enumerate((1, 0, 2)):
+            proxy.server.service.use(Settings(**vars(proxy.settings) | {"log_candidates": most}))
+            await proxy.post(chat(words(10)), headers={"X-Request-Id": f"r{at}"})
+            records = {r["request_id"]: r for r in await proxy.records(at + 1)}
+            logged = records[f"r{at}"]
+            assert len(logged["candidates"]) == most
+            if most:
+                taken = {c["instance"] for c in logged["candidates"]}
+                assert logged["decode_instance"] in taken
+        _, found = await call(proxy, "GET", "/decisions")
+        assert [len(decision["candidates"]) for decision in found] == [3, 3, 3]
