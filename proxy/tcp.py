@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 from contextlib import suppress
 
@@ -39,6 +40,13 @@ def acknowledge_late(sock: socket.socket) -> None:
     if sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_QUICKACK"):
         with suppress(OSError):  # the peer may have gone already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+
+
+def has_news(sock: socket.socket) -> bool:
+    """Whether a read would find something now: bytes, an end, an error."""
+    look = select.poll()
+    look.register(sock, select.POLLIN)
+    return bool(look.poll(0))
 
 
 def watch(sock: socket.socket) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -143,10 +144,17 @@ class Connection(asyncio.BufferedProtocol):
             self._broke(UpstreamFailure(FailureKind.RESET, _CLOSED))
         return reply
 
-    def _send_on(self, reply: Reply) -> None:
-        """The next slice of a long body, while it is wanted and the instance takes it."""
+    def _send_on(self, reply: Reply, *, has_looked: bool = False) -> None:
+        """The next slice of a long body, while it is wanted and the instance takes it.
+
+        What the instance has said already is read first: it may have answered and closed, and a
+        write that fails on that takes the answer along.
+        """
         unsent = self._unsent
         if unsent is None or self._reply is not reply:
+            return
+        if not has_looked and tcp.has_news(self._transport.get_extra_info("socket")):
+            self.loop.call_soon(partial(self._send_on, reply, has_looked=True))
             return
         self._unsent = unsent[SLICE_BYTES:] if len(unsent) > SLICE_BYTES else None
         try:

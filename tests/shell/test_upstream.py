@@ -7,6 +7,8 @@ import random
 import shutil
 import ssl
 import subprocess
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -300,6 +302,53 @@ async def test_an_answer_before_the_request_was_taken() -> None:
                 reply.close()
                 await until(lambda: upstream.in_use == 0)
     assert connections == 2
+
+
+EARLY = """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+while True:
+    peer, _ = server.accept()
+    left = 300_000
+    while left > 0 and (data := peer.recv(65536)):
+        left -= len(data)
+    peer.sendall(b"HTTP/1.1 401 No\\r\\nContent-Length: 2\\r\\n\\r\\nno")
+    peer.close()
+"""
+
+
+async def test_an_answer_that_comes_before_the_request_was_taken_and_closes() -> None:
+    """From another process, so that it comes between two slices, while the loop has work to do."""
+
+    def work() -> None:
+        end_s = loop.time() + 0.001
+        while loop.time() < end_s:
+            pass
+        if is_busy:
+            loop.call_soon(work)
+
+    loop, is_busy = asyncio.get_running_loop(), True
+    statuses: list[int | None] = []
+    server = await asyncio.create_subprocess_exec(sys.executable, "-c", EARLY, stdout=PIPE)
+    assert server.stdout is not None
+    port = int(await server.stdout.readline())
+    upstream = Upstream(Instance("i", f"http://127.0.0.1:{port}"), 2.0)
+    work()
+    try:
+        for _ in range(20):
+            try:
+                with Limit(10.0):
+                    statuses.append((await ask(upstream, sent=bytes(8 << 20)))[0])
+            except UpstreamFailure:
+                statuses.append(None)
+    finally:
+        is_busy = False
+        await upstream.close()
+        server.kill()
+        await server.wait()
+    # A reset can still come just between the look and the write.
+    assert statuses.count(401) > 15
 
 
 @pytest.mark.parametrize("more", [-SLICE_BYTES + 1, -1, 0, 1, SLICE_BYTES, 9 * SLICE_BYTES + 7])
