@@ -18,7 +18,7 @@ from proxy.aftermath import Leg
 from proxy.answer import Reply
 from proxy.core.connectors import KV_PARAMS, Edits
 from proxy.core.route import Route
-from proxy.core.types import Fallback
+from proxy.core.types import Fallback, Instance
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure
 from proxy.service import Service
@@ -38,7 +38,7 @@ class PrefillHalf:
         self._service, self._route = service, route
         self._reply: Reply | None = None
         # From half of its time on a leg that ends without an answer may have ended as it was left.
-        self._p = route.prefill.name if route.prefill else None
+        self._p = route.prefill  # the route itself forgets it where D's own attempt wins
         self._near_end_s = route.reserved_s + route.predicted_prefill_s / 2
 
     async def run(
@@ -58,9 +58,9 @@ class PrefillHalf:
     def _unwanted(self, result: Edits | Fallback | None) -> None:
         service, route = self._service, self._route
         if isinstance(result, Edits):
-            release(service, route, result)
+            release(service, route, self._p, result)
         elif self._p and self._reply and service.clock.now_s() >= self._near_end_s:
-            _note(service, self._p, route.prompt_tokens, "unknown")
+            _note(service, self._p.name, route.prompt_tokens, "unknown")
 
 
 class DecodeHalf:
@@ -80,7 +80,7 @@ class DecodeHalf:
             )
         except UpstreamFailure:
             if not self._is_sent:
-                release(self._service, self._route, self._edits)
+                release(self._service, self._route, self._p, self._edits)
             raise
 
     def _on_sent(self, reply: Reply) -> None:
@@ -97,16 +97,16 @@ class DecodeHalf:
         if self.is_kept:
             self._service.router.finish(self._route, self._service.clock.now_s())
         elif not self._is_sent:
-            release(self._service, self._route, self._edits)
+            release(self._service, self._route, self._p, self._edits)
 
 
-def release(service: Service, route: Route, edits: Edits) -> None:
+def release(service: Service, route: Route, p: Instance | None, edits: Edits) -> None:
     """P holds KV that nobody will fetch: let it go, by way of anybody else.
 
     An engine that refuses a decode leg tells its P (vLLM since 0.22). Only for legs that no D ever
     saw: to release what was fetched occupies one of P's senders until the abort timeout.
     """
-    params, p = edits.put.get(KV_PARAMS), route.prefill
+    params = edits.put.get(KV_PARAMS)
     if params is None or p is None:
         return
     fleet = service.router.fleet

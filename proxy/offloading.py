@@ -104,7 +104,7 @@ class Offloading:
         self.service.router.hedges.drop(self.route, self.service.clock.now_s())
 
     def _unclaimed(self, edits: Edits) -> None:
-        release(self.service, self.route, edits)
+        release(self.service, self.route, self.route.prefill, edits)
 
     def _won(self, winner: str) -> None:
         self.record.hedge = winner

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.shell.harness import (
@@ -23,6 +24,7 @@ from tests.shell.harness import (
     until,
     words,
 )
+from tests.shell.test_handover import REFUSED, answers_when_left
 
 LENGTH = plain(b'{"choices":[{"index":0,"finish_reason":"length"}],"usage":{"prompt_tokens":9}}')
 BODY = chat(words(2000))
@@ -74,6 +76,19 @@ async def test_d_wins_and_p_is_aborted(tmp_path: Path) -> None:
         assert proxy.metric("hedges_total", winner="local") == 1
         assert len(d.posts) == 1
         assert b"kv_transfer_params" not in d.posts[0]
+
+
+async def test_d_wins_as_p_ends(tmp_path: Path) -> None:
+    """P had finished when it hears that it is no longer wanted: its KV is let go."""
+    p, d = RawEngine(answers_when_left), RawEngine(says(ANSWER), REFUSED)
+    async with pair(tmp_path, p, d) as proxy:
+        assert (await proxy.post(BODY, headers=SESSION)).text == "fine"
+        (record,) = await proxy.records(1)
+        assert (record["hedge"], record["fallback"]) == ("local", "p_late")
+        await until(lambda: proxy.metric("kv_releases_total", result="released") == 1)
+        sent = orjson.loads(p.posts[0])["kv_transfer_params"]
+        _, release = map(orjson.loads, d.posts)
+        assert release["kv_transfer_params"]["transfer_id"] == sent["transfer_id"]
 
 
 async def test_p_wins_after_all(tmp_path: Path) -> None:
