@@ -71,6 +71,7 @@ class Connection(SerialHandler):
         "_bounds",
         "_heads",
         "_is_broken",
+        "_is_last",
         "_is_refused",
         "_long_reads",
         "_rules",
@@ -82,7 +83,7 @@ class Connection(SerialHandler):
         self._heads = heads
         self._bounds = Boundaries()
         self._body: StreamReader = EMPTY_PAYLOAD
-        self._is_refused = self._is_broken = False
+        self._is_refused = self._is_broken = self._is_last = False
         self._long_reads = 0
 
     def data_received(self, data: bytes) -> None:
@@ -98,6 +99,8 @@ class Connection(SerialHandler):
             self._drop(new)
         elif not new and bounds.left > len(data):
             bounds.left -= len(data)  # in the middle of a body of known length
+        elif self._is_last:
+            self._take_more(data, new)
         elif new != 1 or not bounds.is_between or not self._take_whole(data):
             self._take(data, new)
         is_alone = self._current_request is None and len(self._messages) <= 1
@@ -125,7 +128,9 @@ class Connection(SerialHandler):
     def _take_whole(self, data: bytes) -> bool:
         """The nearly only case, cheaply: one message begins here, and no other behind it."""
         message, payload = self._messages[-1]
-        if isinstance(message, _ErrInfo) or message.chunked or self._complaint(message):
+        if isinstance(message, _ErrInfo) or message.chunked or message.upgrade:
+            return False
+        if self._complaint(message):
             return False
         end = data.find(b"\r\n\r\n") + 4
         length = 0 if payload is EMPTY_PAYLOAD else int(message.headers["Content-Length"])
@@ -151,6 +156,16 @@ class Connection(SerialHandler):
         else:
             self._heads.forget(self)
 
+    def _take_more(self, data: bytes, new: int) -> None:
+        """Any piece behind the last request's head, its body's or not."""
+        self._drop(new)
+        try:
+            self._take_rest(data)
+        except FramingError:
+            self._is_broken = True
+        if self._is_broken and not self._body.is_eof():
+            self._broke(Refusal.FRAMING)
+
     def _take_messages(self, first: int) -> None:
         """Look at the queue's messages from `first` on; raises FramingError."""
         for index in range(first, len(self._messages)):
@@ -167,6 +182,9 @@ class Connection(SerialHandler):
             has_length = payload is not EMPTY_PAYLOAD and not message.chunked
             length = int(message.headers["Content-Length"]) if has_length else 0
             self._bounds.body(None if message.chunked else length)
+            if message.upgrade:
+                self._take_last(index)
+                return
 
     def _complaint(self, message: RawRequestMessage) -> Refusal | None:
         """What is wrong with a head that the parser took."""
@@ -182,6 +200,25 @@ class Connection(SerialHandler):
         if message.upgrade and "websocket" in headers.get("Upgrade", "").lower():
             return Refusal.UPGRADE
         return self._expectation(headers) if "Expect" in headers else None
+
+    def _take_last(self, index: int) -> None:
+        """A request that asks for another protocol is answered in this one, and is the last.
+
+        The parser drops what came behind it in one piece: what follows that may begin anywhere.
+        """
+        message, payload = self._messages[index]
+        assert not isinstance(message, _ErrInfo)
+        self._messages[index] = (message._replace(should_close=True), payload)
+        self._drop(len(self._messages) - index - 1)
+        self._is_last = True
+        self._take_rest()
+
+    def _take_rest(self, data: bytes = b"") -> None:
+        """More of the last request's body; raises FramingError."""
+        self._bounds.feed(data)
+        if not self._bounds.in_body:
+            self._bounds.pending.clear()
+            self._is_refused = True
 
     def _expectation(self, headers: Any) -> Refusal | None:
         """Before a client is told to go on: whether it should."""

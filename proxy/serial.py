@@ -31,6 +31,7 @@ class SerialHandler(RequestHandler):
                     await self._waiter
                 finally:
                     self._waiter = None
+                continue  # woken, and then given up: there may be none
             goes_on = await self._serve(*self._taken())
         if not self._force_close:
             self._task_handler = None

@@ -122,6 +122,11 @@ class Boundaries:
         return not self.left and not self.pending and self._chunks is None
 
     @property
+    def in_body(self) -> bool:
+        """Whether a body has begun that is not over."""
+        return bool(self.left) or self._chunks is not None
+
+    @property
     def in_head(self) -> bool:
         """Whether a head has begun."""
         return bool(self.pending)

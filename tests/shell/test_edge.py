@@ -20,6 +20,7 @@ from proxy import edge
 from proxy.cli import NO_PARSER
 from proxy.core.inbound import Refusal
 from proxy.refusals import RefusalLog
+from proxy.serial import SerialHandler
 from proxy.throttle import LOG_EVERY_S
 from tests.shell.harness import Proxy, RawEngine, chunk, plain, says, until
 from tests.shell.test_intake import post, raw
@@ -284,3 +285,94 @@ def test_without_the_compiled_parser_it_does_not_start() -> None:
     run = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=90)
     assert run.returncode == 78
     assert run.stderr == f"cache-proxy: {NO_PARSER}\n"
+
+
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+LIVE = b"GET /live HTTP/1.1\r\nHost: a\r\n"
+ASKS = post("/v1/chat/completions", CHAT).replace(b"Connection: close\r\n", H2C)
+CHUNKS = CHUNKED.replace(b"Host: a\r\n", b"Host: a\r\n" + H2C) + chunk(CHAT)
+LAST = b"0\r\n\r\n"
+INNER = b"GET /instances HTTP/1.1\r\nHost: a\r\n\r\n"
+OUTER = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "posts"),
+    [
+        ([LIVE + H2C + b"\r\n"], 0),
+        ([LIVE + H2C + b"\r\n" + LIVE + b"\r\n"], 0),
+        ([LIVE + H2C + b"\r\n", LIVE + b"\r\n"], 0),
+        ([LIVE + H2C + b"\r\n" + OUTER % len(INNER), INNER], 0),
+        ([LIVE + H2C + b"\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"], 0),
+        ([ASKS], 1),
+        ([ASKS[:-9], ASKS[-9:]], 1),
+        ([ASKS + LIVE + b"\r\n"], 1),
+        ([ASKS + OUTER % len(INNER), INNER], 1),
+        ([ASKS[:-9], ASKS[-9:] + OUTER % len(INNER), INNER], 1),
+        ([CHUNKS + LAST], 1),
+        ([CHUNKS, LAST], 1),
+        ([CHUNKS, LAST + OUTER % len(INNER), INNER], 1),
+        ([CHUNKS + LAST + LIVE + b"\r\n", LIVE + b"\r\n"], 1),
+    ],
+)
+async def test_a_wish_for_another_protocol_is_answered_in_this_one_and_is_the_last(
+    tmp_path: Path, pieces: list[bytes], posts: int
+) -> None:
+    """What comes behind it the parser loses, in part: none of it is taken for a request."""
+    async with RawEngine(FINE) as engine:
+        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+            async with connect(proxy) as (reader, writer):
+                writer.write(pieces[0])
+                served = proxy.server._runner.server
+                assert served is not None
+                await until(lambda: served.requests_count, "a request")
+                for piece in pieces[1:]:
+                    await asyncio.sleep(0.01)
+                    writer.write(piece)
+                answer = await asyncio.wait_for(reader.read(), 10)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200 ")
+            assert b"\r\nconnection: close" in head.lower()
+            assert b"HTTP/1" not in body
+            assert len(engine.posts) == posts
+            await proxy.at_rest()
+
+
+@pytest.mark.parametrize("broken", [b"zz\r\n", b"-1\r\n"])
+async def test_of_its_chunks_those_that_break_are_refused(tmp_path: Path, broken: bytes) -> None:
+    async with RawEngine(FINE) as engine:
+        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+            async with connect(proxy) as (reader, writer):
+                writer.write(CHUNKS)
+                await until(lambda: proxy.server.service.in_flight, "it waits for more")
+                writer.write(broken)
+                answer = await asyncio.wait_for(reader.read(), 10)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert answer.count(b"HTTP/1.1") == 1
+            await proxy.at_rest()
+            assert not engine.posts
+
+
+async def test_too_many_at_once_on_an_idle_connection_is_no_error_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors: list[Exception] = []
+    start = SerialHandler.start
+
+    async def watched(handler: SerialHandler) -> None:
+        try:
+            await start(handler)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    monkeypatch.setattr(SerialHandler, "start", watched)
+    async with RawEngine(FINE) as engine:
+        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+            async with connect(proxy) as (reader, writer):
+                writer.write((LIVE + b"\r\n") * 12)
+                with contextlib.suppress(ConnectionError):
+                    await asyncio.wait_for(reader.read(), 10)
+            assert proxy.metric("client_errors_total", reason=Refusal.PIPELINED) == 1
+            await proxy.at_rest()
+    assert not errors
