@@ -137,10 +137,10 @@ class Reply:
         return self.head.header(name)
 
     def begin(self, head: Head) -> None:
-        """Its head is complete and good."""
+        """Its head is complete; raises FramingError where it does not say how its body ends."""
         self.head, self.status, self.is_stream = head, head.status, head.is_stream
-        self.has_begun = True
         self.framing = self._framing(head)
+        self.has_begun = True
         # Whether the connection can carry another request after this answer.
         can_keep = not self._is_head and not isinstance(self.framing, UntilClose)
         self.keeps = can_keep and head.keeps

@@ -40,6 +40,7 @@ TWO_LENGTHS = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\
 LENGTH_AND_CHUNKS = (
     b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
 )
+NO_FRAMING = b"HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: gzip\r\n\r\n{}"
 MANY_HEADERS = b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 20000 + b"Content-Length: 0\r\n\r\n"
 NO_MODEL = plain(b'{"error":{"message":"The model `sim-8b` does not exist."}}', "404 Not Found")
 BUSY_EVENT = STREAM_HEAD + chunk(b'data: {"error":{"message":"full","code":503}}\n\n')
@@ -193,7 +194,8 @@ async def test_the_first_token_timeout_is_repeated_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [MOVED, TWO_LENGTHS, LENGTH_AND_CHUNKS, b"\x16\x03\x01\x00\x02\x02\x28" * 10]
+    "answer",
+    [MOVED, TWO_LENGTHS, LENGTH_AND_CHUNKS, NO_FRAMING, b"\x16\x03\x01\x00\x02\x02\x28" * 10],
 )
 async def test_what_is_no_answer_is_502_where_there_is_nobody_else(
     tmp_path: Path, answer: bytes
