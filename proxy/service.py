@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 from multidict import CIMultiDictProxy
@@ -40,7 +41,7 @@ from proxy.ways import Ways
 
 DECISIONS_KEPT = 200
 """For a look; the request log has them all. With what it could have done each is 3 kB and more."""
-SCRAPES_RATIO = 0.2
+SCRAPES_RATIO, SHOWN_S = 0.2, 1.0
 
 
 def router_config(settings: Settings) -> RouterConfig:
@@ -108,7 +109,7 @@ class Service:
     own_ports: set[int] = field(default_factory=set)
     last_reload: dict[str, object] | None = None
     _shown: tuple[bytes, float] = (b"", 0.0)
-    _scraping: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _writing: asyncio.Future[bytes] | None = None
     watcher: Watcher = field(init=False)
     waiting: WaitingRoom = field(init=False)
     memory: Watermark = field(default_factory=lambda: Watermark(None))
@@ -249,20 +250,29 @@ class Service:
             self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
 
     async def exposition(self) -> bytes:
-        """The text of `/metrics`, made anew for `SCRAPES_RATIO` of the time at most.
+        """The text of `/metrics`, made in `SCRAPES_RATIO` of the time at most, kept for `SHOWN_S`.
 
-        It takes milliseconds: who asks in a storm shares one, and a thread writes it out, so that
-        streams move meanwhile.
+        It takes milliseconds: who asks in a storm shares one, also with those who have left, and a
+        thread writes it out, so that streams move meanwhile.
         """
-        async with self._scraping:
-            text, until_s = self._shown
-            now_s = self.clock.now_s()
-            if now_s >= until_s:
-                self.collector.now_s = now_s
-                taken = Taken(self.metrics.registry)
-                text, done_s = await asyncio.to_thread(generate_latest, taken), self.clock.now_s()
-                self._shown = text, done_s + (done_s - now_s) * (1 / SCRAPES_RATIO - 1)
-        return text
+        text, until_s = self._shown
+        now_s = self.clock.now_s()
+        if self._writing is None:
+            if now_s < until_s:
+                return text
+            self.collector.now_s = now_s
+            taken, loop = Taken(self.metrics.registry), asyncio.get_running_loop()
+            self._writing = loop.run_in_executor(None, generate_latest, taken)
+            self._writing.add_done_callback(partial(self._written, now_s))
+        return await asyncio.shield(self._writing)
+
+    def _written(self, began_s: float, writing: asyncio.Future[bytes]) -> None:
+        self._writing = None
+        if writing.cancelled() or writing.exception() is not None:
+            return  # who waits for it is told
+        done_s = self.clock.now_s()
+        rest_s = (done_s - began_s) * (1 / SCRAPES_RATIO - 1)
+        self._shown = writing.result(), done_s + min(rest_s, SHOWN_S)
 
     async def close(self) -> None:
         """Close connections and the log."""

@@ -232,6 +232,36 @@ async def test_streams_move_while_metrics_are_written_out(
     assert threading.main_thread() not in writers
 
 
+async def test_scrapers_who_leave_share_an_answer_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is made, though nobody is there any more, and the next one who asks gets it."""
+    written = 0
+    go_on = threading.Event()
+
+    def write(registry: CollectorRegistry) -> bytes:
+        nonlocal written
+        written += 1
+        assert go_on.wait(10)
+        return generate_latest(registry)
+
+    monkeypatch.setattr(service_module, "generate_latest", write)
+    async with proxied(tmp_path, 1) as (proxy, _):
+        metrics = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        port = int(proxy.server.url.rpartition(":")[2])
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(metrics)
+            await until(lambda: proxy.server.service._writing is not None, "it is being made")
+            await asyncio.sleep(0.001)
+            writer.transport.abort()
+        last = asyncio.create_task(ask(port, metrics))
+        await asyncio.sleep(0.01)
+        go_on.set()
+        assert b"cache_proxy_live_leases 0.0" in await last
+        assert written == 1
+
+
 async def test_a_storm_of_scrapes_shares_its_answers(tmp_path: Path) -> None:
     """And a scrape after it is a new one."""
     async with proxied(tmp_path, 2) as (proxy, _):
