@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 def record_json(record: RequestRecord, candidates: int = MOST_KEPT) -> bytes:
     """The line of a record; here its options become dictionaries, away from the decision.
 
-    At most so many `candidates`: the cheapest, and the one that was taken.
+    At most so many `candidates`. Raises TypeError for what JSON does not know.
     """
 
     def rows(value: object) -> object:
         if isinstance(value, Options):
-            return value.rows(candidates, record.decode_instance, record.prefill_instance)
+            return value.rows(candidates)
         raise TypeError(type(value).__name__)
 
     return printable_json(orjson.dumps(record, default=rows))
@@ -88,10 +88,18 @@ class RequestLog:
             while self._queue:
                 size = min(len(self._queue), BATCH_LINES)
                 batch = [self._queue.popleft() for _ in range(size)]
-                lines = [record_json(record, self.candidates) + b"\n" for record in batch]
-                for _ in range(size - file.append(lines)):
+                for _ in range(size - file.append(self._lines(batch))):
                     self._on_drop()
         file.close()
+
+    def _lines(self, batch: list[RequestRecord]) -> list[bytes]:
+        lines = []
+        for record in batch:
+            try:
+                lines.append(record_json(record, self.candidates) + b"\n")
+            except TypeError as error:  # orjson's, too
+                _log.error("request log: %s cannot be written: %s", record.request_id, error)
+        return lines
 
 
 class _File:

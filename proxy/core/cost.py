@@ -86,6 +86,8 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
     best = ranked[0]
     if scene.home is not None and best.instance.name != scene.home:
         best = _stay(free, scene.home, best, colocated)
+        if not any(option is best for option in ranked):
+            ranked[-1] = best
     warm, heavy = scene.config.warm_threshold, scene.config.heavy_threshold
     size = classify(best.new_tokens, warm, heavy)
     offloads = _offloads(scene, free, colocated) if _may_offload(best, size, colocated) else []

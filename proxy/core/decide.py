@@ -242,10 +242,11 @@ def transfer_s(scene: Scene, p: Candidate, d: Candidate) -> float:
 
 def options_of(scene: Scene, choice: Choice) -> Options:
     """What is kept of a decision: what its policy priced, else the time each place would take."""
+    d, p = choice.decode.instance, choice.prefill.instance if choice.prefill else None
     if choice.options:
-        return Options(choice.options)
+        return Options(choice.options, d, p)
     kept = list(scene.free[:COLOCATIONS_KEPT])
     for one in (choice.decode, choice.prefill):
         if one is not None and not any(one is c for c in kept):
             kept.append(one)
-    return Options([unpriced(c, ready_s(scene, c)) for c in kept])
+    return Options([unpriced(c, ready_s(scene, c)) for c in kept], d, p)

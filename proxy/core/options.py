@@ -81,34 +81,40 @@ def unpriced(c: Candidate, ttft_s: float) -> Priced:
 
 
 class Options:
-    """The options of one decision, at most so many of each kind, the cheapest first."""
+    """The options of one decision, at most so many of each kind, the cheapest first.
 
-    __slots__ = ("_priced",)
+    `decode` and `prefill`: D and P of the one that was taken.
+    """
 
-    def __init__(self, priced: Sequence[Priced]) -> None:
+    __slots__ = ("_decode", "_prefill", "_priced")
+
+    def __init__(
+        self, priced: Sequence[Priced], decode: Instance, prefill: Instance | None
+    ) -> None:
         self._priced = priced
+        self._decode, self._prefill = decode, prefill
 
-    def rows(
-        self, most: int = MOST_KEPT, decode: str | None = None, prefill: str | None = None
-    ) -> list[dict[str, object]]:
+    def rows(self, most: int = MOST_KEPT) -> list[dict[str, object]]:
         """One JSON object per option; its state is that of the instance it decodes on.
 
-        Of more than `most`, the first; where `decode` and `prefill` are not among them, they
-        take the last one's place.
+        Of more than `most`, the first; the one taken, where it is none of them, in the last one's
+        place.
         """
-        priced = self._priced
-        if len(priced) <= most:
-            return [_row(option) for option in priced]
-        shown = list(priced[:most])
-        rest = [o for o in priced[most:] if _is(o, decode, prefill)]
-        if rest and shown:
-            shown[-1] = rest[0]
+        shown = list(self._priced[:most])
+        if len(self._priced) > most > 0:
+            taken = self._taken()
+            if taken is not None and not any(option is taken for option in shown):
+                shown[-1] = taken
         return [_row(option) for option in shown]
 
-
-def _is(option: Priced, decode: str | None, prefill: str | None) -> bool:
-    p = option.prefill
-    return option.instance.name == decode and (p.instance.name if p else None) == prefill
+    def _taken(self) -> Priced | None:
+        """D with P; where no pairs were priced, D."""
+        on_d = [option for option in self._priced if option.instance is self._decode]
+        for option in on_d:
+            p = option.prefill
+            if (p.instance if p else None) is self._prefill:
+                return option
+        return on_d[0] if on_d else None
 
 
 def _row(option: Priced) -> dict[str, object]:

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT
+from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT, Options, Priced
 from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
-from proxy.core.types import Instance, RequestFacts
+from proxy.core.types import Instance, Load, RequestFacts
 
 
 def router(n: int, policy: str, **options: Any) -> Router:
@@ -77,19 +77,34 @@ def test_a_number_that_is_not_there_is_null() -> None:
     assert not [v for v in found[0].values() if isinstance(v, float) and math.isnan(v)]
 
 
-@pytest.mark.parametrize("policy", ["cost", "never"])
-def test_fewer_are_the_first_and_the_one_taken(policy: str) -> None:
-    route, found = rows(router(6, policy))
-    assert route.options is not None
-    p = route.prefill.name if route.prefill else None
-    for most in range(len(found) + 1):
-        assert route.options.rows(most) == found[:most]
-        fewer: list[dict[str, Any]] = route.options.rows(most, route.decode.name, p)
-        assert len(fewer) == most
-        assert [row for row in found if row in fewer] == fewer
-        if most:
-            assert fewer[:-1] == found[: most - 1]
-            assert (route.decode.name, p) in {(row["instance"], row["prefill"]) for row in fewer}
-    for at, row in enumerate(found):
-        (last,) = route.options.rows(1, str(row["instance"]), row["prefill"])
-        assert last == row, at
+PLACES = [Instance(f"i{i}", f"http://i{i}", None) for i in range(3)]
+
+
+def priced(d: int, p: int | None) -> Priced:
+    at_p = None if p is None else priced(p, None)
+    return Priced(1.0, d, 0.1, 0, 0, 0, 0, 0, 0, PLACES[d], Load(), 0, 9, 0.0, at_p)
+
+
+@pytest.mark.parametrize("taken", [(0, None), (2, None), (1, 0), (2, 0), (0, 2)])
+def test_fewer_are_the_first_and_the_one_taken(taken: tuple[int, int | None]) -> None:
+    pairs = [(0, None), (1, None), (2, None), (1, 0), (2, 0)]
+    d, p = taken
+    made = Options([priced(*pair) for pair in pairs], PLACES[d], None if p is None else PLACES[p])
+    found = made.rows()
+    at = pairs.index(taken) if taken in pairs else pairs.index((d, None))
+    for most in range(len(found) + 2):
+        first = found[:most]
+        if 0 < most <= at:
+            first[-1] = found[at]
+        assert made.rows(most) == first
+
+
+def test_home_is_kept_where_many_are_as_cheap() -> None:
+    """A session stays where that costs hardly more, whatever the rank."""
+    r = router(40, "cost")
+    for i in range(60):
+        route, _ = rows(r, 3000, session=f"s{i % 20}")
+        assert route.options is not None
+        (only,) = route.options.rows(1)
+        assert only["instance"] == route.decode.name
+        r.finish(route, 0.0)

@@ -67,6 +67,17 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: object) -> N
     assert drops == [1]
 
 
+def test_a_record_that_is_no_json_is_dropped_alone(tmp_path: Path) -> None:
+    drops: list[int] = []
+    log = RequestLog(tmp_path / "log", lambda: drops.append(1))
+    for name in ("a", "\ud800", "b"):
+        log.write(RequestRecord(request_id="r", session_id=name))
+    log.close()
+    lines = (tmp_path / "log").read_bytes().splitlines()
+    assert [orjson.loads(line)["session_id"] for line in lines] == ["a", "b"]
+    assert len(drops) == 1
+
+
 def test_without_a_path_nothing_happens() -> None:
     drops: list[int] = []
     log = RequestLog(None, lambda: drops.append(1))
