@@ -33,8 +33,11 @@ ENGINE_ID_EVERY = 3
 """With so many probes the engine's id is asked again: a new one is another process."""
 _JSON = b"Content-Type: application/json\r\n"
 MEMORY_INTERVAL_S = 0.5
-GIVE_BACK_S = 5.0
-"""So long between two returns of free memory to the kernel: 0.1 ms, a few behind giant prompts."""
+GIVE_BACK_S, CALM_S = 5.0, 2.0
+"""So long between two returns of free memory to the kernel, and from a giant prompt to the next.
+
+They take 0.1 ms; behind a burst of such prompts ten and more, if not all in one go.
+"""
 FIRST_LOOK_S = 10.0
 _MEMORY_WORDS = {
     Level.NORMAL: "nothing is refused",
@@ -217,15 +220,18 @@ async def _lag(service: Service) -> None:
 async def _memory(service: Service) -> None:
     """Measure now and then; give back what a burst or a giant prompt has left, first of all.
 
-    Not while such prompts come one after the other and there is room: each would have to get again
+    Not while such prompts keep coming and there is room: each would have to get again
     what the one before it had, page by page.
     """
     state, loop = service.memory, asyncio.get_running_loop()
-    gave_s, giants = -GIVE_BACK_S, service.giants
+    gave_s = giant_s = -GIVE_BACK_S
+    giants = service.giants
     while True:
         before = state.level
         level = state.observe(await asyncio.to_thread(resident_bytes))
-        is_calm, giants = service.giants == giants, service.giants
+        if service.giants != giants:
+            giants, giant_s = service.giants, loop.time()
+        is_calm = loop.time() - giant_s >= CALM_S
         if (is_calm or level is not Level.NORMAL) and loop.time() - gave_s >= GIVE_BACK_S:
             gave_s = loop.time()
             await asyncio.to_thread(give_back)

@@ -36,6 +36,19 @@ give_back()
 print(once - start, twice - once, resident_bytes() - start)
 """
 
+END = """
+from proxy.memory import resident_bytes
+from proxy.tuning import give_back, keep_big_blocks
+
+keep_big_blocks()
+start = resident_bytes()
+bodies = [b"x" * (1 << 20) for _ in range(100)]
+bodies.clear()
+kept = resident_bytes()
+give_back()
+print(kept - start, resident_bytes() - start)
+"""
+
 GIANT = """
 from resource import RUSAGE_SELF, getrusage
 import orjson
@@ -72,4 +85,14 @@ def test_big_blocks_are_used_again_by_any_thread_and_given_back_when_asked() -> 
     once, more, left = (int(word) / (1 << 20) for word in run.stdout.split())
     assert once > 20, "a process that frees them keeps them"
     assert more < 8, "the next burst needs little more, though it is another thread's"
+    assert left < 8
+
+
+@pytest.mark.skipif(not is_glibc, reason="the allocator is glibc's")
+def test_what_is_free_at_the_end_of_the_heap_goes_in_steps_and_wholly() -> None:
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", END], capture_output=True, text=True, check=True
+    )
+    kept, left = (int(word) / (1 << 20) for word in run.stdout.split())
+    assert kept > 90
     assert left < 8
