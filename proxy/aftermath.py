@@ -8,6 +8,7 @@ on the instances. All of it ends with the group, which ends with the proxy.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -18,6 +19,7 @@ from proxy.errors import UpstreamFailure
 
 GRACE_S = 0.8
 """An idle engine takes a leg in within 50 ms; no connection outlives its client by a second."""
+_log = logging.getLogger(__name__)
 MOST = 1024
 """Legs under way; beyond it one is run by its request, and cut with it."""
 
@@ -47,6 +49,7 @@ class _Kept(Generic[T]):
         self.leg = leg
         self.results: list[T] = []
         self.failure: UpstreamFailure | None = None
+        self.defect: Exception | None = None
         self.alarm: Alarm | None = None
         self.is_left = self._is_settled = False
 
@@ -55,6 +58,8 @@ class _Kept(Generic[T]):
             self.results.append(await self.leg.run())
         except UpstreamFailure as failure:
             self.failure = failure.again()
+        except Exception as error:  # noqa: BLE001 - a defect is its request's, not the group's
+            self.defect = error
 
     def settle(self) -> None:
         """Over, and nobody waits for it."""
@@ -63,6 +68,8 @@ class _Kept(Generic[T]):
         if self.is_left and not self._is_settled:
             self._is_settled = True
             self.leg.unwanted(self.results.pop() if self.results else None)
+            if self.defect is not None:
+                _log.error("a leg failed that its request had left", exc_info=self.defect)
 
 
 class Aftermath:
@@ -113,6 +120,8 @@ class Aftermath:
             else:
                 task.cancel()
             raise
+        if kept.defect is not None:
+            raise kept.defect
         if kept.failure is not None:
             raise kept.failure.again()
         if not kept.results:

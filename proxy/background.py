@@ -21,6 +21,7 @@ from proxy.judge import look_at
 from proxy.memory import resident_bytes
 from proxy.scrape import parse
 from proxy.service import Service
+from proxy.throttle import Throttle
 from proxy.tuning import give_back
 from proxy.upstream import LIST_BYTES, Upstream, model_cards
 
@@ -78,10 +79,15 @@ async def _every(interval_s: float, service: Service, job: Job, is_due: IsDue = 
     An instance that is slow to answer holds up nobody else's: it is left out while its job runs.
     """
     running: set[Upstream] = set()
+    throttle = Throttle()
 
     async def run_one(upstream: Upstream) -> None:
         try:
             await job(service, upstream)
+        except Exception:  # noqa: BLE001 - whatever one says, it ends neither looks nor the proxy
+            name, now_s = upstream.instance.name, asyncio.get_running_loop().time()
+            if throttle.turn(name, now_s) is not None:
+                _log.exception("instance %s: a look at it failed", name)
         finally:
             running.discard(upstream)
 

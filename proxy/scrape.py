@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+MOST = 1 << 53
+"""No count and no time is larger; beyond it a float is no whole number any more."""
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _CONFIG = ("vllm:cache_config_info",)
 _SOURCES = ("vllm:prompt_tokens_by_source_total",)
@@ -45,7 +46,7 @@ class EngineStats:
 
 def parse(exposition: bytes) -> EngineStats:
     """Read an engine's metrics; what is no metric, or cannot be its value, is ignored."""
-    samples = [s for s in _samples(exposition) if 0 <= s.value < inf]
+    samples = [s for s in _samples(exposition) if 0 <= s.value < MOST]
     used = [s.value for s in samples if s.name in _USAGE and s.value <= 1]
     total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG]
     sources = {s.labels.get("source"): 0.0 for s in samples if s.name in _SOURCES}
@@ -57,7 +58,7 @@ def parse(exposition: bytes) -> EngineStats:
     known = [tokens for tokens in total if tokens]
     return EngineStats(
         kv_used_ratio=max(used, default=None),
-        kv_total_tokens=sum(known) if known else None,
+        kv_total_tokens=_whole(sum(known)) if known else None,
         requests_running=_whole(_sum(samples, _RUNNING)),
         requests_waiting=_whole(_sum(samples, _WAITING)),
         hit_ratio=_ratio(_sum(samples, _HITS), _sum(samples, _QUERIES)),
@@ -87,7 +88,7 @@ def _ratio(part: float | None, whole: float | None) -> float | None:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return None if value is None or value >= MOST else int(value)
 
 
 def _kv_tokens(labels: dict[str, str]) -> int | None:
@@ -99,4 +100,4 @@ def _kv_tokens(labels: dict[str, str]) -> int | None:
             tokens = int(float(labels["num_gpu_blocks"]) * float(labels["block_size"]))
     except (KeyError, ValueError, OverflowError):
         return None
-    return tokens if tokens >= 0 else None
+    return tokens if 0 <= tokens < MOST else None

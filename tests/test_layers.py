@@ -115,7 +115,7 @@ ALLOWED: dict[str, set[str]] = {
     "proxy.succession": {"proxy.heritage", "proxy.plain"},
     "proxy.departure": SHELL | {"proxy.service", "proxy.listening"},
     "proxy.supervisor": set(),
-    "proxy.background": SHELL | {"proxy.service", "proxy.memory", "proxy.tuning"},
+    "proxy.background": SHELL | {"proxy.service", "proxy.memory", "proxy.throttle", "proxy.tuning"},
     "proxy.admin": REQUEST | {"proxy.allow", "proxy.operators"},
     "proxy.thresholds": SHELL | {"proxy.service", "proxy.operators"},
     "proxy.refusals": LEAF | {"proxy.throttle"},

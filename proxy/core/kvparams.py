@@ -37,7 +37,7 @@ def wrong_params(
 def _wrong_place(params: Mapping[str, object], p: Instance) -> str | None:
     hosts = {urlsplit(p.url).hostname, urlsplit(p.bootstrap_url or p.url).hostname, *_LOCAL}
     host, port = params.get("remote_host"), params.get("remote_port")
-    if host is not None and host not in hosts:
+    if host is not None and (not isinstance(host, str) or host not in hosts):
         return "another host"
     if port is not None and (type(port) is not int or port not in PORTS):
         return "no port"

@@ -50,6 +50,8 @@ def deep(levels: int) -> dict[str, Any]:
         GOOD | {"remote_engine_id": 7},
         GOOD | {"transfer_id": "other"},
         GOOD | {"remote_host": "169.254.169.254"},
+        GOOD | {"remote_host": ["10.0.0.1"]},
+        GOOD | {"remote_host": {}},
         GOOD | {"remote_port": 70000},
         GOOD | {"remote_port": True},
         GOOD | {"remote_bootstrap_addr": "http://10.0.0.2:8998"},

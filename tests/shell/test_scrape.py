@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.scrape import EngineStats, parse
+from proxy.service import Service
+from tests.shell.harness import chat, proxied, until
 
 NEW = b"""# HELP vllm:kv_cache_usage_perc KV-cache usage.
 # TYPE vllm:kv_cache_usage_perc gauge
@@ -58,3 +63,37 @@ def test_nothing_is_unknown_not_zero() -> None:
 @given(st.binary(max_size=300), st.integers(0, len(NEW)))
 def test_garbage_never_raises(noise: bytes, at: int) -> None:
     assert isinstance(parse(NEW[:at] + noise + NEW[at:]), EngineStats)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b'vllm:num_requests_running{engine="%d"} 1e308\n',
+        b'vllm:num_requests_running{engine="%d"} 9e15\n',
+        b'vllm:num_requests_running{engine="%d"} 1e15\n' * 9,
+        b'vllm:cache_config_info{engine="%d",kv_cache_size_tokens="1e308"} 1\n',
+        b'vllm:cache_config_info{engine="%d",kv_cache_size_tokens="9e15"} 1\n',
+        b'vllm:cache_config_info{engine="%d",num_gpu_blocks="1e300",block_size="9"} 1\n',
+    ],
+)
+def test_what_is_too_large_is_not_known(lines: bytes) -> None:
+    """Their sum neither: it would be no number that JSON has."""
+    assert parse(lines.replace(b"%d", b"0") + lines.replace(b"%d", b"1")) == EngineStats()
+
+
+async def test_a_look_that_fails_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = 0
+
+    def fails(*args: object) -> None:
+        nonlocal looks
+        looks += 1
+        raise OverflowError("too much")
+
+    monkeypatch.setattr(Service, "observe_stats", fails)
+    async with proxied(tmp_path, 1, scrape_interval=0.01) as (proxy, _):
+        await until(lambda: looks > 2, "looked at again and again")
+        assert (await proxy.post(chat("x"))).status == 200
+    lines = [r for r in caplog.records if "a look at it failed" in r.getMessage()]
+    assert len(lines) == 1, "once per while"

@@ -1,0 +1,55 @@
+"""Legs that outlive their requests: a defect in one is its request's, and ends nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from proxy.aftermath import Aftermath, Leg
+
+
+@asynccontextmanager
+async def running() -> AsyncIterator[Aftermath]:
+    aftermath = Aftermath()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(aftermath.run())
+        await asyncio.sleep(0)
+        yield aftermath
+        assert not task.done()
+        task.cancel()
+
+
+def leg(go_on: asyncio.Event, seen: list[str | None]) -> Leg[str]:
+    async def run() -> str:
+        await go_on.wait()
+        raise TypeError("unhashable")
+
+    return Leg(run, lambda: True, seen.append)
+
+
+async def test_a_defect_is_its_requests() -> None:
+    go_on = asyncio.Event()
+    go_on.set()
+    async with running() as aftermath:
+        with pytest.raises(TypeError, match="unhashable"):
+            await aftermath.keep(leg(go_on, []))
+        assert aftermath.live == 0
+
+
+async def test_that_of_one_that_was_left_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    go_on, seen = asyncio.Event(), list[str | None]()
+    async with running() as aftermath:
+        request = asyncio.create_task(aftermath.keep(leg(go_on, seen)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        request.cancel()
+        await asyncio.wait({request})
+        go_on.set()
+        async with asyncio.timeout(10):
+            while aftermath.live:
+                await asyncio.sleep(0)
+        assert seen == [None]
+        assert [r.exc_info is not None for r in caplog.records] == [True]
