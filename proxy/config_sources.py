@@ -140,11 +140,20 @@ def _load_toml(path: str, path_origin: str) -> dict[str, Any]:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"config = {path!r} ({path_origin}): cannot read it: {reason}") from error
+    except RecursionError as error:
+        raise ConfigError(f"config = {path!r} ({path_origin}): nested too deep") from error
     except ValueError as error:  # bad TOML (its text has the line), bad UTF-8, NUL in the path
         raise ConfigError(f"config = {path!r} ({path_origin}): not valid TOML: {error}") from error
 
 
 def _file_text(key: str, value: object, path: str) -> str | list[str]:
+    try:
+        return _plain_text(key, value, path)
+    except (RecursionError, ValueError) as error:  # nested, or an integer of thousands of digits
+        raise ConfigError(f"{key} (file {path}): too long or too deep to be read") from error
+
+
+def _plain_text(key: str, value: object, path: str) -> str | list[str]:
     if isinstance(value, dict):
         raise ConfigError(
             f"{key} = {value!r} (file {path}): a table, but options are single values"

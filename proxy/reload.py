@@ -101,7 +101,7 @@ class Reloader:
         try:
             ready = await asyncio.to_thread(self._prepare)
             change = self._checked(ready.settings)
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             _log.error("config not reloaded (%s), the old one stays: %s", why, error)
             result = "refused"
         else:
@@ -157,7 +157,11 @@ class Reloader:
             self._switch(new, change)
         service.ways.change(ready.for_instances, bearer(new.instance_api_key))
         if ready.for_clients is not None:
-            await self._exchange(ready.for_clients)
+            try:
+                await self._exchange(ready.for_clients)
+            except OSError as error:
+                _log.error("config reloaded (%s), but for the listeners' TLS: %s", why, error)
+                return "refused"
         if not changed and ready.for_clients is None and ready.for_instances is None:
             _log.info("config read again (%s): nothing has changed", why)
             return "unchanged"

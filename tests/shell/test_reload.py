@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,8 @@ BAD = {
     "TLS from nothing": "GOOD\ntls_cert = '/nonexistent.pem'\n",
     "no key in the file": "GOOD\napi_key = '@/nonexistent'\n",
     "another address": "OTHER",
+    "nested too deep": "GOOD\nmodel = " + "[" * 3000 + "]" * 3000 + "\n",
+    "an integer of 6,000 digits": "GOOD\nport = 0x" + "f" * 5000 + "\n",
 }
 
 
@@ -226,3 +230,25 @@ async def test_signals_in_any_number_end_nothing(tmp_path: Path) -> None:
             process.child.send_signal(signal.SIGTERM)
             assert await process.child.wait() == 0
         assert not any("Traceback" in line for line in process.lines)
+
+
+async def test_listeners_that_cannot_be_exchanged_end_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when no descriptor is left."""
+    async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
+        async with from_file(tmp_path, addresses(fleet)) as (proxy, _):
+            reloader = proxy.server.reloader
+
+            async def fails(context: ssl.SSLContext) -> None:
+                raise OSError(24, "Too many open files")
+
+            ready = replace(
+                await asyncio.to_thread(reloader._prepare),
+                for_clients=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+            )
+            reloader._exchange = fails
+            reloader._prepare = lambda: ready  # type: ignore[method-assign]
+            assert await reloader.reload("test") == "refused"
+            assert "Too many open files" in caplog.text
+            assert (await proxy.post(chat("x"))).status == 200
