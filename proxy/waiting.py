@@ -29,6 +29,7 @@ _BY_NAME = {priority.name.lower(): priority for priority in Priority}
 TRIALS, TRIAL_S = 4, 0.1
 """After an engine's own "busy" so many are let in, twice as many that much later, and so on until
 it says so again: it alone knows what it can take, and says it only to who has been sent."""
+_FULL = Reject(RejectReason.QUEUE_FULL, 1)
 _HARDLY_LATER_S = 0.001
 """A report is too old just after its time, not at it."""
 
@@ -73,7 +74,7 @@ class WaitingRoom:
         self.queue = WaitQueue(limits, weights)
         self._router, self._clock, self._metrics = router, clock, metrics
         self._promises = Promises()
-        self._reject = Reject(RejectReason.QUEUE_FULL, 1)
+        self._rejects: dict[str, Reject] = {}
         self._is_closed = False
         self._is_woken = False
         self._batch, self._trials, self._trials_until_s = TRIALS, 0, 0.0
@@ -85,7 +86,7 @@ class WaitingRoom:
         """Like the router's, but behind those who wait for the same model already."""
         if self.queue.has(facts.model):
             self._wake()
-            return self._reject
+            return self._why(facts.model)
         return self._router.admit(facts, self._clock.now_s())
 
     def refusal(self, reject: Reject, tokens: int) -> Reject:
@@ -117,7 +118,7 @@ class WaitingRoom:
             return self.refusal(replace(reject, reason=offer.refused), tokens)
         if isinstance(offer.displaced, Turn):
             self._refuse(offer.displaced, RejectReason.QUEUE_FULL)
-        self._reject, self._batch = reject, TRIALS
+        self._note(model, reject)
         self._router.call_when_freed(self._wake)
         self._set_timer()
         return turn
@@ -159,7 +160,7 @@ class WaitingRoom:
 
     def _refuse(self, turn: Turn, reason: RejectReason) -> None:
         self.queue.leave(turn)
-        turn.settle(self.refusal(replace(self._reject, reason=reason), turn.tokens))
+        turn.settle(self.refusal(replace(self._why(turn.model), reason=reason), turn.tokens))
 
     def look_again(self) -> None:
         """Somebody may be free, and nothing that is watched tells of it."""
@@ -179,8 +180,9 @@ class WaitingRoom:
         now_s = self._clock.now_s()
         while (entry := self.queue.next(blocked, now_s)) is not None:
             assert isinstance(entry, Turn)
-            if not self._may_try(now_s):
-                break
+            if not self._may_try(entry.model, now_s):
+                blocked.add(entry.model)
+                continue
             answer = self._router.admit(entry.facts, now_s)
             if isinstance(answer, Route):
                 self._trials -= 1
@@ -190,14 +192,25 @@ class WaitingRoom:
                 self.queue.leave(entry)
                 entry.settle(answer)
             else:
-                self._reject, self._batch = answer, TRIALS
+                self._note(entry.model, answer)
                 blocked.add(entry.model)
         self._set_timer()
         self._rest()
 
-    def _may_try(self, now_s: float) -> bool:
+    def _why(self, model: str) -> Reject:
+        """Why this model's next one waits."""
+        return self._rejects.get(model, _FULL)
+
+    def _note(self, model: str, reject: Reject) -> None:
+        """That it was said; where it is only repeated to one who came behind it, nothing is new."""
+        if reject is not self._why(model):
+            if len(self._rejects) > 2 * len(self.queue):
+                self._rejects = {m: r for m, r in self._rejects.items() if self.queue.has(m)}
+            self._rejects[model], self._batch = reject, TRIALS
+
+    def _may_try(self, model: str, now_s: float) -> bool:
         """Whether one more may be let in now, where an engine's own word was the last."""
-        if self._reject.reason is not RejectReason.UPSTREAM_BUSY:
+        if self._why(model).reason is not RejectReason.UPSTREAM_BUSY:
             return True
         if now_s >= self._trials_until_s:
             self._trials, self._trials_until_s = self._batch, now_s + TRIAL_S
@@ -221,6 +234,7 @@ class WaitingRoom:
     def _rest(self) -> None:
         """With nobody here, nothing is to be watched."""
         if not len(self.queue):
+            self._rejects.clear()
             self._router.call_when_freed(None)
             if self._timer is not None:
                 self._timer.cancel()

@@ -301,3 +301,41 @@ async def test_after_an_engines_own_word_a_few_at_a_time(metrics: Metrics) -> No
     room.close()
     assert not len(room.queue)
     assert router.ledger.on_freed is None
+
+
+async def test_who_comes_behind_the_waiting_holds_nobody_up(metrics: Metrics) -> None:
+    """What is repeated to a newcomer is not the engine's word anew, nor another model's."""
+    now_s = 100.0
+    clock = Clock()
+    clock.now_s = lambda: now_s
+    router = Router(RouterConfig(prefill_throughput=20_000))
+    for name, models in (("i", ["m"]), ("j", ["n"])):
+        router.add(Instance(name, f"http://{name}"))
+        router.fleet.observe_models(name, models)
+    room = WaitingRoom(router, clock, metrics, QueueLimits(640, 100_000, 10.0), {})
+
+    def waits(model: str) -> bool:
+        facts = RequestFacts(model, None, 100, [], 1.0)
+        busy = room.admit(facts)
+        return isinstance(busy, Reject) and isinstance(
+            room.enter(facts, busy, Priority.NORMAL, 10), Turn
+        )
+
+    router.gate.mark_busy("i", now_s + 1.0)
+    assert all(waits("m") for _ in range(50 * TRIALS))
+    router.gate.mark_busy("j", now_s + 0.5)
+    assert waits("n")
+    now_s += 0.6
+    room.look_again()
+    await asyncio.sleep(0)
+    assert not room.queue.has("n"), "its own engine is free"
+    now_s += 0.5
+    left = []
+    for _ in range(4):
+        room.look_again()
+        await asyncio.sleep(0)
+        assert all(waits("m") for _ in range(TRIALS))
+        left.append(len(room.queue))
+        now_s += TRIAL_S
+    assert left == [50 * TRIALS, 49 * TRIALS, 46 * TRIALS, 39 * TRIALS]
+    room.close()
