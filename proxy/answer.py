@@ -234,12 +234,14 @@ class Reply:
         return self._connection.tap(self)
 
     def pause(self) -> None:
-        """Read no more from the instance."""
-        self._connection.pause()
+        """Read no more from the instance, whose connection is another's once this is over."""
+        if not self.is_over:
+            self._connection.pause()
 
     def resume(self) -> None:
         """Read on."""
-        self._connection.resume()
+        if not self.is_over:
+            self._connection.resume()
 
     def fail(self, failure: UpstreamFailure) -> None:
         """The answer ends before its end."""

@@ -211,10 +211,10 @@ class IdleLimit(Limit):
             self._due_s = now_s + self._beat_s
             self._beat()
 
-    def shorten(self, seconds: float) -> None:
-        """From now on silence may last no longer than this."""
-        self.seconds = min(self.seconds, seconds)
-        self._when_s = min(self._when_s, self._loop.time() + self.seconds)
+    def change(self, seconds: float) -> None:
+        """From now on silence may last so long."""
+        self.seconds = seconds
+        self._when_s = self._loop.time() + seconds
         if self.seconds < FAR_S and self in self._running:
             self._running.discard(self)
             self._running = self._keeper.near

@@ -145,6 +145,7 @@ class Relay:
         "_frames",
         "_framing",
         "_held",
+        "_is_ending",
         "_is_named",
         "_is_stream",
         "_limit",
@@ -191,7 +192,7 @@ class Relay:
         self._on_mark = on_mark
         self._held = bytearray()
         self._limit: IdleLimit | None = None
-        self.is_paused = self.is_ended = False
+        self.is_paused = self.is_ended = self._is_ending = False
 
     def begin(self) -> None:
         """Write the head, and what is already there of the body."""
@@ -289,10 +290,16 @@ class Relay:
             self.is_ended = True
         elif len(held) > EVENT_BYTES:
             raise FramingError(f"an event of more than {EVENT_BYTES} bytes")
-        if self._is_named and self._limit is not None and names_the_end(body):
-            self._limit.shorten(GRACE_S)  # [DONE] may follow
+        if self._is_named and names_the_end(body):
+            self._hurry_up()
         self._frames = self._always_frames or bool(held)
         return body
+
+    def _hurry_up(self) -> None:
+        """Its last event is there, [DONE] may follow: its instance has a moment to end it."""
+        self._is_ending = True
+        if self._limit is not None and not self.is_paused:
+            self._limit.change(min(self._limit.seconds, GRACE_S))
 
     def _drop(self, wire: bytes) -> None:
         """What comes after the end is nobody's."""
@@ -361,17 +368,15 @@ class Relay:
         return self.is_paused or not (self.is_ended or self.reply.is_over)
 
     async def _run(self, idle_limit_s: float, heartbeat_s: float) -> None:
-        if self._is_stream and self.scanner.is_done:
-            idle_limit_s = min(idle_limit_s, GRACE_S)
-        limit = IdleLimit(idle_limit_s, self._progress, heartbeat_s, self._beat)
+        self._is_ending |= self._is_stream and self.scanner.is_done
+        start_s = min(idle_limit_s, GRACE_S) if self._is_ending else idle_limit_s
+        limit = IdleLimit(start_s, self._progress, heartbeat_s, self._beat)
         self._limit = limit
         try:
             with limit:
                 while self._is_moving:
                     if self.is_paused:
-                        await self.response.taken()
-                        self.is_paused = False
-                        self.reply.resume()
+                        await self._taken(limit, idle_limit_s)
                     else:
                         await self.reply.moved()
         except TimeoutError as error:
@@ -388,9 +393,20 @@ class Relay:
         finally:
             self._limit = None  # a cycle that only the collector would end
 
+    async def _taken(self, limit: IdleLimit, idle_limit_s: float) -> None:
+        """Wait for the client, which has its own time also where the instance's is nearly over."""
+        if self._is_ending:
+            limit.change(idle_limit_s)
+        await self.response.taken()
+        self.is_paused = False
+        if self._is_ending:
+            limit.change(min(idle_limit_s, GRACE_S))
+        self.reply.resume()
+
     def _end_late(self) -> None:
         """The stream's last event has long passed; its instance does not end the answer."""
         self.is_ended = True
+        self.scanner.is_smooth = False  # else the tap would pass on what comes now
         if self._wraps and not self.transport.is_closing():
             self._write(LAST_CHUNK)
         self.reply.sink = self._drop

@@ -102,8 +102,8 @@ class Streaming:
     def _on_mark(self) -> int:
         """A piece passes: note the first token, charge what came since the last time."""
         record, scanner, route = self._record, self._scanner, self._route
-        if not record.stream:
-            return sys.maxsize
+        if not record.stream or self._relay is None or not self._relay.reply.is_stream:
+            return sys.maxsize  # it came in one piece, and was accounted for so
         if record.t_first_token is None:
             if not scanner.has_content:
                 return 0

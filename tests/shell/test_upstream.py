@@ -377,6 +377,31 @@ async def test_a_long_body_arrives_whole(more: int, is_slow: bool) -> None:
         assert len(upstream._pool._open) == 1
 
 
+async def test_an_answer_that_is_over_pauses_nobodys_connection() -> None:
+    """Its client may take it slowly: the connection has been free since, or is another's."""
+    long = plain(b"x" * 100_000)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(2)
+                writer.write(long)
+
+    async with serving(serve) as upstream:
+        with Limit(10.0):
+            reply = await upstream.send("POST", "/v1/x", b"", b"{}")
+            while await reply.more():
+                pass
+            reply.pause()
+            assert await ask(upstream) == (200, b"x" * 100_000)
+            (connection,) = upstream._pool._open
+            connection.pause()
+            reply.resume()
+            assert connection._is_paused
+            connection.resume()
+
+
 async def test_of_a_body_that_is_given_up_nothing_more_is_sent() -> None:
     """Hung up on amid its body: the instance reads an end, not the rest."""
     read: list[int] = []
