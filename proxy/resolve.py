@@ -91,16 +91,17 @@ class Resolver:
         known = self._known.get(host)
         if known is None:
             return await self._ask(host, port, None)
-        if now_s - known.asked_s < TTL_S:
+        if known.addresses and now_s - known.asked_s < TTL_S:
             return known.addresses
         known.asked_s = now_s  # others go on with what is known while this one asks
         try:
             with Limit(ANSWER_S):
                 return await self._ask(host, port, known)
         except (UpstreamFailure, TimeoutError):
-            if now_s - known.good_s < GOOD_S:
+            if now_s - known.good_s >= GOOD_S:
+                known.addresses = ()  # whether it was this machine is not forgotten
+            if known.addresses:
                 return known.addresses
-            self._known.pop(host, None)
             raise UpstreamFailure(FailureKind.CONNECT, "its name has no address") from None
 
     async def _ask(self, host: str, port: int, known: _Known | None) -> tuple[str, ...]:
