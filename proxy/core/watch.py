@@ -59,6 +59,8 @@ class Watch:
         if was_gone and not member.health.is_gone:
             self._renew(member)
         if not was_seen:
+            if change is not None:
+                self._tell()  # it returns from nowhere, so it need not start slowly
             return change
         return self._changed(member, change)
 
@@ -93,6 +95,7 @@ class Watch:
             member.health.renew(now_s)
             member.health.back_s = now_s
             self._fleet.returned(name)
+            self._tell()
 
     def observe_start(self, name: str, start_s: float | None, now_s: float) -> bool:
         """When the instance's process says that it started, unix seconds; true: it is another."""
