@@ -76,7 +76,7 @@ def take(service: Service, file: BinaryIO) -> None:
         for model, ratio in lines[0]["bytes_per_token"].items():
             service.estimator.adopt(str(model), float(ratio))
         kept = {line["instance"] for line in lines[1:] if _take_instance(service, line)}
-        for line in lines[1:]:
+        for line in reversed(lines[1:]):  # the longest idle are in the first
             rows = [tuple(row) for row in line.get("sessions", ()) if row[1] in kept]
             router.sessions.adopt(rows)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -19,8 +19,9 @@ START_RATIO = 0.1
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An instance in the fleet. `incarnation` counts its processes; `models` is None until asked.
+    """An instance in the fleet. `models` is None until asked.
 
+    `incarnation` tells processes of one name apart, and counts them while it stays.
     `start_s`: when its process started, unix seconds, where its metrics tell. `credit`: placements
     that it may take part in while it starts slowly.
     """
@@ -40,7 +41,7 @@ class Fleet:
 
     def __init__(self, slow_start_s: float = 0.0) -> None:
         self._members: dict[str, Member] = {}
-        self._placements = 0
+        self._placements = self._next_incarnation = 0
         self._slow_start_s = slow_start_s
         self._starting: dict[str, Member] = {}
 
@@ -48,13 +49,14 @@ class Fleet:
         return len(self._members)
 
     def add(self, instance: Instance) -> None:
-        """Bring an instance in."""
-        self._starting.pop(instance.name, None)
-        self._members[instance.name] = Member(instance)
+        """Bring an instance in; under a name that was known it is another one."""
+        self.remove(instance.name)
+        self._members[instance.name] = Member(instance, incarnation=self._next_incarnation)
 
     def remove(self, name: str) -> None:
         """Take an instance out, if it is there."""
-        self._members.pop(name, None)
+        if (member := self._members.pop(name, None)) is not None:
+            self._next_incarnation = max(self._next_incarnation, member.incarnation + 1)
         self._starting.pop(name, None)
 
     def get(self, name: str) -> Member | None:

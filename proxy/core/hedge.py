@@ -69,12 +69,13 @@ class Hedges:
         if not self._may(route):
             return False
         parts, name, tokens = self._parts, route.decode.name, route.new_tokens
+        kept = [c for c in route.lease.charges if c.phase is not Phase.INBOUND]
+        route.lease.replace(kept)
         load = parts.ledger.load(name)
-        kv_wait_s = parts.gate.kv_wait_s(name, load, tokens, now_s)
+        kv_wait_s = parts.gate.kv_wait_s(name, load, route.prompt_tokens, now_s)
         route.hedge = parts.course.hedge(route, load, now_s, kv_wait_s)
         route.hedge.use = parts.uses.open(name, facts)
         self._live += 1
-        kept = [c for c in route.lease.charges if c.phase is not Phase.INBOUND]
         route.lease.replace((*kept, *parts.ledger.charge(name, Phase.PREFILL, tokens)))
         return True
 
@@ -97,14 +98,14 @@ class Hedges:
         inbound = self._parts.ledger.charge(name, Phase.INBOUND, route.prompt_tokens)
         route.lease.replace((*kept, *inbound))
 
-    def adopt(self, route: Route, now_s: float) -> bool:
+    def adopt(self, route: Route) -> bool:
         """P's leg is over, what D computes is the request's own; false without a hedge."""
         hedge, parts = route.hedge, self._parts
         if hedge is None:
             return False
         self._live -= 1
         route.hedge = None
-        parts.course.resume(route, hedge, now_s)
+        parts.course.resume(route, hedge)
         parts.uses.end(route)
         route.use = hedge.use
         name, tokens = route.decode.name, route.new_tokens

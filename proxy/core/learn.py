@@ -59,16 +59,17 @@ class Course:
         self.latency.begin(name, id(route.lease), work_s, now_s)
         return Hedge(now_s, work_s, max(wait_s, kv_wait_s) + work_s, new, kv_wait_s > wait_s)
 
-    def resume(self, route: Route, hedge: Hedge, now_s: float) -> None:
-        """P's leg is over: the hedge is now the attempt that counts, and has run for a while."""
+    def resume(self, route: Route, hedge: Hedge) -> None:
+        """P's leg is over: the hedge is now the attempt that counts; D's reservation goes on."""
         route.reserved_s, route.computes_tokens = hedge.started_s, hedge.computes_tokens
         route.predicted_prefill_s = hedge.predicted_prefill_s
         route.waited_for_room = hedge.waited_for_room
-        left_s = max(0.0, hedge.work_s - (now_s - hedge.started_s))
-        self.latency.begin(route.decode.name, id(route.lease), left_s, now_s)
 
     def release(self, route: Route, now_s: float) -> None:
-        """The prefill is over or given up; all that is learned is how late it was already."""
+        """The prefill is over or given up; all that is learned is how late it was already.
+
+        What D computes as a hedge goes on.
+        """
         is_handed = route.prefill is not None and route.handed_s is not None
         if not is_handed and route.first_token_s is None:
             elapsed_s = now_s - route.reserved_s
@@ -78,7 +79,7 @@ class Course:
         self._end(route, now_s)
 
     def _end(self, route: Route, now_s: float) -> None:
-        for instance in (route.prefill, route.decode):
+        for instance in (route.prefill, None if route.hedge is not None else route.decode):
             if instance is not None:
                 self.latency.end(instance.name, id(route.lease), now_s)
 

@@ -127,9 +127,11 @@ class Runs:
         run = self._runs[age]
         left = run[-count:]
         del run[-count:]
-        if not run:
-            del self._runs[age], self._first[left[0]]
         self.size -= len(left)
+        if not run:
+            del self._runs[age]
+            if self._first.get(left[0]) == age:  # where hashes collide, another run's
+                del self._first[left[0]]
         return left
 
 
@@ -396,8 +398,8 @@ class PrefixIndex:
             table.pop(instance, None)
         if (runs := self._runs.pop(instance, None)) is None:
             return
-        while runs.size:
-            self._evict(runs, runs.size)
+        while runs.size and self._evict(runs, runs.size):
+            pass
         self._everyone ^= runs.bit
         self._groups.clear()
         del self._names[runs.bit]
@@ -427,7 +429,10 @@ class PrefixIndex:
             if spared and self._spare(instance, runs):
                 spared -= 1
             else:
-                excess -= self._evict(runs, excess)
+                count = self._evict(runs, excess)
+                if not count:
+                    return
+                excess -= count
 
     def _evict(self, runs: Runs, count: int) -> int:
         """Evict up to so many blocks, of one run; how many that were."""

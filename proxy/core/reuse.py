@@ -80,21 +80,27 @@ class Reuse:
         self._prefixes = prefixes
         self._inflight = Inflight()
         self._learned: dict[str, float] = {}
-        self._sized: set[str] = set()
+        self._sized: dict[str, int] = {}
 
     def forget(self, instance: str) -> None:
         """An instance restarted or left."""
         self._prefixes.forget(instance)
         self._inflight.forget(instance)
         self._learned.pop(instance, None)
-        self._sized.discard(instance)
+        self._sized.pop(instance, None)
 
     def limit(self, instance: str, kv_tokens: int | None, facts: RequestFacts) -> None:
-        """The engine reports the size of its KV cache."""
+        """The engine reports the size of its KV cache.
+
+        What a block has in tokens is learned: as long as it hardly changes the limit stays, for
+        what a smaller one evicts does not come back.
+        """
         if kv_tokens and facts.block_tokens > 0:
-            self._sized.add(instance)
-            self._learned.pop(instance, None)
-            self._prefixes.limit(instance, int(kv_tokens / facts.block_tokens))
+            blocks, last = int(kv_tokens / facts.block_tokens), self._sized.get(instance)
+            if last is None or abs(blocks - last) > SLACK_RATIO * last:
+                self._sized[instance] = blocks
+                self._learned.pop(instance, None)
+                self._prefixes.limit(instance, blocks)
 
     def hits(self, facts: RequestFacts) -> dict[str, int]:
         """Leading blocks of the prompt that each instance has, or will once it has computed.

@@ -273,7 +273,7 @@ class Router:
         route.prefill = None
         if p is not None:
             self._let_go(p)
-        if not self.hedges.adopt(route, now_s):
+        if not self.hedges.adopt(route):
             self._charge_colocated(route, facts, now_s)
 
     def finish(self, route: Route, now_s: float, output_tokens: int | None = None) -> None:
@@ -395,9 +395,10 @@ class Router:
     def _charge_colocated(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
         self._uses.begin(route, name, facts)
+        route.lease.replace(())  # what an attempt before it was charged is not beside it
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
-            kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
+            kv_wait_s = self.gate.kv_wait_s(name, load, route.prompt_tokens, now_s)
             self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
 

@@ -78,10 +78,11 @@ class Sessions:
         return map(_row, list(self._homes.items()))
 
     def adopt(self, rows: Iterable[Row]) -> None:
-        """Take over rows of another table; they are older than anything here."""
-        for session_id, instance, turn, used_s in rows:
+        """Take over rows of another table, the longest idle first; older than anything here."""
+        for session_id, instance, turn, used_s in reversed(list(rows)):
             if session_id not in self._homes and len(self._homes) < self._max:
                 self._homes[session_id] = _Home(instance, turn, used_s)
+                self._homes.move_to_end(session_id, last=False)
                 self._per_instance[instance] += 1
 
     def forget(self, instance: str) -> None:

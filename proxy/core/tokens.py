@@ -224,8 +224,8 @@ class TokenEstimator:
         """
         model = _name(body.get("model"))
         prompt = prompt_bytes(body)
-        ids = _count_ids(body.get("prompt"))
-        tokens = ids or max(1, round(len(prompt) / self.bytes_per_token(model)))
+        ids, ratio = _count_ids(body.get("prompt")), self.bytes_per_token(model)
+        tokens = ids or max(1, round(len(prompt) / ratio))
         root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
         facts = RequestFacts(
             model=model,
@@ -233,7 +233,7 @@ class TokenEstimator:
             tenant=tenant or "",
             prompt_tokens=tokens,
             block_hashes=block_hashes(prompt, root),
-            block_tokens=tokens * BLOCK_BYTES / max(1, len(prompt)),
+            block_tokens=BLOCK_BYTES * (ids / max(1, len(prompt)) if ids else 1 / ratio),
             offloadable=is_offloadable(endpoint, body),
         )
         return facts, 0 if ids else len(prompt)

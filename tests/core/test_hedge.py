@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.gate import EngineKv
 from proxy.core.route import Route
 from proxy.core.router import Router, RouterConfig
 from proxy.core.types import Fallback, Instance, Load, Reason, RequestFacts, RouteClass
@@ -142,3 +143,38 @@ def test_not_once_p_has_answered_nor_on_a_dead_d() -> None:
         r.watch.probe_answered(route.decode.name, 0.0)
     r.prefill_done(route, FACTS, 1.0)
     assert not r.hedges.start(route, FACTS, 2.0)
+
+
+@pytest.mark.parametrize("why", [Fallback.P_LATE, Fallback.P_ERROR])
+def test_what_d_took_is_learned_from_when_it_began(why: Fallback) -> None:
+    """Not from when P was given up, which where D wins is a moment before its first token."""
+    r, work_s = router(hedge=True), 2.2
+    for i in range(60):
+        now_s = 100.0 * i
+        facts = other(i)
+        route = r.admit(facts, now_s)
+        assert isinstance(route, Route)
+        assert route.prefill is not None
+        assert r.hedges.start(route, facts, now_s + 1.0)
+        given_up_s = 0.0005 if why is Fallback.P_LATE else 0.4
+        r.fall_back(route, facts, why, now_s + 1.0 + work_s - given_up_s)
+        r.first_token(route, facts, now_s + 1.0 + work_s)
+        r.finish(route, now_s + 10.0)
+    for name in ("i0", "i1"):
+        assert r.latency.prefill_s(name, 20_000, 0, 0, 0) == pytest.approx(work_s, rel=0.15)
+
+
+@pytest.mark.parametrize("is_hedged", [False, True])
+def test_its_own_kv_is_not_in_its_way(is_hedged: bool) -> None:
+    """D expected the prompt from P: that it now computes it there needs no more room."""
+    r = router()
+    for i in range(2):
+        r.gate.observe_engine(f"i{i}", EngineKv(30_000, 0.0), 0.0)
+    route = offloaded(r)
+    if is_hedged:
+        assert r.hedges.start(route, FACTS, 0.0)
+    r.fall_back(route, FACTS, Fallback.P_REFUSED, 0.0)
+    assert not route.waited_for_room
+    assert route.predicted_prefill_s == r.latency.prefill_s(route.decode.name, 20_000, 0, 0, 0)
+    r.finish(route, 1.0)
+    assert at_rest(r)

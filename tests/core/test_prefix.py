@@ -171,6 +171,18 @@ def test_a_forgotten_instances_place_is_free_for_the_next() -> None:
     assert ix._everyone == 0b11
 
 
+def test_hashes_that_collide_end_nothing() -> None:
+    """They are no cryptographic ones, and ids are free to choose."""
+    index = PrefixIndex(1 << 20)
+    index.insert("a", [1, 1])
+    index.insert("a", [1])
+    index.insert("a", [2])
+    index.limit("a", 1)
+    assert index.blocks("a") <= 1
+    index.forget("a")
+    assert (index.blocks("a"), index.total_blocks) == (0, 0)
+
+
 def test_forgetting_one_never_seen_is_nothing() -> None:
     ix = index(a=[1])
     ix.forget("b")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from proxy.core.prefix import PrefixIndex
@@ -74,6 +76,17 @@ def test_the_size_that_an_engine_reports_stands() -> None:
     served(reuse, MINE, 0)
     assert index.capacity("a") == 100
     assert index.held("a", OLD.block_hashes) == 0
+
+
+def test_it_moves_only_where_that_is_more_than_noise() -> None:
+    """What a smaller one evicts does not come back."""
+    reuse, index = made()
+    reuse.limit("a", 100 * BLOCK, MINE)
+    seen = []
+    for tokens in (BLOCK * 1.09, BLOCK * 0.92, BLOCK * 1.2):
+        reuse.limit("a", 100 * BLOCK, replace(MINE, block_tokens=tokens))
+        seen.append(index.capacity("a"))
+    assert seen == [100, 100, 83]
 
 
 def test_a_learned_size_grows_with_hits_that_nobody_expected() -> None:

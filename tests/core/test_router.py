@@ -319,6 +319,29 @@ class TestRetry:
         assert member is not None
         assert member.incarnation == 1
 
+    def test_who_comes_under_the_name_of_one_that_was_removed_is_another(self) -> None:
+        r = router(1)
+        f = facts("s", 9000, range(9))
+        route = admitted(r, f)
+        for instance in (Instance("i0", "http://elsewhere"), Instance("i0", "http://again")):
+            r.remove("i0")
+            r.add(instance)
+        r.first_token(route, f, 0.0)
+        r.completed(route, f, 0.0)
+        r.finish(route, 1.0)
+        assert r.prefixes.blocks("i0") == 0, "what the old one computed"
+        assert r.ledger.drift() == 0
+
+    def test_who_waits_hears_of_one_that_is_there_or_is_another(self) -> None:
+        heard: list[str] = []
+        r = router(1)
+        r.watch.probe_failed("i0", "x", 0.0, is_refused=True)
+        r.call_when_freed(lambda: heard.append("freed"))
+        r.watch.probe_answered("i0", 1.0)
+        assert heard == ["freed"], "for the first time"
+        r.watch.restarted("i0", 2.0)
+        assert len(heard) > 1
+
     def test_a_slow_one_keeps_them(self) -> None:
         r = router(2)
         f = facts("s", 9000, range(9))

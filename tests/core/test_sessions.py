@@ -161,6 +161,19 @@ def test_asking_for_a_count_leaves_nothing_behind() -> None:
     assert not sessions._per_instance
 
 
+def test_rows_are_older_than_what_is_there_and_leave_first() -> None:
+    old, new = Sessions(10.0, 3), Sessions(10.0, 3)
+    for at, name in enumerate("ab"):
+        old.assign(name, "i", float(at))
+    new.assign("c", "i", 5.0)
+    new.adopt(old.rows())
+    assert [row[0] for row in new.rows()] == ["a", "b", "c"]
+    new.assign("d", "i", 6.0)
+    assert [row[0] for row in new.rows()] == ["b", "c", "d"]
+    assert new.home("b", 11.5) is None
+    assert new.home("c", 11.5) == "i"
+
+
 def test_rows_are_taken_over_behind_what_is_there() -> None:
     old, new = Sessions(10.0, 3), Sessions(10.0, 3)
     for at, name in enumerate("abcd"):
