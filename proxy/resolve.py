@@ -93,6 +93,8 @@ class Resolver:
             return await self._ask(host, port, None)
         if known.addresses and now_s - known.asked_s < TTL_S:
             return known.addresses
+        if not known.addresses:
+            return await self._ask(host, port, known)
         known.asked_s = now_s  # others go on with what is known while this one asks
         try:
             with Limit(ANSWER_S):
@@ -100,9 +102,8 @@ class Resolver:
         except (UpstreamFailure, TimeoutError):
             if now_s - known.good_s >= GOOD_S:
                 known.addresses = ()  # whether it was this machine is not forgotten
-            if known.addresses:
-                return known.addresses
-            raise UpstreamFailure(FailureKind.CONNECT, "its name has no address") from None
+                raise UpstreamFailure(FailureKind.CONNECT, "its name has no address") from None
+            return known.addresses
 
     async def _ask(self, host: str, port: int, known: _Known | None) -> tuple[str, ...]:
         try:

@@ -42,8 +42,10 @@ def acknowledge_late(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
 
 
-def has_news(sock: socket.socket) -> bool:
-    """Whether a read would find something now: bytes, an end, an error."""
+def has_news(sock: socket.socket | None) -> bool:
+    """Whether a read would find something now: bytes, an end, an error. None is one that broke."""
+    if sock is None:
+        return False
     look = select.poll()
     look.register(sock, select.POLLIN)
     return bool(look.poll(0))

@@ -60,6 +60,25 @@ class Turn(Entry):
             self.done.set_result(None)
 
 
+@dataclass(slots=True)
+class _Ramp:
+    """Why a model's next one waits, and how many of its may be tried now."""
+
+    reject: Reject
+    batch: int = TRIALS
+    trials: int = 0
+    until_s: float = 0.0
+
+    def may_try(self, now_s: float, most: int) -> bool:
+        """Whether one more may be let in now, where an engine's own word was the last."""
+        if self.reject.reason is not RejectReason.UPSTREAM_BUSY:
+            return True
+        if now_s >= self.until_s:
+            self.trials, self.until_s = self.batch, now_s + TRIAL_S
+            self.batch = min(2 * self.batch, most)
+        return self.trials > 0
+
+
 class WaitingRoom:
     """The queue, its wake-ups, and what a refused client is told."""
 
@@ -74,10 +93,9 @@ class WaitingRoom:
         self.queue = WaitQueue(limits, weights)
         self._router, self._clock, self._metrics = router, clock, metrics
         self._promises = Promises()
-        self._rejects: dict[str, Reject] = {}
+        self._ramps: dict[str, _Ramp] = {}
         self._is_closed = False
         self._is_woken = False
-        self._batch, self._trials, self._trials_until_s = TRIALS, 0, 0.0
         self._timer: asyncio.TimerHandle | None = None
         metrics.queued_requests.set_function(lambda: len(self.queue))
         metrics.queued_bytes.set_function(lambda: self.queue.bytes)
@@ -86,7 +104,7 @@ class WaitingRoom:
         """Like the router's, but behind those who wait for the same model already."""
         if self.queue.has(facts.model):
             self._wake()
-            return self._why(facts.model)
+            return self._ramp(facts.model).reject
         return self._router.admit(facts, self._clock.now_s())
 
     def refusal(self, reject: Reject, tokens: int) -> Reject:
@@ -160,7 +178,9 @@ class WaitingRoom:
 
     def _refuse(self, turn: Turn, reason: RejectReason) -> None:
         self.queue.leave(turn)
-        turn.settle(self.refusal(replace(self._why(turn.model), reason=reason), turn.tokens))
+        turn.settle(
+            self.refusal(replace(self._ramp(turn.model).reject, reason=reason), turn.tokens)
+        )
 
     def look_again(self) -> None:
         """Somebody may be free, and nothing that is watched tells of it."""
@@ -180,12 +200,13 @@ class WaitingRoom:
         now_s = self._clock.now_s()
         while (entry := self.queue.next(blocked, now_s)) is not None:
             assert isinstance(entry, Turn)
-            if not self._may_try(entry.model, now_s):
+            ramp = self._ramp(entry.model)
+            if not ramp.may_try(now_s, self.queue.limits.requests):
                 blocked.add(entry.model)
                 continue
             answer = self._router.admit(entry.facts, now_s)
             if isinstance(answer, Route):
-                self._trials -= 1
+                ramp.trials -= 1
                 self.queue.served(entry, now_s)
                 entry.settle(answer)
             elif answer.reason is RejectReason.NO_INSTANCE:
@@ -197,25 +218,18 @@ class WaitingRoom:
         self._set_timer()
         self._rest()
 
-    def _why(self, model: str) -> Reject:
-        """Why this model's next one waits."""
-        return self._rejects.get(model, _FULL)
+    def _ramp(self, model: str) -> _Ramp:
+        return self._ramps.get(model) or _Ramp(_FULL)
 
     def _note(self, model: str, reject: Reject) -> None:
-        """That it was said; where it is only repeated to one who came behind it, nothing is new."""
-        if reject is not self._why(model):
-            if len(self._rejects) > 2 * len(self.queue):
-                self._rejects = {m: r for m, r in self._rejects.items() if self.queue.has(m)}
-            self._rejects[model], self._batch = reject, TRIALS
-
-    def _may_try(self, model: str, now_s: float) -> bool:
-        """Whether one more may be let in now, where an engine's own word was the last."""
-        if self._why(model).reason is not RejectReason.UPSTREAM_BUSY:
-            return True
-        if now_s >= self._trials_until_s:
-            self._trials, self._trials_until_s = self._batch, now_s + TRIAL_S
-            self._batch = min(2 * self._batch, self.queue.limits.requests)
-        return self._trials > 0
+        """What was said to its next one; repeated to one who came behind it, it is nothing new."""
+        ramp = self._ramps.get(model)
+        if ramp is None:
+            if len(self._ramps) > 2 * len(self.queue):
+                self._ramps = {m: r for m, r in self._ramps.items() if self.queue.has(m)}
+            self._ramps[model] = _Ramp(reject)
+        elif reject is not ramp.reject:
+            ramp.reject, ramp.batch = reject, TRIALS
 
     def _set_timer(self) -> None:
         """For the next change that no event will tell of."""
@@ -223,8 +237,9 @@ class WaitingRoom:
             self._timer.cancel()
         now_s = self._clock.now_s()
         at_s = self._router.gate.next_change_s(now_s) if len(self.queue) else None
-        if len(self.queue) and now_s < self._trials_until_s and self._trials <= 0:
-            at_s = min(at_s or math.inf, self._trials_until_s)
+        spent = [r.until_s for r in self._ramps.values() if r.trials <= 0 and now_s < r.until_s]
+        if len(self.queue) and spent:
+            at_s = min(at_s or math.inf, *spent)
         if at_s is None:
             self._timer = None
             return
@@ -234,7 +249,7 @@ class WaitingRoom:
     def _rest(self) -> None:
         """With nobody here, nothing is to be watched."""
         if not len(self.queue):
-            self._rejects.clear()
+            self._ramps.clear()
             self._router.call_when_freed(None)
             if self._timer is not None:
                 self._timer.cancel()

@@ -72,7 +72,7 @@ class Hedges:
         kept = [c for c in route.lease.charges if c.phase is not Phase.INBOUND]
         route.lease.replace(kept)
         load = parts.ledger.load(name)
-        kv_wait_s = parts.gate.kv_wait_s(name, load, route.prompt_tokens, now_s)
+        kv_wait_s = parts.gate.kv_wait_s(name, load, tokens, now_s)
         route.hedge = parts.course.hedge(route, load, now_s, kv_wait_s)
         route.hedge.use = parts.uses.open(name, facts)
         self._live += 1

@@ -398,7 +398,7 @@ class Router:
         route.lease.replace(())  # what an attempt before it was charged is not beside it
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
-            kv_wait_s = self.gate.kv_wait_s(name, load, route.prompt_tokens, now_s)
+            kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
             self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
 

@@ -132,6 +132,22 @@ async def test_the_last_good_answer_is_kept_for_a_while(
     assert await resolver.addresses("a", 1) == ("10.0.0.4",)
 
 
+async def test_a_slow_name_server_is_waited_for_where_nothing_is_known_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("proxy.resolve.ANSWER_S", 0.05)
+    names = Names(a=["10.0.0.1"])
+    resolver = names.resolver()
+    await resolver.addresses("a", 1)
+    names.now_s, names.is_hanging = GOOD_S + TTL_S, True
+    with pytest.raises(UpstreamFailure, match="no address"):
+        await resolver.addresses("a", 1)
+    asked = asyncio.create_task(resolver.addresses("a", 1))
+    await asyncio.sleep(0.2)
+    assert not asked.done()
+    asked.cancel()
+
+
 async def test_a_name_that_was_let_in_stays_within_its_networks() -> None:
     names = Names(a=["10.0.0.1"], b=["10.1.0.1"], c=["10.0.0.1", "169.254.169.254"])
     resolver = names.resolver()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import socket
 import ssl
+import struct
 import subprocess
 import sys
 from asyncio.subprocess import PIPE
@@ -16,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from proxy import pool as pool_module
+from proxy import tcp
 from proxy.answer import Reply
 from proxy.core.types import FailureKind, Instance
 from proxy.deadline import Limit
@@ -477,9 +480,8 @@ async def test_probes_get_bodies_and_reasons() -> None:
         await Upstream(Instance("i", upstream.instance.url), 2.0).get("/health", 2.0)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
-async def test_tls_to_an_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over TLS with a known certificate; refused with an unknown one."""
+async def certified(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
+    """A certificate of its own for localhost, and a server's context with it."""
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
     make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
     make += ["-keyout", str(key), "-out", str(cert), "-subj", "/CN=localhost"]
@@ -487,6 +489,38 @@ async def test_tls_to_an_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     await asyncio.to_thread(subprocess.run, make, check=True, capture_output=True)
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(cert, key)
+    return cert, tls
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+async def test_a_reset_amid_a_long_body_over_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transport forgets its socket before it tells that it is lost."""
+    cert, tls = await certified(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1_500_000)
+        sock = writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    async with serving(serve, tls) as upstream:
+        for _ in range(10):
+            with pytest.raises(UpstreamFailure) as caught:
+                await ask(upstream, sent=bytes(8 << 20))
+            assert caught.value.kind is FailureKind.RESET
+    assert not errors
+    assert not tcp.has_news(None)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+async def test_tls_to_an_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over TLS with a known certificate; refused with an unknown one."""
+    cert, tls = await certified(tmp_path)
     peer = Peer([OK])
     async with serving(peer.serve, tls) as upstream:
         with pytest.raises(UpstreamFailure, match="TLS") as caught:

@@ -338,4 +338,13 @@ async def test_who_comes_behind_the_waiting_holds_nobody_up(metrics: Metrics) ->
         left.append(len(room.queue))
         now_s += TRIAL_S
     assert left == [50 * TRIALS, 49 * TRIALS, 46 * TRIALS, 39 * TRIALS]
+    # Another model's next one is refused again and again meanwhile, for a reason of its own.
+    router.gate.set("n", Thresholds(active_prefill_tokens_threshold=0))
+    assert waits("n")
+    for _ in range(9):
+        room.look_again()
+        await asyncio.sleep(0)
+        now_s += TRIAL_S
+    assert not room.queue.has("m")
+    assert room.queue.has("n")
     room.close()
