@@ -62,7 +62,7 @@ async def test_sigterm_lets_a_stream_finish(tmp_path: Path) -> None:
     async with SimFleet(1, speed=2.0) as fleet:
         instances = ("--instances", addresses(fleet)[0], "--request-log", str(tmp_path / "log"))
         async with running(*instances) as process, aiohttp.ClientSession(process.url) as http:
-            body = chat("x", max_tokens=500)
+            body = chat("x", max_tokens=250)
             async with http.post("/v1/chat/completions", json=body) as response:
                 first = await response.content.readany()
                 process.child.send_signal(signal.SIGTERM)

@@ -31,7 +31,7 @@ BODY = chat(words(2000))
 SESSION = {"X-Session-ID": "s"}
 
 
-def late(answer: bytes, after_s: float = 2.0) -> Script:
+def late(answer: bytes, after_s: float = 1.2) -> Script:
     """Later than twice the predicted quarter of a second."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -104,7 +104,7 @@ async def test_p_wins_after_all(tmp_path: Path) -> None:
 
 async def test_p_fails_while_d_computes(tmp_path: Path) -> None:
     """D goes on with what it has; it is not asked a second time."""
-    p, d = RawEngine(late(plain(b"{}", "500 Oops"))), RawEngine(late(ANSWER, 3.0))
+    p, d = RawEngine(late(plain(b"{}", "500 Oops"))), RawEngine(late(ANSWER, 1.8))
     async with pair(tmp_path, p, d) as proxy:
         assert (await proxy.post(BODY, headers=SESSION)).text == "fine"
         (record,) = await proxy.records(1)

@@ -139,7 +139,7 @@ async def test_a_slow_client_has_its_time_for_a_streams_end(
         async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             async with narrow(proxy) as (reader, writer):
                 writer.write(ask(path))
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(0.7)
                 async with asyncio.timeout(10):
                     answer = await reader.readuntil(b"\r\n\r\n") + await until_end(reader)
             assert answer.count(b"x" * 1000) == b"".join(pieces).count(b"x" * 1000)
