@@ -20,7 +20,7 @@ from replayer.virtual import LoadRules, load_source
 
 TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
 SOURCE = load_source(TRACE)
-SEEDS = tuple(range(6))
+SEEDS = tuple(range(4))
 RIVALS = ("session-sticky", "smetric", "llm-d-scorers", "cache-aware", "dynamo-isl-or-load")
 FITS, EXCEEDS = 1_000_000, 150_000
 RATE = 0.3
