@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from proxy.core.types import FailureKind
 from proxy.deadline import Alarm
-from proxy.errors import UpstreamFailure
+from proxy.errors import DEFECTS, UpstreamFailure
 
 GRACE_S = 0.8
 """An idle engine takes a leg in within 50 ms; no connection outlives its client by a second."""
@@ -58,7 +58,7 @@ class _Kept(Generic[T]):
             self.results.append(await self.leg.run())
         except UpstreamFailure as failure:
             self.failure = failure.again()
-        except Exception as error:  # noqa: BLE001 - a defect is its request's, not the group's
+        except DEFECTS as error:  # a defect is its request's, not the group's
             self.defect = error
 
     def settle(self) -> None:

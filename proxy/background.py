@@ -16,7 +16,7 @@ from proxy.core.health import FAULT_KINDS
 from proxy.core.types import FailureKind
 from proxy.core.watermark import Level
 from proxy.deadline import Limit
-from proxy.errors import UpstreamFailure
+from proxy.errors import DEFECTS, UpstreamFailure
 from proxy.judge import look_at
 from proxy.memory import resident_bytes
 from proxy.scrape import parse
@@ -84,7 +84,7 @@ async def _every(interval_s: float, service: Service, job: Job, is_due: IsDue = 
     async def run_one(upstream: Upstream) -> None:
         try:
             await job(service, upstream)
-        except Exception:  # noqa: BLE001 - whatever one says, it ends neither looks nor the proxy
+        except DEFECTS:  # whatever an instance says, it ends neither the looks nor the proxy
             name, now_s = upstream.instance.name, asyncio.get_running_loop().time()
             if throttle.turn(name, now_s) is not None:
                 _log.exception("instance %s: a look at it failed", name)

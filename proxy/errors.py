@@ -117,6 +117,10 @@ class UpstreamTimeoutError(ProxyError):
     outcome = Outcome.UPSTREAM_TIMEOUT
 
 
+DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What our own code raises over an engine's words that it did not expect."""
+
+
 class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not yet an error
     """One instance could not answer. With `status`, it answered so: the answer may be passed on.
 
