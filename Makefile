@@ -50,7 +50,7 @@ test-compiled: compiled
 compiled: .cache/compiled/.installed
 
 .cache/compiled/.installed: $(VENV)/.installed-dev setup.py \
-		$(wildcard proxy/*.py proxy/core/*.py proxy/core/connectors/*.py replayer/*.py analysis/*.py)
+		$(shell find proxy replayer analysis -name "*.py")
 	rm -rf build .cache/compiled
 	CACHE_PROXY_COMPILE=1 $(INSTALL) --no-deps --target .cache/compiled .
 	@touch $@

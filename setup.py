@@ -12,10 +12,22 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-INTERPRETED = frozenset({"__init__.py", "queue.py", "record.py", "slo.py", "turns.py"})
-"""record: orjson reads the fields of its dataclasses, and cannot read those of compiled ones.
+COMPILED = ("proxy/core",)
+INTERPRETED = frozenset(
+    {
+        "proxy/core/admission/queue.py",
+        "proxy/core/connectors/base.py",
+        "proxy/core/connectors/implicit.py",
+        "proxy/core/connectors/mooncake.py",
+        "proxy/core/connectors/nixl.py",
+        "proxy/core/latency/slo.py",
+        "proxy/core/record.py",
+    }
+)
+"""queue: the shell's entries inherit from its own, which compiled classes do not allow.
 slo: it goes to other processes as a part of a load's rules, and compiled ones cannot be pickled.
-queue, turns: the shell's entries inherit from theirs, which compiled classes do not allow."""
+connectors: tests and plug-ins inherit from them.
+record: orjson reads the fields of its dataclasses, and cannot read those of compiled ones."""
 WISH = os.environ.get("CACHE_PROXY_COMPILE", "")
 
 
@@ -30,7 +42,10 @@ def extensions() -> list[Extension]:
         if WISH == "1":
             raise
         return []
-    files = sorted(str(p) for p in Path("proxy/core").glob("*.py") if p.name not in INTERPRETED)
+    paths = [p for folder in COMPILED for p in Path(folder).rglob("*.py")]
+    files = sorted(
+        str(p) for p in paths if p.name != "__init__.py" and p.as_posix() not in INTERPRETED
+    )
     made = mypycify(
         ["--config-file=", "--ignore-missing-imports", *files], opt_level="2", debug_level="0"
     )

@@ -21,11 +21,13 @@ from analysis.check_fit import NAMES, Constants, Fit, fit, line
 from analysis.check_log import RunLog, Sample, read_run_log, samples_of
 from analysis.load import RunError
 from analysis.metrics import METRICS, in_target_time, percentile, spread
-from proxy.core.router import Router
+from proxy.core.routing.router import Router
 from replayer.sim_cost import IntakeCost
-from replayer.virtual import EngineOptions, VirtualOptions, VirtualRow, VirtualRun, simulate
+from replayer.sim_types import EngineOptions
+from replayer.virtual import simulate
 from replayer.virtual_legs import run_legs
 from replayer.virtual_recorded import Recorded, read_recorded
+from replayer.virtual_row import VirtualOptions, VirtualRow, VirtualRun
 
 PERCENTS = (50, 90)
 BOUND = ("ttft_s",)

@@ -15,20 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from analysis.rivals import RIVALS, Rival
-from proxy.core.decide import Decide, RouterConfig
-from proxy.core.router import Router
-from replayer.virtual import (
-    EngineOptions,
-    LoadRules,
-    Planned,
-    Slo,
-    Source,
-    VirtualOptions,
-    VirtualRow,
-    VirtualRun,
-    plan,
-    simulate,
-)
+from proxy.core.config import RouterConfig
+from proxy.core.latency.slo import Slo
+from proxy.core.placement.scene import Decide
+from proxy.core.routing.router import Router
+from replayer.sim_types import EngineOptions
+from replayer.virtual import simulate
+from replayer.virtual_load import Source
+from replayer.virtual_plan import LoadRules, Planned, plan
+from replayer.virtual_row import VirtualOptions, VirtualRow, VirtualRun
 
 WARM_UP_RATIO = 0.25
 PREFILL_THROUGHPUT = 20_000.0

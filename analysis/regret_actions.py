@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core.classify import Size
 from proxy.core.connectors import CONNECTORS
-from proxy.core.decide import Choice, Scene, peers, size_on
+from proxy.core.placement.scene import Choice, Scene, Size, peers, size_on
 from proxy.core.types import Candidate, Reason
 
 

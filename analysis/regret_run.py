@@ -20,9 +20,11 @@ from analysis.league_run import Fleet, figures, make_rule, setting
 from analysis.regret_fleet import BranchingFleet, Terms, objective_s
 from analysis.regret_probe import Decision, Mode, Probe
 from analysis.rivals import RIVALS
-from proxy.core.decide import by_rules
-from proxy.core.router import DECIDERS, Router
-from replayer.virtual import LoadRules, Planned, Source, VirtualRun, plan
+from proxy.core.placement.rules import by_rules
+from proxy.core.routing.router import DECIDERS, Router
+from replayer.virtual_load import Source
+from replayer.virtual_plan import LoadRules, Planned, plan
+from replayer.virtual_row import VirtualRun
 
 MODES = ("watch", "rollout", "placebo")
 

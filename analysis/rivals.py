@@ -34,7 +34,7 @@ from analysis.rivals_split import (
     dynamo_isl_or_load,
     llm_d_decider,
 )
-from proxy.core.decide import Decide
+from proxy.core.placement.scene import Decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def _ours(policy: str, source: str) -> Rival:
 
 
 RIVALS: dict[str, Rival] = {
-    "cost": _ours("cost", "this project: proxy/core/cost.py"),
+    "cost": _ours("cost", "this project: proxy/core/placement/cost.py"),
     "session-sticky": Rival(
         "the baseline: vllm-project/router sticky_least_loaded, everything computed at home",
         lambda _kv: Placed(sticky),

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from proxy.core.decide import Choice, Scene, size_on
-from proxy.core.route import Route
+from proxy.core.placement.scene import Choice, Scene, size_on
+from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Load, Reason, RequestFacts
 
 Place = Callable[[Scene], Candidate]

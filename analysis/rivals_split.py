@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.rivals_place import Place, least_requests, requests
-from proxy.core.decide import Choice, Scene, peers, size_on
-from proxy.core.route import Route
+from proxy.core.placement.scene import Choice, Scene, peers, size_on
+from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Reason, RequestFacts
 
 Decider = Callable[[Scene, Candidate, Candidate], bool]

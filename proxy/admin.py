@@ -12,10 +12,10 @@ from multidict import CIMultiDict
 
 from proxy import replies
 from proxy.allow import ForbiddenAddressError, check
-from proxy.config import InstanceSpec
-from proxy.core.gate import ANY_MODEL
-from proxy.core.latency import Times
-from proxy.core.router import NO_INSTANCE_RETRY_S
+from proxy.config_values import InstanceSpec
+from proxy.core.admission.gate import ANY_MODEL
+from proxy.core.latency.model import Times
+from proxy.core.routing.router import NO_INSTANCE_RETRY_S
 from proxy.core.tokens import bounded, of_tenant
 from proxy.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
 from proxy.operators import error_response, json_response, small_object, unavailable

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 import xxhash
 
-from proxy.core.health import FAULT_KINDS
+from proxy.core.admission.memory import Level
+from proxy.core.fleet.health import FAULT_KINDS
 from proxy.core.types import FailureKind
-from proxy.core.watermark import Level
 from proxy.deadline import Limit
 from proxy.errors import DEFECTS, UpstreamFailure
 from proxy.judge import look_at

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from proxy import __version__
-from proxy.core import router
+from proxy.core import types
 
 
 def is_compiled() -> bool:
     """Whether `proxy.core` runs as C (see setup.py); if not, its files are interpreted."""
-    return not router.__file__.endswith(".py")
+    return not types.__file__.endswith(".py")
 
 
 def described() -> str:

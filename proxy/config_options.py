@@ -22,7 +22,7 @@ from proxy.config_values import (
     instance_list,
     weight_list,
 )
-from proxy.core.options import MOST_KEPT
+from proxy.core.placement.alternatives import MOST_KEPT
 from proxy.keys import KEYS_FORM, SecretStr, checked_keys, is_loopback, long_enough, secret_text
 
 LISTENING = "Listening"

@@ -14,11 +14,12 @@ from multidict import CIMultiDict
 
 from proxy import intake, journal, replies, waiting
 from proxy.answer import Reply
-from proxy.core.connectors import Edits
+from proxy.core.admission.memory import Level
+from proxy.core.connectors.base import Edits
+from proxy.core.fleet.retries import MAX_RETRIES
+from proxy.core.kvcache.reuse import cached_ratio
 from proxy.core.record import RequestRecord
-from proxy.core.retry import MAX_RETRIES
-from proxy.core.reuse import cached_ratio
-from proxy.core.route import Route
+from proxy.core.routing.route import Route
 from proxy.core.types import (
     FailureKind,
     Outcome,
@@ -27,7 +28,6 @@ from proxy.core.types import (
     RequestFacts,
     RouteClass,
 )
-from proxy.core.watermark import Level
 from proxy.deadline import Limit
 from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.handover import DecodeHalf

@@ -16,8 +16,8 @@ import orjson
 
 from proxy.aftermath import Leg
 from proxy.answer import Reply
-from proxy.core.connectors import KV_PARAMS, Edits
-from proxy.core.route import Route
+from proxy.core.connectors.base import KV_PARAMS, Edits
+from proxy.core.routing.route import Route
 from proxy.core.types import Fallback, Instance
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure

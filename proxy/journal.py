@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from proxy.core.record import RequestRecord
-from proxy.core.route import Route
+from proxy.core.routing.route import Route
 from proxy.core.types import Outcome, RequestFacts
 
 MOST_TOKENS = 100_000_000

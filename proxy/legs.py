@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 
 from proxy.answer import HOLD_BYTES, Reply
-from proxy.core.connectors import KV_PARAMS, Connector, Edits, Transfer
-from proxy.core.kvparams import wrong_params
-from proxy.core.reuse import usage_ratio
+from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer
+from proxy.core.connectors.params import wrong_params
+from proxy.core.kvcache.reuse import usage_ratio
 from proxy.core.splice import splice
 from proxy.core.types import FailureKind, Fallback
 from proxy.deadline import Limit

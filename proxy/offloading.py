@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.answer import Reply
-from proxy.core.connectors import Edits
+from proxy.core.connectors.base import Edits
 from proxy.core.record import RequestRecord
-from proxy.core.route import Route
+from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback, RequestFacts
 from proxy.errors import UpstreamFailure
 from proxy.handover import PrefillHalf, release

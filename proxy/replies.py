@@ -6,8 +6,8 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy.core.retry import busy_s
-from proxy.core.shed import milliseconds
+from proxy.core.admission.retry_after import milliseconds
+from proxy.core.fleet.retries import busy_s
 from proxy.core.types import FailureKind, Reject, RejectReason
 from proxy.errors import (
     BadUpstreamError,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import orjson
 
-from proxy.core.options import MOST_KEPT, Options
+from proxy.core.placement.alternatives import MOST_KEPT, Options
 from proxy.core.record import RequestRecord
 from proxy.plain import printable_json
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from proxy.core.record import RequestRecord
-from proxy.core.retry import (
+from proxy.core.fleet.retries import (
     Next,
     after_failure,
     backoff_s,
@@ -15,7 +14,8 @@ from proxy.core.retry import (
     is_innocent,
     may_repeat,
 )
-from proxy.core.route import Route
+from proxy.core.record import RequestRecord
+from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts
 from proxy.errors import UpstreamFailure
 from proxy.service import Service

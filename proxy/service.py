@@ -16,17 +16,21 @@ from proxy import tls
 from proxy.access import Access, Grant, bearer
 from proxy.aftermath import Aftermath
 from proxy.clock import Clock
-from proxy.config import InstanceSpec, Settings
-from proxy.core.connectors import CONNECTORS, Connector
-from proxy.core.gate import EngineKv, Thresholds
-from proxy.core.queue import QueueLimits
+from proxy.config_options import Settings
+from proxy.config_values import InstanceSpec
+from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.admission.gate import Thresholds
+from proxy.core.admission.memory import Level, Watermark
+from proxy.core.admission.queue import QueueLimits
+from proxy.core.config import RouterConfig
+from proxy.core.connectors import CONNECTORS
+from proxy.core.connectors.base import Connector
+from proxy.core.fleet.retries import Budget
+from proxy.core.latency.slo import Slo
 from proxy.core.record import RequestRecord
-from proxy.core.retry import Budget
-from proxy.core.router import Router, RouterConfig
-from proxy.core.slo import Slo
+from proxy.core.routing.router import Router
 from proxy.core.tokens import TokenEstimator
 from proxy.core.types import FailureKind, Instance, RequestFacts
-from proxy.core.watermark import Level, Watermark
 from proxy.deadline import Limit
 from proxy.errors import UnauthorizedError, UpstreamFailure
 from proxy.memory import cgroup_limit

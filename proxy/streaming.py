@@ -10,7 +10,7 @@ from aiohttp import web
 from proxy import journal
 from proxy.answer import Reply
 from proxy.core.record import RequestRecord
-from proxy.core.route import Route
+from proxy.core.routing.route import Route
 from proxy.core.sse import Scanner
 from proxy.core.types import Outcome, RequestFacts
 from proxy.errors import UpstreamFailure

@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from proxy.core.gate import ANY_MODEL, THRESHOLD_FIELDS, Thresholds
+from proxy.core.admission.gate import ANY_MODEL, THRESHOLD_FIELDS, Thresholds
 from proxy.operators import BodyError, json_response, small_object
 from proxy.service import Service
 

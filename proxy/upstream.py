@@ -14,7 +14,7 @@ from typing import Protocol
 import orjson
 
 from proxy.answer import Reply
-from proxy.core.registry import EngineId
+from proxy.core.connectors.engine_id import EngineId
 from proxy.core.types import FailureKind, Instance
 from proxy.deadline import Limit
 from proxy.errors import UpstreamFailure

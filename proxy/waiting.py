@@ -14,11 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.clock import Clock
-from proxy.core.queue import QueueLimits, WaitQueue
-from proxy.core.route import Route
-from proxy.core.router import Router
-from proxy.core.shed import Promises
-from proxy.core.turns import Entry, Priority
+from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
+from proxy.core.admission.retry_after import Promises
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import Reject, RejectReason, RequestFacts
 from proxy.deadline import Limit
 from proxy.errors import DRAIN_RETRY_S

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core import limits
 from proxy.core.record import RequestRecord
-from proxy.core.route import Route
+from proxy.core.routing import time_limits
+from proxy.core.routing.route import Route
 from proxy.service import Service
 
 LEAST_S = 1.0
@@ -34,15 +34,15 @@ def for_first_event(
         return Wait("ttft", cap_s, cap_s)
     if offloaded:
         now_s, most_s = service.clock.now_s(), min(settings.transfer_timeout, cap_s)
-        seconds = limits.transfer_limit_s(latency, route, now_s, most_s)
+        seconds = time_limits.transfer_limit_s(latency, route, now_s, most_s)
         return Wait("transfer", seconds, seconds)
-    return Wait("ttft", limits.first_token_limit_s(latency, route, cap_s), cap_s)
+    return Wait("ttft", time_limits.first_token_limit_s(latency, route, cap_s), cap_s)
 
 
 def for_prefill(service: Service, route: Route) -> Wait:
     """The prefill leg's limit."""
     settings = service.settings
-    seconds = limits.prefill_limit_s(
+    seconds = time_limits.prefill_limit_s(
         service.router.latency, route, settings.ttft_timeout, settings.prefill_timeout
     )
     return Wait("prefill", seconds, seconds)
@@ -55,4 +55,4 @@ def for_silence(service: Service, route: Route) -> float:
     name = route.decode.name
     if router.fleet.get(name) is None:
         return cap_s
-    return limits.idle_limit_s(router.latency, route, router.ledger.load(name), now_s, cap_s)
+    return time_limits.idle_limit_s(router.latency, route, router.ledger.load(name), now_s, cap_s)

@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass
 
 from proxy.clock import Clock
-from proxy.core.health import Change
-from proxy.core.router import Router
+from proxy.core.fleet.health import Change
+from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind
 from proxy.errors import UpstreamFailure
 from proxy.upstream import Upstream

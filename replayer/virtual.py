@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from itertools import count
 
-from proxy.core.gate import EngineKv
-from proxy.core.router import Router
-from proxy.core.slo import Slo
+from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.latency.slo import Slo
+from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Reject
 from replayer.engine import Engine
 from replayer.replay_row import TraceError

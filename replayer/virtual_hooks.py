@@ -14,7 +14,7 @@ An object takes part by having any of four methods, which the driver calls in th
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from proxy.core.route import Route
+from proxy.core.routing.route import Route
 from proxy.core.types import RequestFacts
 from replayer.sim_types import SimRequest
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from proxy.core.route import Route
+from proxy.core.routing.route import Route
 from proxy.core.types import RequestFacts
 from replayer.sim_types import Job, RemoteKv, SimRequest
 from replayer.virtual_plan import Planned

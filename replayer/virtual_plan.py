@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from proxy.core.slo import Slo
+from proxy.core.latency.slo import Slo
 from replayer.virtual_load import Blocks, Source, Turn
 
 SALT_BITS = 40

@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
-from proxy.core.decide import RouterConfig
-from proxy.core.gate import Thresholds
+from proxy.core.admission.gate import Thresholds
+from proxy.core.config import RouterConfig
 from replayer.pace import PaceRules
 from replayer.replay_options import parse_options
 from replayer.replay_plan import ideal_hits, make_plan

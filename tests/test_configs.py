@@ -6,9 +6,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from proxy.config import Settings, default_toml, load, readme_table
+from proxy.config import default_toml, load, readme_table
+from proxy.config_options import Settings
+from proxy.core.config import RouterConfig
 from proxy.core.inbound import Refusal
-from proxy.core.router import Router, RouterConfig
+from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Outcome, Reason, RejectReason, RouteClass
 from proxy.metrics import FleetCollector, Metrics
 from proxy.scrape import EngineStats

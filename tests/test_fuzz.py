@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 
 from analysis.load import RunError, read_rows
 from analysis.proxylog import read_log
-from proxy.config import ConfigError, load
+from proxy.config import load
+from proxy.config_sources import ConfigError
 from proxy.config_values import InstanceSpec
-from proxy.core.connectors import finished_by_length
+from proxy.core.connectors.base import finished_by_length
+from proxy.core.fleet.retries import busy_s
 from proxy.core.framing import Chunked, FramingError, Length
+from proxy.core.kvcache.reuse import usage_ratio
 from proxy.core.record import RequestRecord
-from proxy.core.retry import busy_s
-from proxy.core.reuse import usage_ratio
 from proxy.core.sse import Scanner, end_of_stream, events_end, first_event, is_error_event
 from proxy.core.tokens import bounded
 from proxy.errors import UpstreamFailure

@@ -1,4 +1,4 @@
-"""Who is charged how many tokens, right now.
+"""Who is charged how many tokens, right now; and KV that broken hand-overs may still hold.
 
 A lease holds a tuple of charges. Every change of phase replaces that tuple: the old charges are
 taken back, the new ones made, in one step. Nothing else writes a counter, so the conservation law
@@ -8,10 +8,15 @@ without leases every counter is zero. Counters are never clamped, since a clamp 
 A charge points at the account it was made on. An instance that is removed takes its account along
 and gets a new one when it returns, so a lease from before releases into the old account, not
 into the counters of the new incarnation.
+
+Nobody can ask an engine what it has pinned. What a broken hand-over may have left behind
+(`Stranded`) counts against the instance's room for further ones until the engine's own timeout has
+let go of it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -179,3 +184,30 @@ class Ledger:
             + sum(abs(a - b) for a, b in zip(account.requests, shadow.requests, strict=True))
             for account, shadow in ((a, expected[n]) for n, a in self._accounts.items())
         )
+
+
+class Stranded:
+    """Tokens per instance, each entry for `hold_s` seconds."""
+
+    def __init__(self, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self._entries: dict[str, deque[tuple[float, int]]] = {}
+
+    def book(self, name: str, tokens: int, now_s: float) -> None:
+        """So many tokens may be pinned on an instance from now on."""
+        self._entries.setdefault(name, deque()).append((now_s + self._hold_s, tokens))
+
+    def on(self, name: str, now_s: float) -> tuple[int, int]:
+        """How many hand-overs, and their tokens, an instance may still hold."""
+        entries = self._entries.get(name)
+        if entries is None:
+            return 0, 0
+        while entries and entries[0][0] <= now_s:
+            entries.popleft()
+        if not entries:
+            del self._entries[name]
+        return len(entries), sum(tokens for _, tokens in entries)
+
+    def forget(self, name: str) -> None:
+        """Another process is there now, or nobody."""
+        self._entries.pop(name, None)

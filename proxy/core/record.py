@@ -7,23 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core.options import Options
-from proxy.core.types import Outcome, Reason, RouteClass
-
-
-@dataclass(frozen=True, slots=True)
-class Shadowed:
-    """What another policy would have done; only `policy` and `error` are set where it failed."""
-
-    policy: str
-    agrees: bool | None = None
-    """Whether D and P are the same."""
-    decode_instance: str | None = None
-    prefill_instance: str | None = None
-    route_class: RouteClass | None = None
-    reason: Reason | None = None
-    predicted_ttft_s: float | None = None
-    error: str | None = None
+from proxy.core.placement.alternatives import Options, Shadowed
+from proxy.core.types import Outcome
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,9 +21,13 @@ from analysis.regret_probe import Decision, Mode, Tried, held_out_ratio
 from analysis.regret_run import RegretTask, run_probed, run_regret, sample
 from analysis.regret_words import explain
 from analysis.rivals import RIVALS
-from proxy.core.decide import Choice, Decide, Scene, by_rules
-from proxy.core.router import DECIDERS, Router
-from replayer.virtual import LoadRules, Slo, VirtualRow, VirtualRun, load_source, plan
+from proxy.core.latency.slo import Slo
+from proxy.core.placement.rules import by_rules
+from proxy.core.placement.scene import Choice, Decide, Scene
+from proxy.core.routing.router import DECIDERS, Router
+from replayer.virtual_load import load_source
+from replayer.virtual_plan import LoadRules, plan
+from replayer.virtual_row import VirtualRow, VirtualRun
 
 TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
 SOURCE = load_source(TRACE)

@@ -26,10 +26,12 @@ from analysis.rivals_split import (
     dynamo_isl_or_load,
     llm_d_decider,
 )
-from proxy.core.decide import RouterConfig, Scene
-from proxy.core.latency import Latency
+from proxy.core.config import RouterConfig
+from proxy.core.latency.model import Latency
+from proxy.core.placement.scene import Scene
 from proxy.core.types import Candidate, Instance, Load, RequestFacts
-from replayer.virtual import Planned, Turn
+from replayer.virtual_load import Turn
+from replayer.virtual_plan import Planned
 
 BLOCK = 512
 CONFIG = RouterConfig(prefill_throughput=20_000)

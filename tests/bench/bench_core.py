@@ -23,10 +23,11 @@ from typing import Any, TypeVar
 import orjson
 from rich.console import Console
 
-from proxy.core.gate import EngineKv
+from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.config import RouterConfig
 from proxy.core.ledger import Phase
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.tokens import TokenEstimator, block_hashes, prompt_bytes
 from proxy.core.types import Instance, RequestFacts
 from tests.bench import bodies

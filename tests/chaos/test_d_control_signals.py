@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from proxy import resolve
-from proxy.core import frozen, gate, offload
-from proxy.core.gate import ANY_MODEL
+from proxy.core.admission import engine_reports, gate
+from proxy.core.admission.gate import ANY_MODEL
+from proxy.core.placement import rules
 from tests.chaos.client import Got
 from tests.chaos.invariants import holds, samples
 from tests.chaos.rig import SLOW_PROBES, Floor
@@ -106,10 +107,12 @@ async def test_f61_frozen_metrics(rig: Floor, monkeypatch: pytest.MonkeyPatch) -
         await until(lambda: r.metric("kv_cache_usage_ratio", upstream="i0") == 0.99, "reported")
         assert (await r.ask()).status == 503
         assert r.metric("engine_report_frozen", upstream="i0") == 0
-        monkeypatch.setattr(frozen, "IN_USE_S", 0.2)
+        monkeypatch.setattr(engine_reports, "IN_USE_S", 0.2)
         await until(lambda: r.metric("engine_report_frozen", upstream="i0") == 1, "flagged")
         assert is_fine(await r.ask()), "our own counters decide"
-        monkeypatch.setattr(frozen, "IN_USE_S", 60.0)  # once flagged, only a new report ends it
+        monkeypatch.setattr(
+            engine_reports, "IN_USE_S", 60.0
+        )  # once flagged, only a new report ends it
         assert r.metric("engine_report_frozen", upstream="i0") == 1
         engine.gets["/metrics"] = plain(CONFIG + USED % b"0.98")
         await until(lambda: r.metric("engine_report_frozen", upstream="i0") == 0, "it moves again")
@@ -135,13 +138,13 @@ async def test_f61_answers_that_no_report_shows(
 ) -> None:
     engine = Scripted()
     engine.gets["/metrics"] = plain(CONFIG + USED % b"0")
-    monkeypatch.setattr(frozen, "FROZEN_S", 0.1)
+    monkeypatch.setattr(engine_reports, "FROZEN_S", 0.1)
     async with rig([engine], **QUICK) as r:
         await until(lambda: r.metric("kv_cache_usage_ratio", upstream="i0") == 0, "reported")
         asked = len(r.links[0].asked)
         await until(lambda: len(r.links[0].asked) > asked + 4, "scraped a few times")
         assert r.metric("engine_report_frozen", upstream="i0") == 0, "an idle engine may rest"
-        assert all([is_fine(await r.ask()) for _ in range(frozen.ANSWERS)])
+        assert all([is_fine(await r.ask()) for _ in range(engine_reports.ANSWERS)])
         await until(lambda: r.metric("engine_report_frozen", upstream="i0") == 1, "flagged")
 
 
@@ -279,7 +282,7 @@ async def test_f68_a_policy_raises(
     def broken(*args: Any, **more: Any) -> Any:
         raise kind("a policy's bug")
 
-    monkeypatch.setitem(offload.POLICIES, "threshold", broken)
+    monkeypatch.setitem(rules.POLICIES, "threshold", broken)
     options: dict[str, Any] = {
         "offload_policy": "threshold",
         "heavy_threshold": 100,

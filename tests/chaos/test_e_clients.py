@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from proxy import tcp
-from proxy.core.sessions import Sessions
+from proxy.core.kvcache.sessions import Sessions
 from tests.chaos.client import Connection, Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core import health
+from proxy.core.fleet import health
 from tests.chaos import figures
 from tests.chaos.client import Got, connect, request
 from tests.chaos.command import command

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core.watermark import Level
+from proxy.core.admission.memory import Level
 from proxy.memory import resident_bytes
 from replayer.sim_fleet import SimFleet
 from tests.chaos.client import Connection, Got, connect, exchange, request

@@ -7,9 +7,10 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.queue import DrainRate
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
+from proxy.core.admission.queue import DrainRate
+from proxy.core.config import RouterConfig
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts
 
 DAYS_S = 1e9

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.classify import Size
+from proxy.core.config import RouterConfig
 from proxy.core.connectors import CONNECTORS
-from proxy.core.cost import MAX_WAIT_S, MISSED, Weights, by_cost
-from proxy.core.decide import Choice, RouterConfig, Scene, can_prefill
-from proxy.core.latency import RECENT_S, STEP_PRIOR_S, Latency
-from proxy.core.options import Priced
+from proxy.core.latency.model import RECENT_S, STEP_PRIOR_S, Latency
+from proxy.core.placement.alternatives import Priced
+from proxy.core.placement.cost import MAX_WAIT_S, MISSED, Weights, by_cost
+from proxy.core.placement.scene import Choice, Scene, Size, can_prefill
 from proxy.core.types import Candidate, Instance, Load, Reason, RequestFacts
 
 PROMPT = 40_000

@@ -12,9 +12,10 @@ import time
 
 import pytest
 
-from proxy.core.gate import EngineKv
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
+from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.config import RouterConfig
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts
 from tests.turns import slowness
 

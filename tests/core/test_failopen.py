@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from proxy.core import offload
-from proxy.core.decide import Choice, Decide, Scene
-from proxy.core.failopen import MISTAKES, failing_open
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
+from proxy.core.config import RouterConfig
+from proxy.core.placement import rules
+from proxy.core.placement.scene import Choice, Decide, Scene
+from proxy.core.placement.wrappers import MISTAKES, failing_open
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Reason, RequestFacts
 
 
@@ -26,7 +27,7 @@ def facts(session: str | None = None, tokens: int = 9000) -> RequestFacts:
 
 @pytest.fixture
 def router(monkeypatch: pytest.MonkeyPatch) -> Router:
-    monkeypatch.setitem(offload.POLICIES, "threshold", broken)
+    monkeypatch.setitem(rules.POLICIES, "threshold", broken)
     made = Router(RouterConfig(prefill_throughput=20_000, offload_policy="threshold"))
     for name in "abc":
         made.add(Instance(name, f"http://{name}", f"http://{name}:8998"))

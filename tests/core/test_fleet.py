@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.fleet import START_RATIO, Fleet, Member
-from proxy.core.health import FALL, FAULTS
+from proxy.core.fleet.health import FALL, FAULTS
+from proxy.core.fleet.members import START_RATIO, Fleet, Member
 from proxy.core.types import FailureKind, Instance
 
 MODELS: dict[str, set[str] | None] = {"a": {"m"}, "b": {"m", "n"}, "c": {"n"}, "new": None}

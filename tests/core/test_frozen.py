@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.frozen import ANSWERS, FROZEN_S, IN_USE_S, Reports
+from proxy.core.admission.engine_reports import ANSWERS, FROZEN_S, IN_USE_S, Reports
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.gate import (
-    ANY_MODEL,
+from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.admission.gate import ANY_MODEL, STALE_S, THRESHOLD_FIELDS, Gate, Thresholds
+from proxy.core.admission.retry_after import (
     RETRY_AFTER_MAX_S,
     RETRY_AFTER_MIN_S,
-    STALE_S,
-    THRESHOLD_FIELDS,
     UNKNOWN_DRAIN_S,
-    EngineKv,
-    Gate,
-    ReleaseRate,
-    Thresholds,
     retry_after_s,
 )
+from proxy.core.kvcache.room import ReleaseRate
 from proxy.core.types import Load, RejectReason
 
 BATCHED, TPS = 8192, 20_000.0

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.health import CALM_S, CONNECTS, FALL, FAULTS, OPEN_MAX_S, Change, Health, State
+from proxy.core.fleet.health import (
+    CALM_S,
+    CONNECTS,
+    FALL,
+    FAULTS,
+    OPEN_MAX_S,
+    Change,
+    Health,
+    State,
+)
 from proxy.core.types import FailureKind
 
 EVENTS = "pxrfcatT"

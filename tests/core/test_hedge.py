@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from proxy.core.gate import EngineKv
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
+from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.config import RouterConfig
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Load, Reason, RequestFacts, RouteClass
 
 FACTS = RequestFacts("m", "s", 20_000, list(range(20)), 1000.0)

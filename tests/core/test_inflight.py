@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.inflight import Inflight
+from proxy.core.kvcache.inflight import Inflight
 
 paths = st.lists(st.integers(0, 2), max_size=8)
 steps = st.lists(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.kvparams import DEPTH, NODES, wrong_params
+from proxy.core.connectors.params import DEPTH, NODES, wrong_params
 from proxy.core.types import Instance
 
 P = Instance("p", "http://10.0.0.1:8000", "http://10.0.0.1:8998")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.latency import STEP_PRIOR_S, Latency
-from proxy.core.line import CLIP, WINDOW, Line
+from proxy.core.latency.model import STEP_PRIOR_S, Latency
+from proxy.core.latency.regression import CLIP, WINDOW, Line
 
 PT = 20_000.0
 

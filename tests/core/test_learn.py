@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.latency import Latency
-from proxy.core.learn import Course
+from proxy.core.latency.model import Latency
+from proxy.core.latency.slo_pressure import Strain
 from proxy.core.ledger import Ledger
-from proxy.core.route import Route
-from proxy.core.strain import Strain
+from proxy.core.routing.lifecycle import Course
+from proxy.core.routing.route import Route
 from proxy.core.types import Instance, Load, Reason, RequestFacts, RouteClass
 
 D, P = Instance("d", "u"), Instance("p", "u", "b")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import limits
-from proxy.core.latency import Latency
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
+from proxy.core.config import RouterConfig
+from proxy.core.latency.model import Latency
+from proxy.core.routing import time_limits
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Load, RequestFacts
 
 CAP_S = 300.0
@@ -26,14 +27,19 @@ def placed(tokens: int) -> tuple[Router, Route]:
 
 def all_limits(latency: Latency, route: Route, load: Load, cap_s: float) -> list[float]:
     return [
-        limits.first_token_limit_s(latency, route, cap_s),
-        limits.prefill_limit_s(latency, route, cap_s, cap_s),
-        limits.transfer_limit_s(latency, route, 0.0, cap_s),
-        limits.idle_limit_s(latency, route, load, 0.0, cap_s),
+        time_limits.first_token_limit_s(latency, route, cap_s),
+        time_limits.prefill_limit_s(latency, route, cap_s, cap_s),
+        time_limits.transfer_limit_s(latency, route, 0.0, cap_s),
+        time_limits.idle_limit_s(latency, route, load, 0.0, cap_s),
     ]
 
 
-FIXED = [limits.FIRST_TOKEN_FIXED_S, limits.LEG_FIXED_S, limits.LEG_FIXED_S, limits.IDLE_FIXED_S]
+FIXED = [
+    time_limits.FIRST_TOKEN_FIXED_S,
+    time_limits.LEG_FIXED_S,
+    time_limits.LEG_FIXED_S,
+    time_limits.IDLE_FIXED_S,
+]
 
 
 @given(st.integers(1, 2_000_000), st.integers(0, 10_000_000), st.floats(0.05, 3600))
@@ -56,20 +62,23 @@ def test_more_to_do_is_never_less_time(a: int, b: int) -> None:
 
 def test_the_queue_and_how_wrong_predictions_were_count() -> None:
     router, route = placed(20_000)
-    alone_s = limits.first_token_limit_s(router.latency, route, CAP_S)
+    alone_s = time_limits.first_token_limit_s(router.latency, route, CAP_S)
     behind = router.admit(RequestFacts("m", "s", 20_000, (), 300.0), 0.0)
     assert isinstance(behind, Route)
-    assert limits.first_token_limit_s(router.latency, behind, CAP_S) > alone_s
+    assert time_limits.first_token_limit_s(router.latency, behind, CAP_S) > alone_s
     for _ in range(20):
         router.latency.observe_ready(route.decode.name, 1.0, 9.0)
-    assert limits.first_token_limit_s(router.latency, route, CAP_S) > 2 * alone_s
+    assert time_limits.first_token_limit_s(router.latency, route, CAP_S) > 2 * alone_s
 
 
 def test_what_was_given_up_for_being_late_makes_the_next_one_wait_longer() -> None:
     """And a place that was left is no longer occupied."""
     router, route = placed(20_000)
     router.fall_back(route, FACTS, Fallback.P_ERROR, 0.0)
-    first, before_s = route.decode.name, limits.first_token_limit_s(router.latency, route, CAP_S)
+    first, before_s = (
+        route.decode.name,
+        time_limits.first_token_limit_s(router.latency, route, CAP_S),
+    )
     for turn in range(20):
         again = router.retry(route, FACTS, 100.0 * turn + before_s)
         assert isinstance(again, Route)

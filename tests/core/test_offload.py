@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.offload import POLICIES, Question, should_offload
+from proxy.core.placement.rules import POLICIES, Question, should_offload
 from proxy.core.types import Candidate, Instance, Load, Reason
 
 HEAVY = 8192

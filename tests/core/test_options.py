@@ -8,9 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core.options import COLOCATIONS_KEPT, OFFLOADS_KEPT, Options, Priced
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
+from proxy.core.config import RouterConfig
+from proxy.core.placement.alternatives import COLOCATIONS_KEPT, OFFLOADS_KEPT, Options, Priced
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Load, RequestFacts
 
 

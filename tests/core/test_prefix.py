@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from proxy.core.prefix import BYTES_PER_BLOCK, Hold, PrefixIndex
+from proxy.core.kvcache.eviction_order import Hold
+from proxy.core.kvcache.prefix_index import BYTES_PER_BLOCK, PrefixIndex
 
 NAMES = ("a", "b", "c", "d")
 names = st.sampled_from(NAMES)

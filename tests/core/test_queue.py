@@ -11,8 +11,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from proxy.core.queue import CAUTION, DrainRate, QueueLimits, WaitQueue
-from proxy.core.turns import PATIENCE, Entry, Priority
+from proxy.core.admission.queue import (
+    CAUTION,
+    PATIENCE,
+    DrainRate,
+    Entry,
+    Priority,
+    QueueLimits,
+    WaitQueue,
+)
 from proxy.core.types import RejectReason
 
 HIGH, NORMAL, LOW = Priority

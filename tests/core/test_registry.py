@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.registry import BREAK_AFTER, KEEP_S, OPEN_MAX_S, OPEN_MIN_S, EngineId
+from proxy.core.connectors.engine_id import BREAK_AFTER, KEEP_S, OPEN_MAX_S, OPEN_MIN_S, EngineId
 
 
 def test_the_last_word_holds_for_a_while() -> None:

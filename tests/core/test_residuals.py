@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.residuals import FEW, PRIOR_RATIO, SHORT_S, WINDOW, Residuals
+from proxy.core.latency.regression import FEW, PRIOR_RATIO, RESIDUALS_WINDOW, SHORT_S, Residuals
 
-ratios = st.lists(st.floats(0.001, 1000.0), max_size=3 * WINDOW)
+ratios = st.lists(st.floats(0.001, 1000.0), max_size=3 * RESIDUALS_WINDOW)
 
 
 @given(ratios, st.floats(0.0, 1.0))
@@ -16,7 +16,7 @@ def test_the_quantile_is_that_of_the_last_window(given_ratios: list[float], q: f
     residuals = Residuals()
     for ratio in given_ratios:
         residuals.add(ratio)
-    kept = sorted(given_ratios[-WINDOW:])
+    kept = sorted(given_ratios[-RESIDUALS_WINDOW:])
     assert len(residuals) == len(kept)
     expected = kept[min(len(kept) - 1, int(q * len(kept)))] if len(kept) >= FEW else None
     assert residuals.quantile(q) == expected
@@ -34,7 +34,7 @@ def test_nothing_is_late_before_its_prediction(given_ratios: list[float], by_s: 
 
 def test_short_predictions_say_nothing_of_long_ones() -> None:
     residuals = Residuals()
-    for _ in range(WINDOW):
+    for _ in range(RESIDUALS_WINDOW):
         residuals.observe(SHORT_S / 10, 1.0)
     assert len(residuals) == 0
     assert residuals.bound_s(0.0, 0.95) == pytest.approx(PRIOR_RATIO * SHORT_S)

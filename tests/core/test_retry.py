@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.retry import (
+from proxy.core.fleet.retries import (
     BACKOFF_MAX_S,
     BACKOFF_MIN_S,
     BUDGET_MIN,

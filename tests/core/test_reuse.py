@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.prefix import PrefixIndex
-from proxy.core.reuse import JOIN_TOKENS, Reuse, Use, cached_ratio, usage_ratio
+from proxy.core.kvcache.prefix_index import PrefixIndex
+from proxy.core.kvcache.reuse import JOIN_TOKENS, Reuse, Use, cached_ratio, usage_ratio
 from proxy.core.types import RequestFacts
 
 BLOCK = 1000

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.gate import EngineKv, Thresholds
-from proxy.core.policy import SCORERS
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
+from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.admission.gate import Thresholds
+from proxy.core.config import RouterConfig
+from proxy.core.placement.rules import SCORERS
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import (
     Candidate,
     Fallback,

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from proxy.core.sessions import Sessions
+from proxy.core.kvcache.sessions import Sessions
 
 TTL_S, MAX = 10.0, 4
 INSTANCES = ("a", "b", "c")

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.decide import Choice, Scene
-from proxy.core.offload import POLICIES
-from proxy.core.route import Route
-from proxy.core.router import DECIDERS, Router, RouterConfig
-from proxy.core.shadow import Shadow
+from proxy.core.config import RouterConfig
+from proxy.core.placement.rules import POLICIES
+from proxy.core.placement.scene import Choice, Scene
+from proxy.core.placement.wrappers import Shadow
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import DECIDERS, Router
 from proxy.core.types import Fallback, Instance, Reject, RequestFacts
 
 NAMES = [*DECIDERS, *POLICIES]

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from proxy.core.queue import QueueLimits, WaitQueue
-from proxy.core.shed import Promises, milliseconds
-from proxy.core.turns import Entry, Priority
+from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
+from proxy.core.admission.retry_after import Promises, milliseconds
 from proxy.core.types import Reject, RejectReason
 
 BUSY = Reject(RejectReason.PREFILL_TOKENS, 1, 0.4, 1000.0)

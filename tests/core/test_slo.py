@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.slo import Slo
+from proxy.core.latency.slo import Slo
 
 
 @pytest.mark.parametrize(

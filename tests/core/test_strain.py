@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.strain import HIGHEST, LOWEST, MISS_RATIO, Strain
+from proxy.core.latency.slo_pressure import HIGHEST, LOWEST, MISS_RATIO, Strain
 
 TARGET_S = 0.05
 

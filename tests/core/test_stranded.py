@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
-from proxy.core.stranded import Stranded
+from proxy.core.config import RouterConfig
+from proxy.core.ledger import Stranded
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, RequestFacts
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.watermark import MARGIN, MARKS, Level, Watermark
+from proxy.core.admission.memory import MARGIN, MARKS, Level, Watermark
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy.core import limits
+from proxy.core.routing import time_limits
 from tests.real_vllm.engines.fleet import READY_S, Engine, Site, running
 from tests.real_vllm.rig import Pair
 
@@ -51,8 +51,8 @@ def figure(pytestconfig: pytest.Config) -> Callable[[str], None]:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """The proxy's limits presume engines that do not share two cores with it and everybody else."""
-    monkeypatch.setattr(limits, "LEG_FIXED_S", 30.0)
-    monkeypatch.setattr(limits, "FIRST_TOKEN_FIXED_S", 60.0)
+    monkeypatch.setattr(time_limits, "LEG_FIXED_S", 30.0)
+    monkeypatch.setattr(time_limits, "FIRST_TOKEN_FIXED_S", 60.0)
 
 
 @pytest.fixture(scope="session")

@@ -14,12 +14,13 @@ from random import Random
 
 import pytest
 
-from proxy.core.gate import EngineKv, Thresholds
-from proxy.core.queue import QueueLimits, WaitQueue
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
-from proxy.core.shed import Promises, milliseconds
-from proxy.core.turns import Entry, Priority
+from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.admission.gate import Thresholds
+from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
+from proxy.core.admission.retry_after import Promises, milliseconds
+from proxy.core.config import RouterConfig
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Reject, RejectReason, RequestFacts
 from replayer.engine import Engine
 from replayer.sim_types import EngineOptions, Finished, FirstToken, Job, SimRequest

@@ -20,9 +20,9 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.access import Access
-from proxy.config import Settings
-from proxy.core.route import Route
-from proxy.core.router import Router
+from proxy.config_options import Settings
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.tokens import TokenEstimator
 from proxy.core.types import Instance, RequestFacts
 from proxy.intake import _salted

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from proxy.core.decide import Choice, Scene, size_on
-from proxy.core.gate import Thresholds
-from proxy.core.router import Router, RouterConfig
+from proxy.core.admission.gate import Thresholds
+from proxy.core.config import RouterConfig
+from proxy.core.placement.scene import Choice, Scene, size_on
+from proxy.core.routing.router import Router
 from proxy.core.types import Reason
 from replayer.engine import Engine
 from replayer.sim_types import EngineOptions, FirstToken, Job

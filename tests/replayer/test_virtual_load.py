@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.slo import Slo
+from proxy.core.latency.slo import Slo
 from replayer.trace import TraceRequest
 from replayer.virtual_load import Source, as_source, chains
 from replayer.virtual_plan import LoadRules, Planned, plan

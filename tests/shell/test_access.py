@@ -14,9 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.access import Access, salt_of
-from proxy.config import ConfigError, Settings, load
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
+from proxy.config import load
+from proxy.config_options import Settings
+from proxy.config_sources import ConfigError
+from proxy.core.config import RouterConfig
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.tokens import TokenEstimator
 from proxy.core.types import Instance
 from proxy.keys import fingerprint, tenants_of

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from proxy import background
-from proxy.core import health
-from proxy.core.health import FAULTS, Health, State
+from proxy.core.fleet import health
+from proxy.core.fleet.health import FAULTS, Health, State
 from proxy.core.types import FailureKind
 from proxy.errors import UpstreamFailure
 from tests.shell.harness import (

@@ -8,21 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config import (
-    InstanceSpec,
-    Loaded,
-    Settings,
-    default_toml,
-    load,
-    print_config,
-    readme_table,
-)
+from proxy.config import Loaded, default_toml, load, print_config, readme_table
+from proxy.config_options import Settings
 from proxy.config_sources import flag_of
-from proxy.config_values import ByteSize
+from proxy.config_values import ByteSize, InstanceSpec
 from proxy.core.connectors import CONNECTORS
-from proxy.core.offload import POLICIES
-from proxy.core.policy import SCORERS
-from proxy.core.router import DECIDERS
+from proxy.core.placement.rules import POLICIES, SCORERS
+from proxy.core.routing.router import DECIDERS
 
 NEEDED = ["--instances", "a:1"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.core.health import Health
+from proxy.core.fleet.health import Health
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.answer import Reply
-from proxy.core.route import Route
+from proxy.core.routing.route import Route
 from proxy.handler import Exchange
 from proxy.relay import Relay, RelayResponse
 from tests.shell.harness import chat, proxied

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy import background
-from proxy.core.watermark import Level
+from proxy.core.admission.memory import Level
 from proxy.memory import cgroup_limit, resident_bytes
 from tests.shell.harness import chat, proxied, until, words
 

@@ -15,8 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.config import Settings, load
-from proxy.core.gate import ANY_MODEL
+from proxy.config import load
+from proxy.config_options import Settings
+from proxy.core.admission.gate import ANY_MODEL
 from proxy.reload import RELOADABLE
 from replayer.sim_fleet import SimFleet
 from tests.shell.harness import Proxy, addresses, chat, until

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from proxy import relay
-from proxy.core import limits
+from proxy.core.routing import time_limits
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,
@@ -328,7 +328,7 @@ async def test_a_late_instance_is_left_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scaled limit leads elsewhere; the last one that can be asked has all the time."""
-    monkeypatch.setattr(limits, "FIRST_TOKEN_FIXED_S", 0.2)
+    monkeypatch.setattr(time_limits, "FIRST_TOKEN_FIXED_S", 0.2)
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(1.0)

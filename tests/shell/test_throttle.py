@@ -9,7 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy.core.connectors import CONNECTORS, Transfer
+from proxy.core.connectors import CONNECTORS
+from proxy.core.connectors.base import Transfer
 from proxy.core.record import RequestRecord
 from proxy.core.types import FailureKind, Fallback, Instance
 from proxy.legs import _after_prefill

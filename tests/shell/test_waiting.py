@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from proxy.clock import Clock
-from proxy.core.gate import Thresholds
-from proxy.core.queue import QueueLimits
-from proxy.core.route import Route
-from proxy.core.router import Router, RouterConfig
-from proxy.core.turns import Priority
+from proxy.core.admission.gate import Thresholds
+from proxy.core.admission.queue import Priority, QueueLimits
+from proxy.core.config import RouterConfig
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Reject, RequestFacts
 from proxy.metrics import Metrics
 from proxy.waiting import TRIAL_S, TRIALS, Turn, WaitingRoom, priority_of

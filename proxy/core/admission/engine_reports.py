@@ -1,0 +1,60 @@
+"""What an engine reports of its KV cache, and whether its reports still follow what it does.
+
+A report that stays the same to the last byte, although the engine has given answers since, or
+although it says that its cache is in use, is frozen: every step of a running engine changes some
+counter. Such a report's load is ignored, and the proxy's own counters decide alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKv:
+    """KV cache as the engine reports it: size in tokens and the share in use, 0..1."""
+
+    total_tokens: int | None = None
+    used_ratio: float | None = None
+
+
+FROZEN_S, ANSWERS = 60.0, 8
+"""For so long it must stay the same, while so many answers are given: some may come in between a
+report's being made and read."""
+
+
+IN_USE_S = 600.0
+"""Or for so long, with the cache in use: what a broken hand-over has left pinned is for 480 s, and
+nothing else need move meanwhile."""
+
+
+class Reports:
+    """Of each instance: its last report that was new, when that was, and what it had answered."""
+
+    def __init__(self) -> None:
+        self._new: dict[str, tuple[int, float, int]] = {}
+        self.frozen: set[str] = set()
+
+    def observe(
+        self, instance: str, mark: int, now_s: float, *, answers: int, is_in_use: bool
+    ) -> bool:
+        """Take in a report; whether it is a frozen one.
+
+        `mark`: equal for equal reports. `answers`: given by the instance so far, never less than
+        before. `is_in_use`: its cache, by this report.
+        """
+        seen, since_s, before = self._new.get(instance, (None, now_s, answers))
+        if seen != mark:
+            self._new[instance] = mark, now_s, answers
+            self.frozen.discard(instance)
+            return False
+        same_s = now_s - since_s
+        has_worked = same_s >= FROZEN_S and answers - before >= ANSWERS
+        if has_worked or (is_in_use and same_s >= IN_USE_S):
+            self.frozen.add(instance)
+        return instance in self.frozen
+
+    def forget(self, instance: str) -> None:
+        """It restarted or left."""
+        self._new.pop(instance, None)
+        self.frozen.discard(instance)

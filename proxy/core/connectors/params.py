@@ -1,0 +1,71 @@
+"""What P's answer says of its KV, judged before D is told: it could make D fetch from anywhere.
+
+Of the connectors' own fields those that name somebody must name P: its engine, its transfer, its
+host. Sizes and shapes are bounded, so that no answer makes the decode leg's body a giant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from proxy.core.types import Instance
+
+NODES, DEPTH, TEXT_CHARS = 262_144, 6, 4096
+"""A prompt of a million tokens has 65,536 blocks of 16 in each group of layers."""
+
+
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
+
+
+PORTS = range(1, 65536)
+
+
+def wrong_params(
+    params: object, p: Instance, engine_id: str | None, transfer_id: str
+) -> str | None:
+    """Why D must not be given these `kv_transfer_params`; None where it may. None are fine."""
+    if params is None:
+        return None
+    if not isinstance(params, Mapping):
+        return "not an object"
+    if not _is_small(params):
+        return "too large or too deep"
+    for name, expected in (("remote_engine_id", engine_id), ("transfer_id", transfer_id)):
+        found = params.get(name)
+        if found is not None and (not isinstance(found, str) or expected not in (None, found)):
+            return f"another {name}"
+    return _wrong_place(params, p)
+
+
+def _wrong_place(params: Mapping[str, object], p: Instance) -> str | None:
+    hosts = {urlsplit(p.url).hostname, urlsplit(p.bootstrap_url or p.url).hostname, *_LOCAL}
+    host, port = params.get("remote_host"), params.get("remote_port")
+    if host is not None and (not isinstance(host, str) or host not in hosts):
+        return "another host"
+    if port is not None and (type(port) is not int or port not in PORTS):
+        return "no port"
+    address = params.get("remote_bootstrap_addr")
+    return "another bootstrap server" if address not in (None, p.bootstrap_url) else None
+
+
+def _is_small(params: Mapping[str, object]) -> bool:
+    """Within the bounds; looks at no more nodes than are allowed, and never recurses."""
+    left, level = NODES, [params]
+    layer: list[object] = list(level)
+    for _ in range(DEPTH):
+        below: list[object] = []
+        for node in layer:
+            if isinstance(node, str) and len(node) > TEXT_CHARS:
+                return False
+            if isinstance(node, Mapping):
+                below += [*node.keys(), *node.values()]
+            elif isinstance(node, list):
+                below += node
+            if len(below) > left:
+                return False
+        left -= len(below)
+        if not below:
+            return True
+        layer = below
+    return False

@@ -1,0 +1,1 @@
+"""Which instances may be chosen: members, health, events, retries."""

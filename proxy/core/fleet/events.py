@@ -1,0 +1,132 @@
+"""What is seen of the instances, and what follows for everything that was known of them.
+
+One event in, at most one `Change` out, which the caller logs and acts on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from proxy.core.fleet.health import FAULT_KINDS, Change
+from proxy.core.fleet.members import Fleet, Member
+from proxy.core.ledger import Ledger
+from proxy.core.types import FailureKind
+
+SAME_START_S = 1.0
+"""Starting times of one process differ by less."""
+
+
+class Watch:
+    """Over one fleet and its ledger.
+
+    `forget` drops all that was learned of an instance's cache; `changed` is called with every
+    instance that goes or comes.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        ledger: Ledger,
+        forget: Callable[[str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self._fleet = fleet
+        self._ledger = ledger
+        self._forget = forget
+        self._tell = changed
+
+    def probe_failed(
+        self, name: str, error: str, now_s: float, *, is_refused: bool = False
+    ) -> Change | None:
+        """A probe failed. Where nobody listens (`is_refused`) twice, all that it held is lost.
+
+        One that is merely slow keeps prefixes and homes for its return.
+        """
+        member = self._fleet.get(name)
+        if member is None:
+            return None
+        return self._changed(
+            member, member.health.probe_failed(error, now_s, is_refused=is_refused)
+        )
+
+    def probe_answered(self, name: str, now_s: float) -> Change | None:
+        """A probe succeeded."""
+        member = self._fleet.get(name)
+        if member is None:
+            return None
+        was_seen, was_gone = member.health.was_seen, member.health.is_gone
+        change = member.health.probe_answered(now_s)
+        if was_gone and not member.health.is_gone:
+            self._renew(member)
+        if not was_seen:
+            if change is not None:
+                self._tell()  # it returns from nowhere, so it need not start slowly
+            return change
+        return self._changed(member, change)
+
+    def failed(self, name: str, kind: FailureKind, error: str, now_s: float) -> Change | None:
+        """A client's request failed on the instance; once per request, whatever is repeated."""
+        member = self._fleet.get(name)
+        if member is None or kind not in FAULT_KINDS:
+            return None
+        return self._changed(member, member.health.failed(kind, error, now_s))
+
+    def answered(self, name: str) -> None:
+        """Traffic got an answer from the instance."""
+        if (member := self._fleet.get(name)) is not None:
+            member.health.answered()
+
+    def trial_ended(self, name: str, error: str | None, now_s: float) -> Change | None:
+        """The proxy's own request to an instance with an open breaker: `error`, or an answer."""
+        member = self._fleet.get(name)
+        if member is None:
+            return None
+        if error is not None:
+            member.health.trial_failed(error, now_s)
+            return None
+        return self._changed(member, member.health.trial_answered(now_s))
+
+    def restarted(self, name: str, now_s: float) -> None:
+        """Another process answers there: nothing that was known of the old one holds."""
+        member = self._fleet.get(name)
+        if member is not None and not member.health.is_gone:
+            self._forget(name)
+            self._renew(member)
+            member.health.renew(now_s)
+            member.health.back_s = now_s
+            self._fleet.returned(name)
+            self._tell()
+
+    def observe_start(self, name: str, start_s: float | None, now_s: float) -> bool:
+        """When the instance's process says that it started, unix seconds; true: it is another."""
+        member = self._fleet.get(name)
+        if member is None or start_s is None or member.health.is_gone:
+            return False  # what returns is another one in any case
+        known_s, member.start_s = member.start_s, max(start_s, member.start_s or start_s)
+        if known_s is None or start_s <= known_s + SAME_START_S:
+            return False
+        self.restarted(name, now_s)
+        member.start_s = start_s
+        return True
+
+    def lacks_model(self, name: str, model: str) -> bool:
+        """The instance denied a model; true when another one may serve it."""
+        member = self._fleet.get(name)
+        if member is not None and member.models is not None:
+            member.models -= {model}
+        return any(m.instance.name != name for m in self._fleet.believed(model))
+
+    def _changed(self, member: Member, change: Change | None) -> Change | None:
+        if change is Change.GONE:
+            self._forget(member.instance.name)
+        elif change is Change.BACK:
+            self._fleet.returned(member.instance.name)
+        if change is not None:
+            self._tell()
+        return change
+
+    def _renew(self, member: Member) -> None:
+        """Fresh counters; live leases go on against the detached account."""
+        member.incarnation += 1
+        member.start_s = None
+        self._ledger.add(member.instance.name)

@@ -1,0 +1,267 @@
+"""Is an instance fit to be chosen? A state machine per instance, fed by probes and by traffic.
+
+    healthy -> suspect   something failed since it last worked; it is still chosen
+    suspect -> ejected   probes: `FALL` in a row failed; or nobody listened `CONNECTS` times; or the
+                         breaker opened: `FAULTS` requests in a row failed within `WINDOW_S`
+    ejected -> probing   probes are answered again, or the breaker's time is over
+    probing -> healthy   `RISE` probes in a row were answered, and the breaker's trial as well
+
+The two causes are kept apart. A server that answers probes while its inference hangs stays out
+until a trial, a request of the proxy's own, is answered; one whose probes fail may still hold
+its KV. Only where nobody listens is it `is_gone`: what it held is lost, and what returns is a new
+incarnation.
+
+Busy answers and clients' errors are no failures; a caller counts an instance once per request of a
+client, so that no single one can open a breaker. Hysteresis: of three changes in a row the last is
+`CALM_S` after the first, so that a flapping probe moves nothing; only to be gone is never put off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from proxy.core.types import FailureKind
+
+FALL = 2
+
+
+RISE = 2
+
+
+CONNECTS = 3
+
+
+FAULTS = 5
+
+
+WINDOW_S = 10.0
+
+
+OPEN_S, OPEN_MAX_S = 5.0, 60.0
+"""A breaker is open for the first, twice as long each time it opens again, at most the second."""
+
+
+CALM_S = 10.0
+
+
+JITTER_RATIO = 0.2
+"""Probes of one interval are spread by this part of it to either side."""
+
+
+FAULT_KINDS = frozenset(
+    {
+        FailureKind.CONNECT,
+        FailureKind.RESET,
+        FailureKind.SERVER_ERROR,
+        FailureKind.TIMEOUT,
+        FailureKind.LATE,
+        FailureKind.MALFORMED,
+    }
+)
+"""What speaks against an instance: not that it is busy, nor what another one caused."""
+
+
+class State(StrEnum):
+    """What `breaker_state` shows, as its position here."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    EJECTED = "ejected"
+    PROBING = "probing"
+
+
+class Change(StrEnum):
+    """What an event did, where it did something that others must know."""
+
+    SILENT = "silent"
+    """It answers no probe, or not well."""
+    OPENED = "opened"
+    """Requests fail there; its probes say nothing of that."""
+    GONE = "gone"
+    """Nobody listens; it may have been ejected before."""
+    BACK = "back"
+
+
+@dataclass(slots=True)
+class Health:
+    """One instance. It counts as up until told otherwise; all times are the router's clock, in s.
+
+    `is_up`: not ejected; `is_gone`: nobody listens there; `was_seen`: it has answered once;
+    `back_s`: when it last returned.
+    """
+
+    is_up: bool = True
+    is_gone: bool = False
+    was_seen: bool = False
+    is_spotless: bool = True
+    """No failure since it last worked."""
+    last_error: str | None = None
+    back_s: float | None = None
+    next_probe_s: float = -math.inf
+    probes: int = 0
+    _failed: int = 0
+    _answered: int = 0
+    _connects: int = 0
+    _is_silent: bool = False
+    _faults: deque[float] = field(default_factory=lambda: deque(maxlen=FAULTS))
+    _open_until_s: float | None = None
+    _opened: int = 0
+    _changes: deque[float] = field(default_factory=lambda: deque(maxlen=2))
+
+    def state(self, now_s: float) -> State:
+        """One word."""
+        if self.is_up:
+            return State.HEALTHY if self.is_spotless else State.SUSPECT
+        is_rising = self._is_silent and self._answered > 0
+        is_due = self._open_until_s is not None and self._open_until_s <= now_s
+        return State.PROBING if is_rising or is_due else State.EJECTED
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the breaker is: requests failed here, and none has worked since."""
+        return self._open_until_s is not None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it does not answer probes."""
+        return self._is_silent
+
+    def probe_due(self, now_s: float) -> bool:
+        """Whether to probe now; where something has just begun to change, at the first chance."""
+        if self.is_up:
+            return not self.is_spotless or now_s >= self.next_probe_s
+        return (self._is_silent and self._answered > 0) or now_s >= self.next_probe_s
+
+    def probing(self, now_s: float, interval_s: float, u: float) -> None:
+        """A probe is sent; the next follows after the interval, spread by `u` in 0..1."""
+        self.probes += 1
+        self.next_probe_s = now_s + interval_s * (1.0 + JITTER_RATIO * (2.0 * u - 1.0))
+
+    def probe_failed(self, error: str, now_s: float, *, is_refused: bool = False) -> Change | None:
+        """A probe got no answer, or a bad one. `is_refused`: nobody listens."""
+        self.last_error, self.is_spotless = error, False
+        self._answered = 0
+        self._failed += 1
+        if is_refused and (self._failed >= FALL or not self.was_seen):
+            return self._go(now_s)
+        if not self.was_seen and self.is_up:
+            # Nothing says that it ever worked: to be used by nobody, whatever happens.
+            self._is_silent = self.is_gone = True
+            return self._leave(Change.SILENT, now_s)
+        if self._is_silent or self._failed < FALL or not self._is_calm(now_s):
+            return None
+        self._is_silent = True
+        return self._leave(Change.SILENT, now_s)
+
+    def probe_answered(self, now_s: float) -> Change | None:
+        """A probe succeeded."""
+        is_first, self.was_seen = not self.was_seen, True
+        self._failed = 0
+        self._answered += 1
+        if is_first and self.is_gone:
+            self._is_silent = self.is_gone = False
+            self._connects = 0
+            return self._return(now_s)
+        if not self._is_silent:
+            self._connects = 0
+            if self._faults and now_s - self._faults[-1] > WINDOW_S:
+                self._faults.clear()
+            self.is_spotless = self.is_up and not self._faults
+            return None
+        if self._answered < RISE or not self._is_calm(now_s):
+            return None
+        self._is_silent = False
+        if self.is_gone:
+            # Another process: what the old one did says nothing of it.
+            self.is_gone, self._open_until_s = False, None
+            self._connects = self._opened = 0
+            self._faults.clear()
+        return self._return(now_s) if self._open_until_s is None else None
+
+    def failed(self, kind: FailureKind, error: str, now_s: float) -> Change | None:
+        """A client's request failed here, in one of FAULT_KINDS."""
+        self.last_error, self.is_spotless = error, False
+        self._faults.append(now_s)
+        if kind is FailureKind.CONNECT:
+            self._connects += 1
+        elif kind is not FailureKind.RESET:  # of those that were on their way when it died
+            self._connects = 0
+        if self._connects >= CONNECTS and now_s - self._faults[-CONNECTS] <= WINDOW_S:
+            return self._go(now_s)
+        if not self.is_up or len(self._faults) < FAULTS or now_s - self._faults[0] > WINDOW_S:
+            return None
+        if not self._is_calm(now_s):
+            return None
+        self._open(now_s)
+        return self._leave(Change.OPENED, now_s)
+
+    def answered(self) -> None:
+        """A client's request got an answer, also one that says busy or tells the client's error.
+
+        An ejected one does not come back by that: its requests may be older than the trouble.
+        """
+        self.was_seen = True
+        if not self.is_spotless and self.is_up:
+            self._faults.clear()
+            self._connects = 0
+            self.is_spotless = not self._failed
+
+    def trial_due(self, now_s: float) -> bool:
+        """Whether the breaker's time is over, and it could come back now."""
+        open_until_s = self._open_until_s
+        is_over = open_until_s is not None and open_until_s <= now_s
+        return is_over and not self._is_silent and self._is_calm(now_s)
+
+    def trial_failed(self, error: str, now_s: float) -> None:
+        """The proxy's own request failed as well."""
+        self.last_error = error
+        if self._open_until_s is not None:
+            self._open(now_s)
+
+    def trial_answered(self, now_s: float) -> Change | None:
+        """The proxy's own request was answered."""
+        if not self.trial_due(now_s):
+            return None
+        self._open_until_s = None
+        return self._return(now_s)
+
+    def renew(self, now_s: float) -> None:
+        """Another process answers here: what the old one did says nothing of it."""
+        self._faults.clear()
+        self._connects = self._opened = 0
+        if self._open_until_s is not None:
+            self._open_until_s = now_s
+
+    def _open(self, now_s: float) -> None:
+        if self.back_s is not None and self.is_up and now_s - self.back_s > OPEN_MAX_S:
+            self._opened = 0
+        self._open_until_s = now_s + min(OPEN_MAX_S, OPEN_S * 2.0**self._opened)
+        self._opened = min(self._opened + 1, 10)
+
+    def _is_calm(self, now_s: float) -> bool:
+        return len(self._changes) < 2 or now_s - self._changes[0] >= CALM_S
+
+    def _go(self, now_s: float) -> Change | None:
+        if self.is_gone:
+            return None
+        self._is_silent = self.is_gone = True
+        self._answered = 0
+        if self.is_up:
+            self._leave(Change.GONE, now_s)
+        return Change.GONE
+
+    def _leave(self, why: Change, now_s: float) -> Change:
+        self.is_up = False
+        self._changes.append(now_s)
+        return why
+
+    def _return(self, now_s: float) -> Change:
+        self.is_up = self.is_spotless = True
+        self._faults.clear()
+        self._failed = self._connects = 0
+        self.back_s = now_s
+        self._changes.append(now_s)
+        return Change.BACK

@@ -1,0 +1,199 @@
+"""The instances that are known, and which of them may be chosen.
+
+Ejecting is a guess: where more than half of those that could serve a request would be out, it is
+more likely that the guess is wrong, or that those left would drown. Then all are used (panic), but
+for those where nobody listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from proxy.core.fleet.health import Health
+from proxy.core.types import Instance
+
+START_RATIO = 0.1
+"""Part of the placements that one takes part in when it has just returned; then linear to all."""
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """An instance in the fleet. `models` is None until asked.
+
+    `incarnation` tells processes of one name apart, and counts them while it stays.
+    `start_s`: when its process started, unix seconds, where its metrics tell. `credit`: placements
+    that it may take part in while it starts slowly.
+    """
+
+    instance: Instance
+    health: Health = field(default_factory=Health)
+    incarnation: int = 0
+    is_draining: bool = False
+    models: frozenset[str] | None = None
+    last_placed: int = 0
+    start_s: float | None = None
+    credit: float = 0.0
+
+
+class Fleet:
+    """Members by name, in the order of their coming; one that returns takes `slow_start_s`."""
+
+    def __init__(self, slow_start_s: float = 0.0) -> None:
+        self._members: dict[str, Member] = {}
+        self._placements = self._next_incarnation = 0
+        self._slow_start_s = slow_start_s
+        self._starting: dict[str, Member] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def add(self, instance: Instance) -> None:
+        """Bring an instance in; under a name that was known it is another one."""
+        self.remove(instance.name)
+        self._members[instance.name] = Member(instance, incarnation=self._next_incarnation)
+
+    def remove(self, name: str) -> None:
+        """Take an instance out, if it is there."""
+        if (member := self._members.pop(name, None)) is not None:
+            self._next_incarnation = max(self._next_incarnation, member.incarnation + 1)
+        self._starting.pop(name, None)
+
+    def get(self, name: str) -> Member | None:
+        """One member, or None."""
+        return self._members.get(name)
+
+    def members(self) -> list[Member]:
+        """All of them."""
+        return list(self._members.values())
+
+    def up(self) -> list[Member]:
+        """Those that are not ejected."""
+        return [member for member in self._members.values() if member.health.is_up]
+
+    def is_up(self, name: str) -> bool:
+        """Whether an instance is in the fleet and not ejected."""
+        member = self._members.get(name)
+        return member is not None and member.health.is_up
+
+    def usable(self) -> list[Member]:
+        """Those that some request may be sent to now."""
+        return _usable(self._here())
+
+    def is_panicking(self) -> bool:
+        """Whether ejected instances are used, because too few others are left."""
+        known = self.models()
+        groups = [self._group(model) for model in known] if known else [self._here()]
+        return any(not m.health.is_up for group in groups for m in _usable(group))
+
+    def serving(self, model: str, exclude: Collection[str] = ()) -> list[Member]:
+        """Those that may be chosen for a model; for a model nobody serves, all that may be chosen.
+
+        The engine's own 404 is the right answer to an unknown model, and only it can tell. While
+        those that serve a model are away, the others would deny that there is such a model.
+        """
+        fit = _usable(self._group(model))
+        if exclude:
+            fit = [m for m in fit if m.instance.name not in exclude]
+        if fit or any(model in (m.models or ()) for m in self._members.values()):
+            return fit
+        return [m for m in self.usable() if m.instance.name not in exclude]
+
+    def believed(self, model: str) -> list[Member]:
+        """Those in use that serve a model, as far as is known."""
+        return _usable(self._group(model))
+
+    def is_used(self, name: str) -> bool:
+        """Whether some request may be sent to an instance, ejected or not."""
+        member = self._members.get(name)
+        if member is None or member.health.is_gone:
+            return False
+        known = member.models or (None,)
+        groups = [self._here() if model is None else self._group(model) for model in known]
+        return any(m is member for group in groups for m in _usable(group))
+
+    def is_spotless(self, name: str) -> bool:
+        """Whether nothing has failed on an instance since it last worked."""
+        member = self._members.get(name)
+        return member is not None and member.health.is_spotless
+
+    def spotted(self) -> set[str]:
+        """Names of those where something has."""
+        return {name for name, m in self._members.items() if not m.health.is_spotless}
+
+    def open(self) -> set[str]:
+        """Names of those whose breaker is open."""
+        return {name for name, m in self._members.items() if m.health.is_open}
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether anybody starts slowly."""
+        return bool(self._starting)
+
+    def _here(self) -> list[Member]:
+        return [m for m in self._members.values() if not m.is_draining]
+
+    def _group(self, model: str) -> list[Member]:
+        return [
+            m
+            for m in self._members.values()
+            if not m.is_draining and (m.models is None or model in m.models)
+        ]
+
+    def returned(self, name: str) -> None:
+        """An instance came back, or is another process: cold, so it starts slowly."""
+        if self._slow_start_s > 0 and (member := self._members.get(name)) is not None:
+            member.credit = 0.0
+            self._starting[name] = member
+
+    def warm(self, free: list[Member], home: str | None, now_s: float) -> list[Member]:
+        """Those of `free` that take part in this placement: of one that starts slowly, a part.
+
+        Its part grows with the time since its return, compared to the warmest of them. Sessions
+        that live there may always; never is nobody left.
+        """
+        if len(free) < 2:
+            return free
+        weights = [self._weight(m, now_s) for m in free]
+        top = max(weights)
+        kept = []
+        for member, weight in zip(free, weights, strict=True):
+            if weight < top:
+                member.credit += weight / top
+                if member.instance.name != home and member.credit < 1.0:
+                    continue
+                member.credit = max(0.0, member.credit - 1.0)
+            kept.append(member)
+        return kept
+
+    def _weight(self, member: Member, now_s: float) -> float:
+        name = member.instance.name
+        if name not in self._starting:
+            return 1.0
+        since_s = now_s - (member.health.back_s or 0.0)
+        if since_s >= self._slow_start_s:
+            del self._starting[name]
+            return 1.0
+        return START_RATIO + (1.0 - START_RATIO) * max(0.0, since_s) / self._slow_start_s
+
+    def observe_models(self, name: str, models: Iterable[str]) -> None:
+        """Take in the models that an instance serves."""
+        if (member := self._members.get(name)) is not None:
+            member.models = frozenset(models)
+
+    def models(self) -> set[str]:
+        """Every model known to be served by someone."""
+        return {model for member in self._members.values() for model in member.models or ()}
+
+    def placed(self, name: str) -> None:
+        """Note a placement, for the rotation among equals."""
+        self._placements += 1
+        self._members[name].last_placed = self._placements
+
+
+def _usable(group: list[Member]) -> list[Member]:
+    """Those of a group that may be chosen: not the ejected, unless that would be too many."""
+    up = [m for m in group if m.health.is_up]
+    if 2 * len(up) >= len(group):
+        return up
+    return [m for m in group if not m.health.is_gone]

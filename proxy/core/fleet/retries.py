@@ -1,0 +1,130 @@
+"""Where a request goes after an instance failed before the client's first byte.
+
+Nothing has reached the client, so a second run is invisible; it costs the fleet work, so it is
+bounded, three times: per request, by a budget over all of them, and by whom it may go to. An
+instance whose breaker is open gets no repetition; one without a spot gets the first repetition at
+once and whatever the budget says, so that one instance that fails among good ones costs no client
+anything; any other waits for the budget. When everything fails nobody is without a spot, and soon
+everybody's breaker is open: the storm ends by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from email.utils import parsedate_to_datetime
+from enum import Enum
+
+from proxy.core.types import FailureKind, Fallback
+
+MAX_RETRIES = 2
+
+
+BUDGET_RATIO, BUDGET_MIN = 0.2, 3
+"""Of the requests in flight may be repetitions, and so many always may."""
+
+
+BACKOFF_MIN_S, BACKOFF_MAX_S = 0.025, 0.25
+
+
+BUSY_MIN_S, BUSY_MAX_S = 1, 30
+
+
+_D_INNOCENT = {
+    FailureKind.PEER_GONE: Fallback.P_GONE,
+    FailureKind.TIMEOUT: Fallback.TRANSFER_TIMEOUT,
+    FailureKind.LATE: Fallback.TRANSFER_TIMEOUT,
+    FailureKind.SERVER_ERROR: Fallback.D_FAILED,
+}
+
+
+_ONCE = frozenset({FailureKind.TIMEOUT, FailureKind.NO_MODEL})
+"""The next instance would be as late, and twice as much computed; or would not know it either."""
+
+
+_SAME_AGAIN = frozenset({FailureKind.CONNECT, FailureKind.RESET})
+"""Worth another try even where there is nobody else: nothing was computed for an answer."""
+
+
+class Next(Enum):
+    """What to do with the request."""
+
+    SAME_INSTANCE = "same"
+    OTHER_INSTANCE = "other"
+    GIVE_UP = "give_up"
+
+
+def after_failure(kind: FailureKind, *, offloaded: bool, retries: int) -> Next:
+    """`offloaded`: D was waiting for KV from a peer. `retries`: runs already repeated."""
+    if offloaded and is_innocent(kind):
+        return Next.SAME_INSTANCE
+    limit = 1 if kind in _ONCE else MAX_RETRIES
+    if kind is FailureKind.NO_ROOM or retries >= limit:
+        return Next.GIVE_UP
+    return Next.OTHER_INSTANCE
+
+
+def is_innocent(kind: FailureKind) -> bool:
+    """Whether a D that was waiting for a peer's KV fails like this by the peer's fault."""
+    return kind in _D_INNOCENT
+
+
+def may_repeat(kind: FailureKind, retries: int) -> bool:
+    """Whether the same instance may be asked once more, after a pause, for want of another."""
+    return kind in _SAME_AGAIN and retries == 0
+
+
+def fallback_reason(kind: FailureKind) -> Fallback:
+    """What ended the offload when the decode leg failed in this way."""
+    return _D_INNOCENT.get(kind, Fallback.D_FAILED)
+
+
+def backoff_s(retries: int, u: float) -> float:
+    """The pause before a repetition after `retries` others: full jitter, `u` in 0..1 is random."""
+    longest_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** (retries + 2))
+    return BACKOFF_MIN_S + u * (longest_s - BACKOFF_MIN_S)
+
+
+class Budget:
+    """How many repetitions are running, over all requests."""
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+
+    def take(self, active: int, *, is_free: bool) -> bool:
+        """Begin one while `active` requests are in flight; false when there are too many.
+
+        `is_free`: to an instance without a spot; that counts, but is never refused.
+        """
+        if not is_free and not self.has_room(active):
+            return False
+        self.in_flight += 1
+        return True
+
+    def has_room(self, active: int) -> bool:
+        """Whether one more may run while `active` requests are in flight."""
+        return self.in_flight < max(BUDGET_MIN, BUDGET_RATIO * active)
+
+    def give_back(self) -> None:
+        """One that had begun has its answer, or has failed."""
+        self.in_flight -= 1
+
+
+def busy_s(retry_after: str | None, unix_now_s: float) -> int:
+    """How long an engine that said it is busy is left alone: its Retry-After, in whole seconds.
+
+    Seconds or an HTTP date, kept within BUSY_MIN_S and BUSY_MAX_S; the least where it says nothing
+    that could be read.
+    """
+    wait_s = _wait_s(retry_after or "", unix_now_s)
+    return math.ceil(max(BUSY_MIN_S, min(BUSY_MAX_S, wait_s)))
+
+
+def _wait_s(text: str, unix_now_s: float) -> float:
+    try:
+        wait_s = float(text)
+    except ValueError:
+        try:
+            wait_s = parsedate_to_datetime(text).timestamp() - unix_now_s
+        except (ValueError, OverflowError):
+            return 0.0
+    return 0.0 if math.isnan(wait_s) else wait_s

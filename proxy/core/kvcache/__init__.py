@@ -1,0 +1,1 @@
+"""What is cached where: prefixes, prompts in flight, sessions, free KV."""

@@ -1,0 +1,126 @@
+"""The blocks of one instance in the order in which its engine evicts them, as runs of equal age."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True, eq=False, init=False)
+class Hold:
+    """A prompt in use on one instance; `age` is that of its last block there."""
+
+    instance: str
+    hashes: Sequence[int]
+    age: int
+
+    def __init__(self, instance: str, hashes: Sequence[int], age: int) -> None:
+        self.instance, self.hashes, self.age = instance, hashes, age
+
+
+class Runs:
+    """The blocks of one instance, in runs: each of consecutive blocks that were last used together.
+
+    Of a run the tail is evicted first, of several the oldest. `size`: blocks in all of them.
+    """
+
+    __slots__ = ("_ages", "_first", "_runs", "bit", "size")
+
+    def __init__(self, bit: int) -> None:
+        self.bit = bit
+        self.size = 0
+        self._runs: dict[int, list[int]] = {}
+        self._first: dict[int, int] = {}
+        # Of all uses, those that have no run left included, until they are too many.
+        self._ages: deque[int] = deque()
+
+    def take(self, hashes: Sequence[int], known: int) -> list[int]:
+        """Take the first `known` blocks of a prompt, all of them here, out of their runs.
+
+        They are given back as they are here: should two hashes collide, these count.
+        """
+        taken: list[int] = []
+        while (at := len(taken)) < known:
+            age = self._first.pop(hashes[at], None)
+            if age is None:
+                break
+            run = self._runs[age]
+            common = _common(run, hashes, at, known)
+            if common == len(run):
+                taken = taken + run if taken else run
+                del self._runs[age]
+            else:
+                taken += run[:common]
+                del run[:common]
+                self._first[run[0]] = age
+        return taken
+
+    def put(self, blocks: list[int], age: int) -> None:
+        """A use of these blocks, none of which is in a run now; the newest."""
+        if blocks:
+            self._runs[age] = blocks
+            self._first[blocks[0]] = age
+            self._ages.append(age)
+            if len(self._ages) > 2 * len(self._runs) + 16:
+                self._ages = deque(self._runs)
+
+    def age_at(self, hashes: Sequence[int], count: int) -> int:
+        """When the last of the first `count` blocks of a prompt, all of them here, was used."""
+        at, age = 0, 0
+        while at < count:
+            found = self._first.get(hashes[at])
+            if found is None:
+                break
+            age = found
+            at += _common(self._runs[age], hashes, at, count)
+        return age
+
+    @property
+    def oldest(self) -> int | None:
+        """The age of the run that is evicted next."""
+        ages = self._ages
+        while ages and ages[0] not in self._runs:
+            ages.popleft()
+        return ages[0] if ages else None
+
+    def is_newest(self, hashes: Sequence[int], age: int) -> bool:
+        """Whether all of a prompt was last used at `age`, and nothing after it."""
+        run = self._runs.get(age)
+        if run is None or self._ages[-1] != age or not 0 < len(hashes) <= len(run):
+            return False
+        return run[len(hashes) - 1] == hashes[-1]
+
+    def rows(self) -> list[list[int]]:
+        """A copy of the runs, the oldest first: they came in the order of their ages."""
+        return [run[:] for run in self._runs.values()]
+
+    def pop(self, count: int) -> list[int]:
+        """Up to so many blocks of the oldest run, which leave."""
+        age = self.oldest
+        if age is None:
+            return []
+        run = self._runs[age]
+        left = run[-count:]
+        del run[-count:]
+        self.size -= len(left)
+        if not run:
+            del self._runs[age]
+            if self._first.get(left[0]) == age:  # where hashes collide, another run's
+                del self._first[left[0]]
+        return left
+
+
+def _common(run: Sequence[int], hashes: Sequence[int], at: int, end: int) -> int:
+    """How many blocks of a run are the prompt's from `at` on, before `end`; the first one is."""
+    high = min(len(run), end - at)
+    if run[high - 1] == hashes[at + high - 1]:
+        return high
+    low = 1
+    while low < high:
+        middle = (low + high) // 2
+        if run[middle] == hashes[at + middle]:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,409 @@
+"""How long things take, learned online: prefill, decode step and KV transfer, and who is occupied.
+
+Three lines, each of two non-negative coefficients, with the flags' values as prior observations:
+
+    prefill_s  = a1 * new + a4 * new * (context + new / 2)      per instance
+    step_s     = a0 + a3 * kv_tokens                            per instance
+    transfer_s = x0 + tokens * s_per_token                      per pair, until then the fleet's
+
+A prefill beside running streams also pays one decode step per chunk of the step's token budget,
+and, where it finds none before it, half of one until the step under way ends. Those steps are the
+streams' own, so they are taken out of what is seen before it teaches the prefill line; prompts
+computed in one step are seen as one.
+Each line also keeps how far off it lately was, and so does an instance for what its queue and its
+computation took together: quantiles of that say when something is late (`*_bound_s`).
+Occupation is the moment at which an instance will have computed what is reserved on it: it decays
+with the clock and is set right by every prefill that is seen to end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from proxy.core.latency.regression import PRIOR_WEIGHT, WINDOW, Line, Residuals
+
+TYPICAL_PREFILL_TOKENS = 8192.0
+
+
+ATTENTION_SHARE = 0.06
+"""Part of such a prefill that grows with the square of its length, for an 8B model on an H100.
+Without it, the first prompts of 100k tokens would be promised in half of their time."""
+
+
+TYPICAL_TRANSFER_TOKENS = 30_000.0
+"""The default transfer time of 0.5 s was seen with prompts of about this length."""
+
+
+TRANSFER_FIXED_SHARE = 0.1
+
+
+STEP_PRIOR_S = 0.010
+"""An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
+
+
+TYPICAL_KV_TOKENS = 100_000.0
+
+
+PAIRS_MAX = 4096
+
+
+RECENT_S = 60.0
+"""How far back an instance's load is looked at: some turns of a session."""
+
+
+FIRST_STEP = 0.5
+"""A prompt that finds no other waits for the end of a step under way: on average half of it."""
+
+
+SAME_STEP_RATIO = 0.3
+"""A prefill that took less than this part of what it should shared its step with the one before."""
+
+
+LATE = 0.95
+"""What is later than this share of its like is late."""
+
+
+MOVED = 0.05
+"""By how much the fleet's line must have moved before it is told to every instance's."""
+
+
+PREFILL_POINT = TYPICAL_PREFILL_TOKENS, TYPICAL_PREFILL_TOKENS**2 / 2
+
+
+STEP_POINT = 1.0, TYPICAL_KV_TOKENS
+
+
+def _moved(now: tuple[float, float], told: tuple[float, float], point: tuple[float, float]) -> bool:
+    (p, q), (told_p, told_q), (f, g) = now, told, point
+    at, was = p * f + q * g, told_p * f + told_q * g
+    return abs(at - was) > MOVED * was
+
+
+class _Seen(NamedTuple):
+    """The last prefill that was seen to end, or several of one step; `before`: the line's state."""
+
+    before: tuple[float, ...]
+    new: int
+    pairs: float
+    seconds: float
+    first: bool
+
+    def joined(self, other: _Seen) -> _Seen:
+        """Both as one."""
+        new, pairs, seconds = self.new + other.new, self.pairs + other.pairs, self.seconds
+        return self._replace(new=new, pairs=pairs, seconds=seconds + other.seconds)
+
+
+def _prefill_line(throughput: float) -> Line:
+    x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
+    a1, a4 = (1 - share) / throughput, share / throughput / (x / 2)
+    points = (x, x * x / 2), (x, x * 2 * x)
+    return Line(a1, a4, points, shape=points[1])
+
+
+def _step_line() -> Line:
+    return Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
+
+
+class Times:
+    """One instance's lines, and what is reserved on it. Seconds."""
+
+    __slots__ = (
+        "_last",
+        "_last_beside_s",
+        "_turn_s",
+        "budget",
+        "busy_until_s",
+        "pending",
+        "prefill",
+        "ready",
+        "recent",
+        "recent_at_s",
+        "recent_s",
+        "step",
+    )
+
+    def __init__(self, prefill_throughput: float, max_batched_tokens: int) -> None:
+        self.budget = max_batched_tokens
+        self.prefill, self.step = _prefill_line(prefill_throughput), _step_line()
+        self.ready = Residuals()
+        self.busy_until_s = 0.0
+        self.pending: dict[int, float] = {}
+        self.recent = 0.0
+        self.recent_s = 0.0
+        self.recent_at_s = 0.0
+        self._turn_s = 0.0
+        self._last: _Seen | None = None
+        self._last_beside_s = 0.0
+
+    def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
+        """Computing `new` tokens behind `context` cached ones, beside running streams."""
+        # Lines written out, here and below: a decision asks this several times per instance.
+        line = self.prefill
+        alone = line.p * new + line.q * (new * (context + new / 2))
+        if not streams:
+            return alone
+        step = self.step
+        steps = math.ceil(new / self.budget) + (0.0 if self.pending else FIRST_STEP)
+        return alone + steps * (step.p + step.q * kv_tokens)
+
+    def share_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
+        """The same without what others may use of its steps: where it leaves room, they join."""
+        line = self.prefill
+        alone = line.p * new + line.q * (new * (context + new / 2))
+        if not streams:
+            return alone
+        step = self.step
+        return alone + new / self.budget * (step.p + step.q * kv_tokens)
+
+    def computed(
+        self, new: int, context: int, seconds: float, step_s: float, fleet: Line, *, first: bool
+    ) -> None:
+        """A prefill took this long, beside decode steps of `step_s`, 0 without streams.
+
+        `first`: it found nobody before it, so that it had to wait for a step under way to end.
+        `fleet`: the line of all instances, taught what no later one can join any more.
+        """
+        line, pairs = self.prefill, new * (context + new / 2)
+        seen = _Seen(line.state, new, pairs, seconds, first)
+        last = self._last
+        if last is not None:
+            quick_s = SAME_STEP_RATIO * (line.at(new, pairs) + step_s)
+            has_room = new <= -last.new % self.budget
+            if not first and seconds < quick_s and has_room:
+                seen = last.joined(seen)
+                line.restore(seen.before)
+            else:
+                fleet.learn(last.new, last.pairs, last.seconds, self._last_beside_s)
+        steps = math.ceil(seen.new / self.budget) + (FIRST_STEP if seen.first else 0.0)
+        self._last, self._last_beside_s = seen, steps * step_s
+        line.observe(seen.new, seen.pairs, seen.seconds, steps * step_s)
+
+    def step_s(self, kv_tokens: int) -> float:
+        """One decode step over this much KV."""
+        return self.step.p + self.step.q * kv_tokens
+
+    def wait_s(self, now_s: float) -> float:
+        """Until it has computed what is reserved on it."""
+        if self.busy_until_s <= now_s:
+            return 0.0
+        return self.busy_until_s - now_s
+
+    def reserve(self, key: int, work_s: float, now_s: float, share_s: float | None = None) -> None:
+        """A prefill that ends `work_s` after the one before it; `key` is its owner's.
+
+        `share_s`: what of that it keeps the instance from computing for others.
+        """
+        self.pending[key] = work_s
+        self.busy_until_s = max(now_s, self.busy_until_s) + work_s
+        kept = self._kept(now_s)
+        self.recent_s = self.recent_s * kept + (work_s if share_s is None else share_s)
+        self.recent = self.recent * kept + 1.0
+        self.recent_at_s = now_s
+
+    def end(self, key: int, now_s: float) -> float | None:
+        """Take a reservation back; when its turn came, None when it had not come."""
+        if key not in self.pending:
+            return None
+        # First come, first served: those behind the first have not begun.
+        was_first = next(iter(self.pending)) == key
+        work_s = self.pending.pop(key)
+        if was_first:
+            self.busy_until_s = now_s + sum(self.pending.values())
+            begun_s, self._turn_s = self._turn_s, now_s
+            return begun_s
+        self.busy_until_s = max(now_s, self.busy_until_s - work_s)
+        return None
+
+    def busy_ratio(self, now_s: float) -> float:
+        """Seconds of prefill per second, lately; over 1 where a queue grows."""
+        return self.lately(now_s)[0]
+
+    def lately(self, now_s: float) -> tuple[float, float]:
+        """That ratio, and prefills per second."""
+        if not self.recent:
+            return 0.0, 0.0
+        kept = self._kept(now_s) / RECENT_S
+        return self.recent_s * kept, self.recent * kept
+
+    def _kept(self, now_s: float) -> float:
+        # A clock that reads less than before would make it grow without bound.
+        return math.exp(min(0.0, self.recent_at_s - now_s) / RECENT_S)
+
+
+class Latency:
+    """The model of time of a fleet. Instances by name; times in seconds."""
+
+    def __init__(
+        self, prefill_throughput: float, transfer_time_s: float, max_batched_tokens: int
+    ) -> None:
+        self._prefill_throughput = prefill_throughput
+        self.budget = max_batched_tokens
+        self._instances: dict[str, Times] = {}
+        self._any_prefill, self._any_step = _prefill_line(prefill_throughput), _step_line()
+        self._told_prefill = self._any_prefill.p, self._any_prefill.q
+        self._told_step = self._any_step.p, self._any_step.q
+        fixed = TRANSFER_FIXED_SHARE * transfer_time_s
+        slope = (transfer_time_s - fixed) / TYPICAL_TRANSFER_TOKENS
+        self._prior = (fixed, slope)
+        self._any_pair = self._transfer_line(fixed, slope)
+        self._pairs: OrderedDict[tuple[str, str], Line] = OrderedDict()
+        self._ttft = Residuals()
+        typical_s = TYPICAL_PREFILL_TOKENS / prefill_throughput
+        self._work = (PRIOR_WEIGHT * typical_s, PRIOR_WEIGHT * typical_s**2)
+
+    @staticmethod
+    def _transfer_line(fixed: float, slope: float) -> Line:
+        return Line(fixed, slope, ((1.0, TYPICAL_TRANSFER_TOKENS), (1.0, 1000.0)))
+
+    def of(self, name: str) -> Times:
+        """What is known of one instance."""
+        found = self._instances.get(name)
+        if found is None:
+            found = Times(self._prefill_throughput, self.budget)
+            found.prefill.toward(*self._told_prefill)
+            found.step.toward(*self._told_step)
+            self._instances[name] = found
+        return found
+
+    def times(self, names: Sequence[str]) -> list[Times]:
+        """The same of several."""
+        known = self._instances
+        try:
+            return [known[name] for name in names]
+        except KeyError:
+            return [self.of(name) for name in names]
+
+    def forget(self, name: str) -> None:
+        """An instance left: its rates and reservations go, and every pair with it."""
+        self._instances.pop(name, None)
+        for pair in [pair for pair in self._pairs if name in pair]:
+            del self._pairs[pair]
+
+    def legacy(self, name: str) -> list[list[float]]:
+        """What an instance's answers have taught, for `adopt` in another process."""
+        times = self.of(name)
+        return [times.prefill.legacy(), times.step.legacy()]
+
+    def adopt(self, name: str, legacy: Sequence[Sequence[float]]) -> None:
+        """Begin with what another process has learned; ValueError where it is no such thing."""
+        prefill, step = legacy
+        times = self.of(name)
+        times.prefill.adopt(prefill)
+        times.step.adopt(step)
+
+    def prefill_tps(self, name: str) -> float:
+        """Learned prefill throughput at a prompt of typical length without context."""
+        x = TYPICAL_PREFILL_TOKENS
+        return x / self.of(name).prefill.at(x, x * x / 2)
+
+    def prefill_s(self, name: str, new: int, context: int, streams: int, kv_tokens: int) -> float:
+        """Computing `new` tokens behind `context` cached ones, beside running streams."""
+        return self.of(name).prefill_s(new, context, streams, kv_tokens)
+
+    def step_s(self, name: str, kv_tokens: int) -> float:
+        """One decode step over this much KV."""
+        return self.of(name).step_s(kv_tokens)
+
+    def transfer_s(self, p: str, d: str, tokens: int) -> float:
+        """Moving the KV of `tokens` from P to D, D's first step included."""
+        line = self._pairs.get((p, d), self._any_pair)
+        return line.at(1.0, tokens)
+
+    def prefill_bound_s(self, name: str, predicted_s: float) -> float:
+        """When a prefill leg predicted to take `predicted_s` (queue included) is late.
+
+        That is the 95th percentile of what such predictions lately came to on this instance.
+        """
+        found = self._instances.get(name)
+        residuals = found.ready if found else Residuals()
+        return residuals.bound_s(predicted_s, LATE)
+
+    def transfer_bound_s(self, p: str, d: str, predicted_s: float) -> float:
+        """When a transfer predicted to take `predicted_s` is late: the pair's 95th percentile."""
+        line = self._pairs.get((p, d), self._any_pair)
+        return line.residuals.bound_s(predicted_s, LATE)
+
+    def ttft_bound_s(self, predicted_s: float) -> float:
+        """When a first token predicted to take `predicted_s` is late, over the whole fleet."""
+        return self._ttft.bound_s(predicted_s, LATE)
+
+    def wait_s(self, name: str, now_s: float) -> float:
+        """Until an instance has computed what is reserved on it."""
+        found = self._instances.get(name)
+        return found.wait_s(now_s) if found else 0.0
+
+    def begin(
+        self, name: str, key: int, work_s: float, now_s: float, share_s: float | None = None
+    ) -> None:
+        """Reserve a prefill; see Times.reserve."""
+        self.of(name).reserve(key, work_s, now_s, share_s)
+        (a, b), keep = self._work, 1.0 - 1.0 / WINDOW
+        work_s = work_s if share_s is None else share_s
+        self._work = keep * a + work_s, keep * b + work_s * work_s
+
+    def rest_s(self) -> float:
+        """What is left, on average, of a prefill that a newcomer finds running, over the fleet.
+
+        E[S^2] / 2 E[S] of the last prefills: the mean residual service time of queueing theory.
+        Times an instance's busy ratio it is the wait that the next one meets there.
+        """
+        seconds, squares = self._work
+        return squares / (2.0 * seconds)
+
+    def end(self, name: str, key: int, now_s: float) -> float | None:
+        """A prefill ended, or was given up; when the instance could begin with it, if it had.
+
+        That is when the one before it ended, at the earliest, or None where it was not its turn.
+        """
+        instance = self._instances.get(name)
+        return instance.end(key, now_s) if instance else None
+
+    def observe_ready(self, name: str, predicted_s: float, seconds: float) -> None:
+        """A prompt was computed `seconds` after its decision; queue included, as predicted."""
+        if (found := self._instances.get(name)) is not None:
+            found.ready.observe(predicted_s, seconds)
+
+    def observe_ttft(self, predicted_s: float, seconds: float) -> None:
+        """A first token came `seconds` after its decision."""
+        self._ttft.observe(predicted_s, seconds)
+
+    def observe_prefill(
+        self,
+        name: str,
+        new: int,
+        context: int,
+        seconds: float,
+        step_s: float = 0.0,
+        *,
+        first: bool = True,
+    ) -> None:
+        """A prefill took this long from its turn on; see Times.computed."""
+        fleet = self._any_prefill
+        self.of(name).computed(new, context, seconds, step_s, fleet, first=first)
+        if _moved((fleet.p, fleet.q), self._told_prefill, PREFILL_POINT):
+            self._told_prefill = told = fleet.p, fleet.q
+            for times in self._instances.values():
+                times.prefill.toward(*told)
+
+    def observe_step(self, name: str, kv_tokens: int, seconds: float) -> None:
+        """A stream's mean time per token beside this much KV."""
+        fleet = self._any_step
+        fleet.learn(1.0, kv_tokens, seconds, 0.0)
+        self.of(name).step.observe(1.0, kv_tokens, seconds)
+        if _moved((fleet.p, fleet.q), self._told_step, STEP_POINT):
+            self._told_step = told = fleet.p, fleet.q
+            for times in self._instances.values():
+                times.step.toward(*told)
+
+    def observe_transfer(self, p: str, d: str, tokens: int, seconds: float) -> None:
+        """From the decode leg sent to its first token."""
+        self._any_pair.observe(1.0, tokens, seconds)
+        line = self._pairs.pop((p, d), None) or self._transfer_line(*self._prior)
+        line.observe(1.0, tokens, seconds)
+        self._pairs[p, d] = line
+        if len(self._pairs) > PAIRS_MAX:
+            self._pairs.popitem(last=False)

@@ -1,0 +1,225 @@
+"""Online linear regression of a duration, and the quantiles of its residuals."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+
+WINDOW = 128
+"""Observations that a line remembers: older ones fade by 1 - 1/WINDOW each."""
+
+
+CLIP = 2.0
+"""An observation counts as at most this many times, and at least this part of, what was expected:
+one stall does not move a model."""
+
+
+PRIOR_WEIGHT = 4.0
+"""Each point of the prior counts as this many observations; they fade like others."""
+
+
+SHAPE_WEIGHT = 2.0
+
+
+class Line:
+    """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading.
+
+    `shape`: a point (f, g) at which the prior's ratio q / p keeps a small weight for ever, for a
+    term that few observations tell anything of. What is left of the prior may be moved to what
+    others have learned (`toward`).
+    """
+
+    __slots__ = ("_left", "_points", "_prior", "_s", "_shape", "_toward", "p", "q", "residuals")
+
+    def __init__(
+        self,
+        p: float,
+        q: float,
+        prior: tuple[tuple[float, float], ...],
+        shape: tuple[float, float] | None = None,
+    ) -> None:
+        self.p, self.q = p, q
+        self.residuals = Residuals()
+        self._prior = self._toward = p, q
+        ff = fg = gg = 0.0
+        for f, g in prior:
+            weight = PRIOR_WEIGHT / self.at(f, g) ** 2
+            ff, fg, gg = ff + weight * f * f, fg + weight * f * g, gg + weight * g * g
+        self._points = ff, fg, gg
+        self._left = 1.0
+        self._s = (0.0, 0.0, 0.0, 0.0, 0.0)
+        self._shape = shape
+
+    def at(self, f: float, g: float) -> float:
+        """The prediction."""
+        return self.p * f + self.q * g
+
+    def observe(self, f: float, g: float, y: float, beside: float = 0.0) -> None:
+        """Take in one observation, made with `beside` that is not the line's own.
+
+        The less of it is the line's, the less it says. Constant time and memory.
+        """
+        expected = self.at(f, g)
+        if expected > 0.0 and (y > beside or beside):
+            self.residuals.add(max(0.0, y) / (expected + beside))
+            self.learn(f, g, y, beside)
+
+    def learn(self, f: float, g: float, y: float, beside: float) -> None:
+        """The same for a line that nobody asks how far off it is."""
+        expected = self.at(f, g)
+        y -= beside
+        if expected <= 0.0 or (y <= 0.0 and not beside):
+            return
+        weight = (expected / (expected + beside)) ** 2
+        kept = 1.0 - weight / WINDOW
+        self._s = _faded(self._s, kept)
+        self._left *= kept
+        self._add(f, g, min(max(y, expected / CLIP), expected * CLIP), weight)
+        self._solve()
+
+    def toward(self, p: float, q: float) -> None:
+        """Let what is left of the prior say this: what is known of others like it."""
+        self._toward = p, q
+        self._solve()
+
+    @property
+    def state(self) -> tuple[float, ...]:
+        """What was learned, for `restore`."""
+        return *self._s, self._left
+
+    def restore(self, state: tuple[float, ...]) -> None:
+        """Forget what was observed since."""
+        ff, fg, gg, f1, g1, left = state
+        self._s = ff, fg, gg, f1, g1
+        self._left = left
+        self._solve()
+
+    def legacy(self) -> list[float]:
+        """What was learned, for `adopt` in another process: the prior, then the sums."""
+        return [*self._prior, *self._sums()]
+
+    def adopt(self, legacy: Sequence[float]) -> None:
+        """Go on from there, where the prior was the same: the sums are in units of it."""
+        p, q, *sums = legacy
+        if (p, q) == self._prior and all(math.isfinite(x) and x >= 0.0 for x in sums):
+            ff, fg, gg, f1, g1 = sums
+            self.restore((ff, fg, gg, f1, g1, 0.0))
+
+    def _add(self, f: float, g: float, y: float, weight: float) -> None:
+        # In units of the prior's prediction: short and long count alike, and so do old and new.
+        p, q = self._prior
+        unit = p * f + q * g
+        f, g, y = f / unit, g / unit, y / unit
+        ff, fg, gg, f1, g1 = self._s
+        self._s = (
+            ff + weight * f * f,
+            fg + weight * f * g,
+            gg + weight * g * g,
+            f1 + weight * f * y,
+            g1 + weight * g * y,
+        )
+
+    def _sums(self) -> tuple[float, float, float, float, float]:
+        """Of what was observed and what is left of the prior."""
+        (ff, fg, gg, f1, g1), left = self._s, self._left
+        (a, b, c), (p, q) = self._points, self._toward
+        return (
+            ff + left * a,
+            fg + left * b,
+            gg + left * c,
+            f1 + left * (p * a + q * b),
+            g1 + left * (p * b + q * c),
+        )
+
+    def _solve(self) -> None:
+        ff, fg, gg, f1, g1 = self._sums()
+        if self._shape is not None:
+            # One more observation, 0 = q * g - (q0 / p0) * p * g, weighted.
+            (p0, q0), (f, g) = self._prior, self._shape
+            g /= p0 * f + q0 * g
+            r = q0 / p0 * g
+            ff, fg, gg = (
+                ff + SHAPE_WEIGHT * r * r,
+                fg - SHAPE_WEIGHT * r * g,
+                gg + SHAPE_WEIGHT * g * g,
+            )
+        det = ff * gg - fg * fg
+        if det > 1e-9 * ff * gg:
+            p, q = (f1 * gg - g1 * fg) / det, (g1 * ff - f1 * fg) / det
+            if p >= 0.0 and q >= 0.0:
+                self.p, self.q = p, q
+                return
+        # One of the two explains everything: keep the better one alone.
+        by_f, by_g = (f1 / ff if ff else 0.0), (g1 / gg if gg else 0.0)
+        self.p, self.q = (by_f, 0.0) if f1 * by_f >= g1 * by_g else (0.0, by_g)
+
+
+def _faded(
+    sums: tuple[float, float, float, float, float], by: float
+) -> tuple[float, float, float, float, float]:
+    """The sums, faded."""
+    a, b, c, d, e = sums
+    return a * by, b * by, c * by, d * by, e * by
+
+
+RESIDUALS_WINDOW = 128
+"""Ratios kept: about a 95th percentile's worth (six above it)."""
+
+
+FEW = 8
+"""Below so many, the prior speaks."""
+
+
+PRIOR_RATIO = 2.0
+"""What is late before anything was seen: twice the prediction."""
+
+
+SHORT_S = 0.05
+"""A shorter prediction is mostly the network and an engine's step: its ratio says nothing of
+longer ones, so it is not kept, and nothing is called late before this time's ratio is up."""
+
+
+class Residuals:
+    """The last `WINDOW` ratios of realised to predicted seconds, oldest out first."""
+
+    __slots__ = ("_at", "_ordered", "_ring")
+
+    def __init__(self) -> None:
+        # Arrays of doubles: a line per pair of instances keeps one of these.
+        self._ring = array("d")
+        self._ordered = array("d")
+        self._at = 0
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def add(self, ratio: float) -> None:
+        """Take in one ratio; bounded time and memory."""
+        if len(self._ring) < RESIDUALS_WINDOW:
+            self._ring.append(ratio)
+        else:
+            del self._ordered[bisect_left(self._ordered, self._ring[self._at])]
+            self._ring[self._at] = ratio
+            self._at = (self._at + 1) % RESIDUALS_WINDOW
+        insort(self._ordered, ratio)
+
+    def quantile(self, q: float) -> float | None:
+        """The ratio that a share `q` (0..1) of the window does not exceed; None with too few."""
+        count = len(self._ordered)
+        if count < FEW:
+            return None
+        return self._ordered[min(count - 1, int(q * count))]
+
+    def observe(self, predicted_s: float, realised_s: float) -> None:
+        """Take in one prediction that came true."""
+        if predicted_s >= SHORT_S and realised_s > 0.0:
+            self.add(realised_s / predicted_s)
+
+    def bound_s(self, predicted_s: float, q: float) -> float:
+        """When something predicted to take `predicted_s` is late; never before it."""
+        ratio = self.quantile(q)
+        return max(
+            predicted_s, max(predicted_s, SHORT_S) * (PRIOR_RATIO if ratio is None else ratio)
+        )

@@ -1,0 +1,1 @@
+"""Policies: where to compute a prompt and where to decode."""

@@ -1,0 +1,168 @@
+"""What a decision could have done instead, with what each option would have cost.
+
+A decision keeps references to what it computed anyway. Dictionaries are made when somebody reads
+them: by the thread that writes the request log, or for `GET /decisions`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.types import Candidate, Instance, Load, Reason, RouteClass
+
+COLOCATIONS_KEPT = 16
+
+
+OFFLOADS_KEPT = 8
+
+
+MOST_KEPT = COLOCATIONS_KEPT + OFFLOADS_KEPT
+
+
+@dataclass(slots=True, init=False)
+class Priced:
+    """One option: D, P or None where D computes, the predicted TTFT and the cost, in seconds.
+
+    `cost_s` is the sum of `ttft_s` and of the five terms after it, weighted: `harm_s` to the
+    streams beside the computation, `behind_s` to those who arrive during it, `decode_s` for the
+    output on D, `next_s` for the session's next turns there, `memory_s` for the KV displaced and in
+    use. It is nan where the policy puts no price on anything. `at`: D's place among the free
+    instances; `wait_s`: the queue where it is computed; `instance` and what follows: D, as its
+    Candidate would say.
+    """
+
+    cost_s: float
+    at: int
+    ttft_s: float
+    harm_s: float
+    behind_s: float
+    decode_s: float
+    next_s: float
+    memory_s: float
+    wait_s: float
+    instance: Instance
+    load: Load
+    hit_tokens: int
+    new_tokens: int
+    kv_wait_s: float
+    prefill: Priced | None
+
+    def __init__(
+        self,
+        cost_s: float,
+        at: int,
+        ttft_s: float,
+        harm_s: float,
+        behind_s: float,
+        decode_s: float,
+        next_s: float,
+        memory_s: float,
+        wait_s: float,
+        instance: Instance,
+        load: Load,
+        hit_tokens: int,
+        new_tokens: int,
+        kv_wait_s: float,
+        prefill: Priced | None = None,
+    ) -> None:
+        self.cost_s, self.at, self.ttft_s = cost_s, at, ttft_s
+        self.harm_s, self.behind_s = harm_s, behind_s
+        self.decode_s, self.next_s = decode_s, next_s
+        self.memory_s, self.wait_s = memory_s, wait_s
+        self.instance, self.load = instance, load
+        self.hit_tokens, self.new_tokens, self.kv_wait_s = hit_tokens, new_tokens, kv_wait_s
+        self.prefill = prefill
+
+
+def unpriced(c: Candidate, ttft_s: float) -> Priced:
+    """An option of a policy that goes by rules."""
+    nan, load, hit, new = math.nan, c.load, c.hit_tokens, c.new_tokens
+    return Priced(
+        nan, 0, ttft_s, nan, nan, nan, nan, nan, nan, c.instance, load, hit, new, c.kv_wait_s
+    )
+
+
+class Options:
+    """The options of one decision, at most so many of each kind, the cheapest first.
+
+    `decode` and `prefill`: D and P of the one that was taken.
+    """
+
+    __slots__ = ("_decode", "_prefill", "_priced")
+
+    def __init__(
+        self, priced: Sequence[Priced], decode: Instance, prefill: Instance | None
+    ) -> None:
+        self._priced = priced
+        self._decode, self._prefill = decode, prefill
+
+    def rows(self, most: int = MOST_KEPT) -> list[dict[str, object]]:
+        """One JSON object per option; its state is that of the instance it decodes on.
+
+        Of more than `most`, the first; the one taken, where it is none of them, in the last one's
+        place.
+        """
+        shown = list(self._priced[:most])
+        if len(self._priced) > most > 0:
+            taken = self._taken()
+            if taken is not None and not any(option is taken for option in shown):
+                shown[-1] = taken
+        return [_row(option) for option in shown]
+
+    def _taken(self) -> Priced | None:
+        """D with P; where no pairs were priced, D."""
+        on_d = [option for option in self._priced if option.instance is self._decode]
+        for option in on_d:
+            p = option.prefill
+            if (p.instance if p else None) is self._prefill:
+                return option
+        return on_d[0] if on_d else None
+
+
+def _row(option: Priced) -> dict[str, object]:
+    p, load = option.prefill, option.load
+    row: dict[str, object] = {
+        "instance": option.instance.name,
+        "prefill": p.instance.name if p else None,
+        "ttft_s": _seconds(option.ttft_s),
+        "cost_s": _seconds(option.cost_s),
+        "harm_s": _seconds(option.harm_s),
+        "behind_s": _seconds(option.behind_s),
+        "decode_s": _seconds(option.decode_s),
+        "next_s": _seconds(option.next_s),
+        "memory_s": _seconds(option.memory_s),
+        "hit_tokens": option.hit_tokens,
+        "new_tokens": option.new_tokens,
+    }
+    if p is not None:
+        row["new_tokens_prefill"] = p.new_tokens
+        return row
+    row["ongoing_tokens"] = load.ongoing_tokens
+    row["prefill_tokens"] = load.prefill_tokens
+    row["decode_tokens"] = load.decode_tokens
+    row["kv_wait_s"] = _seconds(option.kv_wait_s)
+    return row
+
+
+def _seconds(value: float) -> float | None:
+    """Rounded to 0.1 ms; `round` takes four times as long, and a line has some sixty of these."""
+    if not value:
+        return 0.0
+    return int(value * 10_000 + 0.5) / 10_000 if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Shadowed:
+    """What another policy would have done; only `policy` and `error` are set where it failed."""
+
+    policy: str
+    agrees: bool | None = None
+    """Whether D and P are the same."""
+    decode_instance: str | None = None
+    prefill_instance: str | None = None
+    route_class: RouteClass | None = None
+    reason: Reason | None = None
+    predicted_ttft_s: float | None = None
+    error: str | None = None

@@ -1,0 +1,120 @@
+"""Hedges: when a prefill leg is late, D starts to compute as well, and the first to be ready wins.
+
+Late is later than 95 of 100 such predictions came true. While both compute, both are charged, and
+their number is bounded: what slows a whole fleet must not double its work. Whoever is ready first
+wins, P with its answer, D with its first token. So no loser has ended: an abort frees its KV at
+once, on P as on D. Only a prefill leg that has answered would stay pinned, and that one has won.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from proxy.core.admission.gate import Gate
+from proxy.core.fleet.members import Fleet
+from proxy.core.ledger import Ledger, Phase
+from proxy.core.routing.lifecycle import Course, Uses
+from proxy.core.routing.route import Route
+from proxy.core.types import RequestFacts
+
+HEDGED_RATIO = 0.1
+"""Part of the offloads without a first token that may be hedged at a time; one always may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a hedge is booked in."""
+
+    ledger: Ledger
+    course: Course
+    uses: Uses
+    fleet: Fleet
+    gate: Gate
+
+
+class Hedges:
+    """Starts and ends hedges; `Route.hedge` is the one that a request has now."""
+
+    def __init__(self, parts: Parts, *, is_on: bool) -> None:
+        self._parts = parts
+        self._is_on = is_on
+        self._live = 0
+
+    def switch(self, *, is_on: bool) -> None:
+        """From the next late prefill on."""
+        self._is_on = is_on
+
+    @property
+    def live(self) -> int:
+        """Requests that are being computed in two places."""
+        return self._live
+
+    def due_s(self, route: Route) -> float:
+        """When P is late, on the router's clock; never without a P or with hedges switched off.
+
+        Not before as much time was lost as D would need: a D behind a queue helps nobody.
+        """
+        if route.prefill is None or not self._is_on:
+            return math.inf
+        latency, name = self._parts.course.latency, route.decode.name
+        bound_s = latency.prefill_bound_s(route.prefill.name, route.predicted_prefill_s)
+        local_s = latency.wait_s(name, route.reserved_s)
+        local_s += latency.prefill_s(name, route.new_tokens, route.hit_tokens, 0, 0)
+        return route.reserved_s + max(bound_s, local_s)
+
+    def start(self, route: Route, facts: RequestFacts, now_s: float) -> bool:
+        """P is late: charge D for computing too; false where it must not."""
+        if not self._may(route):
+            return False
+        parts, name, tokens = self._parts, route.decode.name, route.new_tokens
+        kept = [c for c in route.lease.charges if c.phase is not Phase.INBOUND]
+        route.lease.replace(kept)
+        load = parts.ledger.load(name)
+        kv_wait_s = parts.gate.kv_wait_s(name, load, tokens, now_s)
+        route.hedge = parts.course.hedge(route, load, now_s, kv_wait_s)
+        route.hedge.use = parts.uses.open(name, facts)
+        self._live += 1
+        route.lease.replace((*kept, *parts.ledger.charge(name, Phase.PREFILL, tokens)))
+        return True
+
+    def _may(self, route: Route) -> bool:
+        is_waiting = route.prefill is not None and route.handed_s is None and route.lease.is_open
+        if not self._is_on or not is_waiting or route.hedge is not None:
+            return False
+        fleet, load = self._parts.fleet, self._parts.ledger.load
+        members = [member.instance.name for member in fleet.members()]
+        offloads = self._live + sum(load(name).inbound_requests for name in members)
+        return fleet.is_up(route.decode.name) and self._live < max(1, HEDGED_RATIO * offloads)
+
+    def drop(self, route: Route, now_s: float) -> None:
+        """P has answered, or D has failed: D computes no more, and waits for P's KV again."""
+        if route.hedge is None:
+            return
+        self.end(route, now_s)
+        name = route.decode.name
+        kept = [c for c in route.lease.charges if c.account.name != name]
+        inbound = self._parts.ledger.charge(name, Phase.INBOUND, route.prompt_tokens)
+        route.lease.replace((*kept, *inbound))
+
+    def adopt(self, route: Route) -> bool:
+        """P's leg is over, what D computes is the request's own; false without a hedge."""
+        hedge, parts = route.hedge, self._parts
+        if hedge is None:
+            return False
+        self._live -= 1
+        route.hedge = None
+        parts.course.resume(route, hedge)
+        parts.uses.end(route)
+        route.use = hedge.use
+        name, tokens = route.decode.name, route.new_tokens
+        route.lease.replace(parts.ledger.charge(name, Phase.PREFILL, tokens))
+        return True
+
+    def end(self, route: Route, now_s: float) -> None:
+        """Over, however it ended; what it is charged is the caller's."""
+        hedge, route.hedge = route.hedge, None
+        if hedge is not None:
+            self._live -= 1
+            self._parts.course.latency.end(route.decode.name, id(route.lease), now_s)
+            self._parts.uses.close(hedge.use)

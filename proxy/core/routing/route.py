@@ -1,0 +1,99 @@
+"""What a decision gives: where a request goes and why, with the lease that charges it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from proxy.core.kvcache.reuse import Use
+from proxy.core.ledger import Lease
+from proxy.core.placement.alternatives import Options, Shadowed
+from proxy.core.types import Fallback, Instance, Reason, RouteClass
+
+
+@dataclass(slots=True)
+class Hedge:
+    """D computes while P is late: since `started_s`, for `work_s` behind what was there before."""
+
+    started_s: float
+    work_s: float
+    predicted_prefill_s: float
+    computes_tokens: int
+    waited_for_room: bool
+    use: Use | None = None
+
+
+@dataclass(slots=True, init=False)
+class Route:
+    """The decision for one request, and the lease that charges it.
+
+    `prefill` is None when the request is computed where it decodes. `new_tokens` is what D would
+    have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
+    attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
+    """
+
+    decode: Instance
+    prefill: Instance | None
+    route_class: RouteClass
+    reason: Reason
+    policy: str
+    prompt_tokens: int
+    hit_tokens: int
+    new_tokens: int
+    new_tokens_prefill: int | None
+    lease: Lease
+    turn: int
+    predicted_ttft_s: float
+    predicted_transfer_s: float | None
+    predicted_prefill_s: float
+    predicted_ttft_bound_s: float | None
+    options: Options | None
+    shadow: Shadowed | None
+    fallback: Fallback | None
+    reserved_s: float
+    beside_step_s: float
+    computes_tokens: int
+    waited_for_room: bool
+    handed_s: float | None
+    first_token_s: float | None
+    tried: set[str]
+    use: Use | None
+    hedge: Hedge | None
+
+    def __init__(
+        self,
+        decode: Instance,
+        prefill: Instance | None,
+        route_class: RouteClass,
+        reason: Reason,
+        policy: str,
+        prompt_tokens: int,
+        hit_tokens: int,
+        new_tokens: int,
+        new_tokens_prefill: int | None,
+        lease: Lease,
+        turn: int,
+        predicted_ttft_s: float,
+        predicted_transfer_s: float | None = None,
+        predicted_ttft_bound_s: float | None = None,
+        options: Options | None = None,
+    ) -> None:
+        self.decode, self.prefill = decode, prefill
+        self.route_class, self.reason, self.policy = route_class, reason, policy
+        self.prompt_tokens = prompt_tokens
+        self.hit_tokens, self.new_tokens = hit_tokens, new_tokens
+        self.new_tokens_prefill = new_tokens_prefill
+        self.lease, self.turn = lease, turn
+        self.predicted_ttft_s = predicted_ttft_s
+        self.predicted_transfer_s = predicted_transfer_s
+        self.predicted_prefill_s = 0.0
+        self.predicted_ttft_bound_s = predicted_ttft_bound_s
+        self.options = options
+        self.shadow = None
+        self.fallback = None
+        self.reserved_s = self.beside_step_s = 0.0
+        self.computes_tokens = 0
+        self.waited_for_room = False
+        self.handed_s = self.first_token_s = None
+        self.tried = set()
+        self.use = None
+        self.hedge = None

@@ -1,0 +1,418 @@
+"""Router.admit: the one place where sessions, prefixes, load, gate and offload meet.
+
+`admit` looks, decides and charges in one synchronous call, so that of two simultaneous HEAVY
+requests the second sees the first. Afterwards the shell reports what happened (`prefill_done`,
+`first_token`, `fall_back`, `retry`, `finish`), and the router keeps lease, sessions and prefixes in
+step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from proxy.core.admission.gate import ANY_MODEL, Busy, Gate
+from proxy.core.admission.retry_after import retry_after_s
+from proxy.core.config import RouterConfig
+from proxy.core.fleet.events import Watch
+from proxy.core.fleet.members import Fleet, Member
+from proxy.core.kvcache.prefix_index import PrefixIndex
+from proxy.core.kvcache.reuse import Reuse
+from proxy.core.kvcache.sessions import Sessions
+from proxy.core.latency.model import Latency
+from proxy.core.latency.slo_pressure import Strain
+from proxy.core.ledger import Ledger, Phase, Stranded
+from proxy.core.placement.candidates import Free
+from proxy.core.placement.cost import by_cost
+from proxy.core.placement.rules import by_rules
+from proxy.core.placement.scene import (
+    Choice,
+    Decide,
+    Scene,
+    options_of,
+    predicted_ttft_s,
+    route_class,
+    transfer_s,
+)
+from proxy.core.placement.wrappers import Shadow, failing_open
+from proxy.core.routing.hedging import Hedges, Parts
+from proxy.core.routing.lifecycle import Course, Uses
+from proxy.core.routing.route import Route
+from proxy.core.types import (
+    Fallback,
+    Instance,
+    Reason,
+    Reject,
+    RejectReason,
+    RequestFacts,
+    RouteClass,
+)
+
+DECIDERS: dict[str, Decide] = {"cost": by_cost}
+"""Policies that choose D and P together; any other is a rule of POLICIES behind a placement."""
+
+
+NO_INSTANCE_RETRY_S = 5.0
+"""Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
+
+
+_STRANDING = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
+"""P keeps its KV although nobody will fetch it; after any other end it has let go, or is gone."""
+
+
+class Router:
+    """All state of the decisions. Single-threaded; no method waits.
+
+    `decide` makes the choice among the free instances; the default follows the options.
+    """
+
+    def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
+        self.config = config
+        self.mistake: str | None = None
+        """The last one that a policy made, for who writes a log."""
+        self._decide = decide or self._policy(config)
+        self._shadow = _shadow_of(config)
+        self.latency = Latency(
+            config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
+        )
+        self.ledger = Ledger()
+        self.stranded = Stranded(config.kv_pin_timeout_s)
+        self.strain = Strain(config.tpot_slo_s)
+        self._course = Course(self.latency, self.strain)
+        self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
+        self.prefixes = PrefixIndex(config.prefix_cache_bytes)
+        self.reuse = Reuse(self.prefixes)
+        self.gate = Gate(
+            config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
+        )
+        self.fleet = Fleet(config.slow_start_s)
+        self.watch = Watch(self.fleet, self.ledger, self._forget, self._freed)
+        self._uses = Uses(self.reuse, self.fleet, self.gate)
+        parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
+        self.hedges = Hedges(parts, is_on=config.hedge)
+        self._members: list[Member] = []
+        self._instances: list[Instance] = []
+        self._names: list[str] = []
+        self._on_freed: Callable[[], None] | None = None
+
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Decide by other limits, targets and policies from now on.
+
+        What state was made with stays as it was: rates, capacities, lifetimes. Thresholds that an
+        operator set meanwhile stay unless the new configuration has other ones.
+        """
+        if config.thresholds != self.config.thresholds:
+            self.gate.set(ANY_MODEL, config.thresholds)
+        self.config = config
+        self._decide = self._policy(config)
+        self._shadow = _shadow_of(config)
+        self.strain.aim(config.tpot_slo_s)
+        self.hedges.switch(is_on=config.hedge)
+        self._freed()
+
+    def _policy(self, config: RouterConfig) -> Decide:
+        return failing_open(DECIDERS.get(config.offload_policy, by_rules), self._note_mistake)
+
+    def _note_mistake(self, words: str) -> None:
+        self.mistake = words
+
+    def add(self, instance: Instance) -> None:
+        """Bring an instance in, with fresh counters."""
+        self.fleet.add(instance)
+        self.ledger.add(instance.name)
+        self._freed()
+
+    def remove(self, name: str) -> None:
+        """Take an instance out; its live leases go on against its detached account."""
+        self.fleet.remove(name)
+        self.ledger.remove(name)
+        self._forget(name)
+        self._freed()
+
+    def _forget(self, name: str) -> None:
+        self.reuse.forget(name)
+        self.gate.forget(name)
+        self.sessions.forget(name)
+        self.latency.forget(name)
+        self.stranded.forget(name)
+
+    def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:
+        """From now on call this after what may change a rejected request's lot; None: nothing.
+
+        It is called in the middle of changes, so it must not ask the router anything itself.
+        """
+        self.ledger.on_freed = self.gate.on_change = self._on_freed = on_freed
+
+    def _freed(self) -> None:
+        if self._on_freed is not None:
+            self._on_freed()
+
+    def busy(self, name: str, model: str, now_s: float) -> Busy | None:
+        """Which threshold an instance is past, if any; KeyError when unknown."""
+        return self.gate.busy(name, model, self.ledger.load(name), now_s)
+
+    def least_new_tokens(self, facts: RequestFacts) -> int:
+        """What a prompt brings that nobody has, estimated tokens."""
+        most = max(self.reuse.hits(facts).values(), default=0)
+        return facts.prompt_tokens - facts.hit_tokens(most)
+
+    def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
+        """Choose D, the class and P, and charge them; or say why not and when to come back."""
+        free = self._free(facts, now_s, exclude=())
+        if isinstance(free, Reject):
+            return free
+        scene = self._scene(facts, free, now_s)
+        choice = self._decide(scene)
+        shadow = self._shadow.look(scene, choice) if self._shadow else None
+        turn = self.sessions.assign(facts.session_id, choice.decode.instance.name, now_s)
+        route = self._route(scene, choice, turn)
+        route.shadow = shadow
+        return route
+
+    def elsewhere(self, route: Route, facts: RequestFacts, now_s: float) -> Free | Reject:
+        """Where a request may run again whose D failed: where it was not yet, colocated.
+
+        Not where the breaker is open, and where nothing failed lately, if there is such a place.
+        """
+        route.tried.add(route.decode.name)
+        exclude = route.tried | self.fleet.open()
+        free = self._free(facts, now_s, exclude | self.fleet.spotted())
+        return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
+
+    def retry(
+        self,
+        route: Route,
+        facts: RequestFacts,
+        now_s: float,
+        free: Free | None = None,
+    ) -> Route | Reject:
+        """Place the request again, on one of `free`, or `elsewhere`."""
+        found = free if free is not None else self.elsewhere(route, facts, now_s)
+        if isinstance(found, Reject):
+            return found
+        d = self._decide(self._scene(facts, found, now_s)).decode
+        self.hedges.end(route, now_s)
+        self._course.release(route, now_s)
+        self._let_go(route.decode)
+        if route.prefill is not None:
+            self._let_go(route.prefill)
+        self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
+        route.decode, route.prefill = d.instance, None
+        route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
+        self._charge_colocated(route, facts, now_s)
+        return route
+
+    def has_other(self, route: Route, facts: RequestFacts) -> bool:
+        """Whether there is an instance that could be tried as well for this request."""
+        exclude = {*route.tried, route.decode.name} | self.fleet.open()
+        return bool(self.fleet.serving(facts.model, exclude))
+
+    def prefill_done(
+        self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None
+    ) -> None:
+        """P has answered: its work is over, its copy stays pinned until D has pulled.
+
+        `cached_ratio`: the part of the prompt that P found in its cache, where it tells.
+        """
+        if route.prefill is None:
+            return
+        self.hedges.drop(route, now_s)
+        self._course.prefill_done(route, facts, now_s)
+        p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
+        self._uses.computed(route, facts, cached_ratio)
+        charge = self.ledger.charge
+        route.lease.replace((*charge(p, Phase.PINNED, tokens), *charge(d, Phase.INBOUND, tokens)))
+
+    def first_token(
+        self, route: Route, facts: RequestFacts, now_s: float, *, seen: bool = True
+    ) -> None:
+        """D has answered: the prompt's KV is there, and the stream decodes.
+
+        Not `seen`: the answer came in one piece, so its time teaches nothing of prefills.
+        """
+        name = route.decode.name
+        self.hedges.end(route, now_s)
+        self._course.first_token(route, facts, now_s, seen=seen)
+        if route.prefill is not None:
+            self._uses.received(route, facts)
+        else:
+            self._uses.computed(route, facts)
+        route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
+
+    def came_whole(self, route: Route, now_s: float) -> None:
+        """D's answer was there at once, to its end: instead of `first_token`, without a stream.
+
+        For a request that is not offloaded; `completed` and `finish` follow now.
+        """
+        route.first_token_s = now_s
+        self.gate.released(route.decode.name, route.prompt_tokens, now_s)
+
+    def completed(
+        self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
+    ) -> None:
+        """The answer came to its end: D gives its blocks back, the most recently used ones now.
+
+        `cached_ratio`: the part of the prompt that D found in its cache, where it tells.
+        """
+        self._uses.completed(route, facts, cached_ratio)
+
+    def fall_back(self, route: Route, facts: RequestFacts, why: Fallback, now_s: float) -> None:
+        """The offload failed before the client's first byte: compute on D instead.
+
+        Where a hedge does so already, it goes on.
+        """
+        route.fallback = why
+        p = route.prefill
+        late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
+        route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
+        route.route_class = RouteClass.HEAVY_COLO
+        self._course.release(route, now_s)
+        if p is not None and why in _STRANDING:
+            self.stranded.book(p.name, route.prompt_tokens, now_s)
+        route.prefill = None
+        if p is not None:
+            self._let_go(p)
+        if not self.hedges.adopt(route):
+            self._charge_colocated(route, facts, now_s)
+
+    def finish(self, route: Route, now_s: float, output_tokens: int | None = None) -> None:
+        """The request is over, however it ended: take back what is charged.
+
+        `output_tokens`: of a whole answer, as the engine counted them.
+        """
+        name = route.decode.name
+        if route.lease.is_open and self.fleet.is_up(name):
+            kv_tokens = self.ledger.load(name).decode_tokens
+            self._course.finished(route, kv_tokens, output_tokens, now_s)
+        for charge in route.lease.charges:
+            if charge.phase is Phase.DECODE:
+                self.gate.released(name, charge.tokens, now_s)
+        self.hedges.end(route, now_s)
+        self._course.release(route, now_s)
+        self._uses.end(route)
+        route.lease.close()
+        self._let_go(route.decode)
+        if route.prefill is not None:
+            self._let_go(route.prefill)
+
+    def _let_go(self, instance: Instance) -> None:
+        """Of one that was removed, what ends later leaves nothing behind: names come and go."""
+        if self.fleet.get(instance.name) is None:
+            self._forget(instance.name)
+
+    def _free(self, facts: RequestFacts, now_s: float, exclude: Collection[str]) -> Free | Reject:
+        busy: list[tuple[str, Busy]] = []
+        members = self.fleet.serving(facts.model, exclude)
+        if members and self.gate.is_open(facts.model, now_s):
+            return self._candidates(facts, self._warm(facts, members, now_s), now_s)
+        free: list[Member] = []
+        for member in members:
+            state = self.busy(member.instance.name, facts.model, now_s)
+            if state is None:
+                free.append(member)
+            else:
+                busy.append((member.instance.name, state))
+        if free:
+            return self._candidates(facts, self._warm(facts, free, now_s), now_s)
+        if busy:
+            soonest = min((state for _, state in busy), key=lambda b: b.free_in_s)
+            tps = sum(self.gate.intake_tps(name, state.check, now_s) for name, state in busy)
+            wait_s = soonest.free_in_s
+            return Reject(soonest.check, retry_after_s([wait_s]), wait_s, tps)
+        return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
+
+    def _warm(self, facts: RequestFacts, free: list[Member], now_s: float) -> list[Member]:
+        if not self.fleet.is_starting:
+            return free
+        return self.fleet.warm(free, self.sessions.home(facts.session_id, now_s), now_s)
+
+    def _candidates(self, facts: RequestFacts, members: list[Member], now_s: float) -> Free:
+        if members != self._members:
+            # The same ones as last time, nearly always.
+            instances = [member.instance for member in members]
+            self._members, self._instances = members, instances
+            self._names = [instance.name for instance in instances]
+        names = self._names
+        loads = self.ledger.loads(names)
+        hits = _hit_tokens(facts, self.reuse.hits(facts), names)
+        waits_s = self.gate.kv_waits_s(names, loads, facts.prompt_tokens, now_s)
+        full = self.prefixes.full_ratios(names)
+        sessions_on = self.sessions.count
+
+        def rank(at: int) -> tuple[int, int]:
+            return sessions_on(names[at]), members[at].last_placed
+
+        return Free(facts.prompt_tokens, self._instances, names, loads, hits, full, waits_s, rank)
+
+    def _scene(self, facts: RequestFacts, free: Free, now_s: float) -> Scene:
+        home = self.sessions.home(facts.session_id, now_s)
+        mean, price = self._mean_ongoing, self.strain.price
+        kv_tokens, stranded = self.gate.kv_tokens, self.stranded.on
+        return Scene(
+            self.config, facts, home, free, mean, now_s, self.latency, price, kv_tokens, stranded
+        )
+
+    def _mean_ongoing(self) -> float:
+        load = self.ledger.load
+        loads = [load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
+        return sum(loads) / len(loads) if loads else 0.0
+
+    def _route(self, scene: Scene, choice: Choice, turn: int) -> Route:
+        facts, now_s = scene.facts, scene.now_s
+        d, p = choice.decode, choice.prefill
+        if choice.placed:
+            self.fleet.placed(d.instance.name)
+        predicted_s = predicted_ttft_s(scene, choice)
+        route = Route(
+            decode=d.instance,
+            prefill=p.instance if p else None,
+            route_class=route_class(choice.size, offloaded=p is not None),
+            reason=choice.reason,
+            policy=self.config.offload_policy,
+            prompt_tokens=facts.prompt_tokens,
+            hit_tokens=d.hit_tokens,
+            new_tokens=d.new_tokens,
+            new_tokens_prefill=p.new_tokens if p else None,
+            lease=self.ledger.open(()),
+            turn=turn,
+            predicted_ttft_s=predicted_s,
+            predicted_ttft_bound_s=self.latency.ttft_bound_s(predicted_s),
+            predicted_transfer_s=transfer_s(scene, p, d) if p else None,
+            options=options_of(scene, choice),
+        )
+        if p is None:
+            self._charge_colocated(route, facts, now_s)
+        else:
+            self._uses.begin(route, p.instance.name, facts)
+            self._course.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
+            charge = self.ledger.charge
+            prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
+            inbound = charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens)
+            route.lease.replace((*prefill, *inbound))
+        return route
+
+    def _charge_colocated(self, route: Route, facts: RequestFacts, now_s: float) -> None:
+        name, tokens = route.decode.name, route.new_tokens
+        self._uses.begin(route, name, facts)
+        route.lease.replace(())  # what an attempt before it was charged is not beside it
+        if self.fleet.get(name) is not None:
+            load = self.ledger.load(name)
+            kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
+            self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
+        route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
+
+
+def _hit_tokens(facts: RequestFacts, blocks: dict[str, int], names: list[str]) -> list[int]:
+    """The tokens behind each instance's hit; many have the same one: none, or a system prompt."""
+    hits, last, tokens = [], 0, 0
+    for name in names:
+        count = blocks.get(name, 0)
+        if count != last:
+            last, tokens = count, facts.hit_tokens(count)
+        hits.append(tokens)
+    return hits
+
+
+def _shadow_of(config: RouterConfig) -> Shadow | None:
+    if config.shadow_policy is None:
+        return None
+    return Shadow(config.shadow_policy, DECIDERS.get(config.shadow_policy, by_rules), config)
