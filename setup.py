@@ -1,4 +1,4 @@
-"""Compiles the decisions (`proxy/core`) to C with mypyc where there is a C compiler.
+"""Compiles `proxy/core` and `proxy/protocol` to C with mypyc where there is a C compiler.
 
 Without one the same files are installed to be interpreted, at half as much CPU time again per
 request. An editable install (`pip install -e`) always is: an edit of a compiled file would have no
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-COMPILED = ("proxy/core",)
+COMPILED = ("proxy/core", "proxy/protocol")
 INTERPRETED = frozenset(
     {
         "proxy/core/admission/queue.py",
@@ -22,11 +22,14 @@ INTERPRETED = frozenset(
         "proxy/core/connectors/nixl.py",
         "proxy/core/latency/slo.py",
         "proxy/core/record.py",
+        "proxy/protocol/errors.py",
+        "proxy/protocol/headers.py",
     }
 )
 """queue: the shell's entries inherit from its own, which compiled classes do not allow.
 slo: it goes to other processes as a part of a load's rules, and compiled ones cannot be pickled.
 connectors: tests and plug-ins inherit from them.
+errors: the shell's errors inherit from them. headers: its memos gain nothing from being compiled.
 record: orjson reads the fields of its dataclasses, and cannot read those of compiled ones."""
 WISH = os.environ.get("CACHE_PROXY_COMPILE", "")
 

@@ -15,9 +15,9 @@ from hashlib import sha256
 
 from multidict import CIMultiDictProxy
 
-from proxy.config import Settings
-from proxy.errors import UnauthorizedError
+from proxy.config_options import Settings
 from proxy.keys import SecretStr, digest, tenants_of
+from proxy.protocol.errors import UnauthorizedError
 
 SALT = "cache_salt"
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})

@@ -16,9 +16,9 @@ from proxy.config_values import InstanceSpec
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.latency.model import Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
-from proxy.core.tokens import bounded, of_tenant
-from proxy.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
 from proxy.operators import error_response, json_response, small_object, unavailable
+from proxy.protocol.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
+from proxy.protocol.request_facts import bounded, of_tenant
 from proxy.reqlog import record_json
 from proxy.service import DECISIONS_KEPT, Service
 from proxy.upstream import LIST_BYTES, model_cards

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from proxy.core.types import FailureKind
 from proxy.deadline import Alarm
-from proxy.errors import DEFECTS, UpstreamFailure
+from proxy.protocol.errors import DEFECTS, UpstreamFailure
 
 GRACE_S = 0.8
 """An idle engine takes a leg in within 50 ms; no connection outlives its client by a second."""

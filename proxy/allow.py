@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable
 from ipaddress import ip_network
 from urllib.parse import urlsplit
 
-from proxy.config import InstanceSpec
+from proxy.config_values import InstanceSpec
 from proxy.deadline import Limit
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 from proxy.resolve import Address, Networks, Resolver, literal, never, within
 
 LOOK_UP_S = 2.0

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.core.framing import Chunked, Framing, FramingError, Length, UntilClose
-from proxy.core.tap import Tap
 from proxy.deadline import Alarm
-from proxy.errors import UpstreamFailure
-from proxy.heads import answer_lines
+from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.framing import Chunked, Framing, FramingError, Length, UntilClose
+from proxy.protocol.headers import answer_lines
+from proxy.protocol.sse import Tap
 
 HOLD_BYTES = 65536
 _NO_BODY = Length(0)

@@ -11,14 +11,15 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from proxy import background, estate, tcp, tls
-from proxy.config import ConfigError, Settings
+from proxy.config_options import Settings
+from proxy.config_sources import ConfigError
 from proxy.connections import Door, GuardedSite, client_cap
-from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.departure import Departure, first_of
 from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
 from proxy.heritage import Heritage
 from proxy.listening import Site, no_listener
+from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
 from proxy.refusals import RefusalLog
 from proxy.reload import Reloader
 from proxy.routes import application

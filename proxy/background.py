@@ -16,9 +16,9 @@ from proxy.core.admission.memory import Level
 from proxy.core.fleet.health import FAULT_KINDS
 from proxy.core.types import FailureKind
 from proxy.deadline import Limit
-from proxy.errors import DEFECTS, UpstreamFailure
 from proxy.judge import look_at
 from proxy.memory import resident_bytes
+from proxy.protocol.errors import DEFECTS, UpstreamFailure
 from proxy.scrape import parse
 from proxy.service import Service
 from proxy.throttle import Throttle

@@ -18,8 +18,10 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from proxy import replies
-from proxy.core.framing import FramingError
-from proxy.core.inbound import (
+from proxy.protocol.errors import ProxyError
+from proxy.protocol.framing import FramingError
+from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
+from proxy.protocol.request_framing import (
     HEAD_BYTES,
     METHODS,
     Boundaries,
@@ -29,8 +31,6 @@ from proxy.core.inbound import (
     is_line,
     is_target,
 )
-from proxy.core.tokens import OFFLOAD_ENDPOINTS
-from proxy.errors import ProxyError
 from proxy.refusals import RefusalLog, RefusedError, refusal_of
 from proxy.serial import SerialHandler
 

@@ -29,11 +29,11 @@ from proxy.core.types import (
     RouteClass,
 )
 from proxy.deadline import Limit
-from proxy.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.handover import DecodeHalf
-from proxy.heads import route_lines, with_request_id
 from proxy.legs import Outgoing, Patience, decode_leg
 from proxy.offloading import Offloading
+from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
+from proxy.protocol.headers import route_lines, with_request_id
 from proxy.relay import (
     CLOSE,
     RelayResponse,

@@ -20,7 +20,7 @@ from proxy.core.connectors.base import KV_PARAMS, Edits
 from proxy.core.routing.route import Route
 from proxy.core.types import Fallback, Instance
 from proxy.deadline import Limit
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 from proxy.service import Service
 from proxy.upstream import OnSent
 

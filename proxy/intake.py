@@ -12,11 +12,10 @@ import orjson
 from aiohttp import web
 
 from proxy.access import SALT, Grant
-from proxy.core.splice import splice
-from proxy.core.steering import PLUGINS, complaint, harmless_arguments, steering_keys
-from proxy.core.tokens import OFFLOAD_ENDPOINTS
 from proxy.deadline import RateLimit
-from proxy.errors import (
+from proxy.legs import Outgoing
+from proxy.protocol.body import PLUGINS, complaint, harmless_arguments, splice, steering_keys
+from proxy.protocol.errors import (
     BadRequestError,
     BodyTimeoutError,
     BodyTooLargeError,
@@ -24,8 +23,8 @@ from proxy.errors import (
     NotForClientsError,
     UnsupportedEncodingError,
 )
-from proxy.heads import forwarded
-from proxy.legs import Outgoing
+from proxy.protocol.headers import forwarded
+from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
 
 MIN_RATE = 1024
 """Bytes per second that a body must come with on average, once a third of its time is over."""

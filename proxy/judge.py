@@ -5,9 +5,9 @@ from __future__ import annotations
 import orjson
 
 from proxy.answer import Reply
-from proxy.core.sse import CARRY_BYTES, first_event, is_error_event
 from proxy.core.types import FailureKind
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.sse import CARRY_BYTES, first_event, is_error_event
 
 BUSY_STATUSES = frozenset({429, 503, 529})
 ERROR_BODY_BYTES = 65536

@@ -19,12 +19,12 @@ from proxy.answer import HOLD_BYTES, Reply
 from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer
 from proxy.core.connectors.params import wrong_params
 from proxy.core.kvcache.reuse import usage_ratio
-from proxy.core.splice import splice
 from proxy.core.types import FailureKind, Fallback
 from proxy.deadline import Limit
-from proxy.errors import UpstreamFailure
-from proxy.heads import with_request_id
 from proxy.judge import is_plainly_good, look_at
+from proxy.protocol.body import splice
+from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.headers import with_request_id
 from proxy.throttle import Throttle, more
 from proxy.upstream import ANSWER_BYTES, OnSent, Upstream
 

@@ -18,12 +18,12 @@ from proxy.build import is_compiled
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.admission.memory import Watermark
 from proxy.core.fleet.health import State
-from proxy.core.inbound import Refusal
 from proxy.core.latency.regression import SHORT_S
 from proxy.core.latency.slo import Slo
 from proxy.core.record import RequestRecord
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind, Fallback, Load, RejectReason
+from proxy.protocol.request_framing import Refusal
 from proxy.scrape import EngineStats
 from proxy.tally import Counts, Spreads
 

@@ -12,9 +12,9 @@ from proxy.core.connectors.base import Edits
 from proxy.core.record import RequestRecord
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback, RequestFacts
-from proxy.errors import UpstreamFailure
 from proxy.handover import PrefillHalf, release
 from proxy.legs import Outgoing, fallback_of, prefill_leg
+from proxy.protocol.errors import UpstreamFailure
 from proxy.race import Local, race
 from proxy.service import Service
 from proxy.waits import for_prefill

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from proxy.core.types import FailureKind
 from proxy.deadline import Limit
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 from proxy.resolve import literal
 from proxy.ways import Ways
 from proxy.wire import Connection

@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from proxy.core.connectors import Edits
+from proxy.core.connectors.base import Edits
 from proxy.core.types import Fallback
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 
 A = TypeVar("A")
 

@@ -17,8 +17,8 @@ from aiohttp.http_exceptions import (
     TransferEncodingError,
 )
 
-from proxy.core.inbound import HEAD_BYTES, Refusal
-from proxy.errors import BadRequestError
+from proxy.protocol.errors import BadRequestError
+from proxy.protocol.request_framing import HEAD_BYTES, Refusal
 from proxy.throttle import Throttle
 
 _log = logging.getLogger(__name__)

@@ -19,11 +19,11 @@ from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
 from proxy.answer import Reply
-from proxy.core.framing import Chunked, FramingError, UntilClose, wrap
-from proxy.core.sse import Scanner, end_of_stream, events_end, names_the_end
 from proxy.core.types import FailureKind
 from proxy.deadline import IdleLimit
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.framing import Chunked, FramingError, UntilClose, wrap
+from proxy.protocol.sse import Scanner, end_of_stream, events_end, names_the_end
 
 GROW_EVENTS = 16
 """Output is charged in steps of this many events."""

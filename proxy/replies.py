@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 from proxy.core.admission.retry_after import milliseconds
 from proxy.core.fleet.retries import busy_s
 from proxy.core.types import FailureKind, Reject, RejectReason
-from proxy.errors import (
+from proxy.protocol.errors import (
     BadUpstreamError,
     MethodNotAllowedError,
     NoRoomError,

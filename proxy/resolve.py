@@ -17,7 +17,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 from proxy.core.types import FailureKind
 from proxy.deadline import Limit
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 
 Address = IPv4Address | IPv6Address
 Networks = Sequence[IPv4Network | IPv6Network]

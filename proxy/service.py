@@ -29,12 +29,12 @@ from proxy.core.fleet.retries import Budget
 from proxy.core.latency.slo import Slo
 from proxy.core.record import RequestRecord
 from proxy.core.routing.router import Router
-from proxy.core.tokens import TokenEstimator
 from proxy.core.types import FailureKind, Instance, RequestFacts
 from proxy.deadline import Limit
-from proxy.errors import UnauthorizedError, UpstreamFailure
 from proxy.memory import cgroup_limit
 from proxy.metrics import FleetCollector, Metrics, Taken
+from proxy.protocol.errors import UnauthorizedError, UpstreamFailure
+from proxy.protocol.request_facts import TokenEstimator
 from proxy.reqlog import RequestLog
 from proxy.scrape import EngineStats
 from proxy.throttle import FailureLog

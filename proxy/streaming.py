@@ -11,11 +11,11 @@ from proxy import journal
 from proxy.answer import Reply
 from proxy.core.record import RequestRecord
 from proxy.core.routing.route import Route
-from proxy.core.sse import Scanner
 from proxy.core.types import Outcome, RequestFacts
-from proxy.errors import UpstreamFailure
 from proxy.judge import in_band_error
 from proxy.lastwords import error_event
+from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.sse import Scanner
 from proxy.relay import GROW_EVENTS, Relay, RelayResponse, StreamCutError
 from proxy.service import Service
 from proxy.waits import for_silence

@@ -17,9 +17,9 @@ from proxy.answer import Reply
 from proxy.core.connectors.engine_id import EngineId
 from proxy.core.types import FailureKind, Instance
 from proxy.deadline import Limit
-from proxy.errors import UpstreamFailure
-from proxy.heads import request_head
 from proxy.pool import Pool
+from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.headers import request_head
 from proxy.throttle import Throttle
 from proxy.ways import Ways
 

@@ -20,8 +20,8 @@ from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Reject, RejectReason, RequestFacts
 from proxy.deadline import Limit
-from proxy.errors import DRAIN_RETRY_S
 from proxy.metrics import Metrics
+from proxy.protocol.errors import DRAIN_RETRY_S
 
 PRIORITY_HEADER = "X-Request-Priority"
 _BY_NAME = {priority.name.lower(): priority for priority in Priority}

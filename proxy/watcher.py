@@ -9,7 +9,7 @@ from proxy.clock import Clock
 from proxy.core.fleet.health import Change
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 from proxy.upstream import Upstream
 
 _WORDS = {

@@ -7,8 +7,8 @@ from contextlib import suppress
 from aiohttp import web
 
 from proxy.answer import Reply
-from proxy.core.framing import Length
-from proxy.core.sse import last_usage
+from proxy.protocol.framing import Length
+from proxy.protocol.sse import last_usage
 from proxy.relay import RelayResponse
 
 AT_ONCE_BYTES = 32768

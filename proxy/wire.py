@@ -15,10 +15,10 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from proxy import tcp
 from proxy.answer import Fields, Head, Reply
-from proxy.core.framing import FramingError, UntilClose
-from proxy.core.tap import Tap
 from proxy.core.types import FailureKind
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.framing import FramingError, UntilClose
+from proxy.protocol.sse import Tap
 
 HEAD_BYTES = 65536
 """A longer head is refused; informational ones before it count in."""

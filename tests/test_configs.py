@@ -9,10 +9,10 @@ import pytest
 from proxy.config import default_toml, load, readme_table
 from proxy.config_options import Settings
 from proxy.core.config import RouterConfig
-from proxy.core.inbound import Refusal
 from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Outcome, Reason, RejectReason, RouteClass
 from proxy.metrics import FleetCollector, Metrics
+from proxy.protocol.request_framing import Refusal
 from proxy.scrape import EngineStats
 from proxy.tally import Counts, Spreads
 

@@ -22,15 +22,15 @@ from proxy.config_sources import ConfigError
 from proxy.config_values import InstanceSpec
 from proxy.core.connectors.base import finished_by_length
 from proxy.core.fleet.retries import busy_s
-from proxy.core.framing import Chunked, FramingError, Length
 from proxy.core.kvcache.reuse import usage_ratio
 from proxy.core.record import RequestRecord
-from proxy.core.sse import Scanner, end_of_stream, events_end, first_event, is_error_event
-from proxy.core.tokens import bounded
-from proxy.errors import UpstreamFailure
-from proxy.heads import answer_lines, forwarded
 from proxy.journal import note_usage
 from proxy.plain import printable, printable_json
+from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.framing import Chunked, FramingError, Length
+from proxy.protocol.headers import answer_lines, forwarded
+from proxy.protocol.request_facts import bounded
+from proxy.protocol.sse import Scanner, end_of_stream, events_end, first_event, is_error_event
 from proxy.reqlog import record_json
 from proxy.scrape import parse
 from proxy.upstream import _engine_id, model_cards

@@ -19,7 +19,7 @@ import pytest
 import uvloop
 
 from proxy import connections, deadline, edge, pool, waiting, wire
-from proxy.core import tap
+from proxy.protocol import sse
 
 TURN_S = 0.02
 """The longest that may be, on a machine as fast as the one where `_WORK_S` was measured."""
@@ -29,7 +29,7 @@ _CALLBACKS = (
     (connections.Guest, "connection_made"),
     (edge.Connection, "connection_lost"),
     (edge.Heads, "_look"),
-    (tap.Tap, "buffer_updated"),
+    (sse.Tap, "buffer_updated"),
     (wire.Connection, "eof_received"),
     (wire.Connection, "connection_lost"),
     (deadline._Keeper, "_tick"),

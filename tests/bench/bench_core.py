@@ -28,8 +28,8 @@ from proxy.core.config import RouterConfig
 from proxy.core.ledger import Phase
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.tokens import TokenEstimator, block_hashes, prompt_bytes
 from proxy.core.types import Instance, RequestFacts
+from proxy.protocol.request_facts import TokenEstimator, block_hashes, prompt_bytes
 from tests.bench import bodies
 from tests.bench.tables import Grid, number
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.framing import Chunked, FramingError, Length, UntilClose, wrap
+from proxy.protocol.framing import Chunked, FramingError, Length, UntilClose, wrap
 
 END = b"0\r\n\r\n"
 TRAILED = b"000;last\r\nX-Sum: 1\r\nY: \r\n\r\n"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.framing import FramingError, wrap
-from proxy.core.inbound import (
+from proxy.protocol.framing import FramingError, wrap
+from proxy.protocol.request_framing import (
     SMALL_CHUNKS,
     Boundaries,
     ClientChunks,

@@ -11,17 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.splice import members, splice
-from proxy.core.steering import (
+from proxy.protocol.body import (
     MAX_DEPTH,
     MAX_FIELDS,
     MAX_MESSAGES,
     PLUGINS,
     complaint,
     is_deep,
+    members,
+    splice,
     steering_keys,
 )
-from proxy.core.tokens import TokenEstimator
+from proxy.protocol.request_facts import TokenEstimator
 from tests.core.test_tokens import json_values
 
 SHAPES = 1000

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.framing import Chunked, wrap
-from proxy.core.sse import Scanner
-from proxy.core.tap import Tap
+from proxy.protocol.framing import Chunked, wrap
+from proxy.protocol.sse import Scanner, Tap
 from tests.core.test_sse import DONE, KEEP_ALIVE, ROLE, TEXT, USAGE_CHUNK, delta, event, said
 
 NULL = event(choices=[{"delta": {"content": "w"}}], usage=None)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.tokens import (
+from proxy.core.types import RequestFacts
+from proxy.protocol.request_facts import (
     BLOCK_BYTES,
     BYTES_PER_TOKEN_PRIOR,
     OFFLOAD_ENDPOINTS,
@@ -21,7 +22,6 @@ from proxy.core.tokens import (
     prompt_bytes,
     session_identity,
 )
-from proxy.core.types import RequestFacts
 
 CHAT = "/v1/chat/completions"
 json_values = st.recursive(

@@ -23,9 +23,9 @@ from proxy.access import Access
 from proxy.config_options import Settings
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.tokens import TokenEstimator
 from proxy.core.types import Instance, RequestFacts
 from proxy.intake import _salted
+from proxy.protocol.request_facts import TokenEstimator
 from proxy.service import router_config
 from replayer.engine import Engine
 from replayer.sim_openai import Limits, parse_ask

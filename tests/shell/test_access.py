@@ -20,9 +20,9 @@ from proxy.config_sources import ConfigError
 from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.tokens import TokenEstimator
 from proxy.core.types import Instance
 from proxy.keys import fingerprint, tenants_of
+from proxy.protocol.request_facts import TokenEstimator
 from tests.shell.harness import ANSWER, Proxy, RawEngine, chat, plain, proxied, says, words
 
 KEYS = "acme:sk-acme-0123456789abcdef,zeta:sk-zeta-0123456789abcdef,sk-nameless-0123456789"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from proxy.allow import ForbiddenAddressError, check
-from proxy.config import InstanceSpec
+from proxy.config_values import InstanceSpec
 from proxy.core.types import Instance
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 from proxy.resolve import GOOD_S, TTL_S, Resolver
 from proxy.upstream import Upstream
 from proxy.ways import Ways

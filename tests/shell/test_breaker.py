@@ -18,7 +18,7 @@ from proxy import background
 from proxy.core.fleet import health
 from proxy.core.fleet.health import FAULTS, Health, State
 from proxy.core.types import FailureKind
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 from tests.shell.harness import (
     ANSWER,
     Proxy,

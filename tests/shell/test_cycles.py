@@ -20,7 +20,7 @@ import pytest
 
 from proxy.aftermath import Aftermath, Leg
 from proxy.core.types import FailureKind
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 from tests.chaos.client import connect, exchange, request
 from tests.shell.harness import (
     ANSWER,

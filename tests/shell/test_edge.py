@@ -18,7 +18,7 @@ import pytest
 
 from proxy import edge
 from proxy.cli import NO_PARSER
-from proxy.core.inbound import Refusal
+from proxy.protocol.request_framing import Refusal
 from proxy.refusals import RefusalLog
 from proxy.serial import SerialHandler
 from proxy.throttle import LOG_EVERY_S

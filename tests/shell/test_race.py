@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from proxy.core.connectors import Edits
+from proxy.core.connectors.base import Edits
 from proxy.core.types import FailureKind, Fallback
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 from proxy.race import Local, race
 
 EDITS = Edits({"kv": 1})

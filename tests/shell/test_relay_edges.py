@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proxy.core.framing import Chunked
-from proxy.core.sse import Scanner
+from proxy.protocol.framing import Chunked
+from proxy.protocol.sse import Scanner
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,

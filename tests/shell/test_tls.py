@@ -17,8 +17,8 @@ import pytest
 import trustme
 
 from proxy import listening
-from proxy.config import ConfigError
-from proxy.core.framing import Chunked
+from proxy.config_sources import ConfigError
+from proxy.protocol.framing import Chunked
 from replayer.sim_fleet import SimFleet
 from tests.shell.harness import (
     DONE,

@@ -22,7 +22,7 @@ from proxy import tcp
 from proxy.answer import Reply
 from proxy.core.types import FailureKind, Instance
 from proxy.deadline import Limit
-from proxy.errors import UpstreamFailure
+from proxy.protocol.errors import UpstreamFailure
 from proxy.upstream import Upstream
 from proxy.wire import HEAD_BYTES, SLICE_BYTES
 from tests.shell.harness import plain, until

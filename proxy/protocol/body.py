@@ -1,24 +1,34 @@
-"""What a client's body may not ask of an engine, and what no engine would survive.
+"""A client's JSON body: fields it may not set, limits on its shape, and edits on its bytes.
 
 Clients address models, not engines: the fields that lead KV from one engine to another, or pick a
 data-parallel rank, are the proxy's own. A client that sets them makes an engine fetch from an
 address of the client's choice.
+
+`splice` changes a few top-level fields of a JSON object without touching any other byte. Big
+integers, float spelling, key order and escapes of everything else survive, which a parse and
+re-serialisation would not promise. Its caller has parsed the body before: it is a valid object.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, compress
 from typing import Any
 
-from proxy.core.connectors import KV_PARAMS
+from proxy.core.connectors.base import KV_PARAMS
 
 MAX_DEPTH = 128
+
+
 MAX_MESSAGES = 4096
+
+
 MAX_FIELDS = 4096
 """Of the body, and of the plug-ins' arguments: each name is looked at."""
+
+
 _ORDINARY = frozenset(
     {
         "model",
@@ -48,14 +58,28 @@ _ORDINARY = frozenset(
         "prompt_cache_key",
     }
 )
+
+
 _STEERING = frozenset({KV_PARAMS, "ec_transfer_params", "data_parallel_rank"})
+
+
 _STEERING_PREFIX = "do_remote_"
+
+
 _COUNTED_BYTES = 4096
+
+
 _MANY = 1 << 16
 """Values of one level, token ids as a rule, from which on counting is cheaper after all."""
+
+
 _is_nest = frozenset({dict, list}).__contains__
+
+
 PLUGINS = "vllm_xargs"
 """Arguments for an engine's plug-ins; vLLM takes `kv_transfer_params` from there too, as text."""
+
+
 _SALT = re.compile(r"[^@/\\\x00-\x1f\x7f]{1,128}")
 """What vLLM takes as cache_salt; others ended engines before 0.30 (CVE-2026-105756)."""
 
@@ -129,3 +153,50 @@ def is_deep(body: Mapping[str, Any], raw: bytes) -> bool:
         objects = [x for x in below if type(x) is dict]
         arrays = [x for x in below if type(x) is list] if len(objects) < len(below) else []
     return True
+
+
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^][{}"]*+\]|[][{},]', re.DOTALL)
+"""Strings, arrays without strings or nesting (token ids: thousands of them), single marks."""
+
+
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
+
+
+_SHORT = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
+
+
+_OPEN, _CLOSE = frozenset(b"{["), frozenset(b"}]")
+
+
+def members(body: bytes) -> Iterator[tuple[str, int, int]]:
+    """Top-level members as (key, start of the key, end of the value)."""
+    depth, key, start = 0, b"", -1
+    for token in _TOKEN.finditer(body):
+        kind, last = body[token.start()], body[token.end() - 1]
+        depth += (kind in _OPEN) - (last in _CLOSE)
+        if start < 0 and depth == 1 and kind == ord('"'):
+            key, start = token.group(), token.start()
+        elif start >= 0 and (depth == 0 or (depth == 1 and kind == ord(","))):
+            yield _unescape(key[1:-1]), start, token.start()
+            start = -1
+
+
+def _unescape(key: bytes) -> str:
+    """A key as the engine will read it: `\\u006bv` is `kv`."""
+
+    def plain(match: re.Match[str]) -> str:
+        code, short = match.groups()
+        return chr(int(code, 16)) if code else _SHORT.get(short, short)
+
+    name = key.decode()
+    if "\\" not in name:
+        return name
+    return _ESCAPE.sub(plain, name).encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+def splice(body: bytes, put: Mapping[str, bytes], drop: Collection[str] = ()) -> bytes:
+    """Remove the members named in `drop` and `put`, then append those of `put` (JSON values)."""
+    gone = {*drop, *put}
+    kept = [body[start:end].rstrip() for key, start, end in members(body) if key not in gone]
+    added = [b'"%s":%s' % (key.encode(), value) for key, value in put.items()]
+    return b"{" + b",".join(kept + added) + b"}"

@@ -17,6 +17,8 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
+
+
 _NOT_FORWARDED = HOP_BY_HOP | {
     b"host",
     b"content-length",
@@ -28,10 +30,16 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"transfer_encoding",
     b"content_length",
 }
+
+
 _NOT_FORWARDED_PREFIX = b"x-prefiller-"
 """Which engine or rank computes is not a client's to say (llm-d's and vLLM's headers)."""
+
+
 _NOT_NOMINATED = frozenset({b"authorization", b"content-type", b"cookie"})
 """What a client's Connection header cannot declare to be for the proxy only."""
+
+
 _OURS = HOP_BY_HOP | {
     b"content-length",
     b"x-request-id",
@@ -39,11 +47,23 @@ _OURS = HOP_BY_HOP | {
     b"x-cache-proxy-route",
     b"x-cache-proxy-reason",
 }
+
+
 _PLAIN_CONNECTION = frozenset({b"", b"close", b"keep-alive"})
+
+
 _GOES_MAX, _GOES_NAME = 512, 64
+
+
 _goes: dict[bytes, bool] = {}
+
+
 _IDENTITY = b"Accept-Encoding: identity\r\n"
+
+
 _ROUTES_MAX = 1024
+
+
 _route_lines: dict[tuple[str, str, str], bytes] = {}
 
 
