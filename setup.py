@@ -21,7 +21,6 @@ INTERPRETED = frozenset(
         "proxy/core/connectors/mooncake.py",
         "proxy/core/connectors/nixl.py",
         "proxy/core/latency/slo.py",
-        "proxy/core/record.py",
         "proxy/protocol/errors.py",
         "proxy/protocol/headers.py",
     }
@@ -29,8 +28,7 @@ INTERPRETED = frozenset(
 """queue: the shell's entries inherit from its own, which compiled classes do not allow.
 slo: it goes to other processes as a part of a load's rules, and compiled ones cannot be pickled.
 connectors: tests and plug-ins inherit from them.
-errors: the shell's errors inherit from them. headers: its memos gain nothing from being compiled.
-record: orjson reads the fields of its dataclasses, and cannot read those of compiled ones."""
+errors: the shell's errors inherit from them. headers: compiled, it gains nothing."""
 WISH = os.environ.get("CACHE_PROXY_COMPILE", "")
 
 

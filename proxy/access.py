@@ -15,8 +15,8 @@ from hashlib import sha256
 
 from multidict import CIMultiDictProxy
 
-from proxy.config_options import Settings
-from proxy.keys import SecretStr, digest, tenants_of
+from proxy.config.options import Settings
+from proxy.config.secrets import SecretStr, digest, tenants_of
 from proxy.protocol.errors import UnauthorizedError
 
 SALT = "cache_salt"

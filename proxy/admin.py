@@ -11,16 +11,16 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy import replies
-from proxy.allow import ForbiddenAddressError, check
-from proxy.config_values import InstanceSpec
+from proxy.config.values import InstanceSpec
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.latency.model import Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
+from proxy.net.addresses import ForbiddenAddressError, check
 from proxy.operators import error_response, json_response, small_object, unavailable
 from proxy.protocol.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
 from proxy.protocol.request_facts import bounded, of_tenant
-from proxy.reqlog import record_json
 from proxy.service import DECISIONS_KEPT, Service
+from proxy.telemetry.request_log import record_json
 from proxy.upstream import LIST_BYTES, model_cards
 
 MODELS_TIMEOUT_S = 2.0

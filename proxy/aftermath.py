@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from proxy.core.types import FailureKind
-from proxy.deadline import Alarm
+from proxy.net.timeouts import Alarm
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
 
 GRACE_S = 0.8

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from proxy.deadline import Alarm
+from proxy.net.timeouts import Alarm
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, Framing, FramingError, Length, UntilClose
 from proxy.protocol.headers import answer_lines

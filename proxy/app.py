@@ -10,15 +10,16 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from proxy import background, estate, tcp, tls
-from proxy.config_options import Settings
-from proxy.config_sources import ConfigError
+from proxy import background, estate
+from proxy.config.options import Settings
+from proxy.config.sources import ConfigError
 from proxy.connections import Door, GuardedSite, client_cap
 from proxy.departure import Departure, first_of
 from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
 from proxy.heritage import Heritage
 from proxy.listening import Site, no_listener
+from proxy.net import tcp, tls
 from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
 from proxy.refusals import RefusalLog
 from proxy.reload import Reloader

@@ -15,13 +15,13 @@ import xxhash
 from proxy.core.admission.memory import Level
 from proxy.core.fleet.health import FAULT_KINDS
 from proxy.core.types import FailureKind
-from proxy.deadline import Limit
 from proxy.judge import look_at
 from proxy.memory import resident_bytes
+from proxy.net.timeouts import Limit
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
 from proxy.scrape import parse
 from proxy.service import Service
-from proxy.throttle import Throttle
+from proxy.telemetry.log import Throttle
 from proxy.tuning import give_back
 from proxy.upstream import LIST_BYTES, Upstream, model_cards
 

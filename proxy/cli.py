@@ -9,14 +9,16 @@ from collections.abc import Sequence
 
 import uvloop
 
-from proxy import logs
+from proxy import described
 from proxy.app import Server
-from proxy.build import described
-from proxy.config import ConfigError, Loaded, Settings, load, print_config
+from proxy.config.load import Loaded, load, print_config
+from proxy.config.options import Settings
+from proxy.config.secrets import is_loopback
+from proxy.config.sources import ConfigError
 from proxy.edge import has_c_parser
 from proxy.heritage import Heritage
-from proxy.keys import is_loopback
 from proxy.supervisor import Supervisor
+from proxy.telemetry import log
 from proxy.tuning import collect_rarely, keep_big_blocks, share_the_interpreter
 
 EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG = 1, 2, 78
@@ -39,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(print_config(loaded), end="")
         return 0
     keep_big_blocks()
-    logs.set_up(loaded.settings.log_level, loaded.settings.log_format)
+    log.set_up(loaded.settings.log_level, loaded.settings.log_format)
     share_the_interpreter()
     return _run(loaded, given, heritage)
 

@@ -12,13 +12,12 @@ from dataclasses import replace
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy import intake, journal, replies, waiting
+from proxy import intake, replies, waiting
 from proxy.answer import Reply
 from proxy.core.admission.memory import Level
 from proxy.core.connectors.base import Edits
 from proxy.core.fleet.retries import MAX_RETRIES
 from proxy.core.kvcache.reuse import cached_ratio
-from proxy.core.record import RequestRecord
 from proxy.core.routing.route import Route
 from proxy.core.types import (
     FailureKind,
@@ -28,9 +27,9 @@ from proxy.core.types import (
     RequestFacts,
     RouteClass,
 )
-from proxy.deadline import Limit
 from proxy.handover import DecodeHalf
 from proxy.legs import Outgoing, Patience, decode_leg
+from proxy.net.timeouts import Limit
 from proxy.offloading import Offloading
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.protocol.headers import route_lines, with_request_id
@@ -42,6 +41,8 @@ from proxy.relay import (
 from proxy.retrying import Retrying
 from proxy.service import Service
 from proxy.streaming import Streaming
+from proxy.telemetry import record as telemetry_record
+from proxy.telemetry.record import RequestRecord
 from proxy.upstream import OnSent
 from proxy.waits import for_first_event
 from proxy.whole import is_whole, pass_on
@@ -169,7 +170,7 @@ class Exchange:
         service, record, parsed = self.service, self.record, self.out.parsed
         service.metrics.issued.inc()
         record.stream = bool(parsed.get("stream"))
-        journal.note_facts(record, self.facts)
+        telemetry_record.note_facts(record, self.facts)
         if service.memory.level and service.is_too_heavy_now(self.facts):
             return SHORT_OF_MEMORY
         return service.waiting.admit(self.facts)
@@ -195,7 +196,7 @@ class Exchange:
         self.route = route
         service, record = self.service, self.record
         record.t_decided = service.clock.unix_now()
-        journal.note_route(record, route)
+        telemetry_record.note_route(record, route)
         decision = "offload" if route.prefill else "colocate"
         service.metrics.decisions.labels(decision, route.reason).inc()
         service.decisions.append(record)
@@ -341,7 +342,7 @@ class Exchange:
         return lines if service.wants_keepalive else lines + CLOSE
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
-        journal.note_end(self.record, outcome, status, error)
+        telemetry_record.note_end(self.record, outcome, status, error)
 
     def _finish(self) -> None:
         """Close the lease, complete the record, count it, log it. Never waits."""
@@ -367,10 +368,10 @@ class Exchange:
         if route is not None:
             record.route_class, record.offload_decision_reason = route.route_class, route.reason
         if record.outcome is None:
-            record.outcome = journal.outcome_of(record.status or 200)
+            record.outcome = telemetry_record.outcome_of(record.status or 200)
         elif record.outcome is Outcome.CLIENT_GONE:
-            self.service.metrics.disconnects.labels(journal.phase(record)).inc()
-        journal.note_usage(record, self._stream.usage if self._stream else self._usage)
+            self.service.metrics.disconnects.labels(telemetry_record.phase(record)).inc()
+        telemetry_record.note_usage(record, self._stream.usage if self._stream else self._usage)
 
     def _learn(self) -> None:
         """Bytes per token, and whether an offload's KV really arrived on D."""

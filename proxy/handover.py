@@ -19,7 +19,7 @@ from proxy.answer import Reply
 from proxy.core.connectors.base import KV_PARAMS, Edits
 from proxy.core.routing.route import Route
 from proxy.core.types import Fallback, Instance
-from proxy.deadline import Limit
+from proxy.net.timeouts import Limit
 from proxy.protocol.errors import UpstreamFailure
 from proxy.service import Service
 from proxy.upstream import OnSent

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from proxy.config import ConfigError
+from proxy.config.sources import ConfigError
 
 FIRST_FD = 3
 FDS, NAMES, PID = "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"

@@ -12,8 +12,8 @@ import orjson
 from aiohttp import web
 
 from proxy.access import SALT, Grant
-from proxy.deadline import RateLimit
 from proxy.legs import Outgoing
+from proxy.net.timeouts import RateLimit
 from proxy.protocol.body import PLUGINS, complaint, harmless_arguments, splice, steering_keys
 from proxy.protocol.errors import (
     BadRequestError,

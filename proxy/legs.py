@@ -20,12 +20,12 @@ from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer
 from proxy.core.connectors.params import wrong_params
 from proxy.core.kvcache.reuse import usage_ratio
 from proxy.core.types import FailureKind, Fallback
-from proxy.deadline import Limit
 from proxy.judge import is_plainly_good, look_at
+from proxy.net.timeouts import Limit
 from proxy.protocol.body import splice
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import with_request_id
-from proxy.throttle import Throttle, more
+from proxy.telemetry.log import Throttle, more
 from proxy.upstream import ANSWER_BYTES, OnSent, Upstream
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from typing import Any
 
 from proxy.answer import Reply
 from proxy.core.connectors.base import Edits
-from proxy.core.record import RequestRecord
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback, RequestFacts
 from proxy.handover import PrefillHalf, release
@@ -17,6 +16,7 @@ from proxy.legs import Outgoing, fallback_of, prefill_leg
 from proxy.protocol.errors import UpstreamFailure
 from proxy.race import Local, race
 from proxy.service import Service
+from proxy.telemetry.record import RequestRecord
 from proxy.waits import for_prefill
 
 

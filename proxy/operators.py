@@ -9,9 +9,9 @@ from hmac import compare_digest
 import orjson
 from aiohttp import web
 
-from proxy.deadline import Limit
+from proxy.net.timeouts import Limit
 from proxy.service import Service
-from proxy.throttle import Throttle
+from proxy.telemetry.log import Throttle
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 BODY_BYTES = 64 << 10

@@ -12,9 +12,9 @@ import ssl
 from urllib.parse import urlsplit
 
 from proxy.core.types import FailureKind
-from proxy.deadline import Limit
+from proxy.net.addresses import literal
+from proxy.net.timeouts import Limit
 from proxy.protocol.errors import UpstreamFailure
-from proxy.resolve import literal
 from proxy.ways import Ways
 from proxy.wire import Connection
 

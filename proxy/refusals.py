@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import (
 
 from proxy.protocol.errors import BadRequestError
 from proxy.protocol.request_framing import HEAD_BYTES, Refusal
-from proxy.throttle import Throttle
+from proxy.telemetry.log import Throttle
 
 _log = logging.getLogger(__name__)
 _SAID: dict[Refusal, tuple[int, str]] = {

@@ -20,7 +20,7 @@ from multidict import CIMultiDict
 
 from proxy.answer import Reply
 from proxy.core.types import FailureKind
-from proxy.deadline import IdleLimit
+from proxy.net.timeouts import IdleLimit
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, UntilClose, wrap
 from proxy.protocol.sse import Scanner, end_of_stream, events_end, names_the_end

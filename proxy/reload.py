@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from proxy import tls
 from proxy.access import bearer
-from proxy.config import ConfigError, InstanceSpec, Settings
+from proxy.config.options import Settings
+from proxy.config.sources import ConfigError
+from proxy.config.values import InstanceSpec
+from proxy.net import tls
 from proxy.service import Service, instance_tls, router_config
 
 RELOADABLE = frozenset(

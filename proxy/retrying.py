@@ -14,11 +14,11 @@ from proxy.core.fleet.retries import (
     is_innocent,
     may_repeat,
 )
-from proxy.core.record import RequestRecord
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts
 from proxy.protocol.errors import UpstreamFailure
 from proxy.service import Service
+from proxy.telemetry.record import RequestRecord
 
 
 class Retrying:

@@ -12,12 +12,10 @@ from urllib.parse import urlsplit
 from multidict import CIMultiDictProxy
 from prometheus_client import generate_latest
 
-from proxy import tls
 from proxy.access import Access, Grant, bearer
 from proxy.aftermath import Aftermath
-from proxy.clock import Clock
-from proxy.config_options import Settings
-from proxy.config_values import InstanceSpec
+from proxy.config.options import Settings
+from proxy.config.values import InstanceSpec
 from proxy.core.admission.engine_reports import EngineKv
 from proxy.core.admission.gate import Thresholds
 from proxy.core.admission.memory import Level, Watermark
@@ -27,17 +25,18 @@ from proxy.core.connectors import CONNECTORS
 from proxy.core.connectors.base import Connector
 from proxy.core.fleet.retries import Budget
 from proxy.core.latency.slo import Slo
-from proxy.core.record import RequestRecord
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind, Instance, RequestFacts
-from proxy.deadline import Limit
 from proxy.memory import cgroup_limit
-from proxy.metrics import FleetCollector, Metrics, Taken
+from proxy.net import tls
+from proxy.net.timeouts import Clock, Limit
 from proxy.protocol.errors import UnauthorizedError, UpstreamFailure
 from proxy.protocol.request_facts import TokenEstimator
-from proxy.reqlog import RequestLog
 from proxy.scrape import EngineStats
-from proxy.throttle import FailureLog
+from proxy.telemetry.log import FailureLog
+from proxy.telemetry.metrics import FleetCollector, Metrics, Taken
+from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.request_log import RequestLog
 from proxy.upstream import Upstream
 from proxy.waiting import WaitingRoom
 from proxy.watcher import Watcher

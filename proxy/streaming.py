@@ -7,9 +7,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from proxy import journal
 from proxy.answer import Reply
-from proxy.core.record import RequestRecord
 from proxy.core.routing.route import Route
 from proxy.core.types import Outcome, RequestFacts
 from proxy.judge import in_band_error
@@ -18,6 +16,8 @@ from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.sse import Scanner
 from proxy.relay import GROW_EVENTS, Relay, RelayResponse, StreamCutError
 from proxy.service import Service
+from proxy.telemetry import record as telemetry_record
+from proxy.telemetry.record import RequestRecord
 from proxy.waits import for_silence
 
 
@@ -84,7 +84,7 @@ class Streaming:
         """Say in the stream, which has begun, what happened, and close without a clean end."""
         relay, record = self._relay, self._record
         assert relay is not None
-        journal.note_end(record, outcome, record.status, detail)
+        telemetry_record.note_end(record, outcome, record.status, detail)
         words = None
         if relay.reply.is_stream and not relay.is_ended:
             event = error_event(
@@ -144,7 +144,7 @@ class Streaming:
         if event is not None:
             failure = in_band_error(event)
             record = self._record
-            journal.note_end(record, Outcome.UPSTREAM_ERROR, record.status, failure.detail)
+            telemetry_record.note_end(record, Outcome.UPSTREAM_ERROR, record.status, failure.detail)
             if failure.status is not None and failure.status >= 500:
                 self._say(failure.kind, failure.detail)
                 self._blame(self._route.decode.name, failure)

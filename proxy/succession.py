@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from proxy.heritage import ESTATE, FDS, FIRST_FD, NAMES, PID, READY, TAKEN_OVER
-from proxy.plain import printable
+from proxy.telemetry.log import printable
 
 START_S = 60.0
 """A new process that has not said anything by then is stopped."""

@@ -16,11 +16,11 @@ import orjson
 from proxy.answer import Reply
 from proxy.core.connectors.engine_id import EngineId
 from proxy.core.types import FailureKind, Instance
-from proxy.deadline import Limit
+from proxy.net.timeouts import Limit
 from proxy.pool import Pool
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import request_head
-from proxy.throttle import Throttle
+from proxy.telemetry.log import Throttle
 from proxy.ways import Ways
 
 ENGINE_ID_CHARS = 256

@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxy.clock import Clock
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
 from proxy.core.admission.retry_after import Promises
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Reject, RejectReason, RequestFacts
-from proxy.deadline import Limit
-from proxy.metrics import Metrics
+from proxy.net.timeouts import Clock, Limit
 from proxy.protocol.errors import DRAIN_RETRY_S
+from proxy.telemetry.metrics import Metrics
 
 PRIORITY_HEADER = "X-Request-Priority"
 _BY_NAME = {priority.name.lower(): priority for priority in Priority}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core.record import RequestRecord
 from proxy.core.routing import time_limits
 from proxy.core.routing.route import Route
 from proxy.service import Service
+from proxy.telemetry.record import RequestRecord
 
 LEAST_S = 1.0
 """What a repeated attempt may wait when the first ones have used up the time."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from proxy.clock import Clock
 from proxy.core.fleet.health import Change
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind
+from proxy.net.timeouts import Clock
 from proxy.protocol.errors import UpstreamFailure
 from proxy.upstream import Upstream
 

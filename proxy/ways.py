@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from proxy.resolve import Resolver
+from proxy.net.addresses import Resolver
 
 
 class Ways:

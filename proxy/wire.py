@@ -13,9 +13,9 @@ from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from proxy import tcp
 from proxy.answer import Fields, Head, Reply
 from proxy.core.types import FailureKind
+from proxy.net import tcp
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import FramingError, UntilClose
 from proxy.protocol.sse import Tap

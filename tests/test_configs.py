@@ -6,15 +6,15 @@ from pathlib import Path
 import orjson
 import pytest
 
-from proxy.config import default_toml, load, readme_table
-from proxy.config_options import Settings
+from proxy.config.load import default_toml, load, readme_table
+from proxy.config.options import Settings
 from proxy.core.config import RouterConfig
 from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Outcome, Reason, RejectReason, RouteClass
-from proxy.metrics import FleetCollector, Metrics
 from proxy.protocol.request_framing import Refusal
 from proxy.scrape import EngineStats
-from proxy.tally import Counts, Spreads
+from proxy.telemetry.instruments import Counts, Spreads
+from proxy.telemetry.metrics import FleetCollector, Metrics
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -77,7 +77,7 @@ EXPRESSIONS = sorted(
 
 
 def test_proxy_toml_is_what_the_declarations_give():
-    # To renew it: python -c "from proxy.config import *; print(default_toml(), end='')"
+    # To renew it: python -c "from proxy.config.load import *; print(default_toml(), end='')"
     path = CONFIGS / "proxy.toml"
     assert path.read_text("utf-8") == default_toml()
     loaded = load(["--instances", "a:1", "--config", str(path)], {})
@@ -160,7 +160,7 @@ def test_prometheus_scrapes_the_default_port_and_loads_the_alerts():
 
 
 def test_readme_table_is_what_the_declarations_give():
-    # To renew it: python -c "from proxy.config import *; print(readme_table(), end='')"
+    # To renew it: python -c "from proxy.config.load import *; print(readme_table(), end='')"
     parts = (ROOT / "README.md").read_text("utf-8").split("<!-- options -->")
     assert len(parts) == 3, "README.md needs the option table between two <!-- options --> lines"
     assert parts[1].strip() == readme_table().strip()

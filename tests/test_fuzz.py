@@ -17,22 +17,21 @@ from hypothesis import strategies as st
 
 from analysis.load import RunError, read_rows
 from analysis.proxylog import read_log
-from proxy.config import load
-from proxy.config_sources import ConfigError
-from proxy.config_values import InstanceSpec
+from proxy.config.load import load
+from proxy.config.sources import ConfigError
+from proxy.config.values import InstanceSpec
 from proxy.core.connectors.base import finished_by_length
 from proxy.core.fleet.retries import busy_s
 from proxy.core.kvcache.reuse import usage_ratio
-from proxy.core.record import RequestRecord
-from proxy.journal import note_usage
-from proxy.plain import printable, printable_json
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, Length
 from proxy.protocol.headers import answer_lines, forwarded
 from proxy.protocol.request_facts import bounded
 from proxy.protocol.sse import Scanner, end_of_stream, events_end, first_event, is_error_event
-from proxy.reqlog import record_json
 from proxy.scrape import parse
+from proxy.telemetry.log import printable, printable_json
+from proxy.telemetry.record import RequestRecord, note_usage
+from proxy.telemetry.request_log import record_json
 from proxy.upstream import _engine_id, model_cards
 from replayer.replay_row import TraceError
 from replayer.trace import TraceRequest, read_trace

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DIRECTIONS = {
     "proxy": "cli | app | request, admin, process | state | fleet | net.upstream, net.server"
-    " | telemetry | net, protocol | config | core",
+    " | telemetry | net | protocol | config | core",
     "proxy.core": "routing | placement | config | admission, fleet | kvcache, ledger, connectors"
     " | latency, types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments",

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from proxy import connections, deadline, edge, pool, waiting, wire
+from proxy import connections, edge, pool, waiting, wire
+from proxy.net import timeouts
 from proxy.protocol import sse
 
 TURN_S = 0.02
@@ -32,7 +33,7 @@ _CALLBACKS = (
     (sse.Tap, "buffer_updated"),
     (wire.Connection, "eof_received"),
     (wire.Connection, "connection_lost"),
-    (deadline._Keeper, "_tick"),
+    (timeouts._Keeper, "_tick"),
     (waiting.WaitingRoom, "_look"),
     (pool.Pool, "_close_old"),
 )

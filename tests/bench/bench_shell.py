@@ -24,9 +24,10 @@ import orjson
 import uvloop
 from rich.console import Console
 
+from proxy import described
 from proxy.app import Server
-from proxy.build import described
-from proxy.config import InstanceSpec, Settings
+from proxy.config.options import Settings
+from proxy.config.values import InstanceSpec
 from proxy.edge import Connection
 from proxy.wire import Connection as Upstream
 from tests.bench import bodies

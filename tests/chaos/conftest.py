@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
-from proxy import deadline
+from proxy.net import timeouts
 from tests import turns
 from tests.chaos import figures, invariants
 from tests.chaos.rig import Floor
@@ -38,7 +38,7 @@ def blockbuster() -> Iterator[BlockBuster]:
 @pytest.fixture(autouse=True)
 def _a_hiccup_of_the_machine_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the shell's tests: limits of some tenths of a second do not count it."""
-    monkeypatch.setattr(deadline, "LOST_S", deadline.TICK_S / 5)
+    monkeypatch.setattr(timeouts, "LOST_S", timeouts.TICK_S / 5)
 
 
 @pytest.fixture(autouse=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from proxy import resolve
 from proxy.core.admission import engine_reports, gate
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.placement import rules
+from proxy.net import addresses
 from tests.chaos.client import Got
 from tests.chaos.invariants import holds, samples
 from tests.chaos.rig import SLOW_PROBES, Floor
@@ -259,7 +259,7 @@ async def led_astray(log: Path, names: NameServer) -> None:
 
             for trouble in ("127.0.0.1", "NXDOMAIN", "slow", "169.254.169.254", "0.0.0.0"):
                 assert await asked_with(trouble) == "fine", trouble
-            resolve.ANSWER_S = 10.0  # undone with the patch that made it small
+            addresses.ANSWER_S = 10.0  # undone with the patch that made it small
             assert await asked_with("127.0.0.2") == "new!"
             await proxy.at_rest()
             holds("I1", proxy.router.ledger.drift() == 0, "drift")
@@ -269,8 +269,8 @@ def test_f67_dns(rig: Floor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """On asyncio's own loop, whose resolver can be led astray; every answer is old at once."""
     names = NameServer()
     monkeypatch.setattr(socket, "getaddrinfo", names)
-    monkeypatch.setattr(resolve, "TTL_S", 0.0)
-    monkeypatch.setattr(resolve, "ANSWER_S", 0.1)
+    monkeypatch.setattr(addresses, "TTL_S", 0.0)
+    monkeypatch.setattr(addresses, "ANSWER_S", 0.1)
     asyncio.run(led_astray(tmp_path / "log", names))
     rig.checked += 1
 

@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy import tcp
 from proxy.core.kvcache.sessions import Sessions
+from proxy.net import tcp
 from tests.chaos.client import Connection, Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from proxy.build import is_compiled
+from proxy.core import is_compiled
 from proxy.core.ledger import Charge, Lease, Ledger, Phase
 
 NAMES = ("a", "b", "c")

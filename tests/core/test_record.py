@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 
 import pytest
 
-from proxy.core.record import RequestRecord
+from proxy.telemetry.record import RequestRecord
 
 LOG_KEYS = """
     request_id session_id turn model stream route_class offload_decision_reason policy

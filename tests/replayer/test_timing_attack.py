@@ -20,7 +20,7 @@ import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from proxy.access import Access
-from proxy.config_options import Settings
+from proxy.config.options import Settings
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts

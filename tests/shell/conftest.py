@@ -7,7 +7,7 @@ import pytest
 import uvloop
 from blockbuster import BlockBuster, blockbuster_ctx
 
-from proxy import deadline
+from proxy.net import timeouts
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:
@@ -29,4 +29,4 @@ def _a_hiccup_of_the_machine_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> N
 
     Else only what is longer than a second counts as time in which nothing here could run.
     """
-    monkeypatch.setattr(deadline, "LOST_S", deadline.TICK_S / 5)
+    monkeypatch.setattr(timeouts, "LOST_S", timeouts.TICK_S / 5)

@@ -14,7 +14,7 @@ import orjson
 
 from proxy import background
 from proxy.app import Server
-from proxy.config import Settings
+from proxy.config.options import Settings
 from proxy.core.types import Load
 from replayer.sim_fleet import SimFleet
 

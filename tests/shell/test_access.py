@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.access import Access, salt_of
-from proxy.config import load
-from proxy.config_options import Settings
-from proxy.config_sources import ConfigError
+from proxy.config.load import load
+from proxy.config.options import Settings
+from proxy.config.secrets import fingerprint, tenants_of
+from proxy.config.sources import ConfigError
 from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance
-from proxy.keys import fingerprint, tenants_of
 from proxy.protocol.request_facts import TokenEstimator
 from tests.shell.harness import ANSWER, Proxy, RawEngine, chat, plain, proxied, says, words
 

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.config import Settings
+from proxy.config.options import Settings
 from tests.shell.harness import Proxy, addresses, chat, proxied, until, words
 
 DECODE = "active_decode_blocks_threshold"

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.allow import ForbiddenAddressError, check
-from proxy.config_values import InstanceSpec
+from proxy.config.values import InstanceSpec
 from proxy.core.types import Instance
+from proxy.net.addresses import GOOD_S, TTL_S, ForbiddenAddressError, Resolver, check
 from proxy.protocol.errors import UpstreamFailure
-from proxy.resolve import GOOD_S, TTL_S, Resolver
 from proxy.upstream import Upstream
 from proxy.ways import Ways
 from tests.shell.harness import Proxy, RawEngine, plain, proxied, says
@@ -107,7 +106,7 @@ async def test_an_answer_is_kept_then_asked_for_again() -> None:
 async def test_the_last_good_answer_is_kept_for_a_while(
     failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proxy.resolve.ANSWER_S", 0.05)
+    monkeypatch.setattr("proxy.net.addresses.ANSWER_S", 0.05)
     names = Names(a=["10.0.0.1"])
     resolver = names.resolver()
     await resolver.addresses("a", 1)
@@ -135,7 +134,7 @@ async def test_the_last_good_answer_is_kept_for_a_while(
 async def test_a_slow_name_server_is_waited_for_where_nothing_is_known_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("proxy.resolve.ANSWER_S", 0.05)
+    monkeypatch.setattr("proxy.net.addresses.ANSWER_S", 0.05)
     names = Names(a=["10.0.0.1"])
     resolver = names.resolver()
     await resolver.addresses("a", 1)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config import Loaded, default_toml, load, print_config, readme_table
-from proxy.config_options import Settings
-from proxy.config_sources import flag_of
-from proxy.config_values import ByteSize, InstanceSpec
+from proxy.config.load import Loaded, default_toml, load, print_config, readme_table
+from proxy.config.options import Settings
+from proxy.config.sources import flag_of
+from proxy.config.values import ByteSize, InstanceSpec
 from proxy.core.connectors import CONNECTORS
 from proxy.core.placement.rules import POLICIES, SCORERS
 from proxy.core.routing.router import DECIDERS

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proxy.config import ConfigError, load
-from proxy.config_sources import env_of, flag_of
+from proxy.config.load import load
+from proxy.config.sources import ConfigError, env_of, flag_of
 
 NEEDED = ["--instances", "a:1"]
 

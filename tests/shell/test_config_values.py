@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from proxy.config import ConfigError, InstanceSpec, load
-from proxy.config_values import TenantWeight, weight_list
+from proxy.config.load import load
+from proxy.config.sources import ConfigError
+from proxy.config.values import InstanceSpec, TenantWeight, weight_list
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from proxy.cli import NO_PARSER
 from proxy.protocol.request_framing import Refusal
 from proxy.refusals import RefusalLog
 from proxy.serial import SerialHandler
-from proxy.throttle import LOG_EVERY_S
+from proxy.telemetry.log import LOG_EVERY_S
 from tests.shell.harness import Proxy, RawEngine, chunk, plain, says, until
 from tests.shell.test_intake import post, raw
 

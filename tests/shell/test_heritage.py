@@ -20,7 +20,8 @@ import pytest
 
 from proxy import background, estate, heritage, succession
 from proxy.app import Server
-from proxy.config import ConfigError, Settings
+from proxy.config.options import Settings
+from proxy.config.sources import ConfigError
 from proxy.heritage import Heritage
 from proxy.succession import Succession
 from proxy.supervisor import Supervisor

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy.logs import LINES, StderrLog
+from proxy.telemetry.log import LINES, StderrLog
 from replayer.sim_fleet import SimFleet
 from tests.shell.harness import addresses, chat
 from tests.shell.test_app import COMMAND

@@ -16,8 +16,8 @@ from prometheus_client.metrics_core import Metric
 
 from proxy import service as service_module
 from proxy.cli import _warn
-from proxy.config import load
-from proxy.throttle import LOG_EVERY_S
+from proxy.config.load import load
+from proxy.telemetry.log import LOG_EVERY_S
 from tests.shell.harness import Proxy, RawEngine, chat, proxied, says, until
 from tests.shell.test_admin import call
 from tests.shell.test_app import running

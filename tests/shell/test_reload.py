@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.config import load
-from proxy.config_options import Settings
+from proxy.config.load import load
+from proxy.config.options import Settings
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.reload import RELOADABLE
 from replayer.sim_fleet import SimFleet

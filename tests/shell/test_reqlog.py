@@ -13,9 +13,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from proxy import reqlog
-from proxy.core.record import RequestRecord
-from proxy.reqlog import RequestLog
+from proxy.telemetry import request_log
+from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.request_log import RequestLog
 from tests.shell.harness import chat, proxied, until
 
 CONTRACT = """
@@ -58,11 +58,11 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: object) -> N
     drops: list[int] = []
     log = RequestLog(tmp_path / "log", lambda: drops.append(1))
     # The writer cannot be stopped from outside, so the bound is lowered to nothing instead.
-    limit, reqlog.QUEUE_LINES = reqlog.QUEUE_LINES, 0
+    limit, request_log.QUEUE_LINES = request_log.QUEUE_LINES, 0
     try:
         log.write(RequestRecord(request_id="r"))
     finally:
-        reqlog.QUEUE_LINES = limit
+        request_log.QUEUE_LINES = limit
         log.close()
     assert drops == [1]
 

@@ -6,10 +6,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from proxy.core.connectors import CONNECTORS, Edits, Transfer
+from proxy.core.connectors import CONNECTORS
+from proxy.core.connectors.base import Edits, Transfer
 from proxy.core.types import Instance
 from proxy.legs import _after_prefill
-from proxy.throttle import Throttle
+from proxy.telemetry.log import Throttle
 from tests.shell.harness import (
     DONE,
     STREAM_HEAD,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from proxy.tally import Spreads
+from proxy.telemetry.instruments import Spreads
 
 NAME, TEXT, LABELS, BUCKETS = "error_ratio", "Errors", ("what",), (-0.5, 0, 0.5)
 

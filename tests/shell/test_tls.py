@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 from proxy import listening
-from proxy.config_sources import ConfigError
+from proxy.config.sources import ConfigError
 from proxy.protocol.framing import Chunked
 from replayer.sim_fleet import SimFleet
 from tests.shell.harness import (

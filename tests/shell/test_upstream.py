@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from proxy import pool as pool_module
-from proxy import tcp
 from proxy.answer import Reply
 from proxy.core.types import FailureKind, Instance
-from proxy.deadline import Limit
+from proxy.net import tcp
+from proxy.net.timeouts import Limit
 from proxy.protocol.errors import UpstreamFailure
 from proxy.upstream import Upstream
 from proxy.wire import HEAD_BYTES, SLICE_BYTES

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from proxy.clock import Clock
 from proxy.core.admission.gate import Thresholds
 from proxy.core.admission.queue import Priority, QueueLimits
 from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Reject, RequestFacts
-from proxy.metrics import Metrics
+from proxy.net.timeouts import Clock
+from proxy.telemetry.metrics import Metrics
 from proxy.waiting import TRIAL_S, TRIALS, Turn, WaitingRoom, priority_of
 from tests.shell.harness import ANSWER, Answer, Proxy, RawEngine, chat, until
 from tests.shell.test_disconnect import leave, send

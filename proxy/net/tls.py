@@ -9,7 +9,8 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from proxy.config import ConfigError, Settings
+from proxy.config.options import Settings
+from proxy.config.sources import ConfigError
 
 
 def for_clients(settings: Settings) -> ssl.SSLContext | None:

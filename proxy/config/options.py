@@ -10,9 +10,17 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from proxy.config_model import After, Before, Model, OptionError
-from proxy.config_sources import Option
-from proxy.config_values import (
+from proxy.config.model import After, Before, Model, OptionError
+from proxy.config.secrets import (
+    KEYS_FORM,
+    SecretStr,
+    checked_keys,
+    is_loopback,
+    long_enough,
+    secret_text,
+)
+from proxy.config.sources import Option
+from proxy.config.values import (
     INSTANCE_FORM,
     WEIGHTS_FORM,
     ByteSize,
@@ -23,30 +31,70 @@ from proxy.config_values import (
     weight_list,
 )
 from proxy.core.placement.alternatives import MOST_KEPT
-from proxy.keys import KEYS_FORM, SecretStr, checked_keys, is_loopback, long_enough, secret_text
 
 LISTENING = "Listening"
+
+
 ACCESS = "Access and TLS"
+
+
 INSTANCES = "Instances"
+
+
 CLASSES = "Route classes"
+
+
 PLACEMENT = "Placement and sessions"
+
+
 OFFLOAD = "Prefill offload"
+
+
 GATE = "Busy gate"
+
+
 QUEUE = "Wait queue and limits"
+
+
 TIMEOUTS = "Timeouts"
+
+
 OBSERVING = "Watching the instances"
+
+
 LOGS = "Logs"
 
+
 WORD = r"^\S+$"
+
+
 Word = Annotated[str, Meta(pattern=WORD)]
+
+
 Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
 Count = Annotated[int, Meta(ge=1)]
+
+
 Tokens = Annotated[int, Meta(ge=0)]
+
+
 Seconds = Annotated[float, Meta(gt=0)]
+
+
 NonNegative = Annotated[float, Meta(ge=0)]
+
+
 Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list), Meta(min_length=1)]
+
+
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Meta(min_length=1)]
+
+
 SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
+
+
 NEEDS = (
     ("tls_key", "tls_cert"),
     ("tls_client_ca", "tls_cert"),
@@ -54,7 +102,11 @@ NEEDS = (
     ("cache_salt_secret", "api_key"),
 )
 """The first is of no use without the second."""
+
+
 OffloadPolicy = Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"]
+
+
 MIB = 1 << 20
 
 

@@ -15,11 +15,15 @@ from typing import Annotated, Any, ClassVar, Never, get_args, get_origin, get_ty
 
 import msgspec
 
-from proxy.config_values import ByteSize
-from proxy.keys import SecretStr
+from proxy.config.secrets import SecretStr
+from proxy.config.values import ByteSize
 
 _YES = frozenset({"1", "on", "t", "true", "y", "yes"})
+
+
 _NO = frozenset({"0", "off", "f", "false", "n", "no"})
+
+
 _CHECKED: dict[Any, Any] = {ByteSize: int}
 """As what msgspec knows a type; of a tuple, whose members a `Before` has made, the length."""
 

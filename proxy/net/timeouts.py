@@ -1,24 +1,48 @@
-"""Timeouts that cost no timer each: one coarse tick per event loop looks at all of them.
+"""The clock, and timeouts that cost no timer each.
+
+`Clock` is monotonic for durations and decisions, and anchored once to unix time for the log.
 
 A request has several time limits and nearly never meets one. A timer for each, made and cancelled,
-costs more than everything else that the request waits for, so limits are kept in a set which is
-looked at every `TICK_S`. They are met up to that much late, never early. Those of `FAR_S` and more,
-as every stream has some, are looked at in each `FAR_TICKS`-th tick only.
+costs more than everything else that the request waits for, so limits are kept in a set which one
+tick per event loop looks at every `TICK_S`. They are met up to that much late, never early. Those
+of `FAR_S` and more, as every stream has some, are looked at in each `FAR_TICKS`-th tick only.
 
-A process that was stopped for a while blames nobody for it: time in which nothing here could run
-does not count.
+Time in which the process was stopped, so that nothing here could run, counts against nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+
+class Clock:
+    """`now_s()` never jumps; `unix(now_s)` says when that was."""
+
+    def __init__(self) -> None:
+        self._offset_s = time.time_ns() / 1e9 - time.monotonic()
+        self.now_s: Callable[[], float] = time.monotonic
+        """Monotonic seconds."""
+
+    def unix(self, now_s: float) -> float:
+        """Unix seconds of a monotonic moment."""
+        return self._offset_s + now_s
+
+    def unix_now(self) -> float:
+        """Unix seconds now."""
+        return self._offset_s + time.monotonic()
+
+
 TICK_S = 0.05
+
+
 FAR_S, FAR_TICKS = 10.0, 10
+
+
 LOST_S = 1.0
 """A tick that comes later than this was kept from running: stopped, or starved of the processor."""
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from proxy.config_model import OptionError
-from proxy.config_options import Settings
-from proxy.config_sources import (
+from proxy.config.model import OptionError
+from proxy.config.options import Settings
+from proxy.config.secrets import SecretStr
+from proxy.config.sources import (
     ConfigError,
     Given,
     allowed_of,
@@ -21,19 +22,7 @@ from proxy.config_sources import (
     read_env,
     read_file,
 )
-from proxy.config_values import USERINFO, InstanceSpec, to_toml, value_text
-from proxy.keys import SecretStr
-
-__all__ = [
-    "ConfigError",
-    "InstanceSpec",
-    "Loaded",
-    "Settings",
-    "default_toml",
-    "load",
-    "print_config",
-    "readme_table",
-]
+from proxy.config.values import USERINFO, to_toml, value_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,31 +14,53 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from proxy import __version__
-from proxy.build import is_compiled
+from proxy.core import is_compiled
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.admission.memory import Watermark
 from proxy.core.fleet.health import State
 from proxy.core.latency.regression import SHORT_S
 from proxy.core.latency.slo import Slo
-from proxy.core.record import RequestRecord
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind, Fallback, Load, RejectReason
 from proxy.protocol.request_framing import Refusal
 from proxy.scrape import EngineStats
-from proxy.tally import Counts, Spreads
+from proxy.telemetry.instruments import Counts, Spreads
+from proxy.telemetry.record import RequestRecord
 
 PREFIX = "cache_proxy"
+
+
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240)
+
+
 PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 1)
+
+
 TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+
+
 ERROR_TOKENS = (-32768, -8192, -2048, -512, -128, 0, 128, 512, 2048, 8192, 32768)
+
+
 ERROR_SECONDS = (-30, -10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30)
+
+
 ERROR_RATIO = (-0.9, -0.75, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2, 5, 10)
+
+
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+
 NO_CLASS = "none"
+
+
 _KEPT = ("missed", "kept")
 """route_class of a request that was never placed, or that has no prompt to classify."""
+
+
 _STARTED_S = time.time_ns() / 1e9
+
+
 _CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.DECODE_BLOCKS)
 
 
@@ -49,6 +71,8 @@ _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("ongoing_decode_tokens", "Context of running streams", lambda x: x.decode_tokens),
     ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
 )
+
+
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
     ("kv_cache_usage_ratio", "As the engine reports", lambda s: s.kv_used_ratio),
     ("prefix_cache_hit_ratio", "Local hits per token looked up", lambda s: s.hit_ratio),

@@ -15,16 +15,21 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from msgspec import Meta
 
-from proxy.build import described
-from proxy.config_model import FieldInfo, Model
-from proxy.config_values import ByteSize, value_text
-from proxy.keys import SecretStr
+from proxy import described
+from proxy.config.model import FieldInfo, Model
+from proxy.config.secrets import SecretStr
+from proxy.config.values import ByteSize, value_text
 
 ENV_PREFIX = "CACHE_PROXY_"
+
+
 # Kubernetes puts these into every pod beside a Service called cache-proxy: they are not options.
 _KUBERNETES = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT_[0-9]+_)")
 
+
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<="}
+
+
 _KINDS: dict[Any, str] = {
     int: "integer",
     float: "number",
@@ -34,6 +39,8 @@ _KINDS: dict[Any, str] = {
     ByteSize: "integer, or with KiB, MiB, GiB",
     SecretStr: "text, never shown",
 }
+
+
 _METAVARS: dict[Any, str] = {
     int: "N",
     float: "X",

@@ -1,0 +1,1 @@
+"""The options: text in, checked values out."""

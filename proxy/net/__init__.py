@@ -1,0 +1,1 @@
+"""The network, as both sides use it: timeouts, addresses, TLS, sockets."""
