@@ -10,18 +10,19 @@ from itertools import islice
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy import replies
 from proxy.config.values import InstanceSpec
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.latency.model import Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
 from proxy.net.addresses import ForbiddenAddressError, check
-from proxy.operators import error_response, json_response, small_object, unavailable
+from proxy.net.server import responses
+from proxy.net.server.responses import error_response, json_response, unavailable
+from proxy.net.upstream.client import LIST_BYTES, model_cards
+from proxy.operators import small_object
 from proxy.protocol.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
 from proxy.protocol.request_facts import bounded, of_tenant
 from proxy.service import DECISIONS_KEPT, Service
 from proxy.telemetry.request_log import record_json
-from proxy.upstream import LIST_BYTES, model_cards
 
 MODELS_TIMEOUT_S = 2.0
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -169,7 +170,7 @@ class Admin:
         try:
             grant = self._service.grant(request.headers)
         except ProxyError as error:
-            return replies.error(error, CIMultiDict())
+            return responses.error(error, CIMultiDict())
         auth = grant.added if grant.hidden else _auth(request)
         cards: dict[str, Mapping[str, object]] = {}
         for member in self._service.router.fleet.usable():

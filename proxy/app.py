@@ -13,15 +13,14 @@ from aiohttp import web
 from proxy import background, estate
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
-from proxy.connections import Door, GuardedSite, client_cap
 from proxy.departure import Departure, first_of
-from proxy.edge import Rules, Runner
 from proxy.handler import Exchange
 from proxy.heritage import Heritage
-from proxy.listening import Site, no_listener
 from proxy.net import tcp, tls
+from proxy.net.server.connection import Rules, Runner
+from proxy.net.server.listener import Door, GuardedSite, Site, client_cap, no_listener
+from proxy.net.server.refusals import RefusalLog
 from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
-from proxy.refusals import RefusalLog
 from proxy.reload import Reloader
 from proxy.routes import application
 from proxy.service import Service

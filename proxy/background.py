@@ -15,15 +15,15 @@ import xxhash
 from proxy.core.admission.memory import Level
 from proxy.core.fleet.health import FAULT_KINDS
 from proxy.core.types import FailureKind
-from proxy.judge import look_at
 from proxy.memory import resident_bytes
 from proxy.net.timeouts import Limit
+from proxy.net.upstream.client import LIST_BYTES, Upstream, model_cards
+from proxy.net.upstream.response_check import look_at
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
 from proxy.scrape import parse
 from proxy.service import Service
 from proxy.telemetry.log import Throttle
 from proxy.tuning import give_back
-from proxy.upstream import LIST_BYTES, Upstream, model_cards
 
 LAG_INTERVAL_S = 0.25
 TICKS = 4

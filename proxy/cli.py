@@ -15,8 +15,8 @@ from proxy.config.load import Loaded, load, print_config
 from proxy.config.options import Settings
 from proxy.config.secrets import is_loopback
 from proxy.config.sources import ConfigError
-from proxy.edge import has_c_parser
 from proxy.heritage import Heritage
+from proxy.net.server.connection import has_c_parser
 from proxy.supervisor import Supervisor
 from proxy.telemetry import log
 from proxy.tuning import collect_rarely, keep_big_blocks, share_the_interpreter

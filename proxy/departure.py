@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from proxy.listening import HANDSHAKE_S
+from proxy.net.server.listener import HANDSHAKE_S
 from proxy.service import Service
 
 ACCEPT_WHILE_DRAINING_S = 5.0

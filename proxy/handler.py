@@ -12,8 +12,7 @@ from dataclasses import replace
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy import intake, replies, waiting
-from proxy.answer import Reply
+from proxy import intake, waiting
 from proxy.core.admission.memory import Level
 from proxy.core.connectors.base import Edits
 from proxy.core.fleet.retries import MAX_RETRIES
@@ -29,7 +28,10 @@ from proxy.core.types import (
 )
 from proxy.handover import DecodeHalf
 from proxy.legs import Outgoing, Patience, decode_leg
+from proxy.net.server import responses
 from proxy.net.timeouts import Limit
+from proxy.net.upstream.client import OnSent
+from proxy.net.upstream.response import Reply
 from proxy.offloading import Offloading
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.protocol.headers import route_lines, with_request_id
@@ -43,7 +45,6 @@ from proxy.service import Service
 from proxy.streaming import Streaming
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
-from proxy.upstream import OnSent
 from proxy.waits import for_first_event
 from proxy.whole import is_whole, pass_on
 
@@ -155,7 +156,7 @@ class Exchange:
         except UpstreamFailure as failure:
             self._say(failure.kind, failure.detail)
             now_s = self.service.clock.unix_now()
-            response = replies.refusal(failure, self._extra_headers(), now_s)
+            response = responses.refusal(failure, self._extra_headers(), now_s)
             asked_wrongly = failure.kind is FailureKind.NO_MODEL
             outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
             self._end(outcome, failure.status, failure.detail)
@@ -303,13 +304,13 @@ class Exchange:
         metrics, status = self.service.metrics, self.service.settings.overload_status
         metrics.rejected.labels(reject.reason).inc()
         metrics.retry_after.observe(reject.retry_after_s)
-        response = replies.busy(reject, status, self._extra_headers())
+        response = responses.busy(reject, status, self._extra_headers())
         self._end(Outcome.REJECTED, response.status, str(reject.reason))
         return response
 
     def _refuse(self, error: ProxyError) -> web.Response:
         self._end(error.outcome, error.status, error.message)
-        return replies.error(error, self._extra_headers())
+        return responses.error(error, self._extra_headers())
 
     def _end_early(self, total_s: float) -> web.StreamResponse:
         """The time is up: the request's own, or the proxy's."""

@@ -15,14 +15,14 @@ from typing import Any
 import orjson
 
 from proxy.aftermath import Leg
-from proxy.answer import Reply
 from proxy.core.connectors.base import KV_PARAMS, Edits
 from proxy.core.routing.route import Route
 from proxy.core.types import Fallback, Instance
 from proxy.net.timeouts import Limit
+from proxy.net.upstream.client import OnSent
+from proxy.net.upstream.response import Reply
 from proxy.protocol.errors import UpstreamFailure
 from proxy.service import Service
-from proxy.upstream import OnSent
 
 RELEASE_S = 5.0
 RELEASERS = 2

@@ -15,18 +15,18 @@ from typing import Any
 
 import orjson
 
-from proxy.answer import HOLD_BYTES, Reply
 from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer
 from proxy.core.connectors.params import wrong_params
 from proxy.core.kvcache.reuse import usage_ratio
 from proxy.core.types import FailureKind, Fallback
-from proxy.judge import is_plainly_good, look_at
 from proxy.net.timeouts import Limit
+from proxy.net.upstream.client import ANSWER_BYTES, OnSent, Upstream
+from proxy.net.upstream.response import HOLD_BYTES, Reply
+from proxy.net.upstream.response_check import is_plainly_good, look_at
 from proxy.protocol.body import splice
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import with_request_id
 from proxy.telemetry.log import Throttle, more
-from proxy.upstream import ANSWER_BYTES, OnSent, Upstream
 
 _log = logging.getLogger(__name__)
 _FALLBACKS = {

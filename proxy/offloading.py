@@ -7,12 +7,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.answer import Reply
 from proxy.core.connectors.base import Edits
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback, RequestFacts
 from proxy.handover import PrefillHalf, release
 from proxy.legs import Outgoing, fallback_of, prefill_leg
+from proxy.net.upstream.response import Reply
 from proxy.protocol.errors import UpstreamFailure
 from proxy.race import Local, race
 from proxy.service import Service

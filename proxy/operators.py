@@ -9,34 +9,21 @@ from hmac import compare_digest
 import orjson
 from aiohttp import web
 
+from proxy.net.server.responses import error_response
 from proxy.net.timeouts import Limit
 from proxy.service import Service
 from proxy.telemetry.log import Throttle
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
 BODY_BYTES = 64 << 10
+
+
 _OVER = f"body over {BODY_BYTES} bytes"
+
+
 _log = logging.getLogger(__name__)
-
-
-def json_response(body: object, status: int = 200) -> web.Response:
-    """JSON without a detour over str."""
-    return web.Response(
-        status=status, body=orjson.dumps(body), content_type="application/json", charset="utf-8"
-    )
-
-
-def unavailable(body: object, retry_after_s: float) -> web.Response:
-    """The same as a 503, which says when to look again."""
-    response = json_response(body, 503)
-    response.headers["Retry-After"] = str(round(retry_after_s))
-    return response
-
-
-def error_response(status: int, message: str) -> web.Response:
-    """An OpenAI-shaped error of an admin path."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
-    return json_response({"error": error}, status)
 
 
 class Denials:

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
-from proxy.answer import Reply
 from proxy.core.types import FailureKind
 from proxy.net.timeouts import IdleLimit
+from proxy.net.upstream.response import Reply
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, UntilClose, wrap
 from proxy.protocol.sse import Scanner, end_of_stream, events_end, names_the_end

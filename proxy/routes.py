@@ -9,8 +9,8 @@ from aiohttp import web
 from proxy.admin import Admin
 from proxy.departure import closing
 from proxy.handler import Exchange
-from proxy.operators import Denials, Handler, audited, error_response
-from proxy.replies import SERVER
+from proxy.net.server.responses import SERVER, error_response
+from proxy.operators import Denials, Handler, audited
 from proxy.service import Service
 from proxy.thresholds import BusyThreshold
 

@@ -30,6 +30,8 @@ from proxy.core.types import FailureKind, Instance, RequestFacts
 from proxy.memory import cgroup_limit
 from proxy.net import tls
 from proxy.net.timeouts import Clock, Limit
+from proxy.net.upstream.client import Upstream
+from proxy.net.upstream.pool import Ways
 from proxy.protocol.errors import UnauthorizedError, UpstreamFailure
 from proxy.protocol.request_facts import TokenEstimator
 from proxy.scrape import EngineStats
@@ -37,10 +39,8 @@ from proxy.telemetry.log import FailureLog
 from proxy.telemetry.metrics import FleetCollector, Metrics, Taken
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.request_log import RequestLog
-from proxy.upstream import Upstream
 from proxy.waiting import WaitingRoom
 from proxy.watcher import Watcher
-from proxy.ways import Ways
 
 DECISIONS_KEPT = 200
 """For a look; the request log has them all. With what it could have done each is 3 kB and more."""

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from proxy.answer import Reply
 from proxy.core.routing.route import Route
 from proxy.core.types import Outcome, RequestFacts
-from proxy.judge import in_band_error
-from proxy.lastwords import error_event
+from proxy.net.server.responses import error_event
+from proxy.net.upstream.response import Reply
+from proxy.net.upstream.response_check import in_band_error
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.sse import Scanner
 from proxy.relay import GROW_EVENTS, Relay, RelayResponse, StreamCutError

@@ -15,7 +15,8 @@ from dataclasses import asdict
 from aiohttp import web
 
 from proxy.core.admission.gate import ANY_MODEL, THRESHOLD_FIELDS, Thresholds
-from proxy.operators import BodyError, json_response, small_object
+from proxy.net.server.responses import json_response
+from proxy.operators import BodyError, small_object
 from proxy.service import Service
 
 DECODE, TOKENS, FRAC = THRESHOLD_FIELDS

@@ -9,8 +9,8 @@ from proxy.core.fleet.health import Change
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind
 from proxy.net.timeouts import Clock
+from proxy.net.upstream.client import Upstream
 from proxy.protocol.errors import UpstreamFailure
-from proxy.upstream import Upstream
 
 _WORDS = {
     Change.SILENT: "ejected, its probes fail",

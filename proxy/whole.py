@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from aiohttp import web
 
-from proxy.answer import Reply
+from proxy.net.upstream.response import Reply
 from proxy.protocol.framing import Length
 from proxy.protocol.sse import last_usage
 from proxy.relay import RelayResponse

@@ -23,6 +23,8 @@ from proxy.config.values import InstanceSpec
 from proxy.core.connectors.base import finished_by_length
 from proxy.core.fleet.retries import busy_s
 from proxy.core.kvcache.reuse import usage_ratio
+from proxy.net.upstream.bootstrap import read_engine_id
+from proxy.net.upstream.client import model_cards
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, Length
 from proxy.protocol.headers import answer_lines, forwarded
@@ -32,7 +34,6 @@ from proxy.scrape import parse
 from proxy.telemetry.log import printable, printable_json
 from proxy.telemetry.record import RequestRecord, note_usage
 from proxy.telemetry.request_log import record_json
-from proxy.upstream import _engine_id, model_cards
 from replayer.replay_row import TraceError
 from replayer.trace import TraceRequest, read_trace
 
@@ -174,7 +175,7 @@ def test_what_an_engine_says_of_itself(value: Any) -> None:
     body = orjson.dumps(value)
     model_cards(body)
     with suppress(UpstreamFailure):
-        assert isinstance(_engine_id(body) or "", str)
+        assert isinstance(read_engine_id(body) or "", str)
     ratio = usage_ratio(orjson.loads(body))
     assert ratio is None or ratio >= 0
     if isinstance(value, dict):

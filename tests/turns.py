@@ -18,21 +18,25 @@ from typing import Any
 import pytest
 import uvloop
 
-from proxy import connections, edge, pool, waiting, wire
+from proxy import waiting
 from proxy.net import timeouts
+from proxy.net.server import connection as server_connection
+from proxy.net.server import listener
+from proxy.net.upstream import connection as upstream_connection
+from proxy.net.upstream import pool
 from proxy.protocol import sse
 
 TURN_S = 0.02
 """The longest that may be, on a machine as fast as the one where `_WORK_S` was measured."""
 _WORK_S = 0.008
 _CALLBACKS = (
-    (edge.Connection, "data_received"),
-    (connections.Guest, "connection_made"),
-    (edge.Connection, "connection_lost"),
-    (edge.Heads, "_look"),
+    (server_connection.Connection, "data_received"),
+    (listener.Guest, "connection_made"),
+    (server_connection.Connection, "connection_lost"),
+    (server_connection.Heads, "_look"),
     (sse.Tap, "buffer_updated"),
-    (wire.Connection, "eof_received"),
-    (wire.Connection, "connection_lost"),
+    (upstream_connection.Connection, "eof_received"),
+    (upstream_connection.Connection, "connection_lost"),
     (timeouts._Keeper, "_tick"),
     (waiting.WaitingRoom, "_look"),
     (pool.Pool, "_close_old"),

@@ -28,8 +28,8 @@ from proxy import described
 from proxy.app import Server
 from proxy.config.options import Settings
 from proxy.config.values import InstanceSpec
-from proxy.edge import Connection
-from proxy.wire import Connection as Upstream
+from proxy.net.server.connection import Connection
+from proxy.net.upstream.connection import Connection as Upstream
 from tests.bench import bodies
 from tests.bench.tables import Grid, number
 

@@ -12,9 +12,9 @@ import pytest
 from proxy.config.values import InstanceSpec
 from proxy.core.types import Instance
 from proxy.net.addresses import GOOD_S, TTL_S, ForbiddenAddressError, Resolver, check
+from proxy.net.upstream.client import Upstream
+from proxy.net.upstream.pool import Ways
 from proxy.protocol.errors import UpstreamFailure
-from proxy.upstream import Upstream
-from proxy.ways import Ways
 from tests.shell.harness import Proxy, RawEngine, plain, proxied, says
 from tests.shell.test_admin import call
 

@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 import pytest
 
-from proxy.connections import CLIENTS_RATIO, OWN_DESCRIPTORS, PLACES, client_cap
+from proxy.net.server.listener import CLIENTS_RATIO, OWN_DESCRIPTORS, PLACES, client_cap
 from replayer.sim_fleet import SimFleet
 from tests.shell.harness import addresses, chat, proxied, until
 from tests.shell.test_app import running

@@ -16,11 +16,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from proxy import edge
 from proxy.cli import NO_PARSER
+from proxy.net.server import connection as server_connection
+from proxy.net.server.refusals import RefusalLog
+from proxy.net.server.request_loop import SerialHandler
 from proxy.protocol.request_framing import Refusal
-from proxy.refusals import RefusalLog
-from proxy.serial import SerialHandler
 from proxy.telemetry.log import LOG_EVERY_S
 from tests.shell.harness import Proxy, RawEngine, chunk, plain, says, until
 from tests.shell.test_intake import post, raw
@@ -149,9 +149,9 @@ async def test_a_giant_body_leaves_others_their_turns(
     reads: list[tuple[int, int]] = []
     turn, loop = 0, asyncio.get_running_loop()
     ticking: asyncio.Handle | None = None
-    received = edge.Connection.data_received
+    received = server_connection.Connection.data_received
 
-    def read(connection: edge.Connection, data: bytes) -> None:
+    def read(connection: server_connection.Connection, data: bytes) -> None:
         reads.append((turn, len(data)))
         received(connection, data)
 
@@ -160,7 +160,7 @@ async def test_a_giant_body_leaves_others_their_turns(
         turn += 1
         ticking = loop.call_soon(count)
 
-    monkeypatch.setattr(edge.Connection, "data_received", read)
+    monkeypatch.setattr(server_connection.Connection, "data_received", read)
     body = orjson.dumps({"model": "sim-8b", "messages": ["x" * (8 << 20)]})
     async with RawEngine(FINE) as engine:
         async with Proxy(tmp_path / "log", [engine.address]) as proxy:
@@ -172,8 +172,8 @@ async def test_a_giant_body_leaves_others_their_turns(
                 ticking.cancel()
     assert b" 200 " in head
     assert sum(size for _, size in reads) > 8 << 20
-    long = Counter(turn for turn, size in reads if size >= edge.LONG_READ_BYTES)
-    assert max(long.values(), default=0) <= edge.LONG_READS
+    long = Counter(turn for turn, size in reads if size >= server_connection.LONG_READ_BYTES)
+    assert max(long.values(), default=0) <= server_connection.LONG_READS
 
 
 async def test_a_body_that_drips_is_given_up_before_its_time(tmp_path: Path) -> None:

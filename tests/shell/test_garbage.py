@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.answer import Reply
 from proxy.core.routing.route import Route
 from proxy.handler import Exchange
+from proxy.net.upstream.response import Reply
 from proxy.relay import Relay, RelayResponse
 from tests.shell.harness import chat, proxied
 

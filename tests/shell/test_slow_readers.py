@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.net.upstream.connection import READ_BYTES
 from proxy.relay import EVENT_BYTES
-from proxy.wire import READ_BYTES
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,

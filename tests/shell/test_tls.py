@@ -16,8 +16,8 @@ import orjson
 import pytest
 import trustme
 
-from proxy import listening
 from proxy.config.sources import ConfigError
+from proxy.net.server import listener
 from proxy.protocol.framing import Chunked
 from replayer.sim_fleet import SimFleet
 from tests.shell.harness import (
@@ -279,7 +279,7 @@ async def test_what_is_spoken(
 async def test_who_does_not_shake_hands_is_closed(
     tmp_path: Path, certs: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.1)
     async with RawEngine(says(b"")) as engine:
         async with over_tls(tmp_path, certs, [engine.address]) as (proxy, _):
             at = int(proxy.server.url.rpartition(":")[2])

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import pytest
 
-from proxy import pool as pool_module
-from proxy.answer import Reply
 from proxy.core.types import FailureKind, Instance
 from proxy.net import tcp
 from proxy.net.timeouts import Limit
+from proxy.net.upstream import pool as pool_module
+from proxy.net.upstream.client import Upstream
+from proxy.net.upstream.connection import HEAD_BYTES, SLICE_BYTES
+from proxy.net.upstream.response import Reply
 from proxy.protocol.errors import UpstreamFailure
-from proxy.upstream import Upstream
-from proxy.wire import HEAD_BYTES, SLICE_BYTES
 from tests.shell.harness import plain, until
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -17,9 +17,14 @@ from proxy.protocol.headers import answer_lines
 from proxy.protocol.sse import Tap
 
 HOLD_BYTES = 65536
+
+
 _NO_BODY = Length(0)
 
+
 Fields = list[tuple[bytes, bytes]]
+
+
 Sink = Callable[[bytes], None]
 
 

@@ -13,21 +13,24 @@ from typing import Protocol
 
 import orjson
 
-from proxy.answer import Reply
 from proxy.core.connectors.engine_id import EngineId
 from proxy.core.types import FailureKind, Instance
 from proxy.net.timeouts import Limit
-from proxy.pool import Pool
+from proxy.net.upstream.bootstrap import read_engine_id
+from proxy.net.upstream.pool import Pool, Ways
+from proxy.net.upstream.response import Reply
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import request_head
 from proxy.telemetry.log import Throttle
-from proxy.ways import Ways
 
-ENGINE_ID_CHARS = 256
 ANSWER_BYTES = 2 << 20
 """A longer answer of a prefill leg is not looked at: what it may name takes less (kvparams)."""
+
+
 PROBE_BYTES = 64 << 10
 """The most that is read of an answer to a probe."""
+
+
 LIST_BYTES = 1 << 20
 """The same where the answer is a list: models, metrics."""
 
@@ -127,7 +130,7 @@ class Upstream:
             return
         loop = asyncio.get_running_loop()
         try:
-            found = _engine_id(await _get(self._bootstrap, "/query", self._connect_timeout_s))
+            found = read_engine_id(await _get(self._bootstrap, "/query", self._connect_timeout_s))
         except UpstreamFailure:
             self._id.failed(loop.time())
             raise
@@ -205,22 +208,6 @@ async def _get(
     if reply.status != 200:
         raise UpstreamFailure(FailureKind.SERVER_ERROR, f"status {reply.status}")
     return body
-
-
-def _engine_id(body: bytes) -> str | None:
-    """The id of data-parallel rank 0 in a bootstrap server's `/query` answer.
-
-    None while no engine is registered; raises UpstreamFailure where the answer is no such thing.
-    """
-    try:
-        ranks = orjson.loads(body)
-        rank = ranks.get("0", {})
-        found = rank.get("engine_id")
-    except (orjson.JSONDecodeError, AttributeError) as error:
-        raise UpstreamFailure(FailureKind.MALFORMED, "not a bootstrap answer") from error
-    if rank and not (isinstance(found, str) and 0 < len(found) <= ENGINE_ID_CHARS):
-        raise UpstreamFailure(FailureKind.MALFORMED, "not an engine id")
-    return found if rank else None
 
 
 def model_cards(body: bytes) -> list[dict[str, object]]:

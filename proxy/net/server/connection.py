@@ -17,7 +17,9 @@ from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy, RawReque
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
-from proxy import replies
+from proxy.net.server import responses
+from proxy.net.server.refusals import RefusalLog, RefusedError, refusal_of
+from proxy.net.server.request_loop import SerialHandler
 from proxy.protocol.errors import ProxyError
 from proxy.protocol.framing import FramingError
 from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
@@ -31,17 +33,23 @@ from proxy.protocol.request_framing import (
     is_line,
     is_target,
 )
-from proxy.refusals import RefusalLog, RefusedError, refusal_of
-from proxy.serial import SerialHandler
 
 QUEUED_MAX = 8
 """Requests that may wait behind the one in service. aiohttp would stop reading, and never see the
 client leave, from 32 on."""
+
+
 LONG_READ_BYTES, LONG_READS = 131072, 3
 """After so many reads of such length it is everybody else's turn. libuv would read on up to 32
 times, and a turn after each was 2 % dearer for 400 kB."""
+
+
 LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
+
+
 _HOSTS_MAX = 256
+
+
 _hosts: set[str] = set()
 """Hosts that were looked at and are fine: clients name few."""
 
@@ -316,7 +324,7 @@ class Connection(SerialHandler):
             self.log_exception("a handler failed", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun")
-        response = replies.error(error, replies.Headers())
+        response = responses.error(error, responses.Headers())
         response.force_close()
         return response
 

@@ -1,7 +1,8 @@
 """The connections to one address: made when needed, kept while idle, the last used first.
 
-vLLM closes an idle connection after 5 s, so ours are kept for 4. The last one that rested is the
-first to be used again, so that the others grow old and are closed after a peak.
+vLLM closes an idle connection after 5 s, so the pool keeps them for 4. The last one that became
+idle is the first to be used again, so that the others grow old and are closed after a peak. All
+pools share TLS, the key that instances are shown, and the resolver (`Ways`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,46 @@ import ssl
 from urllib.parse import urlsplit
 
 from proxy.core.types import FailureKind
-from proxy.net.addresses import literal
+from proxy.net.addresses import Resolver, literal
 from proxy.net.timeouts import Limit
+from proxy.net.upstream.connection import Connection
 from proxy.protocol.errors import UpstreamFailure
-from proxy.ways import Ways
-from proxy.wire import Connection
+
+
+class Ways:
+    """Of one process; changed by a reload, for the connections and probes that come after.
+
+    `auth`: a header line for the proxy's own questions, where instances want a key.
+    """
+
+    def __init__(self, tls: ssl.SSLContext | None = None, auth: bytes = b"") -> None:
+        self._tls = tls
+        self.auth = auth
+        self.resolver = Resolver()
+
+    async def tls(self) -> ssl.SSLContext:
+        """For https instances; the system's CAs where no other was given.
+
+        Those are read in a thread, once: it takes some 20 ms.
+        """
+        if self._tls is None:
+            return await self._read()
+        return self._tls
+
+    async def _read(self) -> ssl.SSLContext:
+        made = await asyncio.to_thread(ssl.create_default_context)
+        if self._tls is None:  # a reload may have brought another one meanwhile
+            self._tls = made
+        return self._tls
+
+    def change(self, tls: ssl.SSLContext | None, auth: bytes) -> None:
+        """From now on."""
+        self._tls, self.auth = tls, auth
+
 
 KEEPALIVE_S = 4.0
+
+
 _OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Errors that say nothing of the instance."""
 

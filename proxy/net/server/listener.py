@@ -1,42 +1,130 @@
-"""How many clients may be connected: a part of the process's file descriptors, never all of them.
+"""Listening ports: their TLS context can be exchanged while in use, their clients are limited.
 
 A request needs one descriptor for its client and one or two for instances. If clients could take
-them all, no instance could be reached for those who are already in. What comes above the cap is
-told so with a 503 from one of a few reserved places, and closed; above those it is just closed.
+all descriptors, no instance could be reached for the clients who are already connected. A client
+above the limit is told so with a 503 from one of a few reserved places, and closed; above those it
+is just closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import resource
+import socket
 import ssl
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from aiohttp import web
 
-from proxy.listening import Site
+HANDSHAKE_S = 10.0
+"""A client that has not shaken hands by then holds a connection for nothing."""
+
+
+GOODBYE_S = 2.0
+"""How long a client may take to say goodbye in TLS before its connection is closed without."""
+
+
+class Site(web.TCPSite):
+    """As aiohttp's, and `exchange`, and on sockets that were handed down."""
+
+    inherited: Sequence[socket.socket] = ()
+    """Listen on these, if there are any, instead of binding."""
+
+    def answerer(self) -> Callable[[], asyncio.Protocol]:
+        """What makes a new connection's protocol; asked once."""
+        return cast(Callable[[], asyncio.Protocol], self._runner.server)
+
+    async def start(self) -> None:
+        """Listen."""
+        await super(web.TCPSite, self).start()
+        self._answerer = self.answerer()
+        if self.inherited:
+            await self._listen_on(self.inherited, self._ssl_context)
+            return
+        self._server = await self._listen(self._ssl_context, host=self._host, port=self._port)
+
+    async def _listen(self, secure: ssl.SSLContext | None, **where: Any) -> asyncio.AbstractServer:
+        loop: Any = asyncio.get_running_loop()  # its overloads know no keywords by name
+        limits = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S}
+        given = where | (limits if secure is not None else {})
+        server: asyncio.AbstractServer = await loop.create_server(
+            self._answerer, ssl=secure, backlog=self._backlog, **given
+        )
+        return server
+
+    async def exchange(self, secure: ssl.SSLContext) -> None:
+        """Accept with another context from now on: on the same sockets, so nobody is refused."""
+        old = self._server
+        assert old is not None
+        shared = [socket.socket(fileno=os.dup(s.fileno())) for s in self.sockets]
+        await self._listen_on(shared, secure)
+        old.close()
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """Those that it listens on."""
+        return getattr(self._server, "sockets", [])
+
+    async def _listen_on(
+        self, sockets: Sequence[socket.socket], secure: ssl.SSLContext | None
+    ) -> None:
+        """A host may be several sockets; each but the first becomes a site of its own."""
+        servers = [await self._listen(secure, sock=s) for s in sockets]
+        self._take(servers[0], secure)
+        for server in servers[1:]:
+            beside = Site(self._runner, self._host, self._port, backlog=self._backlog)
+            await super(web.TCPSite, beside).start()
+            beside._answerer = self._answerer
+            beside._take(server, secure)
+
+    def _take(self, server: asyncio.AbstractServer, secure: ssl.SSLContext | None) -> None:
+        self._server, self._ssl_context = server, secure
+
+
+def no_listener(listener: str, host: str, port: int, error: OSError) -> str:
+    """Which of them, and why; asyncio's own words name an address that may be another one's."""
+    prefix = "admin_" if listener == "admin" else ""
+    number = error.errno or 0
+    why = os.strerror(number) if number > 0 else error.strerror or str(error)
+    return f"cannot listen on {host}:{port} ({prefix}host, {prefix}port): {why}"
+
 
 CLIENTS_RATIO = 0.45
 """Of the descriptors: less than half, as Envoy advises, so each client can have an instance."""
+
+
 OWN_DESCRIPTORS = 32
 """Listeners, logs, event loop, probes, the reserved places."""
+
+
 MOST_DESCRIPTORS = 1 << 20
 """A hard limit may be absurd; more than this is not asked for."""
+
+
 PLACES = 8
 """Refusals that are being said; others are closed without a word."""
-LINGER_S = 1.0
+
+
+REFUSED_LINGER_S = 1.0
 """How long a refused client may take to read it: an early close could reset the words away."""
+
+
 _BODY = (
     b'{"message":"Service temporarily unavailable: too many connections",'
     b'"type":"service_unavailable","code":503,"error":{"message":"Service temporarily unavailable: '
     b'too many connections","type":"service_unavailable","code":503,"param":null}}'
 )
+
+
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 )
+
+
 _log = logging.getLogger(__name__)
 
 
@@ -120,7 +208,7 @@ class Guest(asyncio.Protocol):
         transport.write(_REFUSAL)
         if transport.can_write_eof():
             transport.write_eof()
-        self._timer = asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+        self._timer = asyncio.get_running_loop().call_later(REFUSED_LINGER_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The place is free again."""

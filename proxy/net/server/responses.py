@@ -1,4 +1,4 @@
-"""The answers that the proxy gives itself: busy, an error, or an instance's own refusal."""
+"""Every answer and error event that the proxy makes itself."""
 
 from __future__ import annotations
 
@@ -20,14 +20,22 @@ from proxy.protocol.errors import (
 )
 
 BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
+
+
 NO_INSTANCE_MESSAGE = "Service temporarily unavailable: no instance is up"
+
+
 MESSAGES = {
     RejectReason.NO_INSTANCE: NO_INSTANCE_MESSAGE,
     RejectReason.DRAINING: "Service temporarily unavailable: the proxy is stopping",
     RejectReason.MEMORY: "Service temporarily unavailable: the proxy is short of memory",
 }
 """What is no overload of the instances, and a 503 whatever the status for that is."""
+
+
 Headers = CIMultiDict[str]
+
+
 SERVER = "cache-proxy"
 """Of every answer that is not an instance's: what it is made with is nobody's business."""
 
@@ -77,3 +85,44 @@ def _json(status: int, body: object, headers: Headers) -> web.Response:
     headers["Content-Type"] = "application/json"
     headers["Server"] = SERVER
     return web.Response(status=status, body=orjson.dumps(body), headers=headers)
+
+
+def error_event(
+    path: str, *, message: str, type_: str, code: str, request_id: str, events: int
+) -> bytes:
+    """One event; `events`: how many the client got before it.
+
+    Clients of OpenAI's chat raise at `data: {"error": ...}`, Anthropic's at `event: error`; of the
+    Responses API this is the event `error`, with the same object beside it.
+    """
+    error = {"message": message, "type": type_, "param": None, "code": code}
+    error["request_id"] = request_id
+    if path == "/v1/messages":
+        said = {"type": "api_error", "message": message, "code": code}
+        body = {"type": "error", "error": said, "request_id": request_id}
+        return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
+    if path == "/v1/responses":
+        own = {"type": "error", "code": code, "message": message, "param": None}
+        whole = own | {"sequence_number": events, "error": error}
+        return b"event: error\ndata: " + orjson.dumps(whole) + b"\n\n"
+    return b"data: " + orjson.dumps({"error": error}) + b"\n\n"
+
+
+def json_response(body: object, status: int = 200) -> web.Response:
+    """JSON without a detour over str."""
+    return web.Response(
+        status=status, body=orjson.dumps(body), content_type="application/json", charset="utf-8"
+    )
+
+
+def unavailable(body: object, retry_after_s: float) -> web.Response:
+    """The same as a 503, which says when to look again."""
+    response = json_response(body, 503)
+    response.headers["Retry-After"] = str(round(retry_after_s))
+    return response
+
+
+def error_response(status: int, message: str) -> web.Response:
+    """An OpenAI-shaped error of an admin path."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
+    return json_response({"error": error}, status)

@@ -1,0 +1,26 @@
+"""The KV engine's id, as the engine's bootstrap server tells it."""
+
+from __future__ import annotations
+
+import orjson
+
+from proxy.core.types import FailureKind
+from proxy.protocol.errors import UpstreamFailure
+
+ENGINE_ID_CHARS = 256
+
+
+def read_engine_id(body: bytes) -> str | None:
+    """The id of data-parallel rank 0 in a bootstrap server's `/query` answer.
+
+    None while no engine is registered; raises UpstreamFailure where the answer is no such thing.
+    """
+    try:
+        ranks = orjson.loads(body)
+        rank = ranks.get("0", {})
+        found = rank.get("engine_id")
+    except (orjson.JSONDecodeError, AttributeError) as error:
+        raise UpstreamFailure(FailureKind.MALFORMED, "not a bootstrap answer") from error
+    if rank and not (isinstance(found, str) and 0 < len(found) <= ENGINE_ID_CHARS):
+        raise UpstreamFailure(FailureKind.MALFORMED, "not an engine id")
+    return found if rank else None
