@@ -21,7 +21,7 @@ from proxy.net.upstream.client import LIST_BYTES, model_cards
 from proxy.operators import small_object
 from proxy.protocol.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
 from proxy.protocol.request_facts import bounded, of_tenant
-from proxy.service import DECISIONS_KEPT, Service
+from proxy.state.proxy_state import DECISIONS_KEPT, Service
 from proxy.telemetry.request_log import record_json
 
 MODELS_TIMEOUT_S = 2.0

@@ -16,6 +16,7 @@ from proxy.config.sources import ConfigError
 from proxy.departure import Departure, first_of
 from proxy.handler import Exchange
 from proxy.heritage import Heritage
+from proxy.memory import cgroup_limit
 from proxy.net import tcp, tls
 from proxy.net.server.connection import Rules, Runner
 from proxy.net.server.listener import Door, GuardedSite, Site, client_cap, no_listener
@@ -23,7 +24,7 @@ from proxy.net.server.refusals import RefusalLog
 from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
 from proxy.reload import Reloader
 from proxy.routes import application
-from proxy.service import Service
+from proxy.state.proxy_state import Service
 from proxy.succession import Succession
 
 BACKLOG = 4096
@@ -84,7 +85,8 @@ class Server:
         """
         settings = self._settings
         secure = tls.for_clients(settings)
-        self.service = Service.start(settings)
+        limit_bytes = settings.max_memory_bytes or cgroup_limit()
+        self.service = Service.start(settings, limit_bytes)
         self.reloader = Reloader(self.service, self._source, self._exchange)
         refused = self.service.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())

@@ -15,13 +15,13 @@ import xxhash
 from proxy.core.admission.memory import Level
 from proxy.core.fleet.health import FAULT_KINDS
 from proxy.core.types import FailureKind
+from proxy.fleet.engine_metrics import parse
 from proxy.memory import resident_bytes
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import LIST_BYTES, Upstream, model_cards
 from proxy.net.upstream.response_check import look_at
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
-from proxy.scrape import parse
-from proxy.service import Service
+from proxy.state.proxy_state import Service
 from proxy.telemetry.log import Throttle
 from proxy.tuning import give_back
 

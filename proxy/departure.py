@@ -10,7 +10,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from proxy.net.server.listener import HANDSHAKE_S
-from proxy.service import Service
+from proxy.state.proxy_state import Service
 
 ACCEPT_WHILE_DRAINING_S = 5.0
 """How long a draining proxy still takes what a load balancer sends before it notices."""

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from proxy.service import Service
+from proxy.state.proxy_state import Service
 
 FORM = 1
 """Another number as soon as block hashes or rows mean something else."""

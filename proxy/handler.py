@@ -12,7 +12,7 @@ from dataclasses import replace
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy import intake, waiting
+from proxy import intake
 from proxy.core.admission.memory import Level
 from proxy.core.connectors.base import Edits
 from proxy.core.fleet.retries import MAX_RETRIES
@@ -41,7 +41,8 @@ from proxy.relay import (
     StalledClientError,
 )
 from proxy.retrying import Retrying
-from proxy.service import Service
+from proxy.state import queue
+from proxy.state.proxy_state import Service
 from proxy.streaming import Streaming
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
@@ -181,10 +182,10 @@ class Exchange:
         record, headers = self.record, self.request.headers
         if reject is SHORT_OF_MEMORY:
             return reject
-        priority = waiting.priority_of(headers, self.out.parsed)
+        priority = queue.priority_of(headers, self.out.parsed)
         room, size = self.service.waiting, len(self.out.raw or b"")
         turn = room.enter(self.facts, reject, priority, size)
-        if isinstance(turn, waiting.Turn):
+        if isinstance(turn, queue.Turn):
             record.t_queued = self.service.clock.unix_now()
             admitted = await room.wait(turn)
         else:

@@ -14,7 +14,6 @@ from typing import Any
 
 import orjson
 
-from proxy.aftermath import Leg
 from proxy.core.connectors.base import KV_PARAMS, Edits
 from proxy.core.routing.route import Route
 from proxy.core.types import Fallback, Instance
@@ -22,7 +21,8 @@ from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import OnSent
 from proxy.net.upstream.response import Reply
 from proxy.protocol.errors import UpstreamFailure
-from proxy.service import Service
+from proxy.state.detached import Leg
+from proxy.state.proxy_state import Service
 
 RELEASE_S = 5.0
 RELEASERS = 2

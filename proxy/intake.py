@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from proxy.access import SALT, Grant
 from proxy.legs import Outgoing
 from proxy.net.timeouts import RateLimit
 from proxy.protocol.body import PLUGINS, complaint, harmless_arguments, splice, steering_keys
@@ -25,6 +24,7 @@ from proxy.protocol.errors import (
 )
 from proxy.protocol.headers import forwarded
 from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
+from proxy.state.access import SALT, Grant
 
 MIN_RATE = 1024
 """Bytes per second that a body must come with on average, once a third of its time is over."""

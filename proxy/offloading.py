@@ -15,7 +15,7 @@ from proxy.legs import Outgoing, fallback_of, prefill_leg
 from proxy.net.upstream.response import Reply
 from proxy.protocol.errors import UpstreamFailure
 from proxy.race import Local, race
-from proxy.service import Service
+from proxy.state.proxy_state import Service
 from proxy.telemetry.record import RequestRecord
 from proxy.waits import for_prefill
 

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.net.server.responses import error_response
 from proxy.net.timeouts import Limit
-from proxy.service import Service
+from proxy.state.proxy_state import Service
 from proxy.telemetry.log import Throttle
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]

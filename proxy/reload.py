@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from proxy.access import bearer
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
 from proxy.config.values import InstanceSpec
 from proxy.net import tls
-from proxy.service import Service, instance_tls, router_config
+from proxy.state.access import bearer
+from proxy.state.proxy_state import Service, instance_tls, router_config
 
 RELOADABLE = frozenset(
     {

@@ -17,7 +17,7 @@ from proxy.core.fleet.retries import (
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts
 from proxy.protocol.errors import UpstreamFailure
-from proxy.service import Service
+from proxy.state.proxy_state import Service
 from proxy.telemetry.record import RequestRecord
 
 

@@ -11,7 +11,7 @@ from proxy.departure import closing
 from proxy.handler import Exchange
 from proxy.net.server.responses import SERVER, error_response
 from proxy.operators import Denials, Handler, audited
-from proxy.service import Service
+from proxy.state.proxy_state import Service
 from proxy.thresholds import BusyThreshold
 
 

@@ -17,7 +17,7 @@ from aiohttp import web
 from proxy.core.admission.gate import ANY_MODEL, THRESHOLD_FIELDS, Thresholds
 from proxy.net.server.responses import json_response
 from proxy.operators import BodyError, small_object
-from proxy.service import Service
+from proxy.state.proxy_state import Service
 
 DECODE, TOKENS, FRAC = THRESHOLD_FIELDS
 _KNOWN = ("model", *THRESHOLD_FIELDS, "unset", "dry_run")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from proxy.core.routing import time_limits
 from proxy.core.routing.route import Route
-from proxy.service import Service
+from proxy.state.proxy_state import Service
 from proxy.telemetry.record import RequestRecord
 
 LEAST_S = 1.0

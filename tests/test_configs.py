@@ -8,13 +8,14 @@ import pytest
 
 from proxy.config.load import default_toml, load, readme_table
 from proxy.config.options import Settings
+from proxy.core.admission.engine_reports import EngineStats
 from proxy.core.config import RouterConfig
 from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Outcome, Reason, RejectReason, RouteClass
+from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.request_framing import Refusal
-from proxy.scrape import EngineStats
 from proxy.telemetry.instruments import Counts, Spreads
-from proxy.telemetry.metrics import FleetCollector, Metrics
+from proxy.telemetry.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"

@@ -23,6 +23,7 @@ from proxy.config.values import InstanceSpec
 from proxy.core.connectors.base import finished_by_length
 from proxy.core.fleet.retries import busy_s
 from proxy.core.kvcache.reuse import usage_ratio
+from proxy.fleet.engine_metrics import parse
 from proxy.net.upstream.bootstrap import read_engine_id
 from proxy.net.upstream.client import model_cards
 from proxy.protocol.errors import UpstreamFailure
@@ -30,7 +31,6 @@ from proxy.protocol.framing import Chunked, FramingError, Length
 from proxy.protocol.headers import answer_lines, forwarded
 from proxy.protocol.request_facts import bounded
 from proxy.protocol.sse import Scanner, end_of_stream, events_end, first_event, is_error_event
-from proxy.scrape import parse
 from proxy.telemetry.log import printable, printable_json
 from proxy.telemetry.record import RequestRecord, note_usage
 from proxy.telemetry.request_log import record_json

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import uvloop
 
-from proxy import waiting
 from proxy.net import timeouts
 from proxy.net.server import connection as server_connection
 from proxy.net.server import listener
 from proxy.net.upstream import connection as upstream_connection
 from proxy.net.upstream import pool
 from proxy.protocol import sse
+from proxy.state import queue
 
 TURN_S = 0.02
 """The longest that may be, on a machine as fast as the one where `_WORK_S` was measured."""
@@ -38,7 +38,7 @@ _CALLBACKS = (
     (upstream_connection.Connection, "eof_received"),
     (upstream_connection.Connection, "connection_lost"),
     (timeouts._Keeper, "_tick"),
-    (waiting.WaitingRoom, "_look"),
+    (queue.WaitingRoom, "_look"),
     (pool.Pool, "_close_old"),
 )
 

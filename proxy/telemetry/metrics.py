@@ -6,24 +6,18 @@ when somebody scrapes, so they cannot disagree with it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Gauge, Info
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from proxy import __version__
 from proxy.core import is_compiled
-from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.admission.memory import Watermark
-from proxy.core.fleet.health import State
 from proxy.core.latency.regression import SHORT_S
 from proxy.core.latency.slo import Slo
-from proxy.core.routing.router import Router
-from proxy.core.types import FailureKind, Fallback, Load, RejectReason
+from proxy.core.types import FailureKind, Fallback, RejectReason
 from proxy.protocol.request_framing import Refusal
-from proxy.scrape import EngineStats
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.record import RequestRecord
 
@@ -56,32 +50,6 @@ NO_CLASS = "none"
 
 _KEPT = ("missed", "kept")
 """route_class of a request that was never placed, or that has no prompt to classify."""
-
-
-_STARTED_S = time.time_ns() / 1e9
-
-
-_CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.DECODE_BLOCKS)
-
-
-_TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
-    ("ongoing_tokens", "Prefill, inbound and decode tokens", lambda x: x.ongoing_tokens),
-    ("ongoing_prefill_tokens", "New tokens before a first token", lambda x: x.prefill_tokens),
-    ("ongoing_inbound_tokens", "KV on its way here", lambda x: x.inbound_tokens),
-    ("ongoing_decode_tokens", "Context of running streams", lambda x: x.decode_tokens),
-    ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
-)
-
-
-_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
-    ("kv_cache_usage_ratio", "As the engine reports", lambda s: s.kv_used_ratio),
-    ("prefix_cache_hit_ratio", "Local hits per token looked up", lambda s: s.hit_ratio),
-    (
-        "external_prefix_cache_hit_ratio",
-        "Tokens from a peer per prompt token",
-        lambda s: s.external_hit_ratio,
-    ),
-)
 
 
 class Metrics:
@@ -275,103 +243,5 @@ class Taken(CollectorRegistry):
         yield from self._families
 
 
-class FleetCollector(Collector):
-    """Gauges read from the router and the last engine reports at scrape time."""
-
-    def __init__(self, router: Router, stats: dict[str, EngineStats]) -> None:
-        self._router = router
-        self._stats = stats
-        self.now_s = 0.0
-
-    def collect(self) -> Iterator[Metric]:
-        """One family after the other."""
-        names = [member.instance.name for member in self._router.fleet.members()]
-        loads = {name: self._router.ledger.load(name) for name in names}
-        yield from self._tokens(loads)
-        yield self._in_flight(loads)
-        yield self._health(names)
-        yield self._breaker()
-        panic = self._router.fleet.is_panicking()
-        yield _single("panic", "1 while ejected instances are used for want of others", panic)
-        yield self._busy(names)
-        yield self._learned(names)
-        yield from self._engine(names)
-        yield self._frozen(names)
-        yield _single("accounting_drift", "Must be 0", self._router.ledger.drift())
-        yield _single("live_leases", "Requests that hold a lease", self._router.ledger.live)
-        yield _single("sessions", "Sessions with a home", len(self._router.sessions))
-        yield _single("prefix_blocks", "Blocks in the index", self._router.prefixes.total_blocks)
-        # Under the names that every exporter has. The library's own collector would list the
-        # process's descriptors, which takes milliseconds where there are many.
-        yield CounterMetricFamily("process_cpu_seconds", "CPU time", value=time.process_time())
-        yield GaugeMetricFamily("process_start_time_seconds", "Unix time", value=_STARTED_S)
-
-    def _tokens(self, loads: dict[str, Load]) -> Iterator[Metric]:
-        for name, text, read in _TOKEN_GAUGES:
-            family = _gauge(name, text, "upstream")
-            for upstream, load in loads.items():
-                family.add_metric([upstream], read(load))
-            yield family
-
-    def _in_flight(self, loads: dict[str, Load]) -> Metric:
-        family = _gauge("in_flight", "Requests", "upstream", "phase")
-        for upstream, load in loads.items():
-            family.add_metric([upstream, "prefill"], load.prefill_requests)
-            family.add_metric([upstream, "inbound"], load.inbound_requests)
-            family.add_metric([upstream, "decode"], load.decode_requests)
-            family.add_metric([upstream, "pinned"], load.pinned_requests)
-        return family
-
-    def _health(self, names: list[str]) -> Metric:
-        family = _gauge("instance_healthy", "1 when it may be chosen", "upstream")
-        for name in names:
-            family.add_metric([name], self._router.fleet.is_up(name))
-        return family
-
-    def _breaker(self) -> Metric:
-        text = "0 healthy, 1 suspect, 2 ejected, 3 probing"
-        family = _gauge("breaker_state", text, "upstream")
-        for member in self._router.fleet.members():
-            state = member.health.state(self.now_s)
-            family.add_metric([member.instance.name], list(State).index(state))
-        return family
-
-    def _learned(self, names: list[str]) -> Metric:
-        family = _gauge(
-            "learned_prefill_tps", "Tokens per second, 8192 without context", "upstream"
-        )
-        for name in names:
-            family.add_metric([name], self._router.latency.prefill_tps(name))
-        return family
-
-    def _busy(self, names: list[str]) -> Metric:
-        family = _gauge("instance_busy", "1 when past this threshold", "upstream", "check")
-        for name in names:
-            busy = self._router.busy(name, ANY_MODEL, self.now_s)
-            for check in (*_CHECKS, RejectReason.UPSTREAM_BUSY):
-                family.add_metric([name, check], busy is not None and busy.check is check)
-        return family
-
-    def _engine(self, names: list[str]) -> Iterator[Metric]:
-        for name, text, read in _ENGINE_GAUGES:
-            family = _gauge(name, text, "upstream")
-            for upstream in names:
-                value = read(self._stats[upstream]) if upstream in self._stats else None
-                if value is not None:
-                    family.add_metric([upstream], value)
-            yield family
-
-    def _frozen(self, names: list[str]) -> Metric:
-        text = "1 while an engine's /metrics stay the same although it works: not believed"
-        family = _gauge("engine_report_frozen", text, "upstream")
-        for name in names:
-            family.add_metric([name], name in self._router.gate.reports.frozen)
-        return family
-
-
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
-
-
-def _single(name: str, text: str, value: float) -> GaugeMetricFamily:
+def single(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value)

@@ -31,7 +31,7 @@ def blockbuster() -> Iterator[BlockBuster]:
     """No blocking call on the loop, as in the shell's tests."""
     with blockbuster_ctx("proxy") as found:
         for function in found.functions.values():
-            function.can_block_in("proxy/service.py", "start")
+            function.can_block_in("proxy/state/proxy_state.py", "start")
         yield found
 
 

@@ -19,14 +19,14 @@ import orjson
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from proxy.access import Access
 from proxy.config.options import Settings
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts
 from proxy.intake import _salted
 from proxy.protocol.request_facts import TokenEstimator
-from proxy.service import router_config
+from proxy.state.access import Access
+from proxy.state.proxy_state import router_config
 from replayer.engine import Engine
 from replayer.sim_openai import Limits, parse_ask
 from replayer.sim_types import EngineOptions, Finished, FirstToken, Job, SimRequest

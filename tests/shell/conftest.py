@@ -19,7 +19,7 @@ def blockbuster() -> Iterator[BlockBuster]:
     with blockbuster_ctx("proxy") as found:
         for function in found.functions.values():
             # Opening the log and reading the version happen once, before the first request.
-            function.can_block_in("proxy/service.py", "start")
+            function.can_block_in("proxy/state/proxy_state.py", "start")
         yield found
 
 

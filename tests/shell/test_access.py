@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.access import Access, salt_of
 from proxy.config.load import load
 from proxy.config.options import Settings
 from proxy.config.secrets import fingerprint, tenants_of
@@ -23,6 +22,7 @@ from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance
 from proxy.protocol.request_facts import TokenEstimator
+from proxy.state.access import Access, salt_of
 from tests.shell.harness import ANSWER, Proxy, RawEngine, chat, plain, proxied, says, words
 
 KEYS = "acme:sk-acme-0123456789abcdef,zeta:sk-zeta-0123456789abcdef,sk-nameless-0123456789"

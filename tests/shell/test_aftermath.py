@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.aftermath import Aftermath, Leg
+from proxy.state.detached import Aftermath, Leg
 
 
 @asynccontextmanager

@@ -18,9 +18,9 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.aftermath import Aftermath, Leg
 from proxy.core.types import FailureKind
 from proxy.protocol.errors import UpstreamFailure
+from proxy.state.detached import Aftermath, Leg
 from tests.chaos.client import connect, exchange, request
 from tests.shell.harness import (
     ANSWER,

@@ -14,9 +14,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
-from proxy import service as service_module
 from proxy.cli import _warn
 from proxy.config.load import load
+from proxy.state import proxy_state as service_module
 from proxy.telemetry.log import LOG_EVERY_S
 from tests.shell.harness import Proxy, RawEngine, chat, proxied, says, until
 from tests.shell.test_admin import call

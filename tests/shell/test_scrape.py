@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.scrape import EngineStats, parse
-from proxy.service import Service
+from proxy.core.admission.engine_reports import EngineStats
+from proxy.fleet.engine_metrics import parse
+from proxy.state.proxy_state import Service
 from tests.shell.harness import chat, proxied, until
 
 NEW = b"""# HELP vllm:kv_cache_usage_perc KV-cache usage.

@@ -17,8 +17,8 @@ from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Reject, RequestFacts
 from proxy.net.timeouts import Clock
+from proxy.state.queue import TRIAL_S, TRIALS, Turn, WaitingRoom, priority_of
 from proxy.telemetry.metrics import Metrics
-from proxy.waiting import TRIAL_S, TRIALS, Turn, WaitingRoom, priority_of
 from tests.shell.harness import ANSWER, Answer, Proxy, RawEngine, chat, until
 from tests.shell.test_disconnect import leave, send
 

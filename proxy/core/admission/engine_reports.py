@@ -1,4 +1,4 @@
-"""What an engine reports of its KV cache, and whether its reports still follow what it does.
+"""What an engine reports of itself, and whether its reports still follow what it does.
 
 A report that stays the same to the last byte, although the engine has given answers since, or
 although it says that its cache is in use, is frozen: every step of a running engine changes some
@@ -8,6 +8,21 @@ counter. Such a report's load is ignored, and the proxy's own counters decide al
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """One report, summed (usage: the highest) over data-parallel ranks. None: not reported."""
+
+    kv_used_ratio: float | None = None
+    kv_total_tokens: int | None = None
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    hit_ratio: float | None = None
+    external_tokens: float | None = None
+    external_hit_ratio: float | None = None
+    start_s: float | None = None
+    """When the process started, unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,9 @@ from urllib.parse import urlsplit
 from multidict import CIMultiDictProxy
 from prometheus_client import generate_latest
 
-from proxy.access import Access, Grant, bearer
-from proxy.aftermath import Aftermath
 from proxy.config.options import Settings
 from proxy.config.values import InstanceSpec
-from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.admission.engine_reports import EngineKv, EngineStats
 from proxy.core.admission.gate import Thresholds
 from proxy.core.admission.memory import Level, Watermark
 from proxy.core.admission.queue import QueueLimits
@@ -27,23 +25,26 @@ from proxy.core.fleet.retries import Budget
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind, Instance, RequestFacts
-from proxy.memory import cgroup_limit
+from proxy.fleet.gauges import FleetCollector
+from proxy.fleet.instances import Watcher
 from proxy.net import tls
 from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.pool import Ways
 from proxy.protocol.errors import UnauthorizedError, UpstreamFailure
 from proxy.protocol.request_facts import TokenEstimator
-from proxy.scrape import EngineStats
+from proxy.state.access import Access, Grant, bearer
+from proxy.state.detached import Aftermath
+from proxy.state.queue import WaitingRoom
 from proxy.telemetry.log import FailureLog
-from proxy.telemetry.metrics import FleetCollector, Metrics, Taken
+from proxy.telemetry.metrics import Metrics, Taken
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.request_log import RequestLog
-from proxy.waiting import WaitingRoom
-from proxy.watcher import Watcher
 
 DECISIONS_KEPT = 200
 """For a look; the request log has them all. With what it could have done each is 3 kB and more."""
+
+
 SCRAPES_RATIO, SHOWN_S = 0.2, 1.0
 
 
@@ -134,13 +135,16 @@ class Service:
             self.add(spec)
 
     @classmethod
-    def start(cls, settings: Settings) -> Service:
-        """Build everything from the options; OSError when the request log cannot be opened."""
+    def start(cls, settings: Settings, limit_bytes: int | None = None) -> Service:
+        """Build everything from the options; OSError when the request log cannot be opened.
+
+        `limit_bytes`: what the process may use of memory, None: no limit.
+        """
         metrics = Metrics()
         log = RequestLog(settings.request_log, metrics.log_dropped.inc)
         ways = Ways(instance_tls(settings), bearer(settings.instance_api_key))
         service = cls(settings, Clock(), Router(router_config(settings)), metrics, log, ways)
-        service.memory.limit_bytes = settings.max_memory_bytes or cgroup_limit()
+        service.memory.limit_bytes = limit_bytes
         return service
 
     def use(self, settings: Settings) -> None:

@@ -7,41 +7,45 @@ every stream would feel. Old names of a series stand beside the new one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from proxy.core.admission.engine_reports import EngineStats
+
 MOST = 1 << 53
 """No count and no time is larger; beyond it a float is no whole number any more."""
+
+
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+
+
 _CONFIG = ("vllm:cache_config_info",)
+
+
 _SOURCES = ("vllm:prompt_tokens_by_source_total",)
+
+
 _RUNNING = ("vllm:num_requests_running",)
+
+
 _WAITING = ("vllm:num_requests_waiting",)
+
+
 _QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
+
+
 _HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+
+
 _STARTED = ("process_start_time_seconds",)
+
+
 _WANTED = tuple(
     name.encode()
     for names in (_USAGE, _CONFIG, _SOURCES, _RUNNING, _WAITING, _QUERIES, _HITS, _STARTED)
     for name in names
 )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """One report, summed (usage: the highest) over data-parallel ranks. None: not reported."""
-
-    kv_used_ratio: float | None = None
-    kv_total_tokens: int | None = None
-    requests_running: int | None = None
-    requests_waiting: int | None = None
-    hit_ratio: float | None = None
-    external_tokens: float | None = None
-    external_hit_ratio: float | None = None
-    start_s: float | None = None
-    """When the process started, unix seconds."""
 
 
 def parse(exposition: bytes) -> EngineStats:

@@ -1,0 +1,1 @@
+"""The instances, as far as it takes IO."""

@@ -1,0 +1,1 @@
+"""What outlives a request, one file per owner."""
