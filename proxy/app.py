@@ -1,4 +1,7 @@
-"""Wiring: start, drain, stop."""
+"""Wiring: build the parts, lead each path to its handler, start, drain, stop.
+
+A path that is not known is a 404, another method of one that is known a 405.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +9,125 @@ import asyncio
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from aiohttp import web
 
-from proxy import background, estate
+from proxy.admin.auth import Denials, Handler, audited
+from proxy.admin.busy_threshold import BusyThreshold
+from proxy.admin.endpoints import Admin
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
-from proxy.departure import Departure, first_of
-from proxy.handler import Exchange
-from proxy.heritage import Heritage
-from proxy.memory import cgroup_limit
 from proxy.net import tcp, tls
 from proxy.net.server.connection import Rules, Runner
 from proxy.net.server.listener import Door, GuardedSite, Site, client_cap, no_listener
 from proxy.net.server.refusals import RefusalLog
+from proxy.net.server.responses import SERVER, error_response
+from proxy.process import background, snapshot
+from proxy.process.drain import Departure, closing, first_of
+from proxy.process.hot_restart import Heritage, Succession
+from proxy.process.memory import cgroup_limit
+from proxy.process.reload import Reloader
 from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
-from proxy.reload import Reloader
-from proxy.routes import application
+from proxy.request.exchange import Exchange
 from proxy.state.proxy_state import Service
-from proxy.succession import Succession
+
+
+def application(service: Service, *, admin: bool = True, public: bool = True) -> web.Application:
+    """The routes of one listener. No middleware: every request would pay for it."""
+    app = web.Application(client_max_size=service.settings.max_body_bytes)
+    app.on_response_prepare.append(_sign)
+    app.on_response_prepare.append(closing(service))
+    app.add_routes(_probes(service))
+    if admin:
+        app.add_routes(_admin(service))
+    if public:
+        app.add_routes(_relayed(service))
+    app.add_routes([web.route("*", "/{tail:.*}", _not_found)])
+    return app
+
+
+async def _sign(request: web.Request, response: web.StreamResponse) -> None:
+    """Routed answers: in aiohttp's name otherwise."""
+    del request
+    response.headers["Server"] = SERVER
+
+
+def _probes(service: Service) -> list[web.RouteDef]:
+    """What load balancers and Prometheus ask, on every listener."""
+    admin = Admin(service)
+    rows = (
+        ("/live", admin.live),
+        ("/ready", admin.ready),
+        ("/health", admin.health),
+        ("/metrics", admin.metrics),
+    )
+    looks = [web.get(path, handler) for path, handler in rows]
+    return looks + [web.route("*", path, _only(("GET", "HEAD"))) for path, _ in rows]
+
+
+def _admin(service: Service) -> list[web.RouteDef]:
+    """What changes or shows the fleet: for operators, behind the token where there is one."""
+    admin, thresholds, denials = Admin(service), BusyThreshold(service), Denials(service)
+    rows: dict[str, dict[str, Handler]] = {
+        "/instances": {"GET": admin.instances, "POST": admin.add_instance},
+        "/instances/{name}": {"DELETE": admin.remove_instance},
+        "/sessions/{id}/end": {"POST": admin.end_session},
+        "/decisions": {"GET": admin.decisions},
+        "/busy_threshold": {
+            "GET": thresholds.get,
+            "POST": thresholds.post,
+            "DELETE": thresholds.delete,
+        },
+    }
+    return [
+        web.route(method, path, audited(service, denials, handler))
+        for path, handlers in rows.items()
+        for method, handler in (handlers | {"*": _only(handlers)}).items()
+    ]
+
+
+def _only(methods: Iterable[str]) -> Handler:
+    """For every other method."""
+    allowed = ", ".join(methods)
+
+    async def refuse(request: web.Request) -> web.Response:
+        message = f"method: {request.method} is not for this path; allowed: {allowed}"
+        response = error_response(405, message)
+        response.headers["Allow"] = allowed
+        return response
+
+    return refuse
+
+
+def _relayed(service: Service) -> list[web.RouteDef]:
+    async def relay(request: web.Request) -> web.StreamResponse:
+        return await Exchange(service, request).run()
+
+    return [
+        web.get("/v1/models", Admin(service).models),
+        web.route("*", "/v1/{tail:.+}", relay),
+        web.post("/tokenize", relay),
+        web.post("/detokenize", relay),
+    ]
+
+
+async def _not_found(request: web.Request) -> web.Response:
+    """An allow-list: an engine's other paths (sleep, reset, abort) are not for clients."""
+    del request
+    return error_response(404, "no such path, or not with this method")
+
 
 BACKLOG = 4096
+
+
 KEEPALIVE_S = 75.0
+
+
 LINGER_S = 2.0
 """How long the rest of a refused body is read, so that the client gets to see the refusal."""
+
+
 CANCEL_AFTER_S = 0.1
 """The drain has had its time: what still runs is cancelled, not waited for (0: for ever)."""
 
@@ -59,7 +156,7 @@ class Server:
         self._heritage = heritage or Heritage()
         self._names: list[str] = []
         """Of the listeners, as the next process is to know them."""
-        self._succession = Succession(self._listeners, lambda: estate.leave(self.service))
+        self._succession = Succession(self._listeners, lambda: snapshot.leave(self.service))
         self._stop = asyncio.Event()
 
     @property
@@ -93,7 +190,7 @@ class Server:
         self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
         self._departure = Departure(self.service, self._runners, self._stop)
         if self._heritage.estate is not None:
-            estate.take(self.service, self._heritage.estate)
+            snapshot.take(self.service, self._heritage.estate)
         if self._heritage.has_predecessor and not await background.look_round(self.service):
             await self.close()
             raise ConfigError(f"no instance has answered in {background.FIRST_LOOK_S:g} s")

@@ -15,11 +15,11 @@ from proxy.config.load import Loaded, load, print_config
 from proxy.config.options import Settings
 from proxy.config.secrets import is_loopback
 from proxy.config.sources import ConfigError
-from proxy.heritage import Heritage
 from proxy.net.server.connection import has_c_parser
-from proxy.supervisor import Supervisor
+from proxy.process.hot_restart import Heritage
+from proxy.process.memory import collect_rarely, keep_big_blocks, share_the_interpreter
+from proxy.process.notify import Supervisor
 from proxy.telemetry import log
-from proxy.tuning import collect_rarely, keep_big_blocks, share_the_interpreter
 
 EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG = 1, 2, 78
 NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary package"

@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from proxy.core.admission.memory import Level
-from proxy.memory import resident_bytes
+from proxy.process.memory import resident_bytes
 from replayer.sim_fleet import SimFleet
 from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.command import ROOT, Command, command

@@ -23,8 +23,8 @@ from proxy.config.options import Settings
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts
-from proxy.intake import _salted
 from proxy.protocol.request_facts import TokenEstimator
+from proxy.request.client_request import _salted
 from proxy.state.access import Access
 from proxy.state.proxy_state import router_config
 from replayer.engine import Engine

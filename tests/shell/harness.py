@@ -12,10 +12,10 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
-from proxy import background
 from proxy.app import Server
 from proxy.config.options import Settings
 from proxy.core.types import Load
+from proxy.process import background
 from replayer.sim_fleet import SimFleet
 
 WAIT_S = 30.0

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from proxy import background
 from proxy.core.fleet import health
 from proxy.core.fleet.health import FAULTS, Health, State
 from proxy.core.types import FailureKind
+from proxy.process import background
 from proxy.protocol.errors import UpstreamFailure
 from tests.shell.harness import (
     ANSWER,

@@ -8,13 +8,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy import departure
 from proxy.app import Server
+from proxy.process import drain
 from tests.shell.harness import Proxy, chat, proxied, until
 from tests.shell.test_waiting import held, queued
 
 
-def leaving(server: Server) -> departure.Departure:
+def leaving(server: Server) -> drain.Departure:
     """What `run` uses, without a process that takes over."""
     return server._departure
 
@@ -22,8 +22,8 @@ def leaving(server: Server) -> departure.Departure:
 async def test_a_drain_waits_for_one_more_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departure, "KEPT_S", 30.0)
-    monkeypatch.setattr(departure, "ACCEPT_WHILE_DRAINING_S", 30.0)
+    monkeypatch.setattr(drain, "KEPT_S", 30.0)
+    monkeypatch.setattr(drain, "ACCEPT_WHILE_DRAINING_S", 30.0)
     async with proxied(tmp_path, 1, drain_seconds=60.0) as (proxy, _), asyncio.TaskGroup() as group:
         assert (await proxy.post(chat("x"))).status == 200
         draining = group.create_task(proxy.server.drain())
@@ -36,7 +36,7 @@ async def test_a_drain_waits_for_one_more_request(
 async def test_a_kept_connection_that_nobody_uses_ends_a_drain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(departure, "KEPT_S", 0.05)
+    monkeypatch.setattr(drain, "KEPT_S", 0.05)
     async with proxied(tmp_path, 1) as (proxy, _):
         assert (await proxy.post(chat("x"))).status == 200
         await proxy.server.drain()

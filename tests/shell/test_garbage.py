@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from proxy.core.routing.route import Route
-from proxy.handler import Exchange
 from proxy.net.upstream.response import Reply
-from proxy.relay import Relay, RelayResponse
+from proxy.request.client_response import RelayResponse
+from proxy.request.exchange import Exchange
+from proxy.request.relay import Relay
 from tests.shell.harness import chat, proxied
 
 OURS = (Exchange, Relay, RelayResponse, Reply, Route)

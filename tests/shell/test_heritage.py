@@ -18,13 +18,12 @@ import aiohttp
 import orjson
 import pytest
 
-from proxy import background, estate, heritage, succession
 from proxy.app import Server
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
-from proxy.heritage import Heritage
-from proxy.succession import Succession
-from proxy.supervisor import Supervisor
+from proxy.process import background, hot_restart, snapshot
+from proxy.process.hot_restart import Heritage, Succession
+from proxy.process.notify import Supervisor
 from replayer.sim_fleet import SimFleet
 from tests.shell.harness import Proxy, addresses, chat, until, words
 
@@ -45,7 +44,7 @@ def handed(monkeypatch: pytest.MonkeyPatch, *fds: int) -> None:
     # Each of `_add` is asked for the n-th from FIRST_FD on.
     add = Heritage._add
     monkeypatch.setattr(
-        Heritage, "_add", lambda self, name, fd: add(self, name, copies[fd - heritage.FIRST_FD])
+        Heritage, "_add", lambda self, name, fd: add(self, name, copies[fd - hot_restart.FIRST_FD])
     )
 
 
@@ -153,10 +152,10 @@ async def test_a_successor_that_is_silent_is_stopped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And one that cannot be executed: both are one line."""
-    monkeypatch.setattr(succession, "START_S", 0.1)
+    monkeypatch.setattr(hot_restart, "START_S", 0.1)
     asked = Succession(list, nothing)
     watching = asyncio.create_task(asked.watch(lambda pid: None))
-    monkeypatch.setattr(succession, "STOP_S", 0.1)
+    monkeypatch.setattr(hot_restart, "STOP_S", 0.1)
     monkeypatch.setattr("sys.orig_argv", ["sh", "-c", "trap '' TERM; exec sleep 60"])
     with caplog.at_level(logging.ERROR):
         for program in ("/bin/sh", "/nowhere/python"):
@@ -208,12 +207,12 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
                 assert (await one.post(chat(text), headers=headers)).status == 200
             first = (await one.records(2))[-1]
             step_s = one.router.latency.step_s(first["decode_instance"], 1000)
-            left = await estate.leave(one.server.service)
+            left = await snapshot.leave(one.server.service)
         assert first["hit_tokens"] > 1000
         home = first["decode_instance"]
         fewer = [name for name in names if home in name] + ["other=127.0.0.1:1"]
         async with Proxy(tmp_path / "two", fewer) as two:
-            estate.take(two.server.service, left)
+            snapshot.take(two.server.service, left)
             assert two.router.latency.step_s(home, 1000) == step_s
             answer = await two.post(chat(text), headers=headers)
             assert answer.status == 200, answer.body
@@ -239,7 +238,7 @@ async def test_another_form_is_left_alone(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Proxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
-        estate.take(proxy.server.service, io.BytesIO(text))
+        snapshot.take(proxy.server.service, io.BytesIO(text))
         assert "what the predecessor knew is not used" in caplog.text
 
 
@@ -250,7 +249,7 @@ async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> 
         lines.append({"instance": name, "url": url, "start_s": None, "runs": [[1, 2**64 - 1]]})
     lines.append({"sessions": [[f"of-{name}", name, 3, time.monotonic()] for name in urls]})
     async with Proxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
-        estate.take(proxy.server.service, io.BytesIO(b"\n".join(map(orjson.dumps, lines))))
+        snapshot.take(proxy.server.service, io.BytesIO(b"\n".join(map(orjson.dumps, lines))))
         router, now_s = proxy.router, time.monotonic()
         homes = [router.sessions.home(f"of-{name}", now_s) for name in urls]
         assert homes == ["a", None, None]

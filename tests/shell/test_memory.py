@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy import background
 from proxy.core.admission.memory import Level
-from proxy.memory import cgroup_limit, resident_bytes
+from proxy.process import background, memory
+from proxy.process.memory import cgroup_limit, resident_bytes
 from tests.shell.harness import chat, proxied, until, words
 
 V1 = "9:cpu:/a\n8:rdma,memory:/a/b\n0::/\n"
@@ -103,8 +103,8 @@ async def test_freed_memory_is_kept_while_giants_come(
 
     async with proxied(tmp_path, 1) as (proxy, _):
         service, is_busy = proxy.server.service, True
-        monkeypatch.setattr(background, "give_back", lambda: seen.append("give back"))
-        monkeypatch.setattr(background, "resident_bytes", look)
+        monkeypatch.setattr(memory, "give_back", lambda: seen.append("give back"))
+        monkeypatch.setattr(memory, "resident_bytes", look)
         monkeypatch.setattr(background, "GIVE_BACK_S", 0.0)
         monkeypatch.setattr(background, "CALM_S", 3600.0)
         monkeypatch.setattr(background, "MEMORY_INTERVAL_S", 0.01)

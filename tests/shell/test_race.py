@@ -11,7 +11,7 @@ import pytest
 from proxy.core.connectors.base import Edits
 from proxy.core.types import FailureKind, Fallback
 from proxy.protocol.errors import UpstreamFailure
-from proxy.race import Local, race
+from proxy.request.offload import Local, race
 
 EDITS = Edits({"kv": 1})
 OOPS = UpstreamFailure(FailureKind.RESET, "oops")

@@ -18,7 +18,7 @@ import pytest
 from proxy.config.load import load
 from proxy.config.options import Settings
 from proxy.core.admission.gate import ANY_MODEL
-from proxy.reload import RELOADABLE
+from proxy.process.reload import RELOADABLE
 from replayer.sim_fleet import SimFleet
 from tests.shell.harness import Proxy, addresses, chat, until
 from tests.shell.test_app import running

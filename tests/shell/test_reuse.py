@@ -9,7 +9,7 @@ from typing import Any
 from proxy.core.connectors import CONNECTORS
 from proxy.core.connectors.base import Edits, Transfer
 from proxy.core.types import Instance
-from proxy.legs import _after_prefill
+from proxy.request.legs import _after_prefill
 from proxy.telemetry.log import Throttle
 from tests.shell.harness import (
     DONE,

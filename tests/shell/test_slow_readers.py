@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from proxy.net.upstream.connection import READ_BYTES
-from proxy.relay import EVENT_BYTES
+from proxy.request.relay import EVENT_BYTES
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,
@@ -127,7 +127,7 @@ async def test_a_slow_client_has_its_time_for_a_streams_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, pieces: list[bytes]
 ) -> None:
     """The moment that an instance is given to end its answer is not the client's."""
-    monkeypatch.setattr("proxy.relay.GRACE_S", 0.1)
+    monkeypatch.setattr("proxy.request.relay.GRACE_S", 0.1)
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
@@ -162,7 +162,7 @@ async def test_nothing_follows_the_end_of_a_stream_that_ends_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its client would take that for the beginning of its next answer."""
-    monkeypatch.setattr("proxy.relay.GRACE_S", 0.5)
+    monkeypatch.setattr("proxy.request.relay.GRACE_S", 0.5)
     go_on = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

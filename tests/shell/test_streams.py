@@ -14,8 +14,8 @@ import openai
 import orjson
 import pytest
 
-from proxy import relay
 from proxy.core.routing import time_limits
+from proxy.request import relay
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.relay import Relay
+from proxy.request.relay import Relay
 from tests.shell.harness import (
     STREAM_HEAD,
     Proxy,

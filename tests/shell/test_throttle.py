@@ -12,7 +12,7 @@ import pytest
 from proxy.core.connectors import CONNECTORS
 from proxy.core.connectors.base import Transfer
 from proxy.core.types import FailureKind, Fallback, Instance
-from proxy.legs import _after_prefill
+from proxy.request.legs import _after_prefill
 from proxy.telemetry.log import KEYS, LOG_EVERY_S, FailureLog, Throttle
 from proxy.telemetry.record import RequestRecord
 from tests.shell.harness import (

@@ -10,8 +10,8 @@ import pytest
 
 BURST = """
 import threading
-from proxy.memory import resident_bytes
-from proxy.tuning import give_back, keep_big_blocks
+from proxy.process.memory import resident_bytes
+from proxy.process.memory import give_back, keep_big_blocks
 
 keep_big_blocks()
 kept = []
@@ -37,8 +37,8 @@ print(once - start, twice - once, resident_bytes() - start)
 """
 
 END = """
-from proxy.memory import resident_bytes
-from proxy.tuning import give_back, keep_big_blocks
+from proxy.process.memory import resident_bytes
+from proxy.process.memory import give_back, keep_big_blocks
 
 keep_big_blocks()
 start = resident_bytes()
@@ -52,7 +52,7 @@ print(kept - start, resident_bytes() - start)
 GIANT = """
 from resource import RUSAGE_SELF, getrusage
 import orjson
-from proxy.tuning import keep_big_blocks
+from proxy.process.memory import keep_big_blocks
 
 def parse():
     before = getrusage(RUSAGE_SELF).ru_minflt

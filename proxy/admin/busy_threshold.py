@@ -14,14 +14,20 @@ from dataclasses import asdict
 
 from aiohttp import web
 
+from proxy.admin.auth import BodyError, small_object
 from proxy.core.admission.gate import ANY_MODEL, THRESHOLD_FIELDS, Thresholds
 from proxy.net.server.responses import json_response
-from proxy.operators import BodyError, small_object
 from proxy.state.proxy_state import Service
 
 DECODE, TOKENS, FRAC = THRESHOLD_FIELDS
+
+
 _KNOWN = ("model", *THRESHOLD_FIELDS, "unset", "dry_run")
+
+
 _KEYS = frozenset(_KNOWN)
+
+
 _log = logging.getLogger(__name__)
 
 

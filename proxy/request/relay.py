@@ -12,32 +12,36 @@ here. So a heartbeat or an error can follow at any time.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
-from aiohttp import HttpVersion11, web
-from multidict import CIMultiDict
+from aiohttp import web
 
 from proxy.core.types import FailureKind
 from proxy.net.timeouts import IdleLimit
 from proxy.net.upstream.response import Reply
 from proxy.protocol.errors import UpstreamFailure
-from proxy.protocol.framing import Chunked, FramingError, UntilClose, wrap
+from proxy.protocol.framing import Chunked, FramingError, wrap
 from proxy.protocol.sse import Scanner, end_of_stream, events_end, names_the_end
+from proxy.request.client_response import RelayResponse
 
 GROW_EVENTS = 16
 """Output is charged in steps of this many events."""
+
+
 EVENT_BYTES = 1 << 20
 """A longer event is refused: until its end is there it is kept."""
+
+
 LAST_CHUNK = b"0\r\n\r\n"
-CLOSE = b"Connection: close\r\n"
-KEEP_ALIVE = b"Connection: keep-alive\r\n"
+
+
 HEARTBEAT = b": keepalive\n\n"
-CUT_S = 1.0
+
+
 GRACE_S = 1.0
 """How long an instance may take from the end of its stream to the end of its answer."""
-_NO_HEADERS = CIMultiDict[str]()
-"""Of answers whose head goes round aiohttp: one for all."""
+
+
 NAMED_EVENTS = frozenset({"/v1/messages", "/v1/responses"})
 """Paths whose streams end with an event of a certain name; others end with [DONE]."""
 
@@ -65,72 +69,6 @@ class StreamCutError(Exception):
 
 class StalledClientError(ConnectionResetError):
     """The client holds its connection and reads nothing: as good as gone."""
-
-
-class RelayResponse(web.StreamResponse):
-    """What aiohttp sees of an answer whose bytes go round it.
-
-    Its state is that of a response whose head is out (`begin`) and then whole (`end`), so that
-    keep-alive, pipelined requests and errors are handled as for any other. One that is `cut`
-    closes the connection instead.
-    """
-
-    def __init__(self, request: web.Request, reply: Reply, extra: bytes) -> None:
-        """`extra`: our own header lines, each with its end."""
-        super().__init__(status=reply.status, reason="", _real_headers=_NO_HEADERS)
-        self._request = request
-        self._extra = extra
-        self._is_1_1 = request.version >= HttpVersion11
-        framing = reply.framing
-        is_open = isinstance(framing, UntilClose)
-        # A stream's length says nothing when events may be added to it.
-        is_open = is_open or (reply.is_stream and not isinstance(framing, Chunked))
-        self.rechunks = is_open and self._is_1_1
-        self.unchunks = isinstance(framing, Chunked) and not self._is_1_1
-        self.closes = CLOSE in extra
-        ends_with_close = self.unchunks or (is_open and not self._is_1_1)
-        self._keep_alive = request.keep_alive and not ends_with_close and not self.closes
-
-    def begin(self, reply: Reply) -> bytes:
-        """The head, for the caller to write: from now on no other answer can be given."""
-        parts = [b"HTTP/1.1" if self._is_1_1 else b"HTTP/1.0", reply.head.after_version]
-        if self.rechunks or (isinstance(reply.framing, Chunked) and not self.unchunks):
-            parts.append(b"Transfer-Encoding: chunked\r\n")
-        elif (
-            (length := reply.head.length) is not None
-            and reply.status != 204
-            and not (self.unchunks or reply.is_stream)
-        ):
-            parts.append(b"Content-Length: %b\r\n" % length)
-        if self._keep_alive != self._is_1_1 and not self.closes:
-            parts.append(CLOSE if self._is_1_1 else KEEP_ALIVE)
-        parts += (self._extra, b"\r\n")
-        head = b"".join(parts)
-        self._payload_writer = self._request.writer
-        self._payload_writer.output_size = len(head)
-        return head
-
-    async def taken(self) -> None:
-        """Wait until the client has taken most of what was written; bounded by the caller."""
-        await self._request.writer.drain()
-
-    def end(self) -> None:
-        """Everything is written."""
-        self._eof_sent = True
-
-    def cut(self, last_words: bytes | None) -> None:
-        """Close after what was written, without the terminal chunk or the missing bytes.
-
-        A client that does not read has `CUT_S` to take the rest of it.
-        """
-        self._eof_sent = True
-        self._keep_alive = False
-        transport = self._request.transport
-        if transport is not None and last_words and not transport.is_closing():
-            transport.write(last_words)
-        self._request.protocol.force_close()
-        if transport is not None and transport.get_write_buffer_size():
-            asyncio.get_running_loop().call_later(CUT_S, transport.abort)
 
 
 class Relay:

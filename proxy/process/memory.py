@@ -1,18 +1,76 @@
-"""What a process that relays does with memory: set once, before the first request."""
+"""The process's memory: what it may use, what it uses, and when free memory is given back."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
+
+UNLIMITED = 1 << 60
+"""cgroup v1 writes "no limit" as a number near 2**63."""
+
+
+def cgroup_limit(root: Path = Path("/")) -> int | None:
+    """The least memory limit of the control groups this process is in, bytes; None without one.
+
+    `root` is where proc/ and sys/ are found. Groups above a container's own are not visible in it;
+    the one at the mount's top is then its own.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
+    except OSError:
+        return None
+    limits = [limit for line in lines for limit in _limits(root / "sys/fs/cgroup", line)]
+    return min(limits, default=None)
+
+
+def _limits(mount: Path, line: str) -> Iterator[int]:
+    """Of one line `number:controllers:path`, from its group up to the top."""
+    _, _, rest = line.partition(":")
+    controllers, _, path = rest.partition(":")
+    if not controllers:
+        top, name = mount, "memory.max"
+    elif "memory" in controllers.split(","):
+        top, name = mount / "memory", "memory.limit_in_bytes"
+    else:
+        return
+    parts = [part for part in path.split("/") if part not in ("", "..")]
+    for depth in range(len(parts), -1, -1):
+        try:
+            text = top.joinpath(*parts[:depth], name).read_text("utf-8").strip()
+        except OSError:
+            continue
+        if text.isdecimal() and int(text) < UNLIMITED:
+            yield int(text)
+
+
+def resident_bytes() -> int:
+    """What the process has in memory now; 0 where the kernel does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text("utf-8").split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+
+
 KEEP_BYTES = 256 << 20
 """Freed memory at the heap's end that is kept until `give_back`. JSON of 4 MB is parsed in a block
 of twelve times its size, of which long texts touch a twelfth."""
+
+
 STEP_BYTES = 16 << 20
+
+
 SWITCH_S = 0.0005
+
+
 GC_THRESHOLDS = (5_000, 200, 20)
 """A collection of 20,000 young objects, as 500 streams that begin make them, takes 5 ms. At 2,000
 records that wait for the request log set off so many that they cost 1.6 % of all."""

@@ -1,4 +1,4 @@
-"""A client's request as it comes in: its id, its body, and the one JSON parse."""
+"""One client's request: its id, its body, the one JSON parse, and what goes on to an instance."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from proxy.legs import Outgoing
+from proxy.core.connectors.base import Edits
 from proxy.net.timeouts import RateLimit
 from proxy.protocol.body import PLUGINS, complaint, harmless_arguments, splice, steering_keys
 from proxy.protocol.errors import (
@@ -28,6 +28,8 @@ from proxy.state.access import SALT, Grant
 
 MIN_RATE = 1024
 """Bytes per second that a body must come with on average, once a third of its time is over."""
+
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -159,3 +161,25 @@ def _parse(request: web.Request, raw: bytes, *, is_ours: bool) -> Mapping[str, A
     if is_ours:
         raise BadRequestError("body: must be a JSON object")
     return {}
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A request as it goes to instances: the original body, and its parse to look at.
+
+    `headers` are lines as bytes, see `heads.forwarded`. Nobody changes one; to be frozen would
+    make it dearer.
+    """
+
+    method: str
+    path: str
+    headers: bytes
+    raw: bytes | None
+    parsed: Mapping[str, Any]
+
+    def with_edits(self, edits: Edits | None) -> bytes | None:
+        """The body with a few fields spliced in and out; every other byte as it came."""
+        if edits is None or self.raw is None:
+            return self.raw
+        put = {key: orjson.dumps(value) for key, value in edits.put.items()}
+        return splice(self.raw, put, edits.drop)

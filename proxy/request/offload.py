@@ -1,23 +1,123 @@
-"""The first half of an offload: P's leg, hedged by D where P is late."""
+"""The prefill leg of an offload, hedged by D where P is late.
+
+Both attempts run as tasks of one group, so that nothing outlives the request: the one that loses,
+or is left when the request is cancelled, is cancelled and awaited before this returns. The first to
+be ready wins; an answer that nobody takes is closed.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from proxy.core.connectors.base import Edits
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback, RequestFacts
-from proxy.handover import PrefillHalf, release
-from proxy.legs import Outgoing, fallback_of, prefill_leg
 from proxy.net.upstream.response import Reply
 from proxy.protocol.errors import UpstreamFailure
-from proxy.race import Local, race
+from proxy.request.client_request import Outgoing
+from proxy.request.kv_release import PrefillHalf, release
+from proxy.request.legs import fallback_of, for_prefill, prefill_leg
 from proxy.state.proxy_state import Service
 from proxy.telemetry.record import RequestRecord
-from proxy.waits import for_prefill
+
+A = TypeVar("A")
+
+
+@dataclass(frozen=True, slots=True)
+class Local(Generic[A]):
+    """D's attempt, and who wants to know what.
+
+    `start`: whether it may begin now; `alone`: P has failed meanwhile, D goes on; `failed`: D has,
+    P goes on; `close` gives back an answer that is not wanted, `unclaimed` P's KV that nobody will
+    fetch, because the race was cancelled.
+    """
+
+    start: Callable[[], bool]
+    run: Callable[[], Coroutine[Any, Any, A]]
+    alone: Callable[[Fallback], None]
+    failed: Callable[[UpstreamFailure], None]
+    close: Callable[[A], None]
+    unclaimed: Callable[[Edits], None]
+
+
+Peer = Callable[[], Coroutine[Any, Any, Edits | Fallback]]
+
+
+async def race(peer: Peer, local: Local[A], late_s: float) -> Edits | Fallback | A:
+    """P's result, or D's answer; raises UpstreamFailure when P failed first and D then.
+
+    P has `late_s` for itself. When both are ready at once P wins: its KV would stay pinned.
+    """
+    attempts = _Attempts(peer, local)
+    try:
+        return await attempts.run(late_s)
+    except asyncio.CancelledError:
+        for edits in attempts.handed:
+            local.unclaimed(edits)
+        raise
+    finally:
+        for unused in attempts.answers:
+            local.close(unused)
+
+
+class _Attempts(Generic[A]):
+    """Both attempts, and what has come of them so far."""
+
+    def __init__(self, peer: Peer, local: Local[A]) -> None:
+        self._peer, self._local = peer, local
+        self.handed: list[Edits] = []
+        self.answers: list[A] = []
+        self._failures: list[UpstreamFailure] = []
+
+    async def run(self, late_s: float) -> Edits | Fallback | A:
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(self._from_peer())
+            await asyncio.wait({first}, timeout=late_s)
+            if first.done() or not self._local.start():
+                return await first
+            second = group.create_task(self._from_local())
+            result = await self._decided(first, second)
+        if result is not None:
+            self._failures.clear()  # an error holds the frames that hold this
+            return result
+        if self._failures:
+            raise self._failures.pop()
+        return self.answers.pop()
+
+    async def _from_peer(self) -> Edits | Fallback:
+        result = await self._peer()
+        if isinstance(result, Edits):
+            self.handed.append(result)
+        return result
+
+    async def _from_local(self) -> None:
+        try:
+            self.answers.append(await self._local.run())
+        except UpstreamFailure as failure:
+            self._failures.append(failure)
+
+    async def _decided(
+        self, first: asyncio.Task[Edits | Fallback], second: asyncio.Task[None]
+    ) -> Edits | Fallback | None:
+        """P's result where that counts; None where D's does."""
+        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            if self._failures:
+                self._local.failed(self._failures.pop())
+                return await first
+            first.cancel()
+            return None
+        result = first.result()
+        if isinstance(result, Fallback):
+            self._local.alone(result)
+            await second
+            return None
+        second.cancel()
+        return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ from proxy.net.upstream.response import Reply
 from proxy.net.upstream.response_check import in_band_error
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.sse import Scanner
-from proxy.relay import GROW_EVENTS, Relay, RelayResponse, StreamCutError
+from proxy.request.client_response import RelayResponse
+from proxy.request.legs import for_silence
+from proxy.request.relay import GROW_EVENTS, Relay, StreamCutError
 from proxy.state.proxy_state import Service
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
-from proxy.waits import for_silence
 
 
 class Streaming:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy import intake
 from proxy.core.admission.memory import Level
 from proxy.core.connectors.base import Edits
 from proxy.core.fleet.retries import MAX_RETRIES
@@ -26,28 +25,25 @@ from proxy.core.types import (
     RequestFacts,
     RouteClass,
 )
-from proxy.handover import DecodeHalf
-from proxy.legs import Outgoing, Patience, decode_leg
 from proxy.net.server import responses
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import OnSent
 from proxy.net.upstream.response import Reply
-from proxy.offloading import Offloading
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.protocol.headers import route_lines, with_request_id
-from proxy.relay import (
-    CLOSE,
-    RelayResponse,
-    StalledClientError,
-)
-from proxy.retrying import Retrying
+from proxy.request import client_request
+from proxy.request.attempts import Retrying
+from proxy.request.client_request import Outgoing
+from proxy.request.client_response import CLOSE, RelayResponse, is_whole, pass_on
+from proxy.request.kv_release import DecodeHalf
+from proxy.request.legs import Patience, decode_leg, for_first_event
+from proxy.request.offload import Offloading
+from proxy.request.relay import StalledClientError
+from proxy.request.stream_accounting import Streaming
 from proxy.state import queue
 from proxy.state.proxy_state import Service
-from proxy.streaming import Streaming
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
-from proxy.waits import for_first_event
-from proxy.whole import is_whole, pass_on
 
 ENDPOINTS = frozenset(
     {
@@ -63,8 +59,12 @@ ENDPOINTS = frozenset(
     }
 )
 """Paths that are a value of the label `endpoint`; every other one counts as `other`."""
+
+
 _GIANT_BYTES = 1 << 19
 """From here on a body's texts take about a millisecond and more."""
+
+
 SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
 """Streams end meanwhile, and their buffers with them."""
 
@@ -91,7 +91,7 @@ class Exchange:
     def __init__(self, service: Service, request: web.Request) -> None:
         self.service = service
         self.request = request
-        self.request_id = intake.request_id(request.headers)
+        self.request_id = client_request.request_id(request.headers)
         self.path = path = request.raw_path if request.raw_path in ENDPOINTS else request.path
         now = service.clock.unix_now()
         self.record = RequestRecord(request_id=self.request_id, endpoint=path, t_proxy_recv=now)
@@ -137,10 +137,10 @@ class Exchange:
         settings = self.service.settings
         if self.service.memory.level is Level.NOTHING:
             return self._reject(SHORT_OF_MEMORY)
-        limits = intake.Limits(settings.max_body_bytes, settings.body_timeout)
+        limits = client_request.Limits(settings.max_body_bytes, settings.body_timeout)
         grant = self.service.grant(self.request.headers)
         self.record.tenant = grant.tenant
-        self.out = await intake.read(self.request, self.request_id, limits, grant)
+        self.out = await client_request.read(self.request, self.request_id, limits, grant)
         if len(self.out.raw or b"") < _GIANT_BYTES:
             self.facts, self.prompt_bytes = self._look()
         else:  # in a thread, so that no stream waits for all of it

@@ -10,6 +10,7 @@ from itertools import islice
 from aiohttp import web
 from multidict import CIMultiDict
 
+from proxy.admin.auth import small_object
 from proxy.config.values import InstanceSpec
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.latency.model import Times
@@ -18,14 +19,17 @@ from proxy.net.addresses import ForbiddenAddressError, check
 from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
 from proxy.net.upstream.client import LIST_BYTES, model_cards
-from proxy.operators import small_object
 from proxy.protocol.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
 from proxy.protocol.request_facts import bounded, of_tenant
 from proxy.state.proxy_state import DECISIONS_KEPT, Service
 from proxy.telemetry.request_log import record_json
 
 MODELS_TIMEOUT_S = 2.0
+
+
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
 _log = logging.getLogger(__name__)
 
 

@@ -25,9 +25,15 @@ from proxy.state.detached import Leg
 from proxy.state.proxy_state import Service
 
 RELEASE_S = 5.0
+
+
 RELEASERS = 2
 """Instances that are asked, the second where the first cannot be reached."""
+
+
 _NO_MODEL = "cache-proxy-release"
+
+
 _HEADERS = b"Content-Type: application/json\r\nAccept: application/json\r\n"
 
 

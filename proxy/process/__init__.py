@@ -1,0 +1,1 @@
+"""The process among others: start, reload, drain, hot restart, memory."""

@@ -1,0 +1,1 @@
+"""One client's request, from its body to its record."""

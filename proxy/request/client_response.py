@@ -1,0 +1,117 @@
+"""What aiohttp sees of an answer whose bytes go round it; and answers that are there at once."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict
+
+from proxy.net.upstream.response import Reply
+from proxy.protocol.framing import Chunked, Length, UntilClose
+from proxy.protocol.sse import last_usage
+
+CLOSE = b"Connection: close\r\n"
+
+
+KEEP_ALIVE = b"Connection: keep-alive\r\n"
+
+
+CUT_S = 1.0
+
+
+_NO_HEADERS = CIMultiDict[str]()
+"""Of answers whose head goes round aiohttp: one for all."""
+
+
+class RelayResponse(web.StreamResponse):
+    """What aiohttp sees of an answer whose bytes go round it.
+
+    Its state is that of a response whose head is out (`begin`) and then whole (`end`), so that
+    keep-alive, pipelined requests and errors are handled as for any other. One that is `cut`
+    closes the connection instead.
+    """
+
+    def __init__(self, request: web.Request, reply: Reply, extra: bytes) -> None:
+        """`extra`: our own header lines, each with its end."""
+        super().__init__(status=reply.status, reason="", _real_headers=_NO_HEADERS)
+        self._request = request
+        self._extra = extra
+        self._is_1_1 = request.version >= HttpVersion11
+        framing = reply.framing
+        is_open = isinstance(framing, UntilClose)
+        # A stream's length says nothing when events may be added to it.
+        is_open = is_open or (reply.is_stream and not isinstance(framing, Chunked))
+        self.rechunks = is_open and self._is_1_1
+        self.unchunks = isinstance(framing, Chunked) and not self._is_1_1
+        self.closes = CLOSE in extra
+        ends_with_close = self.unchunks or (is_open and not self._is_1_1)
+        self._keep_alive = request.keep_alive and not ends_with_close and not self.closes
+
+    def begin(self, reply: Reply) -> bytes:
+        """The head, for the caller to write: from now on no other answer can be given."""
+        parts = [b"HTTP/1.1" if self._is_1_1 else b"HTTP/1.0", reply.head.after_version]
+        if self.rechunks or (isinstance(reply.framing, Chunked) and not self.unchunks):
+            parts.append(b"Transfer-Encoding: chunked\r\n")
+        elif (
+            (length := reply.head.length) is not None
+            and reply.status != 204
+            and not (self.unchunks or reply.is_stream)
+        ):
+            parts.append(b"Content-Length: %b\r\n" % length)
+        if self._keep_alive != self._is_1_1 and not self.closes:
+            parts.append(CLOSE if self._is_1_1 else KEEP_ALIVE)
+        parts += (self._extra, b"\r\n")
+        head = b"".join(parts)
+        self._payload_writer = self._request.writer
+        self._payload_writer.output_size = len(head)
+        return head
+
+    async def taken(self) -> None:
+        """Wait until the client has taken most of what was written; bounded by the caller."""
+        await self._request.writer.drain()
+
+    def end(self) -> None:
+        """Everything is written."""
+        self._eof_sent = True
+
+    def cut(self, last_words: bytes | None) -> None:
+        """Close after what was written, without the terminal chunk or the missing bytes.
+
+        A client that does not read has `CUT_S` to take the rest of it.
+        """
+        self._eof_sent = True
+        self._keep_alive = False
+        transport = self._request.transport
+        if transport is not None and last_words and not transport.is_closing():
+            transport.write(last_words)
+        self._request.protocol.force_close()
+        if transport is not None and transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(CUT_S, transport.abort)
+
+
+AT_ONCE_BYTES = 32768
+"""An empty transport takes so much and is not full, so its client need not be waited for."""
+
+
+def is_whole(request: web.Request, reply: Reply) -> bool:
+    """Whether the answer is complete and its client can be given it now."""
+    if not reply.is_over or reply.is_stream or type(reply.framing) is not Length:
+        return False
+    transport = request.transport
+    if reply.failure is not None or transport is None or transport.get_write_buffer_size():
+        return False
+    return len(reply.head.after_version) + reply.held_bytes <= AT_ONCE_BYTES
+
+
+def pass_on(request: web.Request, reply: Reply, response: RelayResponse) -> bytes | None:
+    """Write it; gives its usage object as JSON bytes, where it has one."""
+    assert request.transport is not None
+    body = b"".join(reply.body)
+    # uvloop's word for closed in this turn of the loop: the task is cancelled in the next one.
+    with suppress(RuntimeError):
+        request.transport.write(response.begin(reply) + body)
+    response.end()
+    reply.close()
+    return last_usage(body)
