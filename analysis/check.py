@@ -22,12 +22,12 @@ from analysis.check_log import RunLog, Sample, read_run_log, samples_of
 from analysis.load import RunError
 from analysis.metrics import METRICS, in_target_time, percentile, spread
 from proxy.core.routing.router import Router
-from replayer.sim_cost import IntakeCost
-from replayer.sim_types import EngineOptions
-from replayer.virtual import simulate
-from replayer.virtual_legs import run_legs
-from replayer.virtual_recorded import Recorded, read_recorded
-from replayer.virtual_row import VirtualOptions, VirtualRow, VirtualRun
+from replayer.engine.costs import IntakeCost
+from replayer.engine.types import EngineOptions
+from replayer.virtual.fleet import simulate
+from replayer.virtual.legs import run_legs
+from replayer.virtual.recorded import Recorded, read_recorded
+from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun
 
 PERCENTS = (50, 90)
 BOUND = ("ttft_s",)

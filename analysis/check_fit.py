@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from analysis.check_log import Overhead, Sample
 from analysis.load import RunError
-from replayer.virtual import EngineOptions
-from replayer.virtual_legs import run_legs
+from replayer.engine.types import EngineOptions
+from replayer.virtual.legs import run_legs
 
 Vector = NDArray[np.float64]
 HUBER, TRIM = 1.5, 6.0

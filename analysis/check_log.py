@@ -14,8 +14,8 @@ from typing import Any
 
 from analysis.load import RunError, read_rows
 from analysis.proxylog import read_log
-from replayer.virtual_legs import Leg
-from replayer.virtual_recorded import Recorded, Seen, blocks_of
+from replayer.virtual.legs import Leg
+from replayer.virtual.recorded import Recorded, Seen, blocks_of
 
 MIN_DECODED = 16
 """A stream of fewer tokens says little about the time per token."""

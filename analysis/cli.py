@@ -15,7 +15,7 @@ from analysis.load import RunError, load_run, read_rows, read_summary
 from analysis.regret_cli import add_regret, run_regret_command
 from analysis.report import print_report, write_html
 from replayer.arguments import OneLineParser
-from replayer.virtual import TraceError
+from replayer.trace.rows import TraceError
 
 
 def build_parser() -> argparse.ArgumentParser:

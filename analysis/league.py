@@ -24,7 +24,8 @@ from analysis.league_perturb import PERTURBATIONS
 from analysis.league_run import Fleet, Task, engines, run_task
 from analysis.league_scale import REGIMES, Bench, Scale
 from analysis.rivals import BASELINE, RIVALS
-from replayer.virtual import LoadRules, Source, load_source
+from replayer.virtual.arrivals import LoadRules
+from replayer.virtual.load import Source, load_source
 
 GC_OBJECTS = 200_000
 RESAMPLES = 1000

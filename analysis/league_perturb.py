@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from analysis.league_run import Fleet, slower
-from replayer.virtual import EngineOptions, LoadRules
+from replayer.engine.types import EngineOptions
+from replayer.virtual.arrivals import LoadRules
 
 Perturbation = Callable[[LoadRules, Fleet], tuple[LoadRules, Fleet]]
 

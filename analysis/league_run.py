@@ -19,11 +19,11 @@ from proxy.core.config import RouterConfig
 from proxy.core.latency.slo import Slo
 from proxy.core.placement.scene import Decide
 from proxy.core.routing.router import Router
-from replayer.sim_types import EngineOptions
-from replayer.virtual import simulate
-from replayer.virtual_load import Source
-from replayer.virtual_plan import LoadRules, Planned, plan
-from replayer.virtual_row import VirtualOptions, VirtualRow, VirtualRun
+from replayer.engine.types import EngineOptions
+from replayer.virtual.arrivals import LoadRules, Planned, plan
+from replayer.virtual.fleet import simulate
+from replayer.virtual.load import Source
+from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun
 
 WARM_UP_RATIO = 0.25
 PREFILL_THROUGHPUT = 20_000.0

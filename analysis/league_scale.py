@@ -19,7 +19,9 @@ from dataclasses import dataclass
 
 from analysis.league_run import Fleet, engines, run_policy, working_set_tokens
 from analysis.rivals import BASELINE
-from replayer.virtual import LoadRules, Source, VirtualRun, plan
+from replayer.virtual.arrivals import LoadRules, plan
+from replayer.virtual.load import Source
+from replayer.virtual.requests import VirtualRun
 
 KEEP_UP_RATIO = 0.95
 FITS_FACTOR, EXCEEDS_FACTOR, EXCEEDS_LOAD = 1.5, 1.3, 0.8

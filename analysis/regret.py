@@ -23,7 +23,8 @@ from analysis.regret_probe import Decision
 from analysis.regret_run import MODES, RegretRun, RegretTask, run_regret
 from analysis.regret_worker import call
 from analysis.rivals import BASELINE, RIVALS
-from replayer.virtual import LoadRules, Source, load_source
+from replayer.virtual.arrivals import LoadRules
+from replayer.virtual.load import Source, load_source
 
 WORST = 20
 ORACLES = ("rollout",)

@@ -25,10 +25,9 @@ import orjson
 from analysis.league_run import within
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
-from replayer.virtual import VirtualFleet
-from replayer.virtual_live import Kind, Live
-from replayer.virtual_plan import Planned
-from replayer.virtual_row import VirtualOptions, VirtualRow, VirtualRun
+from replayer.virtual.arrivals import Planned
+from replayer.virtual.fleet import VirtualFleet
+from replayer.virtual.requests import Kind, Live, VirtualOptions, VirtualRow, VirtualRun
 
 SLO_WEIGHT_S = 10.0
 """J = mean e2e + 10 s * (share of requests that miss the SLO), as the prototype study had it."""

@@ -25,7 +25,7 @@ from typing import Any
 from analysis.regret_actions import Action, View, actions, forced, is_heavy, view
 from analysis.regret_fleet import BranchingFleet, Outcome, Postponed
 from proxy.core.placement.scene import Choice, Decide, Scene
-from replayer.virtual_live import Live
+from replayer.virtual.requests import Live
 
 PLACEBO_STEP_S = 0.004
 

@@ -22,9 +22,9 @@ from analysis.regret_probe import Decision, Mode, Probe
 from analysis.rivals import RIVALS
 from proxy.core.placement.rules import by_rules
 from proxy.core.routing.router import DECIDERS, Router
-from replayer.virtual_load import Source
-from replayer.virtual_plan import LoadRules, Planned, plan
-from replayer.virtual_row import VirtualRun
+from replayer.virtual.arrivals import LoadRules, Planned, plan
+from replayer.virtual.load import Source
+from replayer.virtual.requests import VirtualRun
 
 MODES = ("watch", "rollout", "placebo")
 

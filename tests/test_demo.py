@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
-from replayer.demo_checks import Evidence, checks
+from replayer.demo.checks import Evidence, checks
 
 SMALL = ("--speed", "12", "--", "--no-progress", "--no-html", "--limit", "60")
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(120)]
@@ -78,7 +78,15 @@ def test_a_killed_engine_loses_nothing_that_had_not_begun(demos: Demos) -> None:
 @pytest.mark.parametrize(("sign", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_stops_every_child(tmp_path: Path, sign: signal.Signals, status: int) -> None:
     """Engines, proxy and client go with it, by pid; one line says so."""
-    command = [sys.executable, "-m", "replayer.demo", "--out", str(tmp_path), "--engines", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "replayer.demo",
+        "--out",
+        str(tmp_path),
+        "--engines",
+        "2",
+    ]
     with subprocess.Popen(
         [*command, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as demo:

@@ -34,8 +34,8 @@ from proxy.protocol.sse import Scanner, end_of_stream, events_end, first_event, 
 from proxy.telemetry.log import printable, printable_json
 from proxy.telemetry.record import RequestRecord, note_usage
 from proxy.telemetry.request_log import record_json
-from replayer.replay_row import TraceError
-from replayer.trace import TraceRequest, read_trace
+from replayer.trace.loaders import TraceRequest, read_trace
+from replayer.trace.rows import TraceError
 
 scalars = st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text()
 few = settings(max_examples=40 if settings().max_examples == 100 else settings().max_examples)

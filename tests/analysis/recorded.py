@@ -8,10 +8,10 @@ import orjson
 from analysis.check import engine_sizes
 from analysis.check_fit import Constants
 from proxy.core.routing.router import Router
-from replayer.sim_cost import IntakeCost
-from replayer.virtual import simulate
-from replayer.virtual_recorded import Seen, read_recorded
-from replayer.virtual_row import VirtualOptions
+from replayer.engine.costs import IntakeCost
+from replayer.virtual.fleet import simulate
+from replayer.virtual.recorded import Seen, read_recorded
+from replayer.virtual.requests import VirtualOptions
 
 TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
 PROXY = {

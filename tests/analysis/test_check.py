@@ -17,8 +17,8 @@ from analysis.check import (
 from analysis.check_fit import Constants, Fit, line
 from analysis.check_log import Overhead, read_run_log, samples_of
 from analysis.cli import main
-from replayer.sim_cost import IntakeCost
-from replayer.virtual_recorded import read_recorded
+from replayer.engine.costs import IntakeCost
+from replayer.virtual.recorded import read_recorded
 from tests.analysis.recorded import TRACE, read_lines, write_lines, write_run
 
 SLOW = Constants(

@@ -16,7 +16,8 @@ import pytest
 
 from analysis.league_perturb import PERTURBATIONS
 from analysis.league_run import Fleet, Task, engines, run_task
-from replayer.virtual import LoadRules, load_source
+from replayer.virtual.arrivals import LoadRules
+from replayer.virtual.load import load_source
 
 TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
 SOURCE = load_source(TRACE)

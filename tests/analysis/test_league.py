@@ -24,7 +24,9 @@ from analysis.league_run import (
 )
 from analysis.league_scale import KEEP_UP_RATIO, Bench, Scale
 from analysis.league_verdict import print_verdicts, verdicts
-from replayer.virtual import LoadRules, VirtualRow, load_source, plan
+from replayer.virtual.arrivals import LoadRules, plan
+from replayer.virtual.load import load_source
+from replayer.virtual.requests import VirtualRow
 
 TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
 RULES = LoadRules(rate=0.2, horizon_s=120.0, think_cap_s=5.0)

@@ -25,9 +25,9 @@ from proxy.core.latency.slo import Slo
 from proxy.core.placement.rules import by_rules
 from proxy.core.placement.scene import Choice, Decide, Scene
 from proxy.core.routing.router import DECIDERS, Router
-from replayer.virtual_load import load_source
-from replayer.virtual_plan import LoadRules, plan
-from replayer.virtual_row import VirtualRow, VirtualRun
+from replayer.virtual.arrivals import LoadRules, plan
+from replayer.virtual.load import load_source
+from replayer.virtual.requests import VirtualRow, VirtualRun
 
 TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
 SOURCE = load_source(TRACE)

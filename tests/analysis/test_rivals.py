@@ -30,8 +30,8 @@ from proxy.core.config import RouterConfig
 from proxy.core.latency.model import Latency
 from proxy.core.placement.scene import Scene
 from proxy.core.types import Candidate, Instance, Load, RequestFacts
-from replayer.virtual_load import Turn
-from replayer.virtual_plan import Planned
+from replayer.virtual.arrivals import Planned
+from replayer.virtual.load import Turn
 
 BLOCK = 512
 CONFIG = RouterConfig(prefill_throughput=20_000)

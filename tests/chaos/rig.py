@@ -24,8 +24,7 @@ import orjson
 import pytest
 from prometheus_client import generate_latest
 
-from replayer.sim_fleet import SimFleet
-from replayer.sim_host import SimEngine
+from replayer.simulator.host import SimEngine, SimFleet
 from tests.chaos import figures
 from tests.chaos import invariants as inv
 from tests.chaos.client import Connection, Got, connect, exchange, request

@@ -25,7 +25,7 @@ from pathlib import Path
 import orjson
 import uvloop
 
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.chaos import invariants as inv
 from tests.chaos.client import Got, connect, exchange, request
 from tests.chaos.command import Command, command

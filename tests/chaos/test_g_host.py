@@ -17,7 +17,7 @@ import pytest
 
 from proxy.core.admission.memory import Level
 from proxy.process.memory import resident_bytes
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.command import ROOT, Command, command
 from tests.chaos.invariants import holds

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.real_vllm.engines.fleet import (
     BLOCK_TOKENS,
     KV_BYTES_PER_TOKEN,

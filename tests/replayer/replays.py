@@ -2,7 +2,7 @@
 
 import orjson
 
-from replayer.cli import main
+from replayer.replay.cli import main
 
 
 def session(name, turns, *, block=4, **fields):

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from replayer.client import Call, Client, ClientOptions, Outcome, explain, open_session
+from replayer.replay.client import Call, Client, ClientOptions, Outcome, explain, open_session
 from tests.replayer.sse_server import Engine, serving
 
 BODY = b'{"messages":[{"role":"user","content":"a b c"}],"max_tokens":3,"stream":true}'

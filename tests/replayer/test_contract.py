@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.replayer import contract
 
 OUR_OWN = "vllm:mooncake_"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replayer.demo_process import Children
+from replayer.demo.processes import Children
 
 
 def test_a_child_that_does_not_start(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replayer.engine import Engine
-from replayer.sim_cost import DecodeRun, StepCost
-from replayer.sim_types import EngineOptions, Event, Finished, FirstToken, Job, SimRequest
+from replayer.engine.costs import DecodeRun, StepCost
+from replayer.engine.engine import Engine
+from replayer.engine.types import EngineOptions, Event, Finished, FirstToken, Job, SimRequest
 
 COST = StepCost(a0=0.01, a1=1e-4, a2=1e-3, a3=1e-6, a4=1e-8)
 SMALL = EngineOptions(

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replayer.engine import Engine
-from replayer.sim_cost import TransferCost
-from replayer.sim_link import deliver
-from replayer.sim_types import (
+from replayer.engine.costs import TransferCost
+from replayer.engine.engine import Engine, deliver
+from replayer.engine.types import (
     EngineOptions,
     Event,
     Job,

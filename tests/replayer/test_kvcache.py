@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replayer.kvcache import BlockPool, Holding
+from replayer.engine.kvcache import BlockPool, Holding
 
 
 def _cache(pool: BlockPool, hashes: list[int]) -> Holding:

@@ -22,8 +22,8 @@ from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Reject, RejectReason, RequestFacts
-from replayer.engine import Engine
-from replayer.sim_types import EngineOptions, Finished, FirstToken, Job, SimRequest
+from replayer.engine.engine import Engine
+from replayer.engine.types import EngineOptions, Finished, FirstToken, Job, SimRequest
 
 PROMPTS, OUTPUTS = (500, 2000, 8000), (20, 60, 120)
 MEAN_TOKENS = sum(PROMPTS) / 3 + sum(OUTPUTS) / 3

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replayer.pace import Pace, PaceRules, check_order, units
-from replayer.replay_row import TraceError
-from replayer.trace import TraceRequest
+from replayer.replay.schedule import Pace, PaceRules, check_order, units
+from replayer.trace.loaders import TraceRequest
+from replayer.trace.rows import TraceError
 
 
 def request(name, arrival_s=None, *, session=None, waits=(), delay_s=None, parent=None):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replayer.prompts import (
+from replayer.replay.prompts import (
     HEAD_WORDS,
     BlockText,
     BodyForm,
@@ -15,7 +15,7 @@ from replayer.prompts import (
     message_cuts,
     word_vocabulary,
 )
-from replayer.trace import TraceRequest, shared_blocks
+from replayer.trace.loaders import TraceRequest, shared_blocks
 
 BLOCK = 16
 WORDS = word_vocabulary()

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.cli import main as analyze
-from replayer.cli import main
+from replayer.replay.cli import main
 from tests.replayer.replays import run
 from tests.replayer.serving_thread import in_thread
 from tests.replayer.sse_server import Engine, serving

@@ -9,8 +9,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from replayer.cli import main
-from replayer.sim_fleet import SimFleet
+from replayer.replay.cli import main
+from replayer.simulator.host import SimFleet
 from tests.replayer.replays import run, session
 from tests.replayer.serving_thread import in_thread
 from tests.replayer.sse_server import Engine, serving
@@ -180,7 +180,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, arguments, said):
 def test_an_interrupted_run_writes_what_it_has(trace, tmp_path, signs):
     out = tmp_path / "out"
     with in_thread(serving(Engine(plan={"s:1": "hang"}))) as engine:
-        command = [sys.executable, "-m", "replayer.cli", str(trace), "--target", engine.url]
+        command = [sys.executable, "-m", "replayer.replay.cli", str(trace), "--target", engine.url]
         with subprocess.Popen(
             [*command, "--out", str(out), "--no-html", "--sample-sessions", "1", "--seed", "1"],
             stdout=subprocess.DEVNULL,
@@ -203,7 +203,7 @@ def wait_for(engine, name):
 
 def test_the_measuring_process_loads_no_tables_and_no_plots():
     heavy = "('pandas', 'plotly', 'numpy', 'analysis')"
-    code = f"import sys, replayer.cli; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, replayer.replay.cli; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replayer.replay_options import parse_options
-from replayer.replay_plan import ideal_hits, make_plan
-from replayer.replay_row import TraceError
-from replayer.trace import TraceRequest
+from replayer.replay.options import parse_options
+from replayer.replay.plan import ideal_hits, make_plan
+from replayer.trace.loaders import TraceRequest
+from replayer.trace.rows import TraceError
 
 
 def request(name, ids, *, tokens=None, block=4):

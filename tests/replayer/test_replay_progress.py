@@ -4,10 +4,10 @@ import io
 
 from rich.console import Console
 
-from replayer.client import Exchange, Outcome
-from replayer.replay_progress import ProgressLine, Tally, shown
-from replayer.replay_run import Result
-from replayer.trace import TraceRequest
+from replayer.replay.client import Exchange, Outcome
+from replayer.replay.progress import ProgressLine, Tally, shown
+from replayer.replay.run import Result
+from replayer.trace.loaders import TraceRequest
 
 REQUEST = TraceRequest("r", None, 0, 0.0, 1, 1, ((0, 1),), 1, 1)
 

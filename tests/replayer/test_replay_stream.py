@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replayer.replay_stream import StreamScanner
+from replayer.replay.client import StreamScanner
 from tests.replayer.sse_server import event, sse
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 3}}

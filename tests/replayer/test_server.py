@@ -8,8 +8,7 @@ import orjson
 import pytest
 from openai import AsyncOpenAI, NotFoundError
 
-from replayer.sim_fleet import SimFleet
-from replayer.sim_host import SimEngine
+from replayer.simulator.host import SimEngine, SimFleet
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "one two three " * 30}]

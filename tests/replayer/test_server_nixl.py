@@ -10,8 +10,7 @@ import aiohttp
 import orjson
 import pytest
 
-from replayer.sim_fleet import SimFleet
-from replayer.sim_host import SimEngine
+from replayer.simulator.host import SimEngine, SimFleet
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "one two three " * 30}]

@@ -10,15 +10,15 @@ import aiohttp
 import orjson
 import pytest
 
-from replayer.sim_cli import main
-from replayer.sim_options import SimOptions
+from replayer.simulator.cli import main
+from replayer.simulator.options import SimOptions
 
 
 async def test_it_serves_until_sigterm_and_writes_the_log(tmp_path: Path):
     log = tmp_path / "requests.jsonl"
     ports = ("--port", "0", "--bootstrap-port", "0", "--instances", "2")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "replayer.sim_cli", *ports, "--speed", "20"),
+        *(sys.executable, "-m", "replayer.simulator.cli", *ports, "--speed", "20"),
         *("--request-log", str(log)),
         stdout=asyncio.subprocess.PIPE,
     )

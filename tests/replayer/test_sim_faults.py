@@ -7,8 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from replayer.sim_faults import Faults
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.faults import Faults
+from replayer.simulator.host import SimFleet
 
 BODY: dict[str, Any] = {"model": "sim-8b", "prompt": "a b c", "max_tokens": 50}
 

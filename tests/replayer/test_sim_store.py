@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from replayer.engine import Engine
-from replayer.sim_cost import TransferCost
-from replayer.sim_store import SharedStore
-from replayer.sim_types import EngineOptions, Job
+from replayer.engine.costs import TransferCost
+from replayer.engine.engine import Engine
+from replayer.engine.kvcache import SharedStore
+from replayer.engine.types import EngineOptions, Job
 
 WIRE = TransferCost(x0=0.5, bytes_per_token=100, bandwidth=10_000.0)
 OPTIONS = EngineOptions(block_size=4, num_blocks=64, max_model_len=256, transfer=WIRE)

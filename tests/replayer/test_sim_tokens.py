@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replayer.sim_tokens import WORDS, Output, detokenize, make_prompt, tokenize
+from replayer.engine.tokens import WORDS, Output, detokenize, make_prompt, tokenize
 
 TEXT = "the quick brown fox jumps over the lazy dog " * 7
 

@@ -27,9 +27,9 @@ from proxy.protocol.request_facts import TokenEstimator
 from proxy.request.client_request import _salted
 from proxy.state.access import Access
 from proxy.state.proxy_state import router_config
-from replayer.engine import Engine
-from replayer.sim_openai import Limits, parse_ask
-from replayer.sim_types import EngineOptions, Finished, FirstToken, Job, SimRequest
+from replayer.engine.engine import Engine
+from replayer.engine.types import EngineOptions, Finished, FirstToken, Job, SimRequest
+from replayer.simulator.openai.requests import Limits, parse_ask
 from tests.shell.harness import chat, words
 
 TRIALS = 80

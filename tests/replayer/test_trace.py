@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replayer.replay_row import Row, TraceError
-from replayer.trace import LOADERS, PRIVATE_ID, block_ids, read_trace, shared_blocks
+from replayer.trace.loaders import LOADERS, PRIVATE_ID, block_ids, read_trace, shared_blocks
+from replayer.trace.rows import Row, TraceError
 
 SAMPLE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
 

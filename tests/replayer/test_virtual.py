@@ -10,12 +10,12 @@ from proxy.core.config import RouterConfig
 from proxy.core.placement.scene import Choice, Scene, size_on
 from proxy.core.routing.router import Router
 from proxy.core.types import Reason
-from replayer.engine import Engine
-from replayer.sim_types import EngineOptions, FirstToken, Job
-from replayer.virtual import simulate
-from replayer.virtual_load import Turn
-from replayer.virtual_plan import Planned
-from replayer.virtual_row import VirtualOptions, VirtualRun
+from replayer.engine.engine import Engine
+from replayer.engine.types import EngineOptions, FirstToken, Job
+from replayer.virtual.arrivals import Planned
+from replayer.virtual.fleet import simulate
+from replayer.virtual.load import Turn
+from replayer.virtual.requests import VirtualOptions, VirtualRun
 
 BLOCK = 512
 ENGINE = EngineOptions(block_size=BLOCK, num_blocks=1000, max_model_len=1000 * BLOCK)

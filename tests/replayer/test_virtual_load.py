@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from proxy.core.latency.slo import Slo
-from replayer.trace import TraceRequest
-from replayer.virtual_load import Source, as_source, chains
-from replayer.virtual_plan import LoadRules, Planned, plan
+from replayer.trace.loaders import TraceRequest
+from replayer.virtual.arrivals import LoadRules, Planned, plan
+from replayer.virtual.load import Source, as_source, chains
 
 
 def _request(name: str, ids: range | list[int], **values: Any) -> TraceRequest:

@@ -16,7 +16,7 @@ from proxy.app import Server
 from proxy.config.options import Settings
 from proxy.core.types import Load
 from proxy.process import background
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 
 WAIT_S = 30.0
 """Nothing takes this long, on a machine with much else to do either."""

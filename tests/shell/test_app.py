@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.shell.harness import addresses, chat, until
 
 COMMAND = [sys.executable, "-m", "proxy.cli"]

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from proxy.net.server.listener import CLIENTS_RATIO, OWN_DESCRIPTORS, PLACES, client_cap
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.shell.harness import addresses, chat, proxied, until
 from tests.shell.test_app import running
 

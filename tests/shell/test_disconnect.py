@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.shell.harness import (
     STREAM_HEAD,
     Proxy,

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,

@@ -24,7 +24,7 @@ from proxy.config.sources import ConfigError
 from proxy.process import background, hot_restart, snapshot
 from proxy.process.hot_restart import Heritage, Succession
 from proxy.process.notify import Supervisor
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.shell.harness import Proxy, addresses, chat, until, words
 
 

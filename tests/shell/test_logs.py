@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from proxy.telemetry.log import LINES, StderrLog
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.shell.harness import addresses, chat
 from tests.shell.test_app import COMMAND
 

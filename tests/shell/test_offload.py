@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.shell.harness import (
     ANSWER,
     Proxy,

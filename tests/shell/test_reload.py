@@ -19,7 +19,7 @@ from proxy.config.load import load
 from proxy.config.options import Settings
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.process.reload import RELOADABLE
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.shell.harness import Proxy, addresses, chat, until
 from tests.shell.test_app import running
 

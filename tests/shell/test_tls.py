@@ -19,7 +19,7 @@ import trustme
 from proxy.config.sources import ConfigError
 from proxy.net.server import listener
 from proxy.protocol.framing import Chunked
-from replayer.sim_fleet import SimFleet
+from replayer.simulator.host import SimFleet
 from tests.shell.harness import (
     DONE,
     STREAM_HEAD,

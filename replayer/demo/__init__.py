@@ -1,0 +1,1 @@
+"""`make demo`: engines, proxy, replay, report."""

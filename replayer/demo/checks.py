@@ -1,0 +1,141 @@
+"""What a demo run must show, from the books that its parties kept independently."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+CLASSES = ("WARM", "MEDIUM", "HEAVY_P2P", "HEAVY_COLO")
+
+
+STREAMED = frozenset({"disconnect_mid", "stream_error", "truncated"})
+"""Client outcomes of a request that had begun to stream."""
+
+
+Check = tuple[bool, str]
+
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Files and expositions of one run; engines that were killed are left out."""
+
+    proxy_log: Path
+    client_log: Path
+    proxy_metrics: str
+    engine_metrics: dict[str, str]
+    engine_logs: dict[str, Path]
+    killed: bool
+    offloads_expected: bool
+    wait: Callable[[Callable[[], bool]], None]
+
+
+def checks(evidence: Evidence) -> Iterator[Check]:
+    """Each claim with its figures, and whether it holds."""
+    proxy, client = _rows(evidence.proxy_log), _rows(evidence.client_log)
+    yield _requests(client, killed=evidence.killed)
+    if evidence.killed:
+        yield _noticed(proxy)
+    if evidence.offloads_expected and not evidence.killed:
+        yield _classes(proxy)
+    yield _moved(evidence, proxy)
+    yield _at_rest(evidence.proxy_metrics)
+
+
+def _rows(path: Path) -> Rows:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def _requests(client: Rows, *, killed: bool) -> Check:
+    outcomes = Counter(row["outcome"] for row in client)
+    tolerated = STREAMED | {"skipped"} if killed else set()
+    lost = {name: n for name, n in outcomes.items() if name != "ok" and name not in tolerated}
+    detail = ", ".join(f"{n} {name}" for name, n in outcomes.most_common())
+    what = "no request lost that had not begun to stream" if killed else "every request ok"
+    return not lost and outcomes["ok"] > 0, f"{what}: {detail}"
+
+
+def _noticed(proxy: Rows) -> Check:
+    retried = sum(row["retries"] > 0 for row in proxy)
+    fallbacks = Counter(row["fallback"] for row in proxy if row["fallback"])
+    broken = sum(row["outcome"] not in ("ok", "rejected") for row in proxy)
+    return bool(retried or fallbacks or broken), (
+        f"the kill was noticed: {retried} requests run again elsewhere, {broken} streams broken, "
+        f"fallbacks {dict(fallbacks) or 'none'}"
+    )
+
+
+def _classes(proxy: Rows) -> Check:
+    seen = Counter(row["route_class"] for row in proxy)
+    detail = ", ".join(f"{seen[name]} {name}" for name in CLASSES)
+    return all(seen[name] for name in CLASSES), f"all route classes in the proxy's log: {detail}"
+
+
+def _moved(evidence: Evidence, proxy: Rows) -> Check:
+    """What the offloads moved by each engine's own log against the engines' counters."""
+    offloaded = {
+        row["request_id"]
+        for row in proxy
+        if row["route_class"] == "HEAVY_P2P" and row["decode_instance"] in evidence.engine_logs
+    }
+    counted = sum(_external_tokens(text) for text in evidence.engine_metrics.values())
+    book = _received if evidence.killed else _sent
+    evidence.wait(lambda: book(evidence, offloaded) >= counted)
+    received = _received(evidence, offloaded)
+    found = (
+        f"external KV tokens: engines count {counted:,}; the {len(offloaded)} offloads of the "
+        f"proxy's log received {received:,}"
+    )
+    if evidence.killed:
+        return received == counted, f"{found} (live engines; the killed one's book is lost)"
+    sent = _sent(evidence, offloaded)
+    enough = counted > 0 or not evidence.offloads_expected
+    return enough and received == counted == sent, f"{found} and were sent {sent:,}"
+
+
+def _external_tokens(exposition: str) -> int:
+    """`prompt_tokens_by_source{source="external_kv_transfer"}` of one engine."""
+    lines = [
+        line
+        for line in exposition.splitlines()
+        if line.startswith("vllm:prompt_tokens_by_source_total")
+        and 'source="external_kv_transfer"' in line
+    ]
+    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
+
+
+def _received(evidence: Evidence, offloaded: set[str]) -> int:
+    return sum(
+        row["external_tokens"]
+        for path in evidence.engine_logs.values()
+        for row in _rows(path)
+        if row["request_id"] in offloaded
+    )
+
+
+def _sent(evidence: Evidence, offloaded: set[str]) -> int:
+    legs = {f"{name}-p" for name in offloaded}
+    return sum(
+        row["sent_tokens"]
+        for path in evidence.engine_logs.values()
+        for row in _rows(path)
+        if row["request_id"] in legs
+    )
+
+
+def _at_rest(exposition: str) -> Check:
+    names = ("ongoing_", "in_flight", "pinned_tokens", "accounting_drift", "live_leases")
+    prefixes = tuple(f"cache_proxy_{name}" for name in names)
+    lines = [line for line in exposition.splitlines() if line.startswith(prefixes)]
+    left = [line for line in lines if float(line.rsplit(" ", 1)[1])]
+    return bool(lines) and not left, (
+        f"counters at the end: {len(lines)} gauges, "
+        + (f"not zero: {'; '.join(left)}" if left else "all zero, accounting_drift 0")
+    )

@@ -1,0 +1,168 @@
+"""The simulated model: what a token is, what the next one is, and how blocks are hashed.
+
+A token is a whitespace-separated word. Role markers are words too, so a rendered chat is tokenised
+like any text. Generated words come from a fixed vocabulary of 1,024 two-syllable words with the ids
+0..1023; any other word has an id made from its hash, which cannot be turned back.
+
+The next token is a pure function of all tokens before it (as in greedy decoding): the output of a
+prompt is the same on every engine, however it was scheduled or transferred, and a prompt continued
+by its own first outputs goes on as if never cut. One running xxh3 digest over the token ids serves
+both as that function and as the chained block hash.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import xxhash
+
+TokenIds: TypeAlias = "array[int]"
+
+
+_SYLLABLES = tuple(c + v for c in ("b", "d", "f", "g", "k", "l", "m", "n") for v in "aeio")
+
+
+WORDS = tuple(first + second for first in _SYLLABLES for second in _SYLLABLES)
+
+
+IM_START, IM_END = "<|im_start|>", "<|im_end|>"
+
+
+_TOKEN_BYTES = 4
+
+
+_VOCABULARY_BITS = 10
+
+
+_FIRST_HASHED_ID = 2_048
+
+
+_CACHED_WORDS = 200_000
+
+
+_CACHED_WORD_CHARS = 64
+
+
+MAX_TOKEN_ID = 2**32 - 1
+
+
+class _WordIds(dict[str, int]):
+    """Word -> id; unknown words get a hashed id and are remembered up to a cap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fill()
+
+    def _fill(self) -> None:
+        self.update((word, index) for index, word in enumerate(WORDS))
+        self[IM_START], self[IM_END] = len(WORDS), len(WORDS) + 1
+
+    def __missing__(self, word: str) -> int:
+        spread = MAX_TOKEN_ID - _FIRST_HASHED_ID
+        value = _FIRST_HASHED_ID + xxhash.xxh3_64_intdigest(word.encode()) % spread
+        if len(word) <= _CACHED_WORD_CHARS:
+            if len(self) >= _CACHED_WORDS:
+                self.clear()
+                self._fill()
+            self[word] = value
+        return value
+
+
+_IDS = _WordIds()
+
+
+_ID_BYTES = tuple(array("I", (index,)).tobytes() for index in range(len(WORDS)))
+
+
+def tokenize(text: str) -> TokenIds:
+    """Split text into words and return their ids as unsigned 32-bit numbers."""
+    return array("I", map(_IDS.__getitem__, text.split()))
+
+
+def detokenize(ids: Iterable[int]) -> str:
+    """Return the words of generated ids, single-spaced; ids outside the vocabulary as `<id>`."""
+    return " ".join([WORDS[i] if i < len(WORDS) else f"<{i}>" for i in ids])
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A tokenised prompt: one chained hash per full block, and the digest over all of it."""
+
+    ids: TokenIds
+    block_size: int
+    block_hashes: Sequence[int]
+    digest: xxhash.xxh3_64
+    salt: int
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens."""
+        return len(self.ids)
+
+
+def make_prompt(ids: TokenIds, block_size: int, cache_salt: str = "") -> Prompt:
+    """Hash a prompt block by block; a salt keeps blocks apart but leaves the output as it is."""
+    salt = xxhash.xxh3_64_intdigest(cache_salt.encode()) if cache_salt else 0
+    digest = xxhash.xxh3_64()
+    update, value = digest.update, digest.intdigest
+    step = block_size * _TOKEN_BYTES
+    view = memoryview(ids).cast("B")
+    full = len(view) // step * step
+    hashes = []
+    for start in range(0, full, step):
+        update(view[start : start + step])
+        hashes.append(value() ^ salt)
+    update(view[full:])
+    return Prompt(ids, block_size, hashes, digest, salt)
+
+
+class Output:
+    """The endless answer to one prompt, made as far as somebody asks."""
+
+    __slots__ = ("_digest", "_prompt", "block_hashes", "ids")
+
+    def __init__(self, prompt: Prompt) -> None:
+        self._prompt = prompt
+        self._digest = prompt.digest.copy()
+        self.ids = array("I")
+        self.block_hashes: list[int] = []
+
+    def upto(self, tokens: int) -> TokenIds:
+        """Return (at least) the first `tokens` output ids."""
+        digest, ids = self._digest, self.ids
+        mask = len(WORDS) - 1
+        length = self._prompt.tokens + len(ids)
+        for _ in range(tokens - len(ids)):
+            token = digest.intdigest() & mask
+            digest.update(_ID_BYTES[token])
+            ids.append(token)
+            length += 1
+            if length % self._prompt.block_size == 0:
+                self.block_hashes.append(digest.intdigest() ^ self._prompt.salt)
+        return ids
+
+    def hashes(self, tokens: int) -> Sequence[int]:
+        """Return the hashes of the blocks that the first `tokens` outputs complete."""
+        self.upto(tokens)
+        prompt = self._prompt
+        full = (prompt.tokens + tokens) // prompt.block_size - len(prompt.block_hashes)
+        return self.block_hashes[:full]
+
+    def words(self, start: int, stop: int) -> str:
+        """Return the output words [start, stop), single-spaced."""
+        return " ".join([WORDS[i] for i in self.upto(stop)[start:stop]])
+
+    def natural_tokens(self, mean_tokens: int, least: int, most: int) -> tuple[int, bool]:
+        """Return the output's natural length, at most `most`, and whether it ends by itself.
+
+        Any token is the last with probability 1/mean_tokens, decided by the digest: like the
+        words, the end depends on the text before it alone. None ends within the first `least`.
+        """
+        probe = Output(self._prompt)
+        for tokens in range(1, most + 1):
+            ends = (probe._digest.intdigest() >> _VOCABULARY_BITS) % mean_tokens == 0
+            if ends and tokens > least:
+                return tokens, True
+            probe.upto(tokens)
+        return most, False

@@ -1,0 +1,198 @@
+"""The words of the engine model: what goes in, what state a request has, what comes out.
+
+All times are engine seconds on the clock that the driver hands in; all lengths are tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from replayer.engine.costs import IntakeCost, StepCost, TransferCost
+from replayer.engine.kvcache import Holding
+
+FinishReason = Literal["length", "stop", "abort", "error"]
+
+
+NULL_BLOCKS = 1
+"""vLLM's pool keeps its first block as a placeholder; what it reports includes that one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Size and speed of one engine; the defaults stand for an 8B model on one 80 GB H100.
+
+    24,576 blocks of 16 tokens are 393,216 tokens = 48 GiB of KV at 128 KiB per token, what is left
+    of 80 GB after 16 GB of weights, activations and vLLM's 10 % reserve. Token budget and sequence
+    cap are vLLM's defaults for an API server on this GPU. 480 s and 20 slots are Mooncake's
+    VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT and 2 x num_workers; a receiver waits 60 s longer.
+    """
+
+    block_size: int = 16
+    num_blocks: int = 24_576
+    max_num_batched_tokens: int = 8_192
+    max_num_seqs: int = 256
+    max_model_len: int = 131_072
+    step: StepCost = field(default_factory=StepCost)
+    transfer: TransferCost = field(default_factory=TransferCost)
+    intake: IntakeCost = field(default_factory=IntakeCost)
+    sender_slots: int = 20
+    abort_timeout_s: float = 480.0
+    receive_grace_s: float = 60.0
+    recompute_failed_loads: bool = True
+    reads_anything: bool = False
+    """Receivers read the sender's memory (NIXL) instead of asking it to send (Mooncake)."""
+
+    def __post_init__(self) -> None:
+        """Refuse sizes with which a legal request could never run."""
+        if self.max_model_len > self.num_blocks * self.block_size:
+            raise ValueError(
+                f"max_model_len {self.max_model_len} exceeds the KV cache: "
+                f"{self.num_blocks} blocks of {self.block_size} tokens"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteKv:
+    """Where a decode leg finds its prompt's KV: engine, transfer and (for a shell) address."""
+
+    engine_id: str
+    transfer_id: str
+    bootstrap_url: str = ""
+
+
+def no_output_hashes(_output_tokens: int) -> Sequence[int]:
+    """Answer for jobs whose generated blocks nobody can ever ask for."""
+    return ()
+
+
+@dataclass(slots=True)
+class Job:
+    """One request as the engine sees it.
+
+    `block_hashes` holds one chained hash per full prompt block, at the engine's block size.
+    `output_hashes(n)` gives the hashes of the blocks completed by the first n output tokens; it is
+    called once, when the request gives its blocks back. `send_as` makes it a prefill leg whose KV
+    is kept for that transfer id, `fetch` a decode leg that waits for another engine's KV.
+    """
+
+    request_id: str
+    prompt_tokens: int
+    block_hashes: Sequence[int]
+    output_tokens: int
+    finish_reason: Literal["length", "stop"] = "length"
+    output_hashes: Callable[[int], Sequence[int]] = no_output_hashes
+    send_as: str | None = None
+    fetch: RemoteKv | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SimRequest:
+    """The state of one request; drivers read it, only the engine writes it.
+
+    `computed_tokens` counts tokens whose KV is in place, `known_tokens` prompt and output so far.
+    `local_hit_tokens` and `external_tokens` are what the first scheduling found and what another
+    engine (or a store) really delivered, `fetch_tokens` up to where it was to; `sent_tokens` is
+    what was pulled from here. `room_tokens` is what the held blocks can take; `refused_at_release`
+    marks when the pool last had no room for it.
+    """
+
+    job: Job
+    arrived_s: float
+    hashes: Sequence[int]
+    known_tokens: int
+    holding: Holding = field(default_factory=Holding)
+    computed_tokens: int = 0
+    hashed_blocks: int = 0
+    room_tokens: int = 0
+    output_tokens: int = 0
+    local_hit_tokens: int = 0
+    external_tokens: int = 0
+    sent_tokens: int = 0
+    preemptions: int = 0
+    fetch_pending: bool = False
+    fetch_tokens: int = 0
+    refused_at_release: int | None = None
+    scheduled_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    finish_reason: FinishReason | None = None
+
+    @property
+    def prompt_computed_tokens(self) -> int:
+        """Prompt tokens that this engine computed itself."""
+        return self.job.prompt_tokens - self.local_hit_tokens - self.external_tokens
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an engine has done since its start, in tokens unless named otherwise."""
+
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
+    prompt_computed: int = 0
+    prompt_local_hits: int = 0
+    prompt_external: int = 0
+    generated: int = 0
+    preemptions: int = 0
+    failed_receives: int = 0
+    steps: int = 0
+    finished: dict[FinishReason, int] = field(
+        default_factory=lambda: {"length": 0, "stop": 0, "abort": 0, "error": 0}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """A receiver's order to a sender: `tokens` of KV under `transfer_id`; `receiver` is opaque."""
+
+    transfer_id: str
+    tokens: int
+    receiver: object
+
+
+@dataclass(slots=True)
+class FirstToken:
+    """A request produced its first output token."""
+
+    at_s: float
+    request: SimRequest
+
+
+@dataclass(slots=True)
+class Finished:
+    """A request ended; a prefill leg's blocks may stay pinned (see Unpinned)."""
+
+    at_s: float
+    request: SimRequest
+
+
+@dataclass(frozen=True, slots=True)
+class PullWanted:
+    """A decode leg waits for `tokens` of KV from `remote`; answer with `Engine.pull_done`."""
+
+    at_s: float
+    request: SimRequest
+    remote: RemoteKv
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PullServed:
+    """This engine answered a pull: `ok` means the KV has been delivered in full."""
+
+    at_s: float
+    pull: Pull
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Unpinned:
+    """A prefill leg's KV was pulled (`request.sent_tokens` > 0), refused or timed out."""
+
+    at_s: float
+    request: SimRequest
+
+
+Event = FirstToken | Finished | PullWanted | PullServed | Unpinned

@@ -1,0 +1,1 @@
+"""`replay`: a trace against a target, with its schedule, prompts and report."""

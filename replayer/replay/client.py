@@ -1,0 +1,338 @@
+"""One request sent, its answer scanned and timed: every call ends in one outcome.
+
+Times are seconds from the run's origin, read from one monotonic clock that is handed in. A stream
+is fed to its scanner with the moment each piece came. The first token is the first event with
+content, reasoning or a tool call, not the role event that servers send at once. Token counts come
+from `usage` alone: an event may carry several tokens.
+"""
+
+import io
+import os
+from array import array
+from asyncio import sleep, timeout
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import aiohttp
+import orjson
+import xxhash
+
+CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
+
+
+DONE = b"[DONE]"
+
+
+class StreamScanner:
+    """The state of one answer; times are those handed to `feed`."""
+
+    __slots__ = (
+        "_rest",
+        "cached_tokens",
+        "completion_tokens",
+        "done",
+        "error",
+        "finish_reason",
+        "first_token_s",
+        "gaps_s",
+        "last_token_s",
+        "prompt_tokens",
+        "texts",
+    )
+
+    def __init__(self) -> None:
+        """Start with nothing seen; None means not said by the server."""
+        self._rest = b""
+        self.first_token_s: float | None = None
+        self.last_token_s: float | None = None
+        self.gaps_s = array("d")
+        self.texts: list[str] = []
+        self.finish_reason: str | None = None
+        self.done = False
+        self.error: str | None = None
+        self.prompt_tokens: int | None = None
+        self.completion_tokens: int | None = None
+        self.cached_tokens: int | None = None
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """Take the next bytes of the body."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip(), now_s)
+
+    def _event(self, data: bytes, now_s: float) -> None:
+        if data == DONE:
+            self.done = True
+            return
+        try:
+            event = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            self.error = self.error or f"event is not JSON: {data[:80]!r}"
+            return
+        if not isinstance(event, dict):
+            self.error = self.error or f"event is not an object: {data[:80]!r}"
+        elif event.get("error"):
+            self.error = self.error or _error_text(event["error"])
+        else:
+            self._answer(event, now_s)
+
+    def _answer(self, event: dict[str, Any], now_s: float) -> None:
+        if usage := event.get("usage"):
+            self._usage(usage)
+        for choice in event.get("choices") or ():
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+            text = choice.get("text")
+            if text is None:
+                text = _delta_text(choice.get("delta") or {})
+            if text:
+                self._token(text, now_s)
+
+    def _token(self, text: str, now_s: float) -> None:
+        if self.last_token_s is None:
+            self.first_token_s = now_s
+        else:
+            self.gaps_s.append(now_s - self.last_token_s)
+        self.last_token_s = now_s
+        self.texts.append(text)
+
+    def _usage(self, usage: dict[str, Any]) -> None:
+        self.prompt_tokens = usage.get("prompt_tokens")
+        self.completion_tokens = usage.get("completion_tokens")
+        details = usage.get("prompt_tokens_details") or {}
+        self.cached_tokens = details.get("cached_tokens")
+
+
+def _delta_text(delta: dict[str, Any]) -> str:
+    for key in CONTENT_KEYS:
+        value = delta.get(key)
+        if value:
+            return value if isinstance(value, str) else orjson.dumps(value).decode()
+    return ""
+
+
+def _error_text(error: Any) -> str:
+    if isinstance(error, dict):
+        return str(error.get("message") or error)
+    return str(error)
+
+
+# vLLM closes an idle connection after 5 s; reusing one at that moment would fail a request.
+KEEPALIVE_S = 4.0
+
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+READ_BUFFER_BYTES = 1 << 20  # the default 64 KiB makes long answers stop and go
+
+
+LARGE_BODY_BYTES = 1 << 20  # above this aiohttp wants a body it can send in pieces
+
+
+ERROR_CHARS = 300
+
+
+MESSAGE_KEYS = ("message", "error", "detail")
+
+
+MAX_RETRY_AFTER_S = 60.0
+
+
+class Outcome(StrEnum):
+    """How a request of the trace ended. All but `ok` count as failures of the run."""
+
+    OK = "ok"
+    REJECTED = "rejected"  # the proxy's 503: all instances busy
+    HTTP_ERROR = "http_error"
+    TIMEOUT = "timeout"
+    DISCONNECT_BEFORE_FIRST = "disconnect_before_first"  # no byte of the answer came
+    DISCONNECT_MID = "disconnect_mid"
+    TRUNCATED = "truncated"  # the answer ended without finish_reason or [DONE]
+    STREAM_ERROR = "stream_error"  # an error event inside a 200 answer
+    SKIPPED = "skipped"  # never sent: what it waits for failed
+    INTERRUPTED = "interrupted"  # the run was stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What to send."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What came of a call; None means it never came or was not said."""
+
+    sent_s: float
+    end_s: float
+    outcome: Outcome = Outcome.INTERRUPTED
+    status: int | None = None
+    error: str | None = None
+    attempts: int = 0
+    first_byte_s: float | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    retry_after_s: float | None = None
+    stream: StreamScanner = field(default_factory=StreamScanner)
+
+    @property
+    def gaps_s(self) -> Sequence[float]:
+        """Return the pauses between successive events with content."""
+        return self.stream.gaps_s
+
+    @property
+    def digest(self) -> str | None:
+        """Return the hash of all text received (None: there was none)."""
+        if not self.stream.texts:
+            return None
+        return xxhash.xxh3_64_hexdigest("".join(self.stream.texts).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Where to and how patiently."""
+
+    url: str
+    timeout_s: float = 600.0
+    retries_503: int = 0
+
+
+def open_session() -> aiohttp.ClientSession:
+    """Open the connections of a run: as many as there are requests in flight."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        read_bufsize=READ_BUFFER_BYTES,
+        auto_decompress=False,
+    )
+
+
+class Client:
+    """Sends calls over one session."""
+
+    def __init__(
+        self, session: aiohttp.ClientSession, options: ClientOptions, clock: Callable[[], float]
+    ) -> None:
+        """`clock` gives seconds from the origin of the run."""
+        self._session = session
+        self._options = options
+        self._clock = clock
+
+    def open_exchange(self) -> Exchange:
+        """Start the record of a call that is sent now."""
+        now_s = self._clock()
+        return Exchange(sent_s=now_s, end_s=now_s)
+
+    async def run(self, call: Call, exchange: Exchange) -> None:
+        """Send a call, and again while it is rejected and retries remain; fills in `exchange`.
+
+        The time of the first sending stays: a client that was told to come back later has waited.
+        """
+        try:
+            for left in range(self._options.retries_503, -1, -1):
+                await self._attempt(call, exchange)
+                if exchange.outcome is not Outcome.REJECTED or not left:
+                    return
+                await sleep(min(exchange.retry_after_s or 1.0, MAX_RETRY_AFTER_S))
+                exchange.outcome = Outcome.INTERRUPTED
+        finally:
+            exchange.end_s = self._clock()
+
+    async def _attempt(self, call: Call, exchange: Exchange) -> None:
+        exchange.attempts += 1
+        exchange.stream = StreamScanner()
+        exchange.first_byte_s = None
+        try:
+            async with timeout(self._options.timeout_s or None):
+                await self._send(call, exchange)
+        except aiohttp.ConnectionTimeoutError as error:
+            exchange.outcome = Outcome.TIMEOUT
+            exchange.error = explain(error)
+        except TimeoutError:
+            exchange.outcome = Outcome.TIMEOUT
+            exchange.error = f"no end after {self._options.timeout_s:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            begun = exchange.first_byte_s is not None
+            exchange.outcome = Outcome.DISCONNECT_MID if begun else Outcome.DISCONNECT_BEFORE_FIRST
+            exchange.error = explain(error)
+
+    async def _send(self, call: Call, exchange: Exchange) -> None:
+        body = call.body if len(call.body) < LARGE_BODY_BYTES else io.BytesIO(call.body)
+        async with self._session.post(
+            self._options.url, data=body, headers=call.headers
+        ) as response:
+            exchange.status = response.status
+            exchange.headers = response.headers
+            if response.status != 200:
+                _note_refusal(exchange, await response.read())
+                return
+            clock, stream = self._clock, exchange.stream
+            async for data in response.content.iter_any():
+                now_s = clock()
+                if exchange.first_byte_s is None:
+                    exchange.first_byte_s = now_s
+                stream.feed(data, now_s)
+        exchange.outcome, exchange.error = _judge(stream)
+
+
+def explain(error: aiohttp.ClientError | OSError) -> str:
+    """Say in a line for the user what went wrong on the way to a server."""
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return f"no connection within {CONNECT_TIMEOUT_S:g} s"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the answer broke off before its end"
+    if not isinstance(error, aiohttp.ClientConnectorError):
+        return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
+    cause = error.os_error
+    number = cause.errno or 0  # names that do not resolve have negative ones, no errno's
+    reason = os.strerror(number) if number > 0 else cause.strerror or str(cause)
+    return f"cannot connect to {error.host}:{error.port}: {reason}"[:ERROR_CHARS]
+
+
+def _judge(stream: StreamScanner) -> tuple[Outcome, str | None]:
+    if stream.error is not None:
+        return Outcome.STREAM_ERROR, stream.error[:ERROR_CHARS]
+    if not stream.done or stream.finish_reason is None:
+        missing = "[DONE]" if not stream.done else "finish_reason"
+        return Outcome.TRUNCATED, f"the stream ended without {missing}"
+    return Outcome.OK, None
+
+
+def _note_refusal(exchange: Exchange, body: bytes) -> None:
+    answer = _object(body)
+    said = _error_message(answer) or body[:ERROR_CHARS].decode(errors="replace")
+    exchange.error = said[:ERROR_CHARS] or "no text with it"
+    exchange.outcome = Outcome.REJECTED if _is_busy(exchange.status, answer) else Outcome.HTTP_ERROR
+    try:
+        exchange.retry_after_s = max(0.0, float(exchange.headers.get("Retry-After", "")))
+    except ValueError:
+        exchange.retry_after_s = None
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Read a JSON object; anything else is an empty one."""
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _error_message(answer: Mapping[str, Any]) -> str | None:
+    """Find the text of an error in the forms that servers use."""
+    error = answer.get("error")
+    places = (error, answer) if isinstance(error, dict) else (answer,)
+    for place in places:
+        for name in MESSAGE_KEYS:
+            if isinstance(place.get(name), str):
+                return str(place[name])
+    return None
+
+
+def _is_busy(status: int | None, answer: Mapping[str, Any]) -> bool:
+    """Return whether an answer is the proxy's own 'all workers are busy'."""
+    return status == 503 and answer.get("type") == "service_unavailable"

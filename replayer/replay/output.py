@@ -1,0 +1,107 @@
+"""The results of a run as rows for `requests.jsonl`, and the facts about the run beside them.
+
+Times in a row are real seconds from the origin of the run, whatever `--time-scale` says; null means
+unknown or never happened.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from replayer.replay.client import Exchange, Outcome
+from replayer.replay.options import Options
+from replayer.replay.plan import Plan, ideal_hits
+from replayer.replay.run import Result, Run
+
+ROUTE_HEADERS = {
+    "instance": "X-Cache-Proxy-Instance",
+    "route_class": "X-Cache-Proxy-Route",
+    "offload_decision_reason": "X-Cache-Proxy-Reason",
+}
+
+
+GAPS = "itl_s"  # samples that feed the summary and are too many for the file
+
+
+def rows_of(results: Sequence[Result], options: Options) -> list[dict[str, Any]]:
+    """Write one row per result, in the order of sending; skipped ones last."""
+    sent = [result for result in results if result.exchange is not None]
+    sent.sort(key=lambda result: result.exchange.sent_s if result.exchange else 0.0)
+    hits = ideal_hits(result.request for result in sent)
+    rest = [result for result in results if result.exchange is None]
+    return [_row(result, hits, save_text=options.save_text) for result in (*sent, *rest)]
+
+
+def _row(result: Result, hits: dict[str, int], *, save_text: bool) -> dict[str, Any]:
+    request = result.request
+    row: dict[str, Any] = {
+        "request_id": request.request_id,
+        "sent_as": result.sent_as,
+        "session_id": request.session_id,
+        "turn": request.turn,
+        "outcome": Outcome.SKIPPED,
+        "intended_s": result.intended_s,
+        "input_length": request.input_tokens,
+        "output_length": request.output_tokens,
+        "ideal_hit_tokens": hits.get(request.request_id),
+    }
+    if result.exchange is not None:
+        row |= _seen(result.exchange)
+        if save_text:
+            row["output_text"] = "".join(result.exchange.stream.texts)
+    return row | ({"trace": request.extra} if request.extra else {})
+
+
+def _seen(exchange: Exchange) -> dict[str, Any]:
+    stream = exchange.stream
+    return {
+        "outcome": exchange.outcome,
+        "status": exchange.status,
+        "error": exchange.error,
+        "attempts": exchange.attempts,
+        "sent_s": exchange.sent_s,
+        "first_byte_s": exchange.first_byte_s,
+        "first_token_s": stream.first_token_s,
+        "end_s": exchange.end_s,
+        "last_token_s": stream.last_token_s,
+        "prompt_tokens": stream.prompt_tokens,
+        "completion_tokens": stream.completion_tokens,
+        "cached_tokens": stream.cached_tokens,
+        "finish_reason": stream.finish_reason,
+        "chunks": len(stream.texts),
+        "max_gap_s": max(exchange.gaps_s, default=None),
+        "output_digest": exchange.digest,
+        GAPS: exchange.gaps_s,
+    } | {name: exchange.headers.get(header) for name, header in ROUTE_HEADERS.items()}
+
+
+def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) -> dict[str, Any]:
+    """State what was run, for the summary."""
+    options = run.options
+    return {
+        "trace": str(options.trace),
+        "target": options.target,
+        "model": run.model,
+        "mode": options.mode,
+        "concurrency": options.concurrency if options.mode == "sessions" else None,
+        "speedup": options.speedup,
+        "time_scale": options.time_scale,
+        "seed": options.seed,
+        "run_id": run.run_id,
+        "started_unix_s": started_unix_s,
+        "notes": list(plan.notes),
+        "planned": len(plan.requests),
+        "interrupted": not finished,
+        "client_cpu_s": run.cpu_s,
+        "slo_s": options.slo_s,
+    }
+
+
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write `requests.jsonl`."""
+    with path.open("wb") as file:
+        for row in rows:
+            kept = {name: value for name, value in row.items() if name != GAPS}
+            file.write(orjson.dumps(kept, option=orjson.OPT_APPEND_NEWLINE))

@@ -1,0 +1,85 @@
+"""The live line of a run: cheap to keep, drawn twice a second."""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from replayer.replay.client import Outcome
+from replayer.replay.run import Result
+
+RECENT = 64
+
+
+class Tally:
+    """What a run has done so far."""
+
+    def __init__(self, time_scale: float = 1.0) -> None:
+        """Start at nothing; the target's time runs `time_scale` times faster."""
+        self._time_scale = time_scale
+        self.sent_count = 0
+        self.outcomes: Counter[Outcome] = Counter()
+        self._recent_ttft_s: deque[float] = deque(maxlen=RECENT)
+
+    @property
+    def ended_count(self) -> int:
+        """Return how many requests have an outcome, skipped ones among them."""
+        return self.outcomes.total()
+
+    def sent(self) -> None:
+        """Note that one more request went out."""
+        self.sent_count += 1
+
+    def ended(self, result: Result) -> None:
+        """Note what became of a request."""
+        if result.exchange is None:
+            self.outcomes[Outcome.SKIPPED] += 1
+            return
+        self.outcomes[result.exchange.outcome] += 1
+        first_token_s = result.exchange.stream.first_token_s
+        if first_token_s is not None:
+            ttft_s = (first_token_s - result.exchange.sent_s) * self._time_scale
+            self._recent_ttft_s.append(ttft_s)
+
+    def line(self) -> str:
+        """Describe the run in a few words."""
+        in_flight = self.sent_count - (self.ended_count - self.outcomes[Outcome.SKIPPED])
+        failed = self.ended_count - self.outcomes[Outcome.OK]
+        ttft = f"{median(self._recent_ttft_s):.3f} s" if self._recent_ttft_s else "-"
+        return f"in flight {in_flight}  not ok {failed}  TTFT p50 {ttft} (last {RECENT})"
+
+
+class ProgressLine(Progress):
+    """A progress bar that reads a tally each time it is drawn."""
+
+    def __init__(self, console: Console, tally: Tally, total: int) -> None:
+        """Draw on `console`; nothing moves where it is no terminal."""
+        self._tally = tally
+        columns = (
+            TextColumn("replay"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[line]}"),
+        )
+        super().__init__(*columns, console=console, refresh_per_second=2, transient=True)
+        self.add_task("replay", total=total, line="")
+
+    def get_renderable(self) -> RenderableType:
+        """Take the tally's numbers and lay out the line; called at every drawing."""
+        for task in self.tasks:
+            self.update(task.id, completed=self._tally.ended_count, line=self._tally.line())
+        return super().get_renderable()
+
+
+@contextmanager
+def shown(console: Console, tally: Tally, total: int, *, live: bool) -> Iterator[None]:
+    """Show a run's progress while the block runs."""
+    if not live:
+        yield
+        return
+    with ProgressLine(console, tally, total):
+        yield

@@ -1,0 +1,241 @@
+"""One run: requests go out when the schedule says, and every one of them leaves a result.
+
+One monotonic clock with one origin serves the schedule and all measured times.
+"""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from signal import SIGTERM
+from typing import Protocol
+
+import aiohttp
+import orjson
+import xxhash
+
+from replayer.replay.client import (
+    Call,
+    Client,
+    ClientOptions,
+    Exchange,
+    Outcome,
+    explain,
+    open_session,
+)
+from replayer.replay.options import Options
+from replayer.replay.prompts import BodyForm, PromptWriter
+from replayer.replay.schedule import Due, Pace, PaceRules
+from replayer.trace.loaders import TraceRequest
+
+# A request is prepared this long before it is due, so that writing its body delays nothing.
+LEAD_S = 0.02
+
+
+UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
+
+
+HEADER_CHARS = 96
+
+
+MODELS_TIMEOUT_S = 15.0  # longer than it may take to connect
+
+
+UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+
+
+class TargetError(Exception):
+    """The target cannot be replayed against; the text is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of one request; `exchange` None: it was skipped."""
+
+    request: TraceRequest
+    sent_as: str | None
+    intended_s: float | None
+    exchange: Exchange | None
+
+
+class Watcher(Protocol):
+    """Somebody who wants to know how a run goes."""
+
+    def sent(self) -> None:
+        """Note that one more request went out."""
+
+    def ended(self, result: Result) -> None:
+        """Note what became of a request."""
+
+
+def header_safe(name: str) -> str:
+    """Make an id of a trace fit for a header: ASCII, bounded; distinct ids stay distinct."""
+    safe = UNSAFE.sub("_", name)[:HEADER_CHARS]
+    return safe if safe == name else f"{safe}-{xxhash.xxh32_hexdigest(name.encode())}"
+
+
+@dataclass(slots=True)
+class Run:
+    """A run and its results so far, which stay when it is interrupted."""
+
+    options: Options
+    requests: Sequence[TraceRequest]
+    run_id: str
+    watcher: Watcher
+    results: list[Result] = field(default_factory=list)
+    origin_s: float = field(default_factory=time.monotonic)
+    cpu_s: float = 0.0
+    model: str | None = None
+
+    def clock(self) -> float:
+        """Return the seconds since the origin of the run."""
+        return time.monotonic() - self.origin_s
+
+    async def execute(self) -> None:
+        """Send everything; raises TargetError before the first request only."""
+        async with open_session() as session:
+            self.model = await model_of(session, self.options)
+            form = BodyForm(
+                model=self.model,
+                endpoint=self.options.endpoint,
+                chat=self.options.chat,
+                prompt=self.options.prompt,
+                seed=self.options.seed,
+            )
+            path = "chat/completions" if form.endpoint == "chat" else "completions"
+            client = Client(
+                session,
+                ClientOptions(
+                    url=f"{self.options.target}/v1/{path}",
+                    timeout_s=self.options.request_timeout_s,
+                    retries_503=self.options.retry_503,
+                ),
+                self.clock,
+            )
+            driver = Driver(self, client, PromptWriter(form, self.requests))
+            cpu_s = time.process_time()
+            self.origin_s = time.monotonic()
+            try:
+                await driver.drive(Pace(self.requests, pace_rules(self.options)))
+            finally:
+                self.cpu_s = time.process_time() - cpu_s
+
+
+def pace_rules(options: Options) -> PaceRules:
+    """Take what concerns the schedule from the options."""
+    return PaceRules(
+        slots=options.concurrency if options.mode == "sessions" else None,
+        speedup=options.speedup,
+        think_cap_s=options.think_cap_s,
+    )
+
+
+class Driver:
+    """Keeps the appointments of a schedule."""
+
+    def __init__(self, run: Run, client: Client, writer: PromptWriter) -> None:
+        """Results go to `run`."""
+        self._run = run
+        self._client = client
+        self._writer = writer
+        self._wake = asyncio.Event()
+
+    async def drive(self, pace: Pace) -> None:
+        """Send every request of the schedule and wait for all their ends."""
+        async with asyncio.TaskGroup() as group:
+            while not pace.finished:
+                for due in pace.take_due(self._run.clock() + LEAD_S):
+                    group.create_task(self._one(due, pace))
+                self._wake.clear()
+                await self._wait(pace.next_due_s())
+
+    async def _wait(self, due_s: float | None) -> None:
+        """Wait for the next appointment, or until an end may have brought a new one."""
+        delay_s = None if due_s is None else due_s - LEAD_S - self._run.clock()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._wake.wait()
+
+    async def _one(self, due: Due, pace: Pace) -> None:
+        request = due.request
+        sent_as = f"{header_safe(request.request_id)}.{self._run.run_id}"
+        call = Call(self._writer.body(request), self._headers(request, sent_as))
+        await asyncio.sleep(due.intended_s - self._run.clock())
+        exchange = self._client.open_exchange()
+        self._run.watcher.sent()
+        try:
+            await self._client.run(call, exchange)
+        finally:
+            self._note(Result(request, sent_as, due.intended_s, exchange))
+        ok = exchange.outcome is Outcome.OK
+        for skipped in pace.finish(request.request_id, exchange.end_s, ok=ok):
+            self._note(Result(skipped, None, None, None))
+        self._wake.set()
+
+    def _note(self, result: Result) -> None:
+        self._run.results.append(result)
+        self._run.watcher.ended(result)
+
+    def _headers(self, request: TraceRequest, sent_as: str) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "X-Request-ID": sent_as}
+        if request.session_id is not None:
+            headers["X-Session-ID"] = header_safe(request.session_id)
+        return headers | authorization(self._run.options)
+
+
+def authorization(options: Options) -> dict[str, str]:
+    """Return the header that carries the API key, if there is one."""
+    return {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+
+
+async def model_of(session: aiohttp.ClientSession, options: Options) -> str:
+    """Return the model to ask for: the one given, or the target's first; raises TargetError.
+
+    The target is asked in both cases: one that cannot be reached must end a run before it begins.
+    """
+    answer = b""
+    try:
+        async with asyncio.timeout(MODELS_TIMEOUT_S):
+            answer, seen = await _models(session, options)
+    except UNREACHED as error:
+        raise TargetError(f"--target {options.target}: {explain(error)}") from None
+    except TimeoutError:
+        seen = "no answer in time"
+    except (aiohttp.ClientError, OSError) as error:
+        seen = explain(error)
+    return options.model or _first_model(options.target, answer, seen)
+
+
+async def _models(session: aiohttp.ClientSession, options: Options) -> tuple[bytes, str]:
+    url, headers = f"{options.target}/v1/models", authorization(options)
+    async with session.get(url, headers=headers) as response:
+        return await response.read(), f"status {response.status}"
+
+
+def _first_model(target: str, answer: bytes, seen: str) -> str:
+    try:
+        return str(orjson.loads(answer)["data"][0]["id"])
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
+        raise TargetError(
+            f"--target {target}: GET /v1/models names no model ({seen}); give --model"
+        ) from None
+
+
+def run_blocking(run: Run, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> bool:
+    """Execute a run on a loop of its own; returns False when it was interrupted."""
+    try:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(_until_terminated(run))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return False
+    return True
+
+
+async def _until_terminated(run: Run) -> None:
+    """Let SIGTERM end a run as Ctrl-C does: with its results."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(SIGTERM, task.cancel)
+    await run.execute()

@@ -1,0 +1,177 @@
+"""When each request of a trace is due: a pure schedule, driven by the times it is told.
+
+Two modes. Open loop: a request is due at its timestamp, one with dependencies at
+max(timestamp, end of the last dependency + delay). Sessions: a fixed number of slots, each running
+whole sessions (with their sub-agents) one after another; timestamps play no part, delays do.
+
+All times are seconds from the start of the run. Nothing here reads a clock or sleeps.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+from replayer.trace.loaders import TraceRequest
+from replayer.trace.rows import TraceError
+
+
+@dataclass(frozen=True, slots=True)
+class PaceRules:
+    """`slots` None: open loop. `think_cap_s` bounds a delay, before the speed-up divides it.
+
+    In open loop a cap lets a dependent request that has a delay follow that delay alone: its
+    recorded timestamp contains the very pause that the cap takes out.
+    """
+
+    slots: int | None = None
+    speedup: float = 1.0
+    think_cap_s: float | None = None
+
+    def earliest_s(self, request: TraceRequest) -> float:
+        """Return the time before which a request is not due, whatever it waits for."""
+        if self.slots is not None or request.arrival_s is None:
+            return 0.0
+        if self.think_cap_s is not None and request.delay_s is not None:
+            return 0.0
+        return request.arrival_s / self.speedup
+
+    def pause_s(self, request: TraceRequest) -> float:
+        """Return the time between the end of what a request waits for and its own start."""
+        delay_s = request.delay_s or 0.0
+        if self.think_cap_s is not None:
+            delay_s = min(delay_s, self.think_cap_s)
+        return delay_s / self.speedup
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A request and the moment it should be sent."""
+
+    request: TraceRequest
+    intended_s: float
+
+
+@dataclass(slots=True)
+class _Waiting:
+    request: TraceRequest
+    order: int
+    unit: int
+    open_dependencies: int
+    ready_s: float = 0.0
+
+
+def units(requests: Sequence[TraceRequest]) -> list[int]:
+    """Number the unit of each request: what hangs together through sessions and `wait_for`.
+
+    A session with its sub-agents is one unit; a request without either is its own.
+    """
+    above: dict[str, str] = {}
+
+    def top(key: str) -> str:
+        while (parent := above.setdefault(key, key)) != key:
+            above[key] = above[parent]
+            key = parent
+        return key
+
+    for request in requests:
+        own = f"request {request.request_id}"
+        sessions = [s for s in (request.session_id, request.parent_session_id) if s is not None]
+        others = [f"request {other}" for other in request.wait_for]
+        for other in (*(f"session {session}" for session in sessions), *others):
+            above[top(other)] = top(own)
+    numbers: dict[str, int] = {}
+    return [
+        numbers.setdefault(top(f"request {request.request_id}"), len(numbers))
+        for request in requests
+    ]
+
+
+def check_order(requests: Sequence[TraceRequest]) -> None:
+    """Refuse requests that wait for one another in a circle."""
+    try:
+        TopologicalSorter({r.request_id: r.wait_for for r in requests}).prepare()
+    except CycleError as error:
+        circle = " -> ".join(error.args[1])
+        raise TraceError(f"wait_for: must not form a circle: {circle}") from None
+
+
+class Pace:
+    """The schedule of one run. Dependencies that are not among `requests` count as met."""
+
+    def __init__(self, requests: Sequence[TraceRequest], rules: PaceRules) -> None:
+        """Take the requests in file order; `wait_for` must be free of circles."""
+        self._rules = rules
+        known = {request.request_id for request in requests}
+        self._waiting: dict[str, _Waiting] = {}
+        self._dependents: dict[str, list[str]] = {}
+        self._units: dict[int, list[_Waiting]] = {}
+        self._left: dict[int, int] = {}
+        self._heap: list[tuple[float, int, str]] = []
+        for order, (request, unit) in enumerate(zip(requests, units(requests), strict=True)):
+            needed = {other for other in request.wait_for if other in known}
+            waiting = _Waiting(request, order, unit, len(needed))
+            self._waiting[request.request_id] = waiting
+            self._units.setdefault(unit, []).append(waiting)
+            self._left[unit] = self._left.get(unit, 0) + 1
+            for other in needed:
+                self._dependents.setdefault(other, []).append(request.request_id)
+        self._queue = deque(self._units)
+        for _slot in range(len(self._queue) if rules.slots is None else rules.slots):
+            self._release_unit(0.0)
+
+    @property
+    def finished(self) -> bool:
+        """Return whether every request was finished or skipped."""
+        return not self._waiting
+
+    def next_due_s(self) -> float | None:
+        """Return when the next request is due, as far as known now."""
+        return self._heap[0][0] if self._heap else None
+
+    def take_due(self, until_s: float) -> list[Due]:
+        """Hand out the requests due by `until_s`, earliest first."""
+        due = []
+        while self._heap and self._heap[0][0] <= until_s:
+            intended_s, _order, request_id = heapq.heappop(self._heap)
+            due.append(Due(self._waiting[request_id].request, intended_s))
+        return due
+
+    def finish(self, request_id: str, end_s: float, *, ok: bool) -> list[TraceRequest]:
+        """Note the end of a request; returns those that will now never be sent, when it failed."""
+        finished = self._waiting.pop(request_id)
+        skipped = [] if ok else self._skip_dependents(request_id)
+        for other in self._dependents.get(request_id, ()) if ok else ():
+            waiting = self._waiting.get(other)
+            if waiting is not None:
+                waiting.open_dependencies -= 1
+                waiting.ready_s = max(waiting.ready_s, end_s + self._rules.pause_s(waiting.request))
+                if not waiting.open_dependencies:
+                    self._push(waiting)
+        self._left[finished.unit] -= 1 + len(skipped)
+        if not self._left[finished.unit]:
+            self._release_unit(end_s)
+        return skipped
+
+    def _release_unit(self, now_s: float) -> None:
+        if not self._queue:
+            return
+        for waiting in self._units.pop(self._queue.popleft()):
+            waiting.ready_s = now_s
+            if not waiting.open_dependencies:
+                self._push(waiting)
+
+    def _push(self, waiting: _Waiting) -> None:
+        intended_s = max(waiting.ready_s, self._rules.earliest_s(waiting.request))
+        heapq.heappush(self._heap, (intended_s, waiting.order, waiting.request.request_id))
+
+    def _skip_dependents(self, request_id: str) -> list[TraceRequest]:
+        skipped = []
+        pending = deque(self._dependents.get(request_id, ()))
+        while pending:
+            waiting = self._waiting.pop(pending.popleft(), None)
+            if waiting is not None:
+                skipped.append(waiting.request)
+                pending.extend(self._dependents.get(waiting.request.request_id, ()))
+        return skipped

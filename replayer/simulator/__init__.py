@@ -1,0 +1,1 @@
+"""`engine-sim`: the engine model behind vLLM's HTTP."""

@@ -1,0 +1,303 @@
+"""One simulated engine behind vLLM's HTTP face: routes, streaming, errors, cancellation.
+
+Streams get their 200 and headers at once and their first bytes with the first token, as with vLLM:
+whatever goes wrong later is an event inside the 200. A client that leaves ends its requests. The
+HTTP surface holds no state of its own; what is under way lives in the engine model.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from replayer.engine.tokens import detokenize
+from replayer.engine.types import Job, RemoteKv, SimRequest
+from replayer.simulator.driver import Driver, Live
+from replayer.simulator.faults import Faults
+from replayer.simulator.metrics import EngineMetrics
+from replayer.simulator.openai.answers import DONE, Answer
+from replayer.simulator.openai.errors import ApiError, json_response, like_vllm, model_card
+from replayer.simulator.openai.kv_params import handing_of, told_by_nixl
+from replayer.simulator.openai.requests import (
+    Ask,
+    Limits,
+    check_model,
+    parse_ask,
+    parse_body,
+    prompt_of,
+)
+from replayer.simulator.options import SimOptions
+
+log = logging.getLogger(__name__)
+
+
+VERSION = "0.33.0"
+
+
+_MAX_BODY_BYTES = 256 * 2**20
+
+
+_BUSY = "The engine is currently busy and cannot accept new requests. Please try again later."
+
+
+Release = Callable[[RemoteKv], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What an engine's handlers ask of the process around them.
+
+    `release` tells a sender to let go of KV nobody will fetch, `crash` ends the engine, `address`
+    is where others reach its KV.
+    """
+
+    engine_id: str
+    release: Release
+    crash: Callable[[], None]
+    address: Callable[[], tuple[str, int]]
+
+
+class Api:
+    """The handlers of one engine."""
+
+    def __init__(
+        self,
+        options: SimOptions,
+        driver: Driver,
+        metrics: EngineMetrics,
+        process: Process,
+        faults: Faults,
+    ) -> None:
+        self._options = options
+        self._driver = driver
+        self._metrics = metrics
+        self._process = process
+        self._faults = faults
+        self._limits = Limits(
+            model=options.model,
+            block_size=options.block_size,
+            max_model_len=options.max_model_len,
+            natural_length=options.natural_length,
+            eos_with_limit=options.eos_with_limit,
+            connector=options.kv_connector,
+        )
+
+    def app(self) -> web.Application:
+        """Return the aiohttp application."""
+        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[like_vllm])
+        app.router.add_post("/v1/completions", self.completions)
+        app.router.add_post("/v1/chat/completions", self.chat_completions)
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/health", self.health)
+        app.router.add_get("/ping", self.health)
+        app.router.add_get("/version", self.version)
+        app.router.add_get("/metrics", self.metrics)
+        app.router.add_post("/sim/faults", self.faults)
+        return app
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/completions."""
+        return await self._generate(request, chat=False)
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/chat/completions."""
+        return await self._generate(request, chat=True)
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """POST /tokenize, for a prompt or messages."""
+        body = parse_body(await request.read())
+        check_model(body, self._limits.model)
+        ids = list(prompt_of(body))
+        return json_response(
+            {
+                "count": len(ids),
+                "max_model_len": self._limits.max_model_len,
+                "tokens": ids,
+                "token_strs": None,
+            }
+        )
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """POST /detokenize; only generated words can be turned back."""
+        body = parse_body(await request.read())
+        tokens = body.get("tokens")
+        if not isinstance(tokens, list) or not all(isinstance(t, int) and t >= 0 for t in tokens):
+            raise ApiError(400, "tokens: Input should be a list of token ids", "tokens")
+        return json_response({"prompt": detokenize(tokens)})
+
+    async def models(self, _request: web.Request) -> web.Response:
+        """GET /v1/models."""
+        created = int(self._driver.unix_s(0.0))
+        card = model_card(self._limits.model, created, self._limits.max_model_len)
+        return json_response({"object": "list", "data": [card]})
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """GET /health: an empty 200 that says nothing about load."""
+        return web.Response()
+
+    async def version(self, _request: web.Request) -> web.Response:
+        """GET /version: the vLLM release whose behaviour is modelled."""
+        return json_response({"version": VERSION})
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """GET /metrics."""
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=self._metrics.render(), headers=headers)
+
+    async def faults(self, request: web.Request) -> web.Response:
+        """POST /sim/faults: what goes wrong from now on, see `sim_faults`."""
+        try:
+            self._faults.change(**parse_body(await request.read()))
+        except ValueError as error:
+            raise ApiError(400, str(error)) from error
+        return json_response(self._faults.state())
+
+    async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
+        body = parse_body(await request.read())
+        try:
+            ask = parse_ask(body, self._limits, chat=chat)
+            self._check_transfer(ask)
+            self._check_queue()
+        except ApiError:
+            # vLLM >= 0.22 tells the sender that a rejected decode leg will never fetch.
+            self._let_go(body)
+            raise
+        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        answer = Answer(ask, request_id, int(self._driver.unix_s(self._driver.now_s())))
+        lives = [self._driver.submit(job, streams=ask.stream) for job in _jobs(ask, request_id)]
+        try:
+            if ask.stream:
+                return await self._stream(request, request_id, answer, lives, ask)
+            whole = await self._whole(request_id, answer, lives)
+            if ask.handing.send_as is not None:
+                await self._spoil_prefill()
+            return whole
+        finally:
+            for live in lives:
+                self._driver.abort(live)
+
+    def _let_go(self, body: dict[str, Any]) -> None:
+        with suppress(ApiError):
+            remote = handing_of(body, self._limits.connector).fetch
+            if remote is not None and remote.engine_id != self._process.engine_id:
+                self._process.release(remote)
+
+    def _check_transfer(self, ask: Ask) -> None:
+        fetch = ask.handing.fetch
+        if ask.handing.is_deadly:
+            self._process.crash()
+            raise ApiError(500, "EngineCore encountered an issue. See stack trace.")
+        if ask.handing.lacks:
+            log.warning("kv_transfer_params lacks a key: prefilling locally")
+        if fetch is not None and fetch.engine_id == self._process.engine_id:
+            message = "kv_transfer_params: remote_engine_id is this engine itself"
+            raise ApiError(400, message, "kv_transfer_params")
+
+    def _check_queue(self) -> None:
+        limit = self._options.max_num_queued_reqs
+        engine = self._driver.engine
+        if limit is not None and len(engine.waiting) + len(engine.fetching) >= limit:
+            self._metrics.rejected += 1
+            raise ApiError(503, _BUSY)
+
+    async def _whole(self, request_id: str, answer: Answer, lives: list[Live]) -> web.Response:
+        for live in lives:
+            while live.request.finish_reason is None:
+                await live.changed()
+        requests = [live.request for live in lives]
+        if any(request.finish_reason == "error" for request in requests):
+            raise ApiError(500, "Internal server error")
+        return web.Response(
+            body=answer.whole(requests, self._told(requests[0])),
+            content_type="application/json",
+            headers={"X-Request-Id": request_id},
+        )
+
+    async def _spoil_prefill(self) -> None:
+        """The KV is computed and kept; what becomes of the answer is another matter."""
+        if self._faults.prefill == "hang":
+            await asyncio.get_running_loop().create_future()
+        if self._faults.prefill == "error":
+            raise ApiError(500, "Internal server error")
+
+    async def _spoil_stream(self, request: web.Request) -> bool:
+        """End a stream in the way that is switched on; true when it ends in order but too soon."""
+        transport, how = request.transport, self._faults.stream
+        if how == "stall":
+            await asyncio.get_running_loop().create_future()
+        if transport is not None and how == "reset":
+            transport.abort()
+        if transport is not None and how == "close":
+            transport.close()
+        return how == "no_done"
+
+    def _told(self, request: SimRequest) -> dict[str, Any] | None:
+        """What the connector says of the blocks that this request leaves for others."""
+        is_kept = request in self._driver.engine.sender.pinned
+        if self._limits.connector != "nixl" or not is_kept:
+            return None
+        process, block = self._process, self._limits.block_size
+        return told_by_nixl(process.engine_id, process.address(), request, block)
+
+    async def _stream(
+        self, request: web.Request, request_id: str, answer: Answer, lives: list[Live], ask: Ask
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(
+            headers={
+                "Content-Type": "text/event-stream; charset=utf-8",
+                "X-Request-Id": request_id,
+                "Vary": "Origin",
+            }
+        )
+        await response.prepare(request)
+        sent = [0] * len(lives)
+        opening = answer.opening()
+        pending = list(range(len(lives)))
+        while pending:
+            await lives[pending[0]].changed()
+            parts = [opening]
+            opening = b""
+            for index in list(pending):
+                live = lives[index]
+                finished = live.request.finish_reason
+                if finished == "error":
+                    error = ApiError(500, "Internal server error").body()
+                    await response.write(b"data: " + error + b"\n\n" + DONE)
+                    return response
+                if live.request.output_tokens > sent[index] or finished is not None:
+                    parts.append(answer.delta(index, sent[index], live.request))
+                    sent[index] = live.request.output_tokens
+                if finished is not None:
+                    pending.remove(index)
+            # Many tokens may come at once: none is the last one while this fault is on.
+            beyond = sum(sent) - self._faults.stream_tokens
+            is_spoiled = self._faults.stream != "ok" and beyond >= (0 if pending else 1)
+            if not pending and not is_spoiled:
+                parts.append(answer.closing([live.request for live in lives]))
+            await response.write(b"".join(parts))
+            if is_spoiled and await self._spoil_stream(request):
+                return response
+        return response
+
+
+def _jobs(ask: Ask, request_id: str) -> list[Job]:
+    return [
+        Job(
+            request_id=request_id,
+            prompt_tokens=choice.prompt.tokens,
+            block_hashes=choice.prompt.block_hashes,
+            output_tokens=choice.output_tokens,
+            finish_reason="stop" if choice.stops else "length",
+            output_hashes=choice.output.hashes,
+            send_as=ask.handing.send_as,
+            fetch=ask.handing.fetch,
+        )
+        for choice in ask.choices
+    ]

@@ -1,0 +1,167 @@
+"""Runs one pure engine model in scaled real time: the only clock of a simulated engine.
+
+One task per engine sleeps until the model's next event. Between two events of a decoding batch it
+looks in once per tick, so several tokens may reach a stream in one write, as with a real server
+under load. Handlers wait on a `Live`; there is no timer per request or token.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from replayer.engine.engine import Engine
+from replayer.engine.kvcache import SharedStore
+from replayer.engine.types import (
+    Event,
+    Finished,
+    FirstToken,
+    Job,
+    Pull,
+    PullServed,
+    PullWanted,
+    SimRequest,
+    Unpinned,
+)
+from replayer.simulator.options import SimOptions
+
+Listener = Callable[[Event], None]
+
+
+class Live:
+    """A request under way, as its HTTP handler sees it."""
+
+    __slots__ = ("_seen_tokens", "_streams", "_waiter", "request")
+
+    def __init__(self, request: SimRequest, *, streams: bool) -> None:
+        self.request = request
+        self._streams = streams
+        self._seen_tokens = 0
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def news(self) -> bool:
+        """True when there are tokens to show, or the end."""
+        if self.request.finish_reason is not None:
+            return True
+        return self._streams and self.request.output_tokens > self._seen_tokens
+
+    async def changed(self) -> None:
+        """Wait for news and take note of it."""
+        if not self.news:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._seen_tokens = self.request.output_tokens
+
+    def notify(self) -> None:
+        """Wake the handler if it waits and there is news."""
+        waiter = self._waiter
+        if waiter is not None and self.news:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class Driver:
+    """One engine model and its clock; `listen` is called with every event in order."""
+
+    def __init__(
+        self, options: SimOptions, listen: Listener, store: SharedStore | None = None
+    ) -> None:
+        self.options = options
+        self.engine = Engine(options.engine(), store=store)
+        self._listen = listen
+        self._lives: dict[SimRequest, Live] = {}
+        self._served: dict[Pull, asyncio.Future[bool]] = {}
+        self._start_s = time.monotonic()
+        self._start_unix_s = datetime.now(tz=UTC).timestamp()
+        self._wake = asyncio.Event()
+        self._stopping = False
+
+    def now_s(self) -> float:
+        """Engine time: seconds since the start, times the speed."""
+        return (time.monotonic() - self._start_s) * self.options.speed
+
+    def unix_s(self, engine_s: float) -> float:
+        """Wall-clock time of an engine time, from one anchor taken at the start."""
+        return self._start_unix_s + engine_s / self.options.speed
+
+    def submit(self, job: Job, *, streams: bool) -> Live:
+        """Hand a request to the engine."""
+        live = Live(self.engine.submit(job, self.now_s()), streams=streams)
+        self._lives[live.request] = live
+        self._wake.set()
+        return live
+
+    def abort(self, live: Live) -> None:
+        """End a request whose client has left; harmless once it is finished."""
+        self.engine.abort(live.request, self.now_s())
+        self._wake.set()
+
+    async def serve_pull(self, pull: Pull) -> bool:
+        """Send KV to another engine; returns once it is there (True) or refused."""
+        served: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._served[pull] = served
+        self.engine.pull(pull, self.now_s())
+        self._wake.set()
+        try:
+            return await served
+        finally:
+            self._served.pop(pull, None)
+
+    def pull_done(self, request: SimRequest, *, ok: bool) -> None:
+        """Pass on how the transfer of a decode leg's KV ended."""
+        self.engine.pull_done(request, self.now_s(), ok=ok)
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the driving task and everything still under way, as vLLM does on SIGTERM."""
+        self._stopping = True
+        for live in list(self._lives.values()):
+            self.engine.abort(live.request, self.now_s())
+        self._step()
+        for served in self._served.values():
+            served.cancel()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Drive the engine until `stop`."""
+        loop = asyncio.get_running_loop()
+        while not self._stopping:
+            self._step()
+            self._wake.clear()
+            delay_s = self._delay_s()
+            timer = None if delay_s == math.inf else loop.call_later(delay_s, self._wake.set)
+            await self._wake.wait()
+            if timer is not None:
+                timer.cancel()
+
+    def _delay_s(self) -> float:
+        """Real seconds to sleep: to the next event, or a tick where tokens are being watched."""
+        engine, now_s = self.engine, self.now_s()
+        due_s = engine.next_event_s()
+        if self._lives and engine.running:
+            tick_s = self.options.tick * self.options.speed
+            due_s = min(due_s, max(engine.next_step_s(), now_s + tick_s))
+        return max(0.0, due_s - now_s) / self.options.speed
+
+    def _step(self) -> None:
+        for event in self.engine.advance(self.now_s()):
+            self._dispatch(event)
+        for live in self._lives.values():
+            live.notify()
+
+    def _dispatch(self, event: Event) -> None:
+        match event:
+            case Finished():
+                live = self._lives.pop(event.request, None)
+                if live is not None:
+                    live.notify()
+            case PullServed():
+                served = self._served.pop(event.pull, None)
+                if served is not None and not served.done():
+                    served.set_result(event.ok)
+            case FirstToken() | PullWanted() | Unpinned():
+                pass
+        self._listen(event)

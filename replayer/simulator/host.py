@@ -1,0 +1,344 @@
+"""Simulated engines as an operating system would see them: two ports, tasks, a life.
+
+`start` binds both ports and gives the engine a new id, `stop` ends like SIGTERM (running requests
+answer with finish_reason "abort"), `kill` like SIGKILL (connections are cut), `restart` comes back
+on the same ports with an empty cache and another id. `SimFleet` is several in one process: what
+`engine-sim` runs and what tests use.
+
+    async with SimFleet(2, speed=20.0) as fleet:
+        client.post(fleet.engines[0].url + "/v1/completions", ...)
+        await fleet.engines[0].restart()
+"""
+
+import asyncio
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+from aiohttp import web
+
+from replayer.engine.kvcache import SharedStore
+from replayer.engine.types import (
+    Event,
+    Finished,
+    FirstToken,
+    PullWanted,
+    RemoteKv,
+    SimRequest,
+    Unpinned,
+)
+from replayer.simulator.api import Api, Process
+from replayer.simulator.bootstrap import PullResult, Receiver, bootstrap_app
+from replayer.simulator.driver import Driver
+from replayer.simulator.faults import Faults
+from replayer.simulator.metrics import EngineMetrics
+from replayer.simulator.options import SimOptions
+from replayer.simulator.request_log import RequestLog, record
+
+log = logging.getLogger(__name__)
+
+
+_KEEP_ALIVE_S = 5.0
+"""uvicorn's default, which vLLM uses: shorter than most clients' own."""
+
+
+Record = Callable[[dict[str, Any]], None]
+
+
+class _Incarnation:
+    """All that dies with one engine process."""
+
+    def __init__(self, owner: "SimEngine", tasks: asyncio.TaskGroup, record_: Record) -> None:
+        options, store = owner.options, owner.store
+        self.engine_id = str(uuid.uuid4())
+        self.driver = Driver(options, self._on_event, store)
+        self.metrics = EngineMetrics(self.driver.engine, options.model, self.driver.unix_s(0.0))
+        self.name = ""
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._receiver = Receiver(self._session, gives_up=options.kv_connector == "nixl")
+        self._tasks = tasks
+        self._own: set[asyncio.Task[None]] = set()
+        self._record = record_
+        process = Process(self.engine_id, self._let_go, owner.crash, owner.side_address)
+        self.api = Api(options, self.driver, self.metrics, process, owner.faults)
+        self.spawn(self.driver.run())
+
+    def spawn(self, work: Any) -> None:
+        """Run a coroutine until it ends or the engine does."""
+        task = self._tasks.create_task(work)
+        self._own.add(task)
+        task.add_done_callback(self._own.discard)
+
+    async def end(self) -> None:
+        """Stop driving, end what is under way, and write the lines still owed."""
+        self.driver.stop()
+        for request in self.driver.engine.sender.pinned:
+            self._log(request)
+        for task in list(self._own):
+            task.cancel()
+        await self._session.close()
+
+    def _on_event(self, event: Event) -> None:
+        match event:
+            case FirstToken():
+                self.metrics.first_token(event.request)
+            case Finished():
+                self.metrics.finished(event.request)
+                job = event.request.job
+                if job.send_as is None or event.request.finish_reason != "length":
+                    self._log(event.request)
+            case Unpinned():
+                self._log(event.request)
+            case PullWanted():
+                self.spawn(self._fetch(event))
+            case _:
+                pass
+
+    def _log(self, request: SimRequest) -> None:
+        self._record(record(self.name, self.driver, request))
+
+    async def _fetch(self, wanted: PullWanted) -> None:
+        result = await self._receiver.fetch(wanted.remote, wanted.tokens)
+        # A lost sender never answers: the model itself gives up when its timeout has passed.
+        if result is not PullResult.LOST:
+            ok = result is PullResult.DONE
+            if not ok:
+                log.warning("%s: no KV for %s", self.name, wanted.request.job.request_id)
+            self.driver.pull_done(wanted.request, ok=ok)
+
+    def _let_go(self, remote: RemoteKv) -> None:
+        self.spawn(self._pull_nothing(remote))
+
+    async def _pull_nothing(self, remote: RemoteKv) -> None:
+        await self._receiver.fetch(remote, 0)
+
+
+class SimEngine:
+    """A simulated engine with its API port and its bootstrap port (0: the kernel chooses)."""
+
+    def __init__(
+        self,
+        options: SimOptions,
+        tasks: asyncio.TaskGroup,
+        *,
+        port: int = 0,
+        bootstrap_port: int = 0,
+        record: Record = lambda _entry: None,
+        store: SharedStore | None = None,
+    ) -> None:
+        self.options = options
+        self.store = store
+        self.faults = Faults()
+        self.port = port
+        self.bootstrap_port = bootstrap_port
+        self._tasks = tasks
+        self._record = record
+        self._runners: list[web.AppRunner] = []
+        self._life: _Incarnation | None = None
+
+    @property
+    def url(self) -> str:
+        """Base URL of the API."""
+        return f"http://{self.options.host}:{self.port}"
+
+    @property
+    def bootstrap_url(self) -> str:
+        """Base URL of the bootstrap server."""
+        return f"http://{self.options.host}:{self.bootstrap_port}"
+
+    @property
+    def engine_id(self) -> str:
+        """Id of the running incarnation."""
+        return self._alive().engine_id
+
+    @property
+    def driver(self) -> Driver:
+        """The running incarnation's driver; `driver.engine` is the model."""
+        return self._alive().driver
+
+    @property
+    def running(self) -> bool:
+        """True between start and stop or kill."""
+        return self._life is not None
+
+    def stats(self) -> dict[str, float]:
+        """Return load and counters of the running incarnation, as numbers (tokens, requests)."""
+        engine = self.driver.engine
+        done, sender = engine.counters, engine.sender
+        return {
+            "running": len(engine.running),
+            "waiting": len(engine.waiting),
+            "fetching": len(engine.fetching),
+            "pinned": len(sender.pinned),
+            "busy_sender_slots": sender.busy_slots,
+            "kv_usage": engine.pool.usage_ratio,
+            "prompt_computed_tokens": done.prompt_computed,
+            "prompt_local_hit_tokens": done.prompt_local_hits,
+            "prompt_external_tokens": done.prompt_external,
+            "generated_tokens": done.generated,
+            "preemptions": done.preemptions,
+            "bytes_sent": sender.bytes_sent,
+            "expired": sender.expired,
+            "stale_reads": sender.stale,
+            "failed_receives": done.failed_receives,
+            "aborted": done.finished["abort"],
+            "finished": done.finished["length"] + done.finished["stop"],
+            "rejected": self._alive().metrics.rejected,
+        }
+
+    async def start(self) -> None:
+        """Bind both ports and serve; OSError when a port is taken."""
+        life = _Incarnation(self, self._tasks, self._record)
+        self._life = life
+        bootstrap = bootstrap_app(
+            life.engine_id, lambda: self.bootstrap_port, life.driver.serve_pull, self.faults
+        )
+        try:
+            self.port = await self._listen(life.api.app(), self.port)
+            self.bootstrap_port = await self._listen(bootstrap, self.bootstrap_port)
+        except OSError:
+            await self.kill()
+            raise
+        life.name = f"{self.options.host}:{self.port}"
+
+    async def stop(self) -> None:
+        """End in order: running requests answer what they have, with finish_reason "abort"."""
+        life, self._life = self._life, None
+        if life is not None:
+            await self._refuse_connections()
+            await life.end()
+            await self._close()
+
+    async def kill(self) -> None:
+        """End at once: every connection is cut, nothing is answered."""
+        life, self._life = self._life, None
+        if life is None:
+            return
+        await self._refuse_connections()
+        for runner in self._runners:
+            for connection in list(runner.server.connections if runner.server else ()):
+                if connection.transport is not None:
+                    connection.transport.abort()
+        await life.end()
+        await self._close()
+
+    def side_address(self) -> tuple[str, int]:
+        """Where other engines reach its KV."""
+        return self.options.host, self.bootstrap_port
+
+    def crash(self) -> None:
+        """End at once, from within."""
+        self._tasks.create_task(self.kill())
+
+    async def restart(self) -> None:
+        """Kill what runs and start again: same ports, new engine id, empty cache."""
+        await self.kill()
+        await self.start()
+
+    async def _listen(self, app: web.Application, port: int) -> int:
+        runner = web.AppRunner(
+            app,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=_KEEP_ALIVE_S,
+            shutdown_timeout=1.0,
+        )
+        self._runners.append(runner)
+        await runner.setup()
+        host = self.options.host
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            number = error.errno or 0  # names that do not resolve have negative ones
+            why = os.strerror(number) if number > 0 else error.strerror or str(error)
+            raise OSError(number, f"cannot listen on {host}:{port}: {why}") from error
+        return int(runner.addresses[0][1])
+
+    async def _refuse_connections(self) -> None:
+        for runner in self._runners:
+            for site in list(runner.sites):
+                await site.stop()
+
+    async def _close(self) -> None:
+        runners, self._runners = self._runners, []
+        for runner in runners:
+            await runner.cleanup()
+
+    def _alive(self) -> _Incarnation:
+        if self._life is None:
+            raise RuntimeError("the engine is not running")
+        return self._life
+
+
+class SimFleet:
+    """`count` engines on consecutive ports, or on ports of the kernel's choice (port 0).
+
+    Keyword arguments are the fields of SimOptions. With `request_log` every finished request's
+    record also goes to that file; `records` holds the last ones in any case.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        port: int = 0,
+        bootstrap_port: int = 0,
+        request_log: Path | None = None,
+        **options: Any,
+    ) -> None:
+        self.options = SimOptions(**options)
+        self.engines: list[SimEngine] = []
+        self.records: list[dict[str, Any]] = []
+        self._count = count
+        self._ports = (port, bootstrap_port)
+        self._log = RequestLog(request_log) if request_log else None
+        self._tasks = asyncio.TaskGroup()
+        self._store = SharedStore() if self.options.kv_connector == "implicit" else None
+
+    async def __aenter__(self) -> Self:
+        """Start all engines, or none."""
+        await self._tasks.__aenter__()
+        if self._log:
+            self._tasks.create_task(self._log.run())
+        port, bootstrap_port = self._ports
+        for index in range(self._count):
+            engine = SimEngine(
+                self.options,
+                self._tasks,
+                port=port and port + index,
+                bootstrap_port=bootstrap_port and bootstrap_port + index,
+                record=self._record,
+                store=self._store,
+            )
+            try:
+                await engine.start()
+            except OSError as error:
+                await self.__aexit__(None, None, None)
+                raise error
+            self.engines.append(engine)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop all engines and write the log out."""
+        for engine in self.engines:
+            await engine.stop()
+        if self._log:
+            self._log.stop()
+        await self._tasks.__aexit__(None, None, None)
+
+    def _record(self, entry: dict[str, Any]) -> None:
+        self.records.append(entry)
+        if len(self.records) > 20_000:
+            del self.records[:10_000]
+        if self._log:
+            self._log.add(entry)

@@ -1,0 +1,1 @@
+"""vLLM's OpenAI API as the simulator speaks it."""

@@ -1,0 +1,277 @@
+"""Reading OpenAI requests the way vLLM does: body -> Ask, or an error in vLLM's words.
+
+What the simulator does not model is accepted and ignored, as vLLM accepts unknown fields: sampling
+parameters, stop strings, logprobs, echo, priorities, response formats, continuous_usage_stats.
+"""
+
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from replayer.engine.tokens import (
+    IM_END,
+    IM_START,
+    MAX_TOKEN_ID,
+    Output,
+    Prompt,
+    TokenIds,
+    make_prompt,
+    tokenize,
+)
+from replayer.simulator.openai.errors import ApiError, invalid, wrong
+from replayer.simulator.openai.kv_params import Handing, handing_of
+
+_COMPLETIONS_MAX_TOKENS = 16
+
+
+_MOST_CHOICES = 128
+
+
+_NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
+
+
+_NO_MESSAGES = "Cannot apply chat template to an empty conversation. Provide at least one message."
+
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+"""Texts that stand for booleans."""
+
+
+_NAMED = frozenset({"max_tokens", "max_completion_tokens"})
+"""Fields whose value an error repeats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server imposes on requests; lengths in tokens."""
+
+    model: str
+    block_size: int
+    max_model_len: int
+    natural_length: int
+    eos_with_limit: bool
+    connector: str = "mooncake"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer to be generated: `output_tokens` long, ended by itself when `stops`."""
+
+    prompt: Prompt
+    output: Output
+    output_tokens: int
+    stops: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A valid request for completions or chat completions."""
+
+    chat: bool
+    model: str
+    choices: tuple[Choice, ...]
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    handing: Handing
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all distinct prompts, counted once per choice's prompt object."""
+        return sum({id(c.prompt): c.prompt.tokens for c in self.choices}.values())
+
+
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Decode a JSON object."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        where, said = f"body.{error.pos}", "Expecting value"
+        raise invalid("json_invalid", where, "JSON decode error", {}, said) from error
+    if not isinstance(body, dict):
+        said = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("model_attributes_type", "body", said, body)
+    return body
+
+
+def parse_ask(body: dict[str, Any], limits: Limits, *, chat: bool) -> Ask:
+    """Check a body and tokenise its prompts."""
+    check_model(body, limits.model)
+    stream = _flag(body, "stream")
+    options = body.get("stream_options")
+    if options is not None and not stream:
+        raise wrong("Stream options can only be defined when `stream=True`.", "stream_options")
+    handing = handing_of(body, limits.connector)
+    prompts = [_chat_ids(body)] if chat else _completion_ids(body)
+    salt = body.get("cache_salt") or ""
+    choices: list[Choice] = []
+    copies = _integer(body, "n", 1, least=1)
+    if copies * len(prompts) > _MOST_CHOICES:
+        raise ApiError(400, f"n times prompts must be at most {_MOST_CHOICES}.", "n")
+    for ids in prompts:
+        choice = _choice(body, make_prompt(ids, limits.block_size, str(salt)), limits, chat=chat)
+        choices.extend([choice] * copies)
+    return Ask(
+        chat=chat,
+        model=limits.model,
+        choices=tuple(choices),
+        stream=stream,
+        include_usage=isinstance(options, dict) and bool(options.get("include_usage")),
+        return_token_ids=_flag(body, "return_token_ids"),
+        handing=handing,
+    )
+
+
+def check_model(body: dict[str, Any], served: str) -> None:
+    """Refuse a model that is not served; none named means the only one."""
+    model = body.get("model")
+    if model not in (None, served):
+        raise ApiError(
+            404, f"The model `{model}` does not exist. Valid aliases: {served}.", "model"
+        )
+
+
+def prompt_of(body: dict[str, Any]) -> TokenIds:
+    """Return the ids of a /tokenize body: `messages` like a chat, or one `prompt`."""
+    return _chat_ids(body) if "messages" in body else _completion_ids(body)[0]
+
+
+def render_chat(body: dict[str, Any]) -> str:
+    """Render messages and tools like a ChatML template, one word per role marker."""
+    messages = _messages(body)
+    parts = []
+    if body.get("tools"):
+        parts += [IM_START, "tools", _spaced_json(body["tools"]), IM_END]
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise invalid("missing", "body.messages.role", "Field required", message)
+        parts += [IM_START, message["role"], _content(message), IM_END]
+    if body.get("continue_final_message"):
+        parts.pop()
+    elif body.get("add_generation_prompt", True):
+        parts += [IM_START, "assistant"]
+    return " ".join(parts)
+
+
+def _messages(body: dict[str, Any]) -> list[Any]:
+    messages = body.get("messages")
+    if messages is None:
+        raise invalid("missing", "body.messages", "Field required", body)
+    if not isinstance(messages, list):
+        raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
+    if not messages:
+        raise ApiError(400, _NO_MESSAGES)
+    return messages
+
+
+def _content(message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        content = " ".join(
+            [str(p.get("text", "")) if isinstance(p, dict) else str(p) for p in content]
+        )
+    if message.get("tool_calls"):
+        content = f"{content} {_spaced_json(message['tool_calls'])}"
+    return str(content)
+
+
+def _spaced_json(value: Any) -> str:
+    """Return JSON with white space between its items, so that it counts as many words."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+
+
+def _chat_ids(body: dict[str, Any]) -> TokenIds:
+    return tokenize(render_chat(body))
+
+
+def _completion_ids(body: dict[str, Any]) -> list[TokenIds]:
+    """Return one id array per prompt: a text, texts, a list of ids, or lists of ids."""
+    prompt = body.get("prompt")
+    if prompt is None:
+        raise wrong(_NO_PROMPT, "prompt")
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        found = [_one_prompt(item) for item in prompt]
+    else:
+        found = [_one_prompt(prompt)]
+    if not all(found):
+        raise wrong(_NO_PROMPT, "prompt")
+    return found
+
+
+def _one_prompt(prompt: Any) -> TokenIds:
+    if isinstance(prompt, str):
+        return tokenize(prompt)
+    if not isinstance(prompt, list):
+        raise invalid("string_type", "body.prompt", "Input should be a valid string", prompt)
+    try:
+        return array("I", prompt)
+    except (TypeError, OverflowError) as error:
+        message = f"Token ids must be integers from 0 to {MAX_TOKEN_ID}"
+        raise ApiError(400, message, "prompt") from error
+
+
+def _choice(body: dict[str, Any], prompt: Prompt, limits: Limits, *, chat: bool) -> Choice:
+    """Fix the output's length: the client's limit, the context's end, or a natural end."""
+    room = limits.max_model_len - prompt.tokens
+    if room < 1:
+        raise wrong(
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, your "
+            f"prompt contains {prompt.tokens} input tokens, which exceeds this limit even without "
+            "any output tokens. Please reduce the length of the input prompt.",
+            "input_tokens",
+            prompt.tokens,
+        )
+    default = None if chat else _COMPLETIONS_MAX_TOKENS
+    limit = _integer(body, "max_tokens", default, least=1)
+    if chat:
+        limit = _integer(body, "max_completion_tokens", limit, least=1)
+    if limit is not None and limit > limits.max_model_len:
+        raise wrong(
+            f"max_tokens={limit} cannot be greater than max_model_len={limits.max_model_len}. "
+            "Please request fewer output tokens.",
+            "max_tokens",
+            limit,
+        )
+    min_tokens = _integer(body, "min_tokens", 0, least=0)
+    if limit is not None and min_tokens > limit:
+        raise ApiError(
+            400, f"min_tokens must be less than or equal to max_tokens={limit}, got {min_tokens}."
+        )
+    output = Output(prompt)
+    most = room if limit is None else min(limit, room)
+    if _flag(body, "ignore_eos") or not (limit is None or limits.eos_with_limit):
+        return Choice(prompt, output, most, stops=False)
+    tokens, stops = output.natural_tokens(limits.natural_length, min_tokens, most)
+    return Choice(prompt, output, tokens, stops)
+
+
+def _flag(body: dict[str, Any], name: str) -> bool:
+    value = body.get(name)
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    if isinstance(value, str) and value.lower() in _BOOLEANS:
+        return _BOOLEANS[value.lower()]
+    if isinstance(value, str):
+        said = "Input should be a valid boolean, unable to interpret input"
+        raise invalid("bool_parsing", f"body.{name}", said, value)
+    raise invalid("bool_type", f"body.{name}", "Input should be a valid boolean", value)
+
+
+def _integer(body: dict[str, Any], name: str, default: Any, *, least: int) -> Any:
+    """Return an integer field, or the default where the body has none (or null)."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if isinstance(value, str) and value.isdecimal():
+        value = int(value)
+    if isinstance(value, str):
+        said = "Input should be a valid integer, unable to parse string as an integer"
+        raise invalid("int_parsing", f"body.{name}", said, value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise invalid("int_type", f"body.{name}", "Input should be a valid integer", value)
+    if value < least:
+        said = f"{name} must be at least {least}, got {value}."
+        raise wrong(said, name, value) if name in _NAMED else ApiError(400, said)
+    return value

@@ -1,0 +1,1 @@
+"""Traces: rows, and loaders from each known format."""

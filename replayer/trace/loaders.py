@@ -1,0 +1,279 @@
+"""Trace files: one request per line, as Mooncake writes them or in the project's superset of that.
+
+Rows are *cumulative*: a row's lengths and block ids describe its whole prompt, not only what is new
+since the previous turn. Files of the other kind (deltas) are recognised and refused, because read
+as cumulative they would silently become a different, far lighter load.
+
+Timestamps and delays are milliseconds in the file and seconds from here on.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from replayer.trace.rows import Meta, Row, Runs, TraceError, read_meta, read_sidecar, rows
+
+MOONCAKE_BLOCK_TOKENS = 512
+
+
+# Ids of blocks that belong to one row alone lie above every id a file can hold (64 bits).
+PRIVATE_ID = 1 << 64
+
+
+PRIVATE_IDS_PER_ROW = 1 << 32
+
+
+# A file with this share of later turns that share no block with the turn before holds deltas.
+DELTA_RATIO = 0.5
+
+
+COMMON_FIELDS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
+
+
+SUPERSET_FIELDS = frozenset(
+    {
+        *("session_id", "turn", "request_id", "wait_for", "parent_session_id"),
+        *("created_time", "delay", "delay_ms", "tool_wait_ms"),
+        *("input_tokens", "output_tokens", "hash_runs", "block_size", "messages", "prompt"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace. `arrival_s` None: it starts only after what it waits for."""
+
+    request_id: str
+    session_id: str | None
+    turn: int
+    arrival_s: float | None
+    input_tokens: int | None
+    output_tokens: int
+    runs: Runs
+    block_tokens: int
+    line: int
+    wait_for: tuple[str, ...] = ()
+    delay_s: float | None = None
+    parent_session_id: str | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    prompt: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def full_blocks(self) -> int:
+        """Return how many whole blocks the prompt has; only those are ever shared."""
+        return (self.input_tokens or 0) // self.block_tokens
+
+    @property
+    def names_blocks(self) -> bool:
+        """Return whether the file itself gave ids to whole blocks of the prompt."""
+        return bool(self.full_blocks and self.runs) and self.runs[0][0] < PRIVATE_ID
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """A row format: whether a first row looks like it, and how a row is read."""
+
+    claims: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Row, Meta], TraceRequest]
+
+
+def block_ids(runs: Runs) -> list[int]:
+    """Write runs out as the list of block ids."""
+    return [block for start, count in runs for block in range(start, start + count)]
+
+
+def shared_blocks(one: Runs, other: Runs) -> int:
+    """Count the leading blocks that two prompts have in common."""
+    shared = 0
+    for (start, count), (other_start, other_count) in zip(one, other, strict=False):
+        if start != other_start:
+            return shared
+        shared += min(count, other_count)
+        if count != other_count:
+            return shared
+    return shared
+
+
+def _read_mooncake(row: Row, meta: Meta) -> TraceRequest:
+    arrival_ms = row.number("timestamp")
+    if arrival_ms is None:
+        raise row.fail("timestamp", "a number >= 0 (milliseconds)")
+    input_tokens = _required(row, "input_length")
+    block_tokens = meta.block_tokens or MOONCAKE_BLOCK_TOKENS
+    return TraceRequest(
+        request_id=f"line:{row.line}",
+        session_id=None,
+        turn=0,
+        arrival_s=arrival_ms / 1e3,
+        input_tokens=input_tokens,
+        output_tokens=_required(row, "output_length"),
+        runs=_runs(row, meta, input_tokens, block_tokens),
+        block_tokens=block_tokens,
+        line=row.line,
+    )
+
+
+def _read_superset(row: Row, meta: Meta) -> TraceRequest:
+    literal = row.name_of("messages", "prompt")
+    input_tokens = row.integer("input_length", "input_tokens", at_least=1)
+    if input_tokens is None and literal is None:
+        raise row.fail("input_length", "an integer >= 1")
+    block_tokens = row.integer("block_size", at_least=1) or meta.block_tokens
+    block_tokens = block_tokens or MOONCAKE_BLOCK_TOKENS
+    known = COMMON_FIELDS | SUPERSET_FIELDS
+    arrival_ms = row.number("timestamp", "created_time")
+    delay_ms, tool_ms = row.number("delay", "delay_ms"), row.number("tool_wait_ms")
+    return TraceRequest(
+        request_id=row.text("request_id") or f"line:{row.line}",
+        session_id=row.text("session_id"),
+        turn=row.integer("turn", at_least=0) or 0,
+        arrival_s=None if arrival_ms is None else arrival_ms / 1e3,
+        input_tokens=input_tokens,
+        output_tokens=_required(row, "output_length", "output_tokens"),
+        runs=() if literal else _runs(row, meta, input_tokens or 1, block_tokens),
+        block_tokens=block_tokens,
+        line=row.line,
+        wait_for=row.texts("wait_for") or (),
+        delay_s=_seconds(delay_ms, tool_ms),
+        parent_session_id=row.text("parent_session_id"),
+        messages=row.objects("messages"),
+        prompt=row.text("prompt"),
+        extra={key: value for key, value in row.fields.items() if key not in known},
+    )
+
+
+LOADERS: dict[str, Loader] = {
+    "superset": Loader(lambda first: bool(SUPERSET_FIELDS & first.keys()), _read_superset),
+    "mooncake": Loader(lambda first: {"timestamp", "input_length"} <= first.keys(), _read_mooncake),
+}
+
+
+def _required(row: Row, *names: str) -> int:
+    value = row.integer(*names, at_least=1)
+    if value is None:
+        raise row.fail(names[0], "an integer >= 1")
+    return value
+
+
+def _seconds(delay_ms: float | None, tool_ms: float | None) -> float | None:
+    if delay_ms is None and tool_ms is None:
+        return None
+    return ((delay_ms or 0.0) + (tool_ms or 0.0)) / 1e3
+
+
+def _runs(row: Row, meta: Meta, input_tokens: int, block_tokens: int) -> Runs:
+    """Read the block ids; a block without an id (all of them, or a partial tail) is private."""
+    blocks = -(-input_tokens // block_tokens)
+    private = PRIVATE_ID + row.line * PRIVATE_IDS_PER_ROW
+    runs = row.runs()
+    if runs is None:
+        return ((private, blocks),)
+    found = sum(count for _start, count in runs)
+    if found not in (blocks, input_tokens // block_tokens):
+        name = row.name_of("hash_ids", "hash_runs") or "hash_ids"
+        raise TraceError(
+            f"{row.file}:{row.line}: {name}: must be {blocks} ids for input_length {input_tokens} "
+            f"in blocks of {block_tokens}, not {found}"
+        )
+    if meta.hash_scope == "session":
+        runs = _scoped(row, runs)
+    return runs if found == blocks else (*runs, (private, 1))
+
+
+def _scoped(row: Row, runs: Runs) -> Runs:
+    """Give ids that are local to a session (its sub-agents share them) a place of their own."""
+    scope = row.text("parent_session_id") or row.text("session_id") or f"line:{row.line}"
+    offset = xxhash.xxh32_intdigest(scope.encode()) << 32
+    return tuple((offset + start, count) for start, count in runs)
+
+
+@dataclass(slots=True)
+class _Checks:
+    """What only shows across rows: turns, unique ids, references, deltas."""
+
+    file: str
+    meta: Meta
+    last: dict[str, TraceRequest] = field(default_factory=dict)
+    ids: set[str] = field(default_factory=set)
+    awaited: dict[str, int] = field(default_factory=dict)
+    later_turns: int = 0
+    unshared: int = 0
+
+    def add(self, request: TraceRequest, row: Row) -> TraceRequest:
+        """Complete one request from those before it."""
+        previous = self.last.get(request.session_id) if request.session_id is not None else None
+        request = _completed(request, previous, row)
+        if request.request_id in self.ids:
+            raise row.fail("request_id", f"unique ({request.request_id!r} came before)")
+        self.ids.add(request.request_id)
+        for other in request.wait_for:
+            self.awaited.setdefault(other, request.line)
+        if request.session_id is not None:
+            self.last[request.session_id] = request
+        if previous is not None and previous.names_blocks and request.names_blocks:
+            self.later_turns += 1
+            self.unshared += shared_blocks(previous.runs, request.runs) == 0
+        return request
+
+    def finish(self) -> None:
+        """Refuse what only the whole file can show."""
+        for other, line in self.awaited.items():
+            if other not in self.ids:
+                raise TraceError(
+                    f"{self.file}:{line}: wait_for: must name requests of this file, not {other!r}"
+                )
+        if not self.meta.cumulative and self.unshared > DELTA_RATIO * self.later_turns:
+            raise TraceError(
+                f"{self.file}: rows must be cumulative (whole prompts), but {self.unshared} of "
+                f"{self.later_turns} later turns share no block with the turn before: they look "
+                'like deltas (say {"trace":{"cumulative":true}} in the first line if they are not)'
+            )
+
+
+def _completed(request: TraceRequest, previous: TraceRequest | None, row: Row) -> TraceRequest:
+    """Fill in turn, id and dependency of a session's row from the row before it."""
+    if request.session_id is None:
+        return request
+    turn, wait_for = request.turn, request.wait_for
+    if row.fields.get("turn") is None:
+        turn = 0 if previous is None else previous.turn + 1
+    if previous is not None and row.fields.get("wait_for") is None:
+        wait_for = (previous.request_id,)
+    request_id = row.text("request_id") or f"{request.session_id}:{turn}"
+    return replace(request, request_id=request_id, turn=turn, wait_for=wait_for)
+
+
+def read_trace(path: Path, loader_name: str | None = None) -> Iterator[TraceRequest]:
+    """Read a trace row by row, plain or gzipped; raises TraceError at the first bad row.
+
+    `loader_name` None: the first row decides.
+    """
+    meta = read_sidecar(path)
+    loader = LOADERS[loader_name] if loader_name else None
+    checks: _Checks | None = None
+    for row in rows(path):
+        if checks is None:
+            if "trace" in row.fields and "output_length" not in row.fields:
+                meta = read_meta(row, row.fields["trace"])
+                checks = _Checks(str(path), meta)
+                continue
+            checks = _Checks(str(path), meta)
+        loader = loader or _detect(row)
+        yield checks.add(loader.read(row, meta), row)
+    if checks is None:
+        raise TraceError(f"{path}: no rows")
+    checks.finish()
+
+
+def _detect(row: Row) -> Loader:
+    for loader in LOADERS.values():
+        if loader.claims(row.fields):
+            return loader
+    raise TraceError(
+        f"{row.file}:{row.line}: format: must be one of {', '.join(LOADERS)}; a row has at least "
+        "timestamp, input_length, output_length, hash_ids"
+    )

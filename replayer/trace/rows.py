@@ -1,0 +1,201 @@
+"""A trace file as rows: lines, plain or gzipped, and typed access to a line's fields.
+
+Rows come one at a time: a file is never held in memory as a whole. Errors name file, line and
+field. This module knows JSON types and their limits, and nothing of what a trace means.
+"""
+
+import gzip
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+MAX_BLOCK_ID = 2**64 - 1  # ids stay 64-bit: narrower ones have merged prefixes that were different
+
+
+SHOWN_CHARS = 40
+
+
+Runs = tuple[tuple[int, int], ...]  # (first id, count): consecutive block ids, stored compactly
+
+
+class TraceError(ValueError):
+    """A trace that cannot be replayed as written; the text is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The fields of one line; `number` methods return None for an absent or null field."""
+
+    file: str
+    line: int
+    fields: Mapping[str, Any]
+
+    def fail(self, field: str, allowed: str) -> TraceError:
+        """Return the error for a field that is not what `allowed` says."""
+        value = self.fields.get(field)
+        shown = orjson.dumps(value).decode() if value is not None else "missing"
+        if len(shown) > SHOWN_CHARS:
+            shown = shown[:SHOWN_CHARS] + "..."
+        return TraceError(f"{self.file}:{self.line}: {field}: must be {allowed}, not {shown}")
+
+    def name_of(self, *names: str) -> str | None:
+        """Return which of a field's names this row uses (None: none of them)."""
+        return next((name for name in names if self.fields.get(name) is not None), None)
+
+    def integer(self, *names: str, at_least: int) -> int | None:
+        """Read an integer field under the first of its names that is present."""
+        name = self.name_of(*names)
+        if name is None:
+            return None
+        value = self.fields[name]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if type(value) is not int or value < at_least:
+            raise self.fail(name, f"an integer >= {at_least}")
+        return value
+
+    def number(self, *names: str) -> float | None:
+        """Read a number >= 0."""
+        name = self.name_of(*names)
+        if name is None:
+            return None
+        value = self.fields[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            raise self.fail(name, "a number >= 0")
+        return float(value)
+
+    def text(self, name: str) -> str | None:
+        """Read a non-empty string."""
+        value = self.fields.get(name)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise self.fail(name, "a non-empty string")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...] | None:
+        """Read a list of strings."""
+        value = self.fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.fail(name, "a list of strings")
+        return tuple(value)
+
+    def objects(self, name: str) -> tuple[Mapping[str, Any], ...] | None:
+        """Read a non-empty list of objects."""
+        value = self.fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not value or not all(isinstance(o, dict) for o in value):
+            raise self.fail(name, "a non-empty list of objects")
+        return tuple(value)
+
+    def runs(self) -> Runs | None:
+        """Read the block ids from `hash_ids` or `hash_runs` (None: neither is there)."""
+        name = self.name_of("hash_ids", "hash_runs")
+        if name is None:
+            return None
+        if name == "hash_ids" and self.name_of("hash_runs"):
+            raise self.fail("hash_runs", "absent where hash_ids is given")
+        value = self.fields[name]
+        if not isinstance(value, list):
+            raise self.fail(name, "a list")
+        return self._compact(value) if name == "hash_ids" else self._checked_runs(value)
+
+    def _compact(self, ids: list[Any]) -> Runs:
+        runs: list[tuple[int, int]] = []
+        start = following = -1
+        for block in ids:
+            if type(block) is not int or not 0 <= block <= MAX_BLOCK_ID:
+                raise self.fail("hash_ids", "a list of integers 0..2^64-1")
+            if block != following:
+                if start >= 0:
+                    runs.append((start, following - start))
+                start = block
+            following = block + 1
+        if start >= 0:
+            runs.append((start, following - start))
+        return tuple(runs)
+
+    def _checked_runs(self, value: list[Any]) -> Runs:
+        runs: list[tuple[int, int]] = []
+        for run in value:
+            pair = isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run)
+            if not pair or run[0] < 0 or run[1] < 1 or run[0] + run[1] - 1 > MAX_BLOCK_ID:
+                raise self.fail("hash_runs", "a list of [first id >= 0, count >= 1]")
+            start, count = run
+            if runs and sum(runs[-1]) == start:  # one form for equal ids, so runs can be compared
+                runs[-1] = (runs[-1][0], runs[-1][1] + count)
+            else:
+                runs.append((start, count))
+        return tuple(runs)
+
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What a file says about itself: in its first line, or in `<file>.meta.json` beside it."""
+
+    block_tokens: int | None = None
+    hash_scope: str = "global"
+    cumulative: bool | None = None
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """Read a file of one JSON object per line; raises TraceError."""
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise TraceError(f"{path}:{number}: line: must be one JSON object ({error})") from None
+        if not isinstance(fields, dict):
+            raise TraceError(f"{path}:{number}: line: must be one JSON object")
+        yield Row(str(path), number, fields)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as raw:
+            zipped = raw.peek(2)[:2] == GZIP_MAGIC
+            yield from gzip.GzipFile(fileobj=raw) if zipped else raw
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TraceError(f"{path}: cannot be read: {reason}") from None
+
+
+def read_sidecar(path: Path) -> Meta:
+    """Read `<file>.meta.json`; an absent one says nothing."""
+    beside = path.with_name(path.name + ".meta.json")
+    if not beside.exists():
+        return Meta()
+    try:
+        fields = orjson.loads(beside.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise TraceError(f"{beside}: must be one JSON object ({error})") from None
+    inner = fields.get("trace", fields) if isinstance(fields, dict) else fields
+    return read_meta(Row(str(beside), 1, {}), inner)
+
+
+def read_meta(row: Row, fields: Any) -> Meta:
+    """Read the object under `trace`; refuses what the loaders would misread."""
+    if not isinstance(fields, dict):
+        raise TraceError(f"{row.file}:{row.line}: trace: must be an object")
+    row = Row(row.file, row.line, fields)
+    if fields.get("time_unit", "ms") != "ms":
+        raise row.fail("time_unit", '"ms"')
+    if fields.get("hash_scope", "global") not in ("global", "session"):
+        raise row.fail("hash_scope", '"global" or "session"')
+    if fields.get("cumulative", True) is not True:
+        raise row.fail("cumulative", "true (rows hold whole prompts; deltas are not read)")
+    return Meta(
+        block_tokens=row.integer("block_size", at_least=1),
+        hash_scope=fields.get("hash_scope", "global"),
+        cumulative=fields.get("cumulative"),
+    )

@@ -1,0 +1,1 @@
+"""The router and N engine models on one virtual clock."""

@@ -1,0 +1,138 @@
+"""Load at a given rate: which request of which session may start when, by seed.
+
+A run has a horizon: the load ends with the requests that would be over by then if every request
+were served exactly at the SLO. That set depends on no policy, so policies can be compared request
+by request, and a fleet that keeps the SLO is through at the horizon.
+
+Replicable sources: units are drawn in shuffled rounds, start as a renewal process, and every copy
+gets blocks of its own beside the common ones; think times are the trace's, up to a cap. Others
+keep their order, their gaps and their blocks; their clock runs faster, from a random point of the
+trace on, and ties of a coarse clock are spread evenly over its tick; asked for bursts, they keep
+their order alone.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+from proxy.core.latency.slo import Slo
+from replayer.virtual.load import Blocks, Source, Turn
+
+SALT_BITS = 40
+"""Private blocks of copy n are numbered from n << 40: above every id of a source."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRules:
+    """Unit starts per second until `horizon_s`; `burst` is the squared variation of their gaps.
+
+    1 is a Poisson process, 10 a gamma renewal process with ten times its variance.
+    """
+
+    rate: float
+    horizon_s: float = 900.0
+    seed: int = 0
+    think_cap_s: float = 10.0
+    burst: float = 1.0
+    slo: Slo = field(default_factory=Slo)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One request of the load; it may start at `earliest_s` and `delay_s` after `wait_for`.
+
+    `due_s`: when it would be over if every request were served exactly at the SLO.
+    `estimate_factor`: the proxy's count of this prompt's tokens over the engine's, where known.
+    """
+
+    turn: Turn
+    session_id: str
+    earliest_s: float
+    delay_s: float
+    wait_for: tuple[int, ...]
+    salt: int = 0
+    due_s: float = 0.0
+    estimate_factor: float = 1.0
+
+    def hashes(self) -> Blocks:
+        """The chained block hashes: private blocks carry the copy's salt."""
+        blocks, salt = self.turn.blocks, self.salt
+        if not salt:
+            return blocks
+        shared = self.turn.shared
+        return blocks[:shared] + tuple([block + salt for block in blocks[shared:]])
+
+
+def plan(source: Source, rules: LoadRules) -> list[Planned]:
+    """Make the requests of a run; `wait_for` counts positions in the list."""
+    draw = random.Random(f"load {rules.seed}")
+    made = _copies(source, rules, draw) if source.replicable else _sped_up(source, rules, draw)
+    return _within_horizon(made, rules)
+
+
+def _starts_s(rules: LoadRules, draw: random.Random) -> list[float]:
+    """A renewal process given its count, so that seeds differ in when, not in how much."""
+    shape = 1.0 / rules.burst
+    starts = round(rules.rate * rules.horizon_s)
+    ends = list(accumulate(draw.gammavariate(shape, 1.0) for _ in range(starts + 1)))
+    return [rules.horizon_s * end / ends[-1] for end in ends[:-1]]
+
+
+def _rounds(source: Source, draw: random.Random) -> Iterator[tuple[Turn, ...]]:
+    while True:
+        order = list(source.units)
+        draw.shuffle(order)
+        yield from order
+
+
+def _copies(source: Source, rules: LoadRules, draw: random.Random) -> list[Planned]:
+    planned: list[Planned] = []
+    starts_s = _starts_s(rules, draw)
+    for number, (start_s, unit) in enumerate(zip(starts_s, _rounds(source, draw), strict=False)):
+        first = len(planned)
+        for turn in unit:
+            waits = tuple([first + other for other in turn.wait_for])
+            earliest_s = 0.0 if waits else start_s + min(turn.offset_s, rules.think_cap_s)
+            delay_s = min(turn.delay_s, rules.think_cap_s)
+            name = f"{turn.session}#{number}"
+            salt = (number + 1) << SALT_BITS
+            planned.append(Planned(turn, name, earliest_s, delay_s, waits, salt))
+    return planned
+
+
+def _sped_up(source: Source, rules: LoadRules, draw: random.Random) -> list[Planned]:
+    last_s = max(source.starts_s)
+    speed = rules.rate * last_s / len(source.units)
+    skipped_s = max(0.0, last_s - rules.horizon_s * speed) * draw.random()
+    bursts = _starts_s(rules, draw) if rules.burst != 1.0 else []
+    planned: list[Planned] = []
+    for start_s, unit in zip(source.starts_s, source.units, strict=True):
+        first = len(planned)
+        for turn in unit:
+            recorded_s = start_s + turn.offset_s + source.tick_s * draw.random() - skipped_s
+            earliest_s = recorded_s / speed
+            if not 0.0 <= earliest_s < rules.horizon_s:
+                continue
+            if bursts:
+                earliest_s = bursts[int(earliest_s / rules.horizon_s * len(bursts))]
+            waits = (len(planned) - 1,) if len(planned) > first else ()
+            planned.append(Planned(turn, turn.session, earliest_s, 0.0, waits))
+    return planned
+
+
+def _within_horizon(planned: list[Planned], rules: LoadRules) -> list[Planned]:
+    """Set `due_s`; leave out what is due later, which nothing that stays waits for."""
+    ends_s: list[float] = []
+    place: dict[int, int] = {}
+    kept: list[Planned] = []
+    slo = rules.slo
+    for index, one in enumerate(planned):
+        ready_s = max([ends_s[other] + one.delay_s for other in one.wait_for], default=0.0)
+        service_s = slo.ttft_limit_s(one.turn.new_tokens) + slo.tpot_s * one.turn.output_tokens
+        ends_s.append(max(ready_s, one.earliest_s) + service_s)
+        if ends_s[-1] <= rules.horizon_s:
+            place[index] = len(kept)
+            waits = tuple([place[other] for other in one.wait_for])
+            kept.append(replace(one, wait_for=waits, due_s=ends_s[-1]))
+    return kept

@@ -1,0 +1,193 @@
+"""The requests of a virtual run: their rows, what they wait for, where they are while they live.
+
+Times in virtual seconds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from proxy.core.routing.route import Route
+from proxy.core.types import RequestFacts
+from replayer.engine.costs import IntakeCost
+from replayer.engine.types import EngineOptions, Job, RemoteKv, SimRequest
+from replayer.virtual.arrivals import Planned
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualOptions:
+    """The fleet and the client. One engine per entry of `engines`.
+
+    `timeout_s`: the client gives up when no first token has come; `prefill_timeout_s` and
+    `transfer_timeout_s` are the proxy's own. `estimate_factor` is the proxy's count of prompt
+    tokens over the engine's. A Reject is retried after its Retry-After unless `retry_rejects` is
+    off; then it is a failure. `until_s` cuts the run: what has not ended by then has no `end_s`,
+    what has not begun has no row. `proxy`: from the client's sending to the decision.
+    """
+
+    engines: tuple[EngineOptions, ...]
+    block_tokens: int
+    timeout_s: float = 60.0
+    prefill_timeout_s: float = 120.0
+    transfer_timeout_s: float = 30.0
+    scrape_interval_s: float = 2.0
+    estimate_factor: float = 1.0
+    retry_rejects: bool = True
+    until_s: float = math.inf
+    proxy: IntakeCost = field(default_factory=IntakeCost)
+    model: str = "sim"
+
+
+@dataclass(slots=True)
+class VirtualRow:
+    """One request. `arrival_s`: when the client sent it first; `outcome`: ok, rejected, timeout.
+
+    `moved_tokens` is KV that crossed between instances; `computed_tokens` what P and D prefilled.
+    `hedge`: who won, local or peer, where D computed as well because P was late.
+    """
+
+    index: int
+    session_id: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    new_tokens: int
+    ttft_s: float | None = None
+    end_s: float | None = None
+    outcome: str = "ok"
+    route_class: str = ""
+    reason: str = ""
+    decode: str = ""
+    prefill: str | None = None
+    predicted_ttft_s: float | None = None
+    estimated_new_tokens: int = 0
+    cached_tokens: int = 0
+    external_tokens: int = 0
+    computed_tokens: int = 0
+    moved_tokens: int = 0
+    rejects: int = 0
+    fallback: str | None = None
+    hedge: str | None = None
+
+    @property
+    def e2e_s(self) -> float | None:
+        """Seconds from sending to the last token; None for a request that failed."""
+        return None if self.end_s is None else self.end_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Seconds per output token after the first; None with fewer than two."""
+        if self.end_s is None or self.ttft_s is None or self.output_tokens < 2:
+            return None
+        return (self.end_s - self.arrival_s - self.ttft_s) / (self.output_tokens - 1)
+
+
+@dataclass(slots=True)
+class VirtualRun:
+    """All rows in the order of the load; counters over all engines."""
+
+    rows: list[VirtualRow]
+    makespan_s: float = 0.0
+    preemptions: int = 0
+    evicted_blocks: int = 0
+    drift: int = 0
+    moved_bytes: int = 0
+    used_ratio: list[float] = field(default_factory=list)
+
+
+class Kind(IntEnum):
+    """What is due: a request (again), the end of a client's or the proxy's patience, a scrape."""
+
+    ARRIVAL = 0
+    GIVE_UP = 1
+    LEG_LATE = 2
+    SCRAPE = 3
+    PREFILL_LATE = 4
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request between arrival and end; `leg` is what an engine now works on for it.
+
+    `hedge`: the same on D, while P is late.
+    """
+
+    index: int
+    row: VirtualRow
+    facts: RequestFacts
+    route: Route | None = None
+    admitted_s: float = 0.0
+    leg: SimRequest | None = None
+    engine: int = 0
+    prefilling: bool = False
+    legs: int = 0
+    hedge: SimRequest | None = None
+    charged_tokens: int = 0
+
+    @property
+    def transfer_id(self) -> str:
+        """Names the one hand-over that a request has."""
+        return f"xfer-{self.index}"
+
+
+@dataclass(slots=True)
+class Waits:
+    """Which requests of the load wait for how many others."""
+
+    planned: Sequence[Planned]
+    open: list[int] = field(default_factory=list)
+    ready_s: list[float] = field(default_factory=list)
+    followers: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, one in enumerate(self.planned):
+            self.open.append(len(one.wait_for))
+            self.ready_s.append(one.earliest_s)
+            for other in one.wait_for:
+                self.followers.setdefault(other, []).append(index)
+
+    def ended(self, index: int, now_s: float) -> list[int]:
+        """Note an end; gives the requests that may now start, at their `ready_s`."""
+        free = []
+        for other in self.followers.pop(index, ()):
+            self.open[other] -= 1
+            self.ready_s[other] = max(self.ready_s[other], now_s + self.planned[other].delay_s)
+            if not self.open[other]:
+                free.append(other)
+        return free
+
+
+def facts_of(planned: Planned, options: VirtualOptions) -> RequestFacts:
+    """The request as the proxy's estimates have it."""
+    turn, factor = planned.turn, options.estimate_factor * planned.estimate_factor
+    return RequestFacts(
+        model=options.model,
+        session_id=planned.session_id,
+        prompt_tokens=max(1, round(turn.prompt_tokens * factor)),
+        block_hashes=planned.hashes(),
+        block_tokens=options.block_tokens * factor,
+        offloadable=turn.output_tokens > 1,
+    )
+
+
+def new_row(index: int, planned: Planned, now_s: float) -> VirtualRow:
+    """The row of a request that has just been sent."""
+    turn = planned.turn
+    return VirtualRow(
+        index, planned.session_id, now_s, turn.prompt_tokens, turn.output_tokens, turn.new_tokens
+    )
+
+
+def job_of(
+    live: Live, output_tokens: int, *, send_as: str | None = None, fetch: RemoteKv | None = None
+) -> Job:
+    """The request as an engine sees it: a prefill leg, a leg that fetches, or the whole."""
+    return Job(
+        request_id=f"{live.index}.{live.legs}",
+        prompt_tokens=live.row.prompt_tokens,
+        block_hashes=live.facts.block_hashes,
+        output_tokens=output_tokens,
+        send_as=send_as,
+        fetch=fetch,
+    )
