@@ -7,13 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis.check_cli import add_check, run_check_command
-from analysis.compare import compare, print_comparison
-from analysis.league import LeagueError
-from analysis.league_cli import add_league, run_command
-from analysis.load import RunError, load_run, read_rows, read_summary
-from analysis.regret_cli import add_regret, run_regret_command
-from analysis.report import print_report, write_html
+from analysis.check.cli import add_check, run_check_command
+from analysis.league.cli import add_league, run_command
+from analysis.league.league import LeagueError
+from analysis.regret.cli import add_regret, run_regret_command
+from analysis.report.compare import compare, print_comparison
+from analysis.report.page import write_html
+from analysis.report.tables import print_report
+from analysis.runs import RunError, load_run, read_rows, read_summary
 from replayer.arguments import OneLineParser
 from replayer.trace.rows import TraceError
 

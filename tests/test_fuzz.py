@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.load import RunError, read_rows
-from analysis.proxylog import read_log
+from analysis.runs import RunError, read_log, read_rows
 from proxy.config.load import load
 from proxy.config.sources import ConfigError
 from proxy.config.values import InstanceSpec

@@ -90,9 +90,10 @@ def write_rows_and_report(
     options: Options, facts: dict[str, Any], rows: list[dict[str, Any]]
 ) -> None:
     """Join the proxy's log, then write the three files and print the tables."""
-    from analysis.proxylog import join_proxy_log
-    from analysis.report import print_report, write_html
-    from analysis.summary import summarise
+    from analysis.report.page import write_html
+    from analysis.report.summary import summarise
+    from analysis.report.tables import print_report
+    from analysis.runs import join_proxy_log
 
     if options.proxy_log is not None:
         joined = join_proxy_log(rows, options.proxy_log, time.sleep)

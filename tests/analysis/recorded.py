@@ -5,8 +5,8 @@ from typing import Any
 
 import orjson
 
-from analysis.check import engine_sizes
-from analysis.check_fit import Constants
+from analysis.check.check import engine_sizes
+from analysis.check.fit import Constants
 from proxy.core.routing.router import Router
 from replayer.engine.costs import IntakeCost
 from replayer.virtual.fleet import simulate

@@ -1,6 +1,6 @@
 """Made-up runs for tests of the reports."""
 
-from analysis.summary import summarise
+from analysis.report.summary import summarise
 
 FACTS = {"trace": "t.jsonl", "target": "http://x", "mode": "open", "speedup": 1.0, "planned": 4}
 

@@ -4,9 +4,9 @@ import orjson
 import pytest
 
 from analysis.cli import main
-from analysis.compare import compare
-from analysis.html import page
-from analysis.load import load_run, table
+from analysis.report.compare import compare
+from analysis.report.page import page
+from analysis.runs import load_run, table
 from tests.analysis.runs import failed, row, run, skipped
 
 

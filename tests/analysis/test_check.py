@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from analysis.check import (
+from analysis.check.check import (
     Check,
     Compared,
     Model,
@@ -14,8 +14,8 @@ from analysis.check import (
     ks_distance,
     predict,
 )
-from analysis.check_fit import Constants, Fit, line
-from analysis.check_log import Overhead, read_run_log, samples_of
+from analysis.check.fit import Constants, Fit, line
+from analysis.check.logs import Overhead, read_run_log, samples_of
 from analysis.cli import main
 from replayer.engine.costs import IntakeCost
 from replayer.virtual.recorded import read_recorded

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.league_perturb import PERTURBATIONS
-from analysis.league_run import Fleet, Task, engines, run_task
+from analysis.league.perturbations import PERTURBATIONS
+from analysis.league.simulate import Fleet, Task, engines, run_task
 from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import load_source
 

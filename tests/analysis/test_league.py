@@ -10,9 +10,16 @@ import pytest
 from rich.console import Console
 
 from analysis.cli import main
-from analysis.league import LeagueError, LeagueOptions, mean_and_interval, run_league, summarise
-from analysis.league_perturb import PERTURBATIONS
-from analysis.league_run import (
+from analysis.league.league import (
+    LeagueError,
+    LeagueOptions,
+    mean_and_interval,
+    run_league,
+    summarise,
+)
+from analysis.league.perturbations import PERTURBATIONS
+from analysis.league.scale import KEEP_UP_RATIO, Bench, Scale
+from analysis.league.simulate import (
     Fleet,
     Task,
     engines,
@@ -22,8 +29,7 @@ from analysis.league_run import (
     spread,
     working_set_tokens,
 )
-from analysis.league_scale import KEEP_UP_RATIO, Bench, Scale
-from analysis.league_verdict import print_verdicts, verdicts
+from analysis.league.verdict import print_verdicts, verdicts
 from replayer.virtual.arrivals import LoadRules, plan
 from replayer.virtual.load import load_source
 from replayer.virtual.requests import VirtualRow

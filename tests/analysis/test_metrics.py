@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.metrics import METRICS, in_target_time, is_good, percentile, samples_of, spread
+from analysis.measures import METRICS, in_target_time, is_good, percentile, samples_of, spread
 
 values = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
 ROW = {

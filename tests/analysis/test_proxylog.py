@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from analysis.proxylog import join_proxy_log
+from analysis.runs import join_proxy_log
 from tests.analysis.runs import row
 
 

@@ -13,14 +13,14 @@ import psutil
 import pytest
 
 from analysis.cli import main
-from analysis.league_run import Fleet, engines, make_rule, run_policy, setting
-from analysis.regret import RegretError, RegretOptions, compute_regret, missed, regret_ratios
-from analysis.regret_actions import Action, forced, is_heavy
-from analysis.regret_fleet import BranchingFleet, Postponed, Terms, cost_s, objective_s
-from analysis.regret_probe import Decision, Mode, Tried, held_out_ratio
-from analysis.regret_run import RegretTask, run_probed, run_regret, sample
-from analysis.regret_words import explain
-from analysis.rivals import RIVALS
+from analysis.league.simulate import Fleet, engines, make_rule, run_policy, setting
+from analysis.regret.actions import Action, forced, is_heavy
+from analysis.regret.branching import BranchingFleet, Postponed, Terms, cost_s, objective_s
+from analysis.regret.oracle import Decision, Mode, Tried, held_out_ratio
+from analysis.regret.regret import RegretError, RegretOptions, compute_regret, missed, regret_ratios
+from analysis.regret.run import RegretTask, run_probed, run_regret, sample
+from analysis.regret.tables import explain
+from analysis.rivals.registry import RIVALS
 from proxy.core.latency.slo import Slo
 from proxy.core.placement.rules import by_rules
 from proxy.core.placement.scene import Choice, Decide, Scene
@@ -218,10 +218,10 @@ def test_a_branch_that_breaks_is_an_error_here_and_nothing_is_left() -> None:
 
 
 def test_a_worker_ends_with_its_caller() -> None:
-    code = "import time; from analysis.regret_worker import call; call(time.sleep, 50)"
+    code = "import time; from analysis.regret.worker import call; call(time.sleep, 50)"
     with subprocess.Popen([sys.executable, "-c", code]) as caller:
         workers: list[psutil.Process] = []
-        while not workers or "analysis.regret_worker" not in workers[0].cmdline():
+        while not workers or "analysis.regret.worker" not in workers[0].cmdline():
             time.sleep(0.05)
             workers = psutil.Process(caller.pid).children()
         # Its timer runs once it has read its call.

@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from analysis.compare import compare, print_comparison
-from analysis.html import page
-from analysis.load import LoadedRun, table
-from analysis.plots import axis
-from analysis.report import facts, milliseconds, print_report
+from analysis.report.compare import compare, print_comparison
+from analysis.report.page import page
+from analysis.report.plots import axis
+from analysis.report.tables import facts, milliseconds, print_report
+from analysis.runs import LoadedRun, table
 from tests.analysis.runs import failed, row, run
 
 CLASSES = ("WARM", "MEDIUM", "HEAVY_P2P", "HEAVY_COLO")

@@ -5,9 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.league_run import Fleet, engines, run_policy
-from analysis.rivals import BASELINE, RIVALS
-from analysis.rivals_place import (
+from analysis.league.simulate import Fleet, engines, run_policy
+from analysis.rivals.offload import (
+    AibrixCombined,
+    Placed,
+    dynamo_2025,
+    dynamo_isl_or_load,
+    llm_d_decider,
+)
+from analysis.rivals.placement import (
     AibrixPrefixCache,
     ConsistentHash,
     RoundRobin,
@@ -19,13 +25,7 @@ from analysis.rivals_place import (
     lmetric,
     sticky,
 )
-from analysis.rivals_split import (
-    AibrixCombined,
-    Placed,
-    dynamo_2025,
-    dynamo_isl_or_load,
-    llm_d_decider,
-)
+from analysis.rivals.registry import BASELINE, RIVALS
 from proxy.core.config import RouterConfig
 from proxy.core.latency.model import Latency
 from proxy.core.placement.scene import Scene

@@ -1,0 +1,1 @@
+"""`analyze check`: a run through sockets against its own prediction."""

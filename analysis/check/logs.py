@@ -1,0 +1,143 @@
+"""A run's own logs as legs: what went to which engine when, and how long each of them took.
+
+Taken are the proxy's request log and the client's `requests.jsonl`, which a run before real engines
+has too; never the simulated engines' own books. Times are seconds since the run's first request.
+A duration is a difference of one clock's times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.runs import RunError, read_log, read_rows
+from replayer.virtual.legs import Leg
+from replayer.virtual.recorded import Recorded, Seen, blocks_of
+
+MIN_DECODED = 16
+"""A stream of fewer tokens says little about the time per token."""
+
+
+NEEDED = (
+    *("decode_instance", "route_class", "prompt_tokens", "osl_tokens"),
+    *("t_proxy_recv", "t_decode_sent", "t_first_token", "t_done"),
+)
+
+
+P = "prefill_instance"
+
+
+NULLABLE = (P, "t_prefill_sent", "t_prefill_done", "fallback", "retries")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A leg and what the log says of it, in seconds; None where it says nothing.
+
+    `first_s`: sent to its first token, as the proxy saw it (a prefill leg: to its answer);
+    `tpot_s`: per output token after that.
+    """
+
+    leg: Leg
+    kind: str
+    first_s: float | None
+    tpot_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """One request's time outside of its legs, seconds: client, both sockets, and the proxy."""
+
+    prompt_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog:
+    """A run's rows by request id, joined, in the order of the trace."""
+
+    client: Mapping[str, Mapping[str, Any]]
+    proxy: Mapping[str, Mapping[str, Any]]
+
+    def seen(self) -> dict[str, Seen]:
+        """The prompts' lengths."""
+        return {
+            name: Seen(row["prompt_tokens"], row.get("isl_tokens") or row["prompt_tokens"])
+            for name, row in self.proxy.items()
+        }
+
+    def overheads(self) -> list[Overhead]:
+        """What the client waited for its first token beyond the legs."""
+        found = []
+        for name, row in self.proxy.items():
+            client = self.client[name]
+            legs_s = row["t_first_token"] - (row["t_prefill_sent"] or row["t_decode_sent"])
+            waited_s = client["first_token_s"] - client["sent_s"]
+            found.append(Overhead(row["prompt_tokens"], waited_s - legs_s))
+        return found
+
+
+def read_run_log(folder: Path, recorded: Recorded) -> RunLog:
+    """Read both logs; raises RunError for a run that is not whole."""
+    rows = read_rows(folder / "requests.jsonl")
+    not_ok = [row for row in rows if row.get("outcome") != "ok"]
+    if not_ok or not rows:
+        raise RunError(f"{folder}: {len(not_ok)} of {len(rows)} requests are not ok: no whole run")
+    client = {row["request_id"]: row for row in rows}
+    wanted = {request.request_id for request in recorded.requests}
+    if wanted != set(client):
+        raise RunError(f"{folder}: requests.jsonl and run.json are not of one run")
+    log = folder / "proxy.jsonl"
+    try:
+        records = read_log(log, {row["sent_as"] for row in rows})
+    except OSError as error:
+        raise RunError(f"{log}: cannot be read: {error.strerror}") from None
+    proxy = {name: records.get(row["sent_as"], {}) for name, row in client.items()}
+    lacking = sum(not _whole(row) for row in proxy.values())
+    if lacking:
+        what = f"{lacking} of {len(proxy)} requests are not in it, or not with times and tokens"
+        raise RunError(f"{log}: {what}")
+    ordered = [request.request_id for request in recorded.requests]
+    return RunLog({name: client[name] for name in ordered}, {name: proxy[name] for name in ordered})
+
+
+def _whole(row: Mapping[str, Any]) -> bool:
+    named = all(key in row for key in NULLABLE)
+    return named and all(row.get(key) is not None for key in NEEDED)
+
+
+def samples_of(recorded: Recorded, log: RunLog, names: Sequence[str]) -> list[Sample]:
+    """Every leg of the run; `names` are the instances in the order of the engines."""
+    number = {name: at for at, name in enumerate(names)}
+    used = {row[key] for row in log.proxy.values() for key in ("decode_instance", P)}
+    if unknown := used - {None, *names}:
+        raise RunError(f"proxy.jsonl: instances that run.json does not know: {sorted(unknown)}")
+    origin_s = min(row["t_proxy_recv"] for row in log.proxy.values())
+    samples = []
+    for request in recorded.requests:
+        row, blocks = log.proxy[request.request_id], blocks_of(request)
+        whole = row["fallback"] is None and not row["retries"]
+        moved = request.request_id if row[P] and whole else None
+        p = number[row[P]] if moved else None
+        if p is not None:
+            sent_s = row["t_prefill_sent"]
+            leg = Leg(p, sent_s - origin_s, row["prompt_tokens"], blocks, 1, sends=moved)
+            samples.append(Sample(leg, "prefill", row["t_prefill_done"] - sent_s))
+        sent_s, osl = row["t_decode_sent"], row["osl_tokens"]
+        tpot_s = (row["t_done"] - row["t_first_token"]) / max(1, osl - 1)
+        leg = Leg(
+            number[row["decode_instance"]],
+            sent_s - origin_s,
+            row["prompt_tokens"],
+            blocks,
+            osl,
+            fetches=moved,
+            fetches_from=p,
+        )
+        # What ran on another engine first is in the load, but its times mix both.
+        first_s = row["t_first_token"] - sent_s if whole else None
+        tpot_s = tpot_s if osl >= MIN_DECODED else None
+        samples.append(Sample(leg, "moved" if moved else "first", first_s, tpot_s))
+    return samples

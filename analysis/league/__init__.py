@@ -1,0 +1,1 @@
+"""`analyze league`: policies compared in virtual time."""

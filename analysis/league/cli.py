@@ -1,0 +1,125 @@
+"""`analyze league`: its options and its run."""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.progress import Progress
+
+from analysis.league.figures import write_figures
+from analysis.league.league import League, LeagueOptions, print_league, run_league, summarise
+from analysis.league.perturbations import PERTURBATIONS
+from analysis.league.scale import REGIMES, Scale
+from analysis.league.verdict import print_verdicts
+from analysis.rivals.registry import RIVALS
+from replayer.arguments import count, not_negative, positive, positive_count
+
+TABLE_WIDTH = 200
+
+
+def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the subcommand."""
+    parser = commands.add_parser(
+        "league",
+        help="every published routing rule on one trace, in virtual time",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("trace", type=Path, help="trace file, as for replay")
+    add("--instances", type=positive_count, default=8, help="engines")
+    add("--load", type=_numbers, default="0.5,0.8,1.0", help="parts of the saturation rate")
+    add("--policies", type=_policies, default="all", help=f"all, or of {', '.join(RIVALS)}")
+    add("--seeds", type=positive_count, default=3, help="runs per policy and load")
+    add("--first-seed", type=count, default=0, help="of the seeds, which follow one another")
+    add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
+    add(
+        "--scale",
+        type=scale,
+        help="RATE:KV instead of --regime: load 1.0 and KV tokens per engine",
+    )
+    add("--perturb", type=names, default="none", help=f"of {', '.join(PERTURBATIONS)}, or all")
+    add("--horizon", type=positive, default=900.0, help="virtual seconds of load")
+    add(
+        "--think-cap",
+        type=not_negative,
+        default=60.0,
+        help="longest pause between two turns, seconds",
+    )
+    add("--timeout", type=positive, default=60.0, help="a later first token is a failure, seconds")
+    add("--jobs", type=positive_count, default=os.cpu_count() or 1, help="worker processes")
+    add("--json", type=Path, help="file for all rows")
+    add("--figures", type=Path, help="folder for a figure per load")
+
+
+def run_command(options: argparse.Namespace, console: Console) -> int:
+    """Run the league as asked, print and write it."""
+    perturb = tuple(PERTURBATIONS) if options.perturb == ("all",) else options.perturb
+    # A worker outlives a parent that is killed; one that exits takes its workers along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    wanted = LeagueOptions(
+        trace=options.trace,
+        instances=options.instances,
+        loads=options.load,
+        policies=options.policies,
+        seeds=options.seeds,
+        first_seed=options.first_seed,
+        regimes=options.regime,
+        perturbations=perturb,
+        horizon_s=options.horizon,
+        think_cap_s=options.think_cap,
+        timeout_s=options.timeout,
+        jobs=options.jobs,
+        given=options.scale,
+    )
+    with Progress(console=Console(file=sys.stderr), transient=True) as bar:
+        line = bar.add_task("league", total=None)
+        league = run_league(wanted, lambda n, of: bar.update(line, completed=n, total=of))
+    # A line of the table is never cut or wrapped, whatever the terminal.
+    wide = Console(width=max(console.width, TABLE_WIDTH))
+    print_league(league, wide)
+    print_verdicts(summarise(league.rows), wide)
+    _write(league, wanted, options, console)
+    return 0
+
+
+def _write(
+    league: League, wanted: LeagueOptions, options: argparse.Namespace, console: Console
+) -> None:
+    written = []
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        document = orjson.dumps(league.document(wanted), option=orjson.OPT_INDENT_2)
+        options.json.write_bytes(document + b"\n")
+        written.append(str(options.json))
+    if options.figures is not None:
+        written += write_figures(options.figures, league, wanted.trace.name)
+    for one in written:
+        console.print(f"written: {one}", soft_wrap=True, markup=False)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names joined by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    return tuple(RIVALS) if text == "all" else names(text)
+
+
+def scale(text: str) -> Scale:
+    """RATE:KV, session starts per second at load 1.0 and KV tokens per engine."""
+    rate, _, kv_tokens = text.partition(":")
+    if not kv_tokens:
+        raise argparse.ArgumentTypeError(f"must be RATE:KV, not {text!r}")
+    return Scale("given", positive(kv_tokens), positive(rate), 0.0)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    values = tuple(positive(part) for part in names(text))
+    if not values:
+        raise argparse.ArgumentTypeError("must be numbers > 0, comma separated")
+    return values

@@ -1,0 +1,68 @@
+"""A figure per load: every policy's goodput against its TTFT p90, one panel per regime.
+
+HTML needs nothing beyond plotly. PNG needs plotly's renderer, kaleido, and a Chrome or Chromium;
+where either is absent, no PNG is written and the list of what was written says so.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from analysis.league.league import League, summarise
+from analysis.rivals.registry import DEFAULT
+
+
+def write_figures(folder: Path, league: League, title: str) -> list[str]:
+    """Write the figures; returns what was written, and what was not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = [one for one in summarise(league.rows) if one["perturb"] == "none"]
+    written = []
+    for load in sorted({one["load"] for one in summary}):
+        figure = draw([one for one in summary if one["load"] == load], f"{title}, load {load:g}")
+        path = folder / f"league-load-{load:g}.html"
+        figure.write_html(path, include_plotlyjs=True)
+        written += [str(path), _png(figure, path.with_suffix(".png"))]
+    return written
+
+
+def _png(figure: Any, path: Path) -> str:
+    try:
+        figure.write_image(path, width=1400, height=900)
+    except (ValueError, RuntimeError) as error:
+        # Without kaleido plotly raises the one, without a browser kaleido the other.
+        first = next((line for line in str(error).splitlines() if line), type(error).__name__)
+        return f"(no {path.name}: {first})"
+    return str(path)
+
+
+def draw(summary: list[dict[str, Any]], title: str) -> Any:
+    """One load: bars of goodput and of TTFT p90 with their intervals, a column per regime."""
+    regimes = list(dict.fromkeys(one["regime"] for one in summary))
+    names = [f"{regime}: {what}" for what in ("goodput", "TTFT p90, s") for regime in regimes]
+    figure = make_subplots(rows=2, cols=len(regimes), subplot_titles=names)
+    for column, regime in enumerate(regimes, start=1):
+        part = [one for one in summary if one["regime"] == regime]
+        figure.add_trace(_bars(part, "goodput_ratio"), row=1, col=column)
+        figure.add_trace(_bars(part, "ttft_s.p90"), row=2, col=column)
+    figure.update_yaxes(type="log", row=2)
+    figure.update_layout(title=title, showlegend=False, template="plotly_white", height=900)
+    return figure
+
+
+def _bars(part: list[dict[str, Any]], name: str) -> Any:
+    means = [one[name][0] for one in part]
+    return go.Bar(
+        x=[one["policy"] for one in part],
+        y=means,
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [one[name][2] - mean for one, mean in zip(part, means, strict=True)],
+            "arrayminus": [mean - one[name][1] for one, mean in zip(part, means, strict=True)],
+        },
+        marker_color=["#d62728" if one["policy"] == DEFAULT else "#7f7f7f" for one in part],
+    )

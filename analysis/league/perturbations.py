@@ -1,0 +1,89 @@
+"""Fleets and loads that are not as they should be: what a policy must survive.
+
+A perturbation changes rules and fleet after the scale was found: loads stay what they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from analysis.league.simulate import Fleet, slower
+from replayer.engine.types import EngineOptions
+from replayer.virtual.arrivals import LoadRules
+
+Perturbation = Callable[[LoadRules, Fleet], tuple[LoadRules, Fleet]]
+
+
+SLOW, LINK, QUARTER, BURST = 2.0, 10.0, 4, 10.0
+
+
+ESTIMATE = 0.3
+
+
+COLD_THROUGHPUT, COLD_TRANSFER_S = 5_000.0, 2.0
+
+
+def none(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+    """As it is."""
+    return rules, fleet
+
+
+def slow_engine(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+    """The first engine at half speed."""
+    first, *others = fleet.engines
+    return rules, replace(fleet, engines=(slower(first, SLOW), *others))
+
+
+def slow_links(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+    """KV takes ten times as long to move."""
+
+    def linked(one: EngineOptions) -> EngineOptions:
+        t = one.transfer
+        return replace(one, transfer=replace(t, x0=t.x0 * LINK, bandwidth=t.bandwidth / LINK))
+
+    return rules, replace(fleet, engines=tuple(map(linked, fleet.engines)))
+
+
+def small_kv(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+    """A quarter of the KV memory, but room for the longest request."""
+
+    def shrunk(one: EngineOptions) -> EngineOptions:
+        least = -(-fleet.longest_tokens // one.block_size) + 1
+        blocks = max(min(least, one.num_blocks), one.num_blocks // QUARTER)
+        return replace(one, num_blocks=blocks, max_model_len=blocks * one.block_size)
+
+    return rules, replace(fleet, engines=tuple(map(shrunk, fleet.engines)))
+
+
+def estimate_high(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+    """The proxy takes prompts for 30 % longer than they are."""
+    return rules, replace(fleet, estimate_factor=1.0 + ESTIMATE)
+
+
+def estimate_low(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+    """The proxy takes prompts for 30 % shorter than they are."""
+    return rules, replace(fleet, estimate_factor=1.0 - ESTIMATE)
+
+
+def bursty(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+    """Session starts with ten times the variance of their gaps."""
+    return replace(rules, burst=BURST), fleet
+
+
+def cold(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+    """Flags that tell four times too slow an engine and link: nothing to start from."""
+    options = {"prefill_throughput": COLD_THROUGHPUT, "kv_transfer_time_s": COLD_TRANSFER_S}
+    return rules, replace(fleet, options={**fleet.options, **options})
+
+
+PERTURBATIONS: dict[str, Perturbation] = {
+    "none": none,
+    "slow-engine": slow_engine,
+    "slow-links": slow_links,
+    "small-kv": small_kv,
+    "estimate-high": estimate_high,
+    "estimate-low": estimate_low,
+    "bursty": bursty,
+    "cold": cold,
+}

@@ -1,0 +1,147 @@
+"""How much load a fleet takes, and how much KV makes a trace's working set fit or not.
+
+Saturation: the highest rate of session starts at which the baseline keeps up, which is: at the
+horizon at least 95 % of the work is done that would be done had every request been served exactly
+at the SLO. Work is new tokens plus output tokens. Found by bisection on the logarithm of the rate,
+on a seed that no row of the league uses.
+
+Regimes: `fits`, fleet KV 1.5 times the working set at load 1.0; `exceeds`, the working set at load
+0.8 is 1.3 times the fleet's KV. Each has a saturation rate of its own. Below load 0.8 the working
+set of `exceeds` is smaller (every row tells its ratio): a fleet whose KV is exceeded that far at
+half its load has no room to be loaded twice as much.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from analysis.league.simulate import Fleet, engines, run_policy, working_set_tokens
+from analysis.rivals.registry import BASELINE
+from replayer.virtual.arrivals import LoadRules, plan
+from replayer.virtual.load import Source
+from replayer.virtual.requests import VirtualRun
+
+KEEP_UP_RATIO = 0.95
+
+
+FITS_FACTOR, EXCEEDS_FACTOR, EXCEEDS_LOAD = 1.5, 1.3, 0.8
+
+
+AMPLE_TOKENS = 1e9
+
+
+ROOM_FACTOR = 1.25
+"""An engine holds at least the longest request and a quarter more."""
+
+
+PREFILL_TPS = 20_000.0
+
+
+SCALE_SEED = 7919
+
+
+PRECISION = 1.05
+
+
+SPAN, SPAN_OF_EXCEEDS = 32.0, 8.0
+"""Rates searched: from what prefill alone would allow, or `fits`, down to this part of it."""
+
+
+RAISE = 2.0
+"""A horizon shorter than a session leaves room above even that."""
+
+
+ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A regime's fleet KV per engine, saturation rate, and working set at that rate."""
+
+    regime: str
+    kv_tokens: float
+    rate: float
+    working_set_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What stays the same while rate and KV are searched."""
+
+    source: Source
+    instances: int
+    rules: LoadRules
+    timeout_s: float
+
+    def run(self, rate: float, kv_tokens: float) -> tuple[VirtualRun, float]:
+        """The baseline at a rate; also the part of the work that was done in time."""
+        rules = LoadRules(
+            rate, self.rules.horizon_s, SCALE_SEED, self.rules.think_cap_s, slo=self.rules.slo
+        )
+        planned = plan(self.source, rules)
+        fleet = Fleet(engines(self.instances, kv_tokens, self.source.block_tokens), self.timeout_s)
+        run = run_policy(
+            BASELINE, planned, fleet, self.source.block_tokens, until_s=rules.horizon_s
+        )
+        work = [row.new_tokens + row.output_tokens for row in run.rows]
+        done = [row.end_s is not None and row.end_s <= rules.horizon_s for row in run.rows]
+        kept = sum(w for w, d in zip(work, done, strict=True) if d)
+        return run, kept / max(1, sum(work))
+
+    def prefill_bound(self) -> float:
+        """The rate at which the engines would do nothing but prefill."""
+        new_tokens = sum(t.new_tokens for unit in self.source.units for t in unit)
+        return self.instances * PREFILL_TPS * len(self.source.units) / new_tokens
+
+    def saturation(self, kv_tokens: float, high: float, span: float) -> float:
+        """The highest rate at which the baseline keeps up: from high / span on, or above high."""
+        low, failed = high / span, False
+        while True:
+            for _ in range(math.ceil(math.log2(math.log(high / low) / math.log(PRECISION)))):
+                rate = (low * high) ** 0.5
+                if self.run(rate, kv_tokens)[1] >= KEEP_UP_RATIO:
+                    low = rate
+                else:
+                    high, failed = rate, True
+            if failed:
+                return low
+            low, high = high, RAISE * high
+
+    def working_set(self, rate: float, kv_tokens: float) -> float:
+        """Tokens that the sessions under way would like to have cached."""
+        run, _kept = self.run(rate, kv_tokens)
+        return working_set_tokens(run.rows, self.rules.horizon_s)
+
+    def at_least(self, kv_tokens: float) -> float:
+        """KV per engine, enough for the longest request."""
+        return max(kv_tokens, ROOM_FACTOR * self.source.longest_tokens)
+
+
+def fits(bench: Bench) -> Scale:
+    """Memory is no concern."""
+    rate = bench.saturation(AMPLE_TOKENS, bench.prefill_bound(), SPAN)
+    wanted = bench.working_set(rate, AMPLE_TOKENS)
+    kv_tokens = bench.at_least(FITS_FACTOR * wanted / bench.instances)
+    return Scale("fits", kv_tokens, rate, wanted)
+
+
+def exceeds(bench: Bench) -> Scale:
+    """The working set exceeds the fleet's KV by 30 % at load 0.8, and by more above it.
+
+    Less KV lowers the saturation rate and with it the working set, so KV is lowered in rounds.
+    """
+    scale = fits(bench)
+    rate, kv_tokens = scale.rate, scale.kv_tokens
+    for _ in range(ROUNDS):
+        some = bench.working_set(EXCEEDS_LOAD * rate, kv_tokens)
+        lower = bench.at_least(some / EXCEEDS_FACTOR / bench.instances)
+        if lower >= kv_tokens:
+            break
+        kv_tokens = lower
+        rate = bench.saturation(kv_tokens, scale.rate, SPAN_OF_EXCEEDS)
+    return Scale("exceeds", kv_tokens, rate, bench.working_set(rate, kv_tokens))
+
+
+REGIMES: dict[str, Callable[[Bench], Scale]] = {"fits": fits, "exceeds": exceeds}

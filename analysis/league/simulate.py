@@ -1,0 +1,227 @@
+"""One run of the league: a policy, a load, a seed and a fleet give one row of figures.
+
+Figures are over the requests due after the first quarter of the horizon, a set that depends on no
+policy; failures, makespan, offloads and bytes are over all. A failed request counts as infinitely
+late in every percentile and mean (null in JSON). Goodput: the share of requests with TTFT within
+2 s plus 0.1 ms per new token, new to an infinite cache of the session, and TPOT within 50 ms.
+`hit_ratio` is the part of the answered prompts' tokens that no engine had to compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from analysis.rivals.registry import RIVALS, Rival
+from proxy.core.config import RouterConfig
+from proxy.core.latency.slo import Slo
+from proxy.core.placement.scene import Decide
+from proxy.core.routing.router import Router
+from replayer.engine.types import EngineOptions
+from replayer.virtual.arrivals import LoadRules, Planned, plan
+from replayer.virtual.fleet import simulate
+from replayer.virtual.load import Source
+from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun
+
+WARM_UP_RATIO = 0.25
+
+
+PREFILL_THROUGHPUT = 20_000.0
+
+
+ABORT_TIMEOUT_S = 60.0
+"""VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's own 480 pins KV for minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Engines and client of a run; `options` go to RouterConfig.
+
+    `longest_tokens`: the least KV that an engine must have for the trace's longest request.
+    """
+
+    engines: tuple[EngineOptions, ...]
+    timeout_s: float = 60.0
+    longest_tokens: int = 0
+    estimate_factor: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV of the whole fleet."""
+        return sum(one.num_blocks * one.block_size for one in self.engines)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One row to compute. `rules` carry rate, horizon and seed."""
+
+    policy: str
+    load: float
+    regime: str
+    perturb: str
+    rules: LoadRules
+    fleet: Fleet
+
+
+def engines(instances: int, kv_tokens: float, block_tokens: int) -> tuple[EngineOptions, ...]:
+    """Equal engines that hold so many tokens of KV each, and pin them no longer than advised."""
+    blocks = max(2, math.ceil(kv_tokens / block_tokens))
+    one = EngineOptions(
+        block_size=block_tokens,
+        num_blocks=blocks,
+        max_model_len=blocks * block_tokens,
+        abort_timeout_s=ABORT_TIMEOUT_S,
+    )
+    return (one,) * instances
+
+
+def run_task(source: Source, task: Task) -> dict[str, Any]:
+    """Simulate and measure."""
+    planned = plan(source, task.rules)
+    run = run_policy(task.policy, planned, task.fleet, source.block_tokens)
+    return {
+        "policy": task.policy,
+        "load": task.load,
+        "seed": task.rules.seed,
+        "regime": task.regime,
+        "perturb": task.perturb,
+        **figures(run, planned, task.rules, task.fleet.kv_tokens),
+    }
+
+
+def run_policy(
+    policy: str,
+    planned: Sequence[Planned],
+    fleet: Fleet,
+    block_tokens: int,
+    until_s: float = math.inf,
+) -> VirtualRun:
+    """Run the load under one of RIVALS, to its end or until some time."""
+    return run_rival(RIVALS[policy], planned, fleet, block_tokens, until_s)
+
+
+def run_rival(
+    rival: Rival,
+    planned: Sequence[Planned],
+    fleet: Fleet,
+    block_tokens: int,
+    until_s: float = math.inf,
+) -> VirtualRun:
+    """The same for a rule that has no name yet."""
+    decide = make_rule(rival, fleet)
+    config, options = setting(rival, fleet, block_tokens, until_s)
+    observers = [] if decide is None else [decide]
+    return simulate(planned, Router(config, decide=decide), options, observers)
+
+
+def make_rule(rival: Rival, fleet: Fleet) -> Decide | None:
+    """The rival's rule for one run; None where the router decides by its options."""
+    first = fleet.engines[0]
+    return rival.make(first.num_blocks * first.block_size)
+
+
+def setting(
+    rival: Rival, fleet: Fleet, block_tokens: int, until_s: float = math.inf
+) -> tuple[RouterConfig, VirtualOptions]:
+    """The router's and the driver's options for a rival's run."""
+    config = RouterConfig(
+        **{"prefill_throughput": PREFILL_THROUGHPUT, **fleet.options, **rival.options}
+    )
+    options = VirtualOptions(
+        engines=fleet.engines,
+        block_tokens=block_tokens,
+        timeout_s=fleet.timeout_s,
+        estimate_factor=fleet.estimate_factor,
+        until_s=until_s,
+    )
+    return config, options
+
+
+def figures(
+    run: VirtualRun, planned: Sequence[Planned], rules: LoadRules, kv_tokens: int
+) -> dict[str, Any]:
+    """The row's figures; times in seconds."""
+    warm_s = WARM_UP_RATIO * rules.horizon_s
+    rows = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= warm_s]
+    ok = [row for row in rows if row.outcome == "ok"]
+    ttft_s = sorted(math.inf if row.ttft_s is None else row.ttft_s for row in rows)
+    tpot_s = sorted(row.tpot_s for row in ok if row.tpot_s is not None)
+    e2e_s = sorted(math.inf if row.e2e_s is None else row.e2e_s for row in rows)
+    prompt = sum(row.prompt_tokens for row in run.rows if row.ttft_s is not None)
+    computed = sum(row.computed_tokens for row in run.rows if row.ttft_s is not None)
+    return {
+        "requests": len(rows),
+        "requests_run": len(run.rows),
+        "failures": sum(row.outcome != "ok" for row in run.rows),
+        "rejects": sum(row.rejects for row in run.rows),
+        "goodput_ratio": sum(within(row, rules.slo) for row in rows) / max(1, len(rows)),
+        "ttft_s": spread(ttft_s, (50, 90, 99)),
+        "tpot_s": spread(tpot_s, (50, 90)),
+        "e2e_s": spread(e2e_s, (50, 90)),
+        "makespan_s": run.makespan_s,
+        "hit_ratio": 1.0 - computed / max(1, prompt),
+        "offloads": sum(row.prefill is not None for row in run.rows),
+        "fallbacks": sum(row.fallback is not None for row in run.rows),
+        "hedges": sum(row.hedge is not None for row in run.rows),
+        "moved_bytes": run.moved_bytes,
+        "preemptions": run.preemptions,
+        "evicted_blocks": run.evicted_blocks,
+        "drift": run.drift,
+        "rate": rules.rate,
+        "working_set_ratio": working_set_tokens(run.rows, rules.horizon_s) / kv_tokens,
+    }
+
+
+def within(row: VirtualRow, slo: Slo) -> bool:
+    """Whether a request kept the SLO."""
+    if row.outcome != "ok" or row.ttft_s is None:
+        return False
+    return slo.keeps_ttft(row.ttft_s, row.new_tokens) and slo.keeps_tpot(row.tpot_s)
+
+
+def spread(ordered: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:
+    """Nearest-rank percentiles and the mean of sorted values; None where infinite or empty."""
+    found: dict[str, float | None] = {}
+    for percent in percents:
+        at = max(0, math.ceil(percent / 100 * len(ordered)) - 1)
+        found[f"p{percent}"] = _finite(ordered[at]) if ordered else None
+    found["mean"] = _finite(sum(ordered) / len(ordered)) if ordered else None
+    return found
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def working_set_tokens(rows: Sequence[VirtualRow], horizon_s: float) -> float:
+    """Mean over the second half of the horizon: the contexts of the sessions then under way.
+
+    A session's context is its last prompt's; it counts until the session's last request ends.
+    """
+    start_s = horizon_s / 2
+    last: dict[str, VirtualRow] = {}
+    total = 0.0
+
+    def add(row: VirtualRow, until_s: float) -> float:
+        overlap_s = min(until_s, horizon_s) - max(row.arrival_s, start_s)
+        return max(0.0, overlap_s) * row.prompt_tokens
+
+    for row in sorted(rows, key=lambda r: r.arrival_s):
+        before = last.get(row.session_id)
+        if before is not None:
+            total += add(before, row.arrival_s)
+        last[row.session_id] = row
+    total += sum(add(row, row.end_s or row.arrival_s) for row in last.values())
+    return total / (horizon_s - start_s)
+
+
+def slower(engine: EngineOptions, factor: float) -> EngineOptions:
+    """The same engine with every step so many times longer."""
+    s = engine.step
+    step = replace(
+        s, a0=s.a0 * factor, a1=s.a1 * factor, a2=s.a2 * factor, a3=s.a3 * factor, a4=s.a4 * factor
+    )
+    return replace(engine, step=step)

@@ -1,0 +1,119 @@
+"""Where the default stands in a league: against the best of all in each cell, and the baseline.
+
+A cell is a regime, perturbation and load. Gaps are relative, over means of seeds: goodput below the
+best is negative, TTFT above the best positive, so is TPOT above the baseline's. A policy that fails
+requests can look good in what is left of them; its failures stand beside its name.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from analysis.rivals.registry import BASELINE, DEFAULT
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One cell. `goodput`, `ttft_p90`: the best policy's summary; gaps are ratios less one."""
+
+    ours: Summary
+    baseline: Summary
+    goodput: Summary
+    ttft_p90: Summary
+
+    @property
+    def goodput_gap(self) -> float:
+        """Ours over the best, less one."""
+        return _gap(self.ours, self.goodput, "goodput_ratio")
+
+    @property
+    def ttft_gap(self) -> float:
+        """TTFT p90, likewise."""
+        return _gap(self.ours, self.ttft_p90, "ttft_s.p90")
+
+    def against_baseline(self, name: str) -> float:
+        """Any figure over the baseline's, less one."""
+        return _gap(self.ours, self.baseline, name)
+
+
+def verdicts(summary: Sequence[Summary]) -> list[Verdict]:
+    """One per cell in which both the default and the baseline were run."""
+    cells: dict[tuple[Any, ...], dict[str, Summary]] = {}
+    for one in summary:
+        cells.setdefault((one["regime"], one["perturb"], one["load"]), {})[one["policy"]] = one
+    return [
+        Verdict(
+            cell[DEFAULT],
+            cell[BASELINE],
+            max(cell.values(), key=lambda one: one["goodput_ratio"][0]),
+            min(cell.values(), key=lambda one: one["ttft_s.p90"][0]),
+        )
+        for cell in cells.values()
+        if DEFAULT in cell and BASELINE in cell
+    ]
+
+
+def print_verdicts(summary: Sequence[Summary], console: Console) -> None:
+    """Print a line per cell; nothing where there is none."""
+    found = verdicts(summary)
+    if not found:
+        return
+    shown = Table(
+        title=f"{DEFAULT} (the default) to the best of each cell, and to the baseline {BASELINE}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for title in ("cell", "goodput %", "best", "gap", "TTFT p90 s", "best", "gap"):
+        shown.add_column(title, no_wrap=True)
+    for title in ("TTFT p50", "TTFT p90", "TPOT p90", "makespan"):
+        shown.add_column(f"{title}\nto baseline", no_wrap=True, justify="right")
+    shown.add_column("failed", no_wrap=True, justify="right")
+    for one in found:
+        shown.add_row(*_cells(one))
+    console.print(shown)
+
+
+def _cells(one: Verdict) -> list[str]:
+    ours = one.ours
+    cell = f"{ours['regime']} {ours['load']:g}"
+    if ours["perturb"] != "none":
+        cell += f" {ours['perturb']}"
+    return [
+        cell,
+        f"{ours['goodput_ratio'][0] * 100:.1f}",
+        _named(one.goodput, f"{one.goodput['goodput_ratio'][0] * 100:.1f}"),
+        _percent(one.goodput_gap),
+        f"{ours['ttft_s.p90'][0]:.2f}",
+        _named(one.ttft_p90, f"{one.ttft_p90['ttft_s.p90'][0]:.2f}"),
+        _percent(one.ttft_gap),
+        *(
+            _percent(one.against_baseline(name))
+            for name in ("ttft_s.p50", "ttft_s.p90", "tpot_s.p90", "makespan_s")
+        ),
+        f"{ours['failures'][0]:.1f}",
+    ]
+
+
+def _named(one: Summary, value: str) -> str:
+    failures = one["failures"][0]
+    lost = f" ({failures:.1f} failed)" if failures else ""
+    return f"{value} {one['policy']}{lost}"
+
+
+def _percent(gap: float) -> str:
+    return f"{gap * 100:+.1f} %" if math.isfinite(gap) else "inf"
+
+
+def _gap(ours: Summary, other: Summary, name: str) -> float:
+    mine, theirs = ours[name][0], other[name][0]
+    if not (math.isfinite(mine) and math.isfinite(theirs)):
+        return 0.0 if mine == theirs else math.copysign(math.inf, mine - theirs)
+    return float(mine / theirs - 1.0) if theirs else 0.0

@@ -1,0 +1,160 @@
+"""The measured quantities: one record each, with unit and formula, computed from request rows.
+
+A row is one line of `requests.jsonl`; times in it are seconds from the start of the run. Free of
+pandas, because the process that measures must not pay for its import.
+
+A target may be a simulation that runs faster than what it stands for. `in_target_time` is the one
+place where measured times become the target's own; everything behind it sees scaled rows.
+
+Percentiles are exact and by nearest rank: the p-th percentile is the smallest value that at least
+p percent of the values do not exceed (numpy's `inverted_cdf`). It is always a measured value, so a
+failed request can stand in the data as +inf without spoiling the ranks below it.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+PERCENTS = (50, 90, 95, 99)
+
+
+TIME_SUFFIX = "_s"  # every field of a row with this ending is a time, or an array of times
+
+
+INFINITE = "inf"  # how +inf is written in JSON, which has no number for it; null means unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A quantity: `samples` gives none, one or many values for a row."""
+
+    tag: str
+    title: str
+    unit: str
+    formula: str
+    samples: Callable[[Row], Sequence[float]]
+
+
+def in_target_time(rows: Sequence[Row], time_scale: float) -> Sequence[Row]:
+    """Return rows with their times in seconds of a target that runs `time_scale` times faster.
+
+    Each such row says so in `time_scale`, so that a time of the client's own can be told from it.
+    """
+    return rows if time_scale == 1 else [_scaled(row, time_scale) for row in rows]
+
+
+def _scaled(row: Row, time_scale: float) -> Row:
+    times = {
+        name: value * time_scale
+        if isinstance(value, int | float)
+        else [one * time_scale for one in value]
+        for name, value in row.items()
+        if name.endswith(TIME_SUFFIX) and value is not None
+    }
+    return {**row, **times, "time_scale": time_scale}
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return the nearest-rank percentile of values in ascending order (at least one)."""
+    rank = math.ceil(percent / 100 * len(ordered))
+    return ordered[max(rank, 1) - 1]
+
+
+def spread(values: Iterable[float]) -> dict[str, Any]:
+    """Summarise values as count, mean, percentiles and maximum; all but the count None if empty."""
+    ordered = sorted(values)
+    names = ("mean", *(f"p{percent}" for percent in PERCENTS), "max")
+    if not ordered:
+        return {"count": 0} | dict.fromkeys(names)
+    numbers = [
+        math.fsum(ordered) / len(ordered),
+        *(percentile(ordered, percent) for percent in PERCENTS),
+        ordered[-1],
+    ]
+    return {"count": len(ordered)} | {
+        name: in_json(number) for name, number in zip(names, numbers, strict=True)
+    }
+
+
+def in_json(number: float) -> float | str:
+    """Write +inf as the string "inf"."""
+    return INFINITE if math.isinf(number) else number
+
+
+def _between(start: str, end: str) -> Callable[[Row], Sequence[float]]:
+    def samples(row: Row) -> Sequence[float]:
+        started, ended = row.get(start), row.get(end)
+        return () if started is None or ended is None else (ended - started,)
+
+    return samples
+
+
+def _lag(row: Row) -> Sequence[float]:
+    intended, sent = row.get("intended_s"), row.get("sent_s")
+    if intended is None or sent is None:
+        return ()
+    return ((sent - intended) / row.get("time_scale", 1.0),)
+
+
+def _tpot(row: Row) -> Sequence[float]:
+    first, tokens = row.get("first_token_s"), row.get("completion_tokens")
+    if first is None or tokens is None or tokens < 2:
+        return ()
+    return ((row["end_s"] - first) / (tokens - 1),)
+
+
+def _gaps(row: Row) -> Sequence[float]:
+    gaps: Sequence[float] = row.get("itl_s") or ()
+    return gaps
+
+
+METRICS: dict[str, Metric] = {
+    "ttft_s": Metric(
+        "ttft_s",
+        "TTFT",
+        "s",
+        "first event with content - sent",
+        _between("sent_s", "first_token_s"),
+    ),
+    "effective_ttft_s": Metric(
+        "effective_ttft_s",
+        "TTFT from intended",
+        "s",
+        "first event with content - intended",
+        _between("intended_s", "first_token_s"),
+    ),
+    "tpot_s": Metric(
+        "tpot_s",
+        "TPOT",
+        "s",
+        "(end - first event with content) / (usage.completion_tokens - 1), from 2 tokens on",
+        _tpot,
+    ),
+    "itl_s": Metric("itl_s", "ITL", "s", "pauses between events with content, pooled", _gaps),
+    "e2e_s": Metric("e2e_s", "E2E", "s", "end - sent", _between("sent_s", "end_s")),
+    "schedule_lag_s": Metric(
+        "schedule_lag_s", "schedule lag", "s", "sent - intended, in the client's own time", _lag
+    ),
+}
+
+
+def samples_of(tag: str, rows: Iterable[Row]) -> list[float]:
+    """Pool the samples of one metric over rows."""
+    take = METRICS[tag].samples
+    return [sample for row in rows for sample in take(row)]
+
+
+def is_ok(row: Row) -> bool:
+    """Return whether a request got its whole answer."""
+    return bool(row["outcome"] == "ok")
+
+
+def is_good(row: Row, slo_s: Mapping[str, float]) -> bool:
+    """Return whether a request is ok and keeps every limit that is defined for it."""
+    return is_ok(row) and all(
+        value <= limit for name, limit in slo_s.items() for value in samples_of(f"{name}_s", [row])
+    )

@@ -1,0 +1,1 @@
+"""`analyze regret`: what every other action would have led to."""

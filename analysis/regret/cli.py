@@ -1,0 +1,86 @@
+"""`analyze regret`: its options and its run."""
+
+import argparse
+import math
+import os
+import sys
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.progress import Progress
+
+from analysis.league.cli import TABLE_WIDTH, names, scale
+from analysis.league.scale import REGIMES
+from analysis.regret.regret import ORACLES, RegretOptions, compute_regret, document
+from analysis.regret.tables import print_regret
+from analysis.rivals.registry import BASELINE
+from replayer.arguments import positive
+
+
+def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Declare the subcommand."""
+    parser = commands.add_parser(
+        "regret",
+        help="how far policies are from an oracle that tries every action",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("trace", type=Path, help="trace file, as for replay")
+    add("--oracle", choices=ORACLES, default="rollout", help="how the oracle knows")
+    add("--instances", type=int, default=4, help="engines")
+    add("--load", type=positive, default=0.8, help="part of the saturation rate")
+    add("--policies", type=names, default=f"cost,{BASELINE}", help="as of the league, by commas")
+    add("--seeds", type=int, default=3, help="runs per policy")
+    add("--first-seed", type=int, default=0, help="of the seeds, which follow one another")
+    add("--decisions", type=int, default=30, help="HEAVY decisions looked at per seed")
+    add(
+        "--futures",
+        type=int,
+        default=4,
+        help="resampled futures per action; 1: the real one",
+    )
+    add("--horizon", type=_horizon, default=60.0, help="how far a future goes: end, or seconds")
+    add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
+    add("--scale", type=scale, help="RATE:KV instead of --regime, as of the league")
+    add("--load-horizon", type=positive, default=900.0, help="virtual seconds of load")
+    add("--think-cap", type=positive, default=60.0, help="longest pause between turns, seconds")
+    add("--timeout", type=positive, default=60.0, help="a later first token is a failure, seconds")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="worker processes")
+    add("--json", type=Path, help="file for summary, runs and decisions")
+
+
+def run_regret_command(options: argparse.Namespace, console: Console) -> int:
+    """Compute as asked, print and write."""
+    wanted = RegretOptions(
+        trace=options.trace,
+        instances=options.instances,
+        load=options.load,
+        policies=options.policies,
+        seeds=options.seeds,
+        first_seed=options.first_seed,
+        regimes=options.regime,
+        decisions=options.decisions,
+        futures=options.futures,
+        horizon_s=options.horizon,
+        load_horizon_s=options.load_horizon,
+        think_cap_s=options.think_cap,
+        timeout_s=options.timeout,
+        jobs=options.jobs,
+        given=options.scale,
+    )
+    shown = Console(file=sys.stderr)
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
+        line = bar.add_task("regret", total=None)
+        regret = compute_regret(wanted, lambda n, of: bar.update(line, completed=n, total=of))
+    print_regret(regret, wanted, Console(width=max(console.width, TABLE_WIDTH)))
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        made = orjson.dumps(document(regret, wanted), option=orjson.OPT_INDENT_2)
+        options.json.write_bytes(made + b"\n")
+        console.print(f"written: {options.json}", soft_wrap=True, markup=False)
+    return 0
+
+
+def _horizon(text: str) -> float:
+    return math.inf if text == "end" else positive(text.removesuffix("s"))

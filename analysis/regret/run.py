@@ -1,0 +1,104 @@
+"""What one worker computes for the regret: one policy on one seed, followed or improved upon.
+
+- policy: the run as it is, with J and the league's figures;
+- watch: the same run; at a sample of its HEAVY decisions every other action is tried too;
+- rollout: the oracle-controlled run, which does at each HEAVY decision what turned out best;
+- placebo: the same effort spent on postponing by milliseconds, the noise floor of the rollout.
+
+J = mean e2e + 10 s * (share of requests that miss the SLO), over all requests of the run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from analysis.league.simulate import Fleet, figures, make_rule, setting
+from analysis.regret.branching import BranchingFleet, Terms, objective_s
+from analysis.regret.oracle import Decision, Mode, Probe
+from analysis.rivals.registry import RIVALS
+from proxy.core.placement.rules import by_rules
+from proxy.core.routing.router import DECIDERS, Router
+from replayer.virtual.arrivals import LoadRules, Planned, plan
+from replayer.virtual.load import Source
+from replayer.virtual.requests import VirtualRun
+
+MODES = ("watch", "rollout", "placebo")
+
+
+@dataclass(frozen=True, slots=True)
+class RegretTask:
+    """One thing to compute. `decisions`: at most so many are looked at in a watched run.
+
+    `horizon_s` and `futures`: how far a branch looks, and how many resampled futures it has; 1 is
+    the real one.
+    """
+
+    policy: str
+    regime: str
+    mode: str
+    rules: LoadRules
+    fleet: Fleet
+    decisions: int
+    horizon_s: float = math.inf
+    futures: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RegretRun:
+    """What came out: one row of figures, and the decisions that were looked at."""
+
+    row: dict[str, Any]
+    decisions: list[Decision]
+
+
+def run_regret(source: Source, task: RegretTask) -> RegretRun:
+    """Simulate and measure."""
+    planned = plan(source, task.rules)
+    if task.mode == "watch":
+        count, _run = run_probed(task, planned, source.block_tokens, Mode.WATCH, frozenset())
+        wanted = sample(count.seen, task.decisions, task.rules.seed)
+        probe, run = run_probed(task, planned, source.block_tokens, Mode.WATCH, wanted)
+    else:
+        probe, run = run_probed(task, planned, source.block_tokens, Mode(task.mode), None)
+    row = {
+        "policy": task.policy,
+        "regime": task.regime,
+        "mode": task.mode,
+        "seed": task.rules.seed,
+        "objective_s": objective_s(run.rows, task.rules.slo, task.fleet.timeout_s),
+        "heavy_decisions": probe.seen,
+        **figures(run, planned, task.rules, task.fleet.kv_tokens),
+    }
+    return RegretRun(row, probe.decisions)
+
+
+def sample(count: int, limit: int, seed: int) -> frozenset[int]:
+    """The decisions to look at: all, or a draw that depends on the seed alone."""
+    if count <= limit:
+        return frozenset(range(count))
+    return frozenset(random.Random(f"decisions {seed}").sample(range(count), limit))
+
+
+def run_probed(
+    task: RegretTask,
+    planned: Sequence[Planned],
+    block_tokens: int,
+    mode: Mode,
+    wanted: frozenset[int] | None,
+) -> tuple[Probe, VirtualRun]:
+    """Run the load under the policy with an oracle at its side; `wanted` None is every decision."""
+    rival = RIVALS[task.policy]
+    rule = make_rule(rival, task.fleet)
+    config, options = setting(rival, task.fleet, block_tokens)
+    policy = rule or DECIDERS.get(config.offload_policy, by_rules)
+    probe = Probe(policy, mode, wanted)
+    terms = Terms(task.rules.slo, task.horizon_s, task.futures, task.rules.seed)
+    observers = [] if rule is None else [rule]
+    router = Router(config, decide=probe)
+    fleet = BranchingFleet(planned, router, options, observers, terms)
+    probe.attach(fleet)
+    return probe, fleet.run()

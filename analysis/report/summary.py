@@ -1,0 +1,207 @@
+"""The summary of a run: what `summary.json` says, computed from rows and the run's own facts.
+
+Latencies are those of requests that ended ok; `ttft_s_failures_as_inf` counts every other request,
+skipped ones included, as an infinite wait, so that a run cannot look better by failing its slowest.
+Times are the target's own (`time_scale`), except those of the client: schedule lag and `client`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
+
+LAG_LIMIT_S = 0.5  # above this p99 the load was not the load of the trace (AIPerf's limit as well)
+
+
+LENGTH_TOLERANCE = 0.1
+
+
+ERROR_KINDS = 10  # distinct errors that a summary holds; the rest is a number
+
+
+ERROR_CHARS = 160
+
+
+def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Compute the summary from rows as measured; ratios and times without data are None."""
+    time_scale = facts.get("time_scale", 1.0)
+    rows = in_target_time(rows, time_scale)
+    ok = [row for row in rows if is_ok(row)]
+    sent = [row for row in rows if row.get("sent_s") is not None]
+    duration_s = max((row["end_s"] for row in sent), default=0.0)
+    return {
+        **facts,
+        "time_scale": time_scale,
+        "duration_s": duration_s,
+        "requests": _requests(rows, sent),
+        **errors(rows),
+        "input_tokens": _total(ok, "prompt_tokens"),
+        "output_tokens": _total(ok, "completion_tokens"),
+        "requested_input_tokens": _total(sent, "input_length"),
+        "throughput": {
+            "requests_per_s": _rate(len(ok), duration_s),
+            "output_tokens_per_s": _rate(_total(ok, "completion_tokens"), duration_s),
+        },
+        **{tag: spread(samples_of(tag, ok)) for tag in METRICS if tag != "schedule_lag_s"},
+        "ttft_s_failures_as_inf": spread(ttft_failures_as_inf(rows)),
+        "schedule_lag_s": spread(samples_of("schedule_lag_s", sent)),
+        "tokens_per_event": _tokens_per_event(ok),
+        "goodput": _goodput(sent, facts.get("slo_s") or {}, duration_s),
+        "by_route_class": by_route_class(ok),
+        "offload_policies": sorted(_counts(rows, "policy")),
+        "offload_decision_reasons": _counts(rows, "offload_decision_reason"),
+        "cache": _cache(sent, ok),
+        "client": {
+            "duration_s": duration_s / time_scale,
+            "cpu_s": facts.get("client_cpu_s"),
+            "cpu_ms_per_request": _per_request_ms(facts.get("client_cpu_s"), len(sent)),
+        },
+        "degraded": degraded(facts, rows),
+    }
+
+
+def errors(rows: Iterable[Row]) -> dict[str, Any]:
+    """Count the distinct things said about requests that did not end ok, most frequent first."""
+    kinds = Counter(
+        (str(row["outcome"]), row.get("status"), _one_line(row["error"]))
+        for row in rows
+        if not is_ok(row) and row.get("error")
+    )
+    listed = [
+        {"outcome": outcome, "status": status, "message": message, "count": number}
+        for (outcome, status, message), number in kinds.most_common(ERROR_KINDS)
+    ]
+    shown = sum(number for _kind, number in kinds.most_common(ERROR_KINDS))
+    return {"errors": listed, "errors_not_listed": kinds.total() - shown}
+
+
+def _one_line(message: str) -> str:
+    line = " ".join(message.split())
+    return line if len(line) <= ERROR_CHARS else line[: ERROR_CHARS - 3] + "..."
+
+
+def ttft_failures_as_inf(rows: Iterable[Row]) -> list[float]:
+    """Return one TTFT per request of the trace: +inf where it did not end ok."""
+    values: list[float] = []
+    for row in rows:
+        values += samples_of("ttft_s", [row]) if is_ok(row) else (math.inf,)
+    return values
+
+
+def by_route_class(ok: Sequence[Row]) -> dict[str, Any]:
+    """Summarise latencies by the proxy's class; empty when no proxy named one."""
+    classes: dict[str, list[Row]] = {}
+    for row in ok:
+        if row.get("route_class"):
+            classes.setdefault(row["route_class"], []).append(row)
+    return {
+        name: {
+            "requests": len(members),
+            "input_tokens": _total(members, "prompt_tokens"),
+            "cached_tokens": _total(members, "cached_tokens"),
+            **{tag: spread(samples_of(tag, members)) for tag in ("ttft_s", "tpot_s", "e2e_s")},
+        }
+        for name, members in sorted(classes.items())
+    }
+
+
+def degraded(facts: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
+    """List what makes the numbers of a run weaker than they look."""
+    ok = [row for row in rows if is_ok(row)]
+    found = []
+    lag_p99 = spread(samples_of("schedule_lag_s", rows))["p99"]
+    if lag_p99 is not None and lag_p99 > LAG_LIMIT_S:
+        found.append(f"schedule lag p99 {lag_p99:.3f} s is above {LAG_LIMIT_S} s")
+    if facts.get("interrupted"):
+        found.append(f"interrupted after {len(rows)} of {facts.get('planned')} requests")
+    without = sum(row.get("completion_tokens") is None for row in ok)
+    if without:
+        found.append(f"{without} answers without usage: no TPOT, no token counts")
+    other = sum(
+        row["completion_tokens"] != row["output_length"]
+        for row in ok
+        if row.get("completion_tokens") is not None
+    )
+    if other:
+        found.append(f"{other} answers of another length than the trace asks for")
+    ratio = _length_ratio(ok)
+    if ratio is not None and abs(ratio - 1) > LENGTH_TOLERANCE:
+        found.append(f"the server counts {ratio:.2f} tokens for each token of the trace's prompts")
+    if facts.get("proxy_log_missing"):
+        found.append(f"{facts['proxy_log_missing']} requests are not in the proxy's log")
+    if facts.get("proxy_log_problem"):
+        found.append(facts["proxy_log_problem"])
+    return found
+
+
+def _requests(rows: Sequence[Row], sent: Sequence[Row]) -> dict[str, Any]:
+    outcomes = Counter(str(row["outcome"]) for row in rows)
+    rejected, ok = outcomes["rejected"], outcomes["ok"]
+    return {
+        "sent": len(sent),
+        "ok": ok,
+        "rejected": rejected,
+        "failed": len(sent) - ok - rejected,
+        "skipped": outcomes["skipped"],
+        "by_outcome": dict(outcomes),
+    }
+
+
+def _goodput(sent: Sequence[Row], slo_s: Mapping[str, float], duration_s: float) -> dict[str, Any]:
+    if not slo_s:
+        return {"slo": {}, "ratio_of_sent": None, "requests_per_s": None}
+    good = sum(is_good(row, slo_s) for row in sent)
+    return {
+        "slo": dict(slo_s),
+        "ratio_of_sent": _rate(good, len(sent)),
+        "requests_per_s": _rate(good, duration_s),
+    }
+
+
+def _cache(sent: Sequence[Row], ok: Sequence[Row]) -> dict[str, Any]:
+    """State the prefix hit as it could be, as the proxy expected it and as engines counted it.
+
+    External hits are the cached tokens beyond the local hit the proxy expected, on requests whose
+    prefill ran elsewhere: what the transfer brought. Local hits are the rest: an engine's own.
+    """
+    told = [row for row in ok if row.get("cached_tokens") is not None]
+    routed = [row for row in ok if row.get("hit_tokens") is not None]
+    moved = [row for row in told if row.get("prefill_instance") and "hit_tokens" in row]
+    external = sum(max(0, row["cached_tokens"] - row["hit_tokens"]) for row in moved)
+    cached, prompt = _total(told, "cached_tokens"), _total(told, "prompt_tokens")
+    return {
+        "ideal_hit_ratio": _rate(_total(sent, "ideal_hit_tokens"), _total(sent, "input_length")),
+        "predicted_hit_ratio": _rate(_total(routed, "hit_tokens"), _total(routed, "isl_tokens")),
+        "engine_hit_ratio": _rate(cached, prompt),
+        "local_hit_ratio": _rate(cached - external, prompt) if routed else None,
+        "external_hit_ratio": _rate(external, prompt) if routed else None,
+    }
+
+
+def _tokens_per_event(ok: Sequence[Row]) -> float | None:
+    """Return how many tokens an event with content carried: what sets ITL and TPOT apart."""
+    told = [row for row in ok if row.get("chunks") and row.get("completion_tokens")]
+    return _rate(_total(told, "completion_tokens"), _total(told, "chunks"))
+
+
+def _length_ratio(ok: Sequence[Row]) -> float | None:
+    told = [row for row in ok if row.get("prompt_tokens") and row.get("input_length")]
+    return _rate(_total(told, "prompt_tokens"), _total(told, "input_length"))
+
+
+def _counts(rows: Iterable[Row], field: str) -> dict[str, int]:
+    return dict(Counter(row[field] for row in rows if row.get(field)))
+
+
+def _total(rows: Iterable[Row], field: str) -> int:
+    return sum(row.get(field) or 0 for row in rows)
+
+
+def _rate(amount: float, whole: float) -> float | None:
+    return amount / whole if whole else None
+
+
+def _per_request_ms(cpu_s: float | None, requests: int) -> float | None:
+    return None if cpu_s is None or not requests else cpu_s / requests * 1e3

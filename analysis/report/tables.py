@@ -1,0 +1,220 @@
+"""A run on the terminal and as a page."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from analysis.measures import METRICS, PERCENTS
+
+COLUMNS = ("mean", *(f"p{percent}" for percent in PERCENTS))
+
+
+FAILURES_AS_INF = "ttft_s_failures_as_inf"
+
+
+TITLE_AS_INF = "TTFT, failed = inf"
+
+
+LAG = "schedule_lag_s"
+
+
+CLASSES = ("WARM", "MEDIUM", "HEAVY_P2P", "HEAVY_COLO")
+
+
+CLASS_COLUMNS = (
+    ("TTFT", "ttft_s", ("p50", "p90", "p99")),
+    ("TPOT", "tpot_s", ("p50", "p90")),
+    ("E2E", "e2e_s", ("p50",)),
+)
+
+
+WHOLE_FROM_MS = 1000
+
+
+def print_report(summary: Mapping[str, Any], console: Console) -> None:
+    """Print the tables and the facts around them."""
+    print_table(console, f"Latency of ok requests, {unit(summary)}", latency_table(summary))
+    if summary.get("by_route_class"):
+        print_table(console, f"By route class, {unit(summary)}", class_table(summary))
+    for line in facts(summary):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for warning in summary.get("degraded", ()):
+        console.print(f"degraded: {warning}", style="yellow", markup=False, soft_wrap=True)
+
+
+def print_table(console: Console, title: str, shown: Table) -> None:
+    """Print a table under a title that may be wider than it."""
+    console.print(title, style="italic", highlight=False, markup=False, soft_wrap=True)
+    console.print(shown)
+
+
+def latency_table(summary: Mapping[str, Any]) -> Table:
+    """Make the table of latencies, in milliseconds."""
+    shown = Table()
+    shown.add_column("", no_wrap=True)
+    for column in ("n", *COLUMNS):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for tag in ("ttft_s", FAILURES_AS_INF, "tpot_s", "itl_s", "e2e_s", LAG):
+        shown.add_row(*latency_cells(summary, tag))
+    return shown
+
+
+def latency_cells(summary: Mapping[str, Any], tag: str) -> list[str]:
+    """Write one quantity: its title, the number of samples, milliseconds."""
+    title = TITLE_AS_INF if tag == FAILURES_AS_INF else METRICS[tag].title
+    if tag == LAG and time_scale(summary) != 1:
+        title = f"{title}, real"
+    spread = summary.get(tag) or {}
+    cells = (milliseconds(spread.get(column)) for column in COLUMNS)
+    return [title, str(spread.get("count", 0)), *cells]
+
+
+def class_table(summary: Mapping[str, Any]) -> Table:
+    """Make the table by route class, in milliseconds; a class is never cut to fit."""
+    shown = Table()
+    widest = max(map(len, summary["by_route_class"]))
+    shown.add_column("", no_wrap=True, min_width=widest)
+    for column in class_columns():
+        shown.add_column(column.replace(" ", "\n"), justify="right")
+    for cells in class_cells(summary):
+        shown.add_row(*cells)
+    return shown
+
+
+def class_columns() -> Iterator[str]:
+    """Name the columns behind a class's own."""
+    yield "n"
+    for title, _tag, names in CLASS_COLUMNS:
+        yield from (f"{title} {name}" for name in names)
+
+
+def class_cells(summary: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Write each route class: its name, its requests, milliseconds; the known ones by weight."""
+    classes = summary.get("by_route_class") or {}
+    known = [name for name in CLASSES if name in classes]
+    for name in (*known, *(name for name in classes if name not in CLASSES)):
+        spreads = ((classes[name][tag], names) for _title, tag, names in CLASS_COLUMNS)
+        cells = (milliseconds(spread.get(one)) for spread, names in spreads for one in names)
+        yield [name, str(classes[name]["requests"]), *cells]
+
+
+def milliseconds(value: float | str | None) -> str:
+    """Write seconds as milliseconds; "inf" stays, unknown is a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, str):
+        return value
+    ms = value * 1e3
+    return f"{ms:,.0f}" if abs(ms) >= WHOLE_FROM_MS else f"{ms:,.1f}"
+
+
+def time_scale(summary: Mapping[str, Any]) -> float:
+    """Return how many times faster than real the target's time ran."""
+    scale: float = summary.get("time_scale", 1.0)
+    return scale
+
+
+def unit(summary: Mapping[str, Any]) -> str:
+    """Name the unit of the tables, and whose time it is where that is not the client's."""
+    scale = time_scale(summary)
+    return "ms" if scale == 1 else f"ms of the target's time (measured x {scale:g})"
+
+
+def setting(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Say what was run, by name; what is not known is left out."""
+    concurrency = summary.get("concurrency")
+    slots = f", {concurrency} at a time" if concurrency else ""
+    scale = time_scale(summary)
+    known = {
+        "trace": Path(str(summary.get("trace"))).name,
+        "model": summary.get("model"),
+        "mode": f"{summary.get('mode')}{slots}",
+        "speedup": _factor(summary.get("speedup")),
+        "time scale": None if scale == 1 else _factor(scale),
+        "offload policy": ", ".join(summary.get("offload_policies") or ()),
+    }
+    return {name: str(value) for name, value in known.items() if value}
+
+
+def facts(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Say in a line each what a run was and what else it shows."""
+    yield "run: " + ", ".join(f"{name} {value}" for name, value in setting(summary).items())
+    yield from findings(summary)
+
+
+def findings(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Say in a line each what the tables do not show."""
+    yield from _requests(summary)
+    yield _throughput(summary)
+    if per_event := summary.get("tokens_per_event"):
+        yield (
+            "ITL is the pause between events, TPOT the time per token: "
+            f"an event carried {per_event:.1f} tokens on average"
+        )
+    yield _cache(summary["cache"])
+    if summary["goodput"]["slo"]:
+        slo = summary["goodput"]["slo"].items()
+        limits = ", ".join(f"{name} <= {limit:g} s" for name, limit in slo)
+        yield (
+            f"goodput: {_percent(summary['goodput']['ratio_of_sent'])} of those sent keep {limits}"
+        )
+    reasons = summary.get("offload_decision_reasons") or {}
+    if reasons:
+        listed = ", ".join(f"{name} {number}" for name, number in sorted(reasons.items()))
+        yield f"offload decisions: {listed}"
+    for note in summary.get("notes", ()):
+        yield f"trace: {note}"
+
+
+def _requests(summary: Mapping[str, Any]) -> Iterator[str]:
+    requests = summary["requests"]
+    others = {name: n for name, n in requests["by_outcome"].items() if name != "ok"}
+    listed = "".join(f", {number} {name}" for name, number in sorted(others.items()))
+    yield f"requests: {requests['sent']} sent, {requests['ok']} ok{listed}"
+    for error in summary.get("errors", ()):
+        status = "" if error["status"] is None else f" {error['status']}"
+        yield f"  {error['count']} x {error['outcome']}{status}: {error['message']}"
+    if summary.get("errors_not_listed"):
+        yield f"  {summary['errors_not_listed']} more with other messages"
+
+
+def _throughput(summary: Mapping[str, Any]) -> str:
+    throughput, scale = summary["throughput"], time_scale(summary)
+    over = f"{summary['duration_s']:.1f} s"
+    if scale != 1:
+        over += f" of the target's time, {summary['client']['duration_s']:.1f} s measured"
+    return (
+        f"throughput: {_number(throughput['requests_per_s'])} requests/s, "
+        f"{_number(throughput['output_tokens_per_s'])} output tokens/s over {over}; "
+        f"{summary['input_tokens']:,} tokens in, {summary['output_tokens']:,} out"
+    )
+
+
+def _cache(cache: Mapping[str, Any]) -> str:
+    """Put the hits beside the ideal, which is of local caches: what peers sent is apart."""
+    ideal, local = cache["ideal_hit_ratio"], cache.get("local_hit_ratio")
+    line = (
+        f"prefix cache hit: ideal {_percent(ideal)}, predicted "
+        f"{_percent(cache['predicted_hit_ratio'])}, engines {_percent(cache['engine_hit_ratio'])}"
+    )
+    if local is None:
+        return line
+    line += f" = own {_percent(local)} + from peers {_percent(cache['external_hit_ratio'])}"
+    if ideal is not None and local > ideal:
+        line += "; own is above ideal by text they held before, or by blocks finer than the trace's"
+    return line
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{ratio:.1%}"
+
+
+def _factor(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}"

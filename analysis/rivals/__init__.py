@@ -1,0 +1,1 @@
+"""Rules of other routers, as policies of the league."""

@@ -1,0 +1,137 @@
+"""Published rules that decide whether another instance prefills: local or remote.
+
+In each project the decode instance is chosen first, then the decider says whether its prefill is
+remote; P is then the best of the others by the project's prefill profile. Every rule falls back to
+local where no peer can prefill or the request cannot be split.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from analysis.rivals.placement import Place, least_requests, requests
+from proxy.core.placement.scene import Choice, Scene, peers, size_on
+from proxy.core.routing.route import Route
+from proxy.core.types import Candidate, Reason, RequestFacts
+
+Decider = Callable[[Scene, Candidate, Candidate], bool]
+"""Whether P (the second) prefills for D (the first)."""
+
+
+ISL_TOKENS, ISL_RATIO, QUEUE_THRESHOLD = 2048, 0.7, 4.0
+"""Dynamo: eff_isl and ratio below which a prefill is local; --router-queue-threshold."""
+
+
+MAX_LOCAL_PREFILL_TOKENS, MAX_PREFILL_QUEUE = 1000, 2
+"""Dynamo 2025: max-local-prefill-length and max-prefill-queue-size."""
+
+
+NON_CACHED_TOKENS = 512
+"""llm-d: 0 (off) by default, 8, 16 and 512 in its samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A rule made of a placement and, perhaps, a decider."""
+
+    place: Place
+    remote: Decider | None = None
+
+    def __call__(self, scene: Scene) -> Choice:
+        """Choose D, then whether a P prefills."""
+        d = self.place(scene)
+        p = prefill_peer(scene, d) if self.remote is not None else None
+        if self.remote is None or p is None or not self.remote(scene, d, p):
+            return local(scene, d)
+        return Choice(d, p, size_on(scene, d), Reason.NON_CACHED_TOKENS, placed=True)
+
+
+def local(scene: Scene, d: Candidate) -> Choice:
+    """Compute on D."""
+    return Choice(d, None, size_on(scene, d), Reason.BELOW_THRESHOLD, placed=True)
+
+
+def prefill_peer(scene: Scene, d: Candidate) -> Candidate | None:
+    """The other instance with the least prefill to do, this request's included."""
+    if not scene.facts.offloadable:
+        return None
+    return min(
+        peers(scene, d),
+        key=lambda c: (c.load.prefill_tokens + c.new_tokens, c.last_placed),
+        default=None,
+    )
+
+
+def dynamo_isl_or_load(scene: Scene, d: Candidate, p: Candidate) -> bool:
+    """Dynamo conditional disaggregation: local when little is new on D, or when P is busy."""
+    new, prompt = d.new_tokens, scene.facts.prompt_tokens
+    short = new < ISL_TOKENS and new / prompt < ISL_RATIO
+    busy = p.load.prefill_tokens > QUEUE_THRESHOLD * scene.config.max_num_batched_tokens
+    return not (short or busy)
+
+
+def dynamo_2025(scene: Scene, d: Candidate, p: Candidate) -> bool:
+    """Dynamo's first disaggregated router: remote when much is new and the prefill queue short."""
+    del scene
+    return d.new_tokens > MAX_LOCAL_PREFILL_TOKENS and p.load.prefill_requests < MAX_PREFILL_QUEUE
+
+
+def llm_d_decider(scene: Scene, d: Candidate, p: Candidate) -> bool:
+    """llm-d prefix-based-pd-decider: remote from so many tokens on that D lacks."""
+    del scene, p
+    return d.new_tokens >= NON_CACHED_TOKENS
+
+
+def always_remote(scene: Scene, d: Candidate, p: Candidate) -> bool:
+    """llm-d always-disagg-pd-decider."""
+    del scene, d, p
+    return True
+
+
+class AibrixCombined:
+    """AIBrix pd routing on combined pods: both legs unless a combined pod drains fast.
+
+    A pod's drain score is its queue over its requests finished per second in the last minute; one
+    below 0.25 is picked whole when some pod is above 1.0. Otherwise P is the lowest of missed
+    prefix (10 points per load unit) plus relative load, D the least loaded.
+    """
+
+    FREE_SCORE, BUSY_SCORE = 0.25, 1.0
+    WINDOW_S = 60.0
+
+    def __init__(self) -> None:
+        self._ended: dict[str, deque[float]] = {}
+
+    def __call__(self, scene: Scene) -> Choice:
+        """Choose."""
+        scores = {c.instance.name: self._drain(c, scene.now_s) for c in scene.free}
+        free = [c for c in scene.free if scores[c.instance.name] < self.FREE_SCORE]
+        if free and max(scores.values()) > self.BUSY_SCORE:
+            return local(scene, min(free, key=lambda c: scores[c.instance.name]))
+        d = least_requests(scene)
+        able = peers(scene, d) if scene.facts.offloadable else []
+        if not able:
+            return local(scene, d)
+        most = max(requests(c.load) for c in scene.free) or 1
+
+        def score(c: Candidate) -> tuple[float, int]:
+            missed = 100.0 * c.new_tokens / scene.facts.prompt_tokens
+            return 0.1 * missed + requests(c.load) / most, c.last_placed
+
+        p = min(able, key=score)
+        return Choice(d, p, size_on(scene, d), Reason.POLICY_ALWAYS, placed=True)
+
+    def on_finish(
+        self, route: Route, facts: RequestFacts, tokens: int, decode_s: float, now_s: float
+    ) -> None:
+        """Count what D drains."""
+        del facts, tokens, decode_s
+        self._ended.setdefault(route.decode.name, deque()).append(now_s)
+
+    def _drain(self, c: Candidate, now_s: float) -> float:
+        ended = self._ended.setdefault(c.instance.name, deque())
+        while ended and now_s - ended[0] > self.WINDOW_S:
+            ended.popleft()
+        return c.load.prefill_requests * self.WINDOW_S / max(1, len(ended))
