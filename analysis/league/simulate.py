@@ -16,14 +16,13 @@ from typing import Any
 
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.config import RouterConfig
-from proxy.core.latency.slo import Slo
 from proxy.core.placement.scene import Decide
 from proxy.core.routing.router import Router
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.fleet import simulate
 from replayer.virtual.load import Source
-from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun
+from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun, keeps_slo
 
 WARM_UP_RATIO = 0.25
 
@@ -157,7 +156,7 @@ def figures(
         "requests_run": len(run.rows),
         "failures": sum(row.outcome != "ok" for row in run.rows),
         "rejects": sum(row.rejects for row in run.rows),
-        "goodput_ratio": sum(within(row, rules.slo) for row in rows) / max(1, len(rows)),
+        "goodput_ratio": sum(keeps_slo(row, rules.slo) for row in rows) / max(1, len(rows)),
         "ttft_s": spread(ttft_s, (50, 90, 99)),
         "tpot_s": spread(tpot_s, (50, 90)),
         "e2e_s": spread(e2e_s, (50, 90)),
@@ -173,13 +172,6 @@ def figures(
         "rate": rules.rate,
         "working_set_ratio": working_set_tokens(run.rows, rules.horizon_s) / kv_tokens,
     }
-
-
-def within(row: VirtualRow, slo: Slo) -> bool:
-    """Whether a request kept the SLO."""
-    if row.outcome != "ok" or row.ttft_s is None:
-        return False
-    return slo.keeps_ttft(row.ttft_s, row.new_tokens) and slo.keeps_tpot(row.tpot_s)
 
 
 def spread(ordered: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:

@@ -22,12 +22,11 @@ from typing import NoReturn
 
 import orjson
 
-from analysis.league.simulate import within
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
 from replayer.virtual.arrivals import Planned
 from replayer.virtual.fleet import VirtualFleet
-from replayer.virtual.requests import Kind, Live, VirtualOptions, VirtualRow, VirtualRun
+from replayer.virtual.requests import Kind, Live, VirtualOptions, VirtualRow, VirtualRun, keeps_slo
 
 SLO_WEIGHT_S = 10.0
 """J = mean e2e + 10 s * (share of requests that miss the SLO), as the prototype study had it."""
@@ -85,7 +84,7 @@ def cost_s(row: VirtualRow, slo: Slo, timeout_s: float) -> float:
     e2e_s = row.e2e_s
     if e2e_s is None or row.outcome != "ok":
         e2e_s = timeout_s + slo.ttft_limit_s(row.new_tokens) + slo.tpot_s * row.output_tokens
-    return e2e_s + (0.0 if within(row, slo) else SLO_WEIGHT_S)
+    return e2e_s + (0.0 if keeps_slo(row, slo) else SLO_WEIGHT_S)
 
 
 def carried_on(row: VirtualRow, written: int, slo: Slo, now_s: float) -> VirtualRow:

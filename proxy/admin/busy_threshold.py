@@ -15,7 +15,8 @@ from dataclasses import asdict
 from aiohttp import web
 
 from proxy.admin.auth import BodyError, small_object
-from proxy.core.admission.gate import ANY_MODEL, THRESHOLD_FIELDS, Thresholds
+from proxy.core.admission.gate import ANY_MODEL
+from proxy.core.types import THRESHOLD_FIELDS, Thresholds
 from proxy.net.server.responses import json_response
 from proxy.state.proxy_state import Service
 

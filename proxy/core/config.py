@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from proxy.core.admission.gate import Thresholds
+from proxy.core.types import Thresholds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

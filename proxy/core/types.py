@@ -10,8 +10,8 @@ dataclass's own stays interpreted in a compiled installation (setup.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 
@@ -252,3 +252,20 @@ class Reject:
     retry_after_s: int
     wait_s: float = field(default=0.0, compare=False)
     drain_tps: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The three limits; None switches a check off. Ratio 0..1, tokens, multiple of the budget."""
+
+    active_decode_blocks_threshold: float | None = None
+    active_prefill_tokens_threshold: int | None = None
+    active_prefill_tokens_threshold_frac: float | None = None
+
+    def merged(self, changes: Mapping[str, float | int | None]) -> Thresholds:
+        """A copy with the given fields overwritten."""
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+OFF = Thresholds()
+THRESHOLD_FIELDS = tuple(f.name for f in fields(Thresholds))

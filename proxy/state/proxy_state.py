@@ -15,7 +15,6 @@ from prometheus_client import generate_latest
 from proxy.config.options import Settings
 from proxy.config.values import InstanceSpec
 from proxy.core.admission.engine_reports import EngineKv, EngineStats
-from proxy.core.admission.gate import Thresholds
 from proxy.core.admission.memory import Level, Watermark
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.config import RouterConfig
@@ -24,7 +23,7 @@ from proxy.core.connectors.base import Connector
 from proxy.core.fleet.retries import Budget
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
-from proxy.core.types import FailureKind, Instance, RequestFacts
+from proxy.core.types import FailureKind, Instance, RequestFacts, Thresholds
 from proxy.fleet.gauges import FleetCollector
 from proxy.fleet.instances import Watcher
 from proxy.net import tls

@@ -16,8 +16,8 @@ from typing import Any
 
 import orjson
 
-from proxy.core.admission.gate import Thresholds
 from proxy.core.config import RouterConfig
+from proxy.core.types import Thresholds
 from replayer.replay.options import parse_options
 from replayer.replay.plan import ideal_hits, make_plan
 from replayer.replay.run import header_safe, pace_rules

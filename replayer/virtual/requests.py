@@ -3,11 +3,14 @@
 Times in virtual seconds.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from proxy.core.latency.slo import Slo
 from proxy.core.routing.route import Route
 from proxy.core.types import RequestFacts
 from replayer.engine.costs import IntakeCost
@@ -191,3 +194,10 @@ def job_of(
         send_as=send_as,
         fetch=fetch,
     )
+
+
+def keeps_slo(row: VirtualRow, slo: Slo) -> bool:
+    """Whether a request kept the SLO."""
+    if row.outcome != "ok" or row.ttft_s is None:
+        return False
+    return slo.keeps_ttft(row.ttft_s, row.new_tokens) and slo.keeps_tpot(row.tpot_s)

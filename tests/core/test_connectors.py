@@ -6,16 +6,11 @@ from typing import Any
 
 import pytest
 
-from proxy.core.connectors import (
-    CONNECTORS,
-    KV_PARAMS,
-    Connector,
-    Edits,
-    Implicit,
-    Mooncake,
-    Nixl,
-    Transfer,
-)
+from proxy.core.connectors import CONNECTORS
+from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer
+from proxy.core.connectors.implicit import Implicit
+from proxy.core.connectors.mooncake import Mooncake
+from proxy.core.connectors.nixl import Nixl
 from proxy.core.types import Fallback, Instance
 
 P = Instance("p", "http://p:8000", "http://p:8998")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.admission.gate import ANY_MODEL, STALE_S, THRESHOLD_FIELDS, Gate, Thresholds
+from proxy.core.admission.gate import ANY_MODEL, STALE_S, Gate
 from proxy.core.admission.retry_after import (
     RETRY_AFTER_MAX_S,
     RETRY_AFTER_MIN_S,
@@ -19,7 +19,7 @@ from proxy.core.admission.retry_after import (
     retry_after_s,
 )
 from proxy.core.kvcache.room import ReleaseRate
-from proxy.core.types import Load, RejectReason
+from proxy.core.types import THRESHOLD_FIELDS, Load, RejectReason, Thresholds
 
 BATCHED, TPS = 8192, 20_000.0
 BLOCKS, TOKENS, FRAC = (

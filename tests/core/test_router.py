@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.admission.gate import Thresholds
 from proxy.core.config import RouterConfig
 from proxy.core.placement.rules import SCORERS
 from proxy.core.routing.route import Route
@@ -25,6 +24,7 @@ from proxy.core.types import (
     RejectReason,
     RequestFacts,
     RouteClass,
+    Thresholds,
 )
 
 

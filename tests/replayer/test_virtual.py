@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from proxy.core.admission.gate import Thresholds
 from proxy.core.config import RouterConfig
 from proxy.core.placement.scene import Choice, Scene, size_on
 from proxy.core.routing.router import Router
-from proxy.core.types import Reason
+from proxy.core.types import Reason, Thresholds
 from replayer.engine.engine import Engine
 from replayer.engine.types import EngineOptions, FirstToken, Job
 from replayer.virtual.arrivals import Planned

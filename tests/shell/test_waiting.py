@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from proxy.core.admission.gate import Thresholds
 from proxy.core.admission.queue import Priority, QueueLimits
 from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, Reject, RequestFacts
+from proxy.core.types import Instance, Reject, RequestFacts, Thresholds
 from proxy.net.timeouts import Clock
 from proxy.state.queue import TRIAL_S, TRIALS, Turn, WaitingRoom, priority_of
 from proxy.telemetry.metrics import Metrics

@@ -10,14 +10,14 @@ of NVIDIA Dynamo's request rejection, so operators' thresholds carry over.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from proxy.core.admission.engine_reports import EngineKv, Reports
 from proxy.core.admission.retry_after import UNKNOWN_DRAIN_S
 from proxy.core.kvcache.room import KV_TURNOVER_S, KV_USABLE_RATIO, ReleaseRate
-from proxy.core.types import Load, RejectReason
+from proxy.core.types import OFF, Load, RejectReason, Thresholds
 
 STALE_S = 10.0
 """An engine's report older than this is ignored; the own count goes on alone."""
@@ -27,25 +27,6 @@ ANY_MODEL = "*"
 
 
 _HELD = attrgetter("held_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """The three limits; None switches a check off. Ratio 0..1, tokens, multiple of the budget."""
-
-    active_decode_blocks_threshold: float | None = None
-    active_prefill_tokens_threshold: int | None = None
-    active_prefill_tokens_threshold_frac: float | None = None
-
-    def merged(self, changes: Mapping[str, float | int | None]) -> Thresholds:
-        """A copy with the given fields overwritten."""
-        return replace(self, **changes)  # type: ignore[arg-type]
-
-
-OFF = Thresholds()
-
-
-THRESHOLD_FIELDS = tuple(f.name for f in fields(Thresholds))
 
 
 @dataclass(frozen=True, slots=True)
