@@ -20,20 +20,20 @@ from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
 from proxy.net import tcp, tls
 from proxy.net.server.connection import Rules, Runner
-from proxy.net.server.listener import Door, GuardedSite, Site, client_cap, no_listener
+from proxy.net.server.listener import ConnectionLimit, GuardedSite, Site, client_cap, no_listener
 from proxy.net.server.refusals import RefusalLog
 from proxy.net.server.responses import SERVER, error_response
 from proxy.process import background, snapshot
-from proxy.process.drain import Departure, closing, first_of
-from proxy.process.hot_restart import Heritage, Succession
+from proxy.process.drain import Drain, closing, first_of
+from proxy.process.hot_restart import HotRestart, InheritedSockets
 from proxy.process.memory import cgroup_limit
 from proxy.process.reload import Reloader
 from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
 from proxy.request.exchange import Exchange
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 
 
-def application(service: Service, *, admin: bool = True, public: bool = True) -> web.Application:
+def application(service: ProxyState, *, admin: bool = True, public: bool = True) -> web.Application:
     """The routes of one listener. No middleware: every request would pay for it."""
     app = web.Application(client_max_size=service.settings.max_body_bytes)
     app.on_response_prepare.append(_sign)
@@ -53,7 +53,7 @@ async def _sign(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = SERVER
 
 
-def _probes(service: Service) -> list[web.RouteDef]:
+def _probes(service: ProxyState) -> list[web.RouteDef]:
     """What load balancers and Prometheus ask, on every listener."""
     admin = Admin(service)
     rows = (
@@ -66,7 +66,7 @@ def _probes(service: Service) -> list[web.RouteDef]:
     return looks + [web.route("*", path, _only(("GET", "HEAD"))) for path, _ in rows]
 
 
-def _admin(service: Service) -> list[web.RouteDef]:
+def _admin(service: ProxyState) -> list[web.RouteDef]:
     """What changes or shows the fleet: for operators, behind the token where there is one."""
     admin, thresholds, denials = Admin(service), BusyThreshold(service), Denials(service)
     rows: dict[str, dict[str, Handler]] = {
@@ -100,7 +100,7 @@ def _only(methods: Iterable[str]) -> Handler:
     return refuse
 
 
-def _relayed(service: Service) -> list[web.RouteDef]:
+def _relayed(service: ProxyState) -> list[web.RouteDef]:
     async def relay(request: web.Request) -> web.StreamResponse:
         return await Exchange(service, request).run()
 
@@ -132,14 +132,14 @@ CANCEL_AFTER_S = 0.1
 """The drain has had its time: what still runs is cancelled, not waited for (0: for ever)."""
 
 
-class Server:
+class Proxy:
     """One listening proxy: `start`, then `stop`; `run` does both around a signal."""
 
     def __init__(
         self,
         settings: Settings,
         source: Callable[[], Settings] | None = None,
-        heritage: Heritage | None = None,
+        heritage: InheritedSockets | None = None,
     ) -> None:
         """`source` reads the options anew for a reload; raises ConfigError.
 
@@ -147,16 +147,16 @@ class Server:
         """
         self._settings = settings
         self._source = source or (lambda: settings)
-        self.service: Service
+        self.service: ProxyState
         self.reloader: Reloader
         self._runner: web.AppRunner
         self._rules: Rules
         self._admin_runner: web.AppRunner | None = None
         self._runners: list[web.AppRunner] = []
-        self._heritage = heritage or Heritage()
+        self._heritage = heritage or InheritedSockets()
         self._names: list[str] = []
         """Of the listeners, as the next process is to know them."""
-        self._succession = Succession(self._listeners, lambda: snapshot.leave(self.service))
+        self._succession = HotRestart(self._listeners, lambda: snapshot.leave(self.service))
         self._stop = asyncio.Event()
 
     @property
@@ -183,12 +183,12 @@ class Server:
         settings = self._settings
         secure = tls.for_clients(settings)
         limit_bytes = settings.max_memory_bytes or cgroup_limit()
-        self.service = Service.start(settings, limit_bytes)
+        self.service = ProxyState.start(settings, limit_bytes)
         self.reloader = Reloader(self.service, self._source, self._exchange)
         refused = self.service.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
-        self._departure = Departure(self.service, self._runners, self._stop)
+        self._departure = Drain(self.service, self._runners, self._stop)
         if self._heritage.estate is not None:
             snapshot.take(self.service, self._heritage.estate)
         if self._heritage.has_predecessor and not await background.look_round(self.service):
@@ -250,7 +250,9 @@ class Server:
         if len(self._runners) > 1:
             return Site(runner, host, port, backlog=BACKLOG, ssl_context=secure)
         metrics = self.service.metrics
-        door = Door(client_cap(self._settings.max_connections), metrics.connections_refused.inc)
+        door = ConnectionLimit(
+            client_cap(self._settings.max_connections), metrics.connections_refused.inc
+        )
         metrics.open_connections.set_function(lambda: door.open)
         return GuardedSite(runner, host, port, door, backlog=BACKLOG, ssl_context=secure)
 

@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import uvloop
 
 from proxy import described
-from proxy.app import Server
+from proxy.app import Proxy
 from proxy.config.load import Loaded, load, print_config
 from proxy.config.options import Settings
 from proxy.config.secrets import is_loopback
 from proxy.config.sources import ConfigError
 from proxy.net.server.connection import has_c_parser
-from proxy.process.hot_restart import Heritage
+from proxy.process.hot_restart import InheritedSockets
 from proxy.process.memory import collect_rarely, keep_big_blocks, share_the_interpreter
-from proxy.process.notify import Supervisor
+from proxy.process.notify import Notifier
 from proxy.telemetry import log
 
 EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG = 1, 2, 78
@@ -28,10 +28,10 @@ NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until a signal. Exit 2 for a bad option, 1 when the port cannot be had, 78 as said."""
-    heritage = Heritage()
+    heritage = InheritedSockets()
     given = list(sys.argv[1:] if argv is None else argv)
     try:
-        heritage = Heritage.read(os.environ)
+        heritage = InheritedSockets.read(os.environ)
         if not has_c_parser():
             return _fails(heritage, NO_PARSER, EXIT_CONFIG)
         loaded = load(given, os.environ)
@@ -46,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(loaded, given, heritage)
 
 
-def _fails(heritage: Heritage, why: str, status: int) -> int:
+def _fails(heritage: InheritedSockets, why: str, status: int) -> int:
     """Say it once: the process that would have been replaced has a log to write it to."""
     if not heritage.tell_failure(why):
         print(f"cache-proxy: {why}", file=sys.stderr)
     return status
 
 
-def _run(loaded: Loaded, given: Sequence[str], heritage: Heritage) -> int:
+def _run(loaded: Loaded, given: Sequence[str], heritage: InheritedSockets) -> int:
     try:
         uvloop.run(_serve(loaded, given, heritage))
     except ConfigError as error:
@@ -65,9 +65,9 @@ def _run(loaded: Loaded, given: Sequence[str], heritage: Heritage) -> int:
     return 0
 
 
-async def _serve(loaded: Loaded, given: Sequence[str], heritage: Heritage) -> None:
-    server = Server(loaded.settings, lambda: load(given, os.environ).settings, heritage)
-    supervisor = Supervisor(os.environ, loaded.settings.pid_file)
+async def _serve(loaded: Loaded, given: Sequence[str], heritage: InheritedSockets) -> None:
+    server = Proxy(loaded.settings, lambda: load(given, os.environ).settings, heritage)
+    supervisor = Notifier(os.environ, loaded.settings.pid_file)
     await server.start()
     server.catch_signals()
     collect_rarely()

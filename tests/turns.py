@@ -30,13 +30,13 @@ TURN_S = 0.02
 """The longest that may be, on a machine as fast as the one where `_WORK_S` was measured."""
 _WORK_S = 0.008
 _CALLBACKS = (
-    (server_connection.Connection, "data_received"),
-    (listener.Guest, "connection_made"),
-    (server_connection.Connection, "connection_lost"),
-    (server_connection.Heads, "_look"),
-    (sse.Tap, "buffer_updated"),
-    (upstream_connection.Connection, "eof_received"),
-    (upstream_connection.Connection, "connection_lost"),
+    (server_connection.ClientConnection, "data_received"),
+    (listener.PendingConnection, "connection_made"),
+    (server_connection.ClientConnection, "connection_lost"),
+    (server_connection.HeaderTimeouts, "_look"),
+    (sse.FastPath, "buffer_updated"),
+    (upstream_connection.UpstreamConnection, "eof_received"),
+    (upstream_connection.UpstreamConnection, "connection_lost"),
     (timeouts._Keeper, "_tick"),
     (queue.WaitingRoom, "_look"),
     (pool.Pool, "_close_old"),

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from analysis.check.fit import NAMES, Constants, Fit, fit, line
-from analysis.check.logs import RunLog, Sample, read_run_log, samples_of
+from analysis.check.logs import CheckSample, RunLog, read_run_log, samples_of
 from analysis.measures import METRICS, in_target_time, percentile, spread
 from analysis.runs import RunError
 from proxy.core.routing.router import Router
@@ -132,7 +132,7 @@ def check_run(folder: Path) -> Check:
     sizes = engine_sizes(recorded)
     fitted = with_unseen(fit(samples, sizes), sizes)
     proxy = IntakeCost(*line(log.overheads()))
-    model = Model(fitted, proxy, engines_of(fitted.constants, sizes))
+    model = FittedModel(fitted, proxy, engines_of(fitted.constants, sizes))
     fleets = [engines_of(fitted.constants.scaled(by), sizes) for by in JITTER]
     runs = [predict(recorded, log, fleet, proxy) for fleet in fleets]
     return compared(recorded, log, samples, model, runs)
@@ -162,7 +162,7 @@ def constants_of(engine: EngineOptions) -> Constants:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class FittedModel:
     """What was fitted, in seconds of the run's clock."""
 
     fit: Fit
@@ -220,8 +220,8 @@ def predict(
 def compared(
     recorded: Recorded,
     log: RunLog,
-    samples: Sequence[Sample],
-    model: Model,
+    samples: Sequence[CheckSample],
+    model: FittedModel,
     runs: Sequence[VirtualRun],
 ) -> Check:
     """Put realised and predicted side by side."""
@@ -252,7 +252,7 @@ def compared(
     )
 
 
-def as_placed(samples: Sequence[Sample], model: Model) -> list[float]:
+def as_placed(samples: Sequence[CheckSample], model: FittedModel) -> list[float]:
     """TTFT in seconds of the run's clock, where legs go where and when they went in the run."""
     ended = run_legs([one.leg for one in samples], model.engines)
     sent: dict[str | None, float] = {}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.check.logs import Overhead, Sample
+from analysis.check.logs import CheckSample, Overhead
 from analysis.runs import RunError
 from replayer.engine.types import EngineOptions
 from replayer.virtual.legs import run_legs
@@ -124,12 +124,12 @@ class Fit:
     runs: int
 
 
-def fit(samples: Sequence[Sample], engines: Sequence[EngineOptions]) -> Fit:
+def fit(samples: Sequence[CheckSample], engines: Sequence[EngineOptions]) -> Fit:
     """Fit to the legs of a run; `engines` give the sizes, their constants are not looked at."""
     return _Fitting(samples, engines).run()
 
 
-def guess(samples: Sequence[Sample]) -> Constants:
+def guess(samples: Sequence[CheckSample]) -> Constants:
     """Orders of magnitude from the log alone, where a fit may begin.
 
     a0 from the fastest streams, a1 from the fastest prefill, the rest as small parts of these.
@@ -172,7 +172,7 @@ def line(overheads: Sequence[Overhead]) -> tuple[float, float]:
 class _Fitting:
     """One fit: the times of the log, and the model's as a function of the constants in units."""
 
-    def __init__(self, samples: Sequence[Sample], engines: Sequence[EngineOptions]) -> None:
+    def __init__(self, samples: Sequence[CheckSample], engines: Sequence[EngineOptions]) -> None:
         self._samples = samples
         self._engines = engines
         self._unit = _values(guess(samples))

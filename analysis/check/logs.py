@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.runs import RunError, read_log, read_rows
-from replayer.virtual.legs import Leg
+from replayer.virtual.legs import RecordedLeg
 from replayer.virtual.recorded import Recorded, Seen, blocks_of
 
 MIN_DECODED = 16
@@ -33,14 +33,14 @@ NULLABLE = (P, "t_prefill_sent", "t_prefill_done", "fallback", "retries")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CheckSample:
     """A leg and what the log says of it, in seconds; None where it says nothing.
 
     `first_s`: sent to its first token, as the proxy saw it (a prefill leg: to its answer);
     `tpot_s`: per output token after that.
     """
 
-    leg: Leg
+    leg: RecordedLeg
     kind: str
     first_s: float | None
     tpot_s: float | None = None
@@ -108,7 +108,7 @@ def _whole(row: Mapping[str, Any]) -> bool:
     return named and all(row.get(key) is not None for key in NEEDED)
 
 
-def samples_of(recorded: Recorded, log: RunLog, names: Sequence[str]) -> list[Sample]:
+def samples_of(recorded: Recorded, log: RunLog, names: Sequence[str]) -> list[CheckSample]:
     """Every leg of the run; `names` are the instances in the order of the engines."""
     number = {name: at for at, name in enumerate(names)}
     used = {row[key] for row in log.proxy.values() for key in ("decode_instance", P)}
@@ -123,11 +123,11 @@ def samples_of(recorded: Recorded, log: RunLog, names: Sequence[str]) -> list[Sa
         p = number[row[P]] if moved else None
         if p is not None:
             sent_s = row["t_prefill_sent"]
-            leg = Leg(p, sent_s - origin_s, row["prompt_tokens"], blocks, 1, sends=moved)
-            samples.append(Sample(leg, "prefill", row["t_prefill_done"] - sent_s))
+            leg = RecordedLeg(p, sent_s - origin_s, row["prompt_tokens"], blocks, 1, sends=moved)
+            samples.append(CheckSample(leg, "prefill", row["t_prefill_done"] - sent_s))
         sent_s, osl = row["t_decode_sent"], row["osl_tokens"]
         tpot_s = (row["t_done"] - row["t_first_token"]) / max(1, osl - 1)
-        leg = Leg(
+        leg = RecordedLeg(
             number[row["decode_instance"]],
             sent_s - origin_s,
             row["prompt_tokens"],
@@ -139,5 +139,5 @@ def samples_of(recorded: Recorded, log: RunLog, names: Sequence[str]) -> list[Sa
         # What ran on another engine first is in the load, but its times mix both.
         first_s = row["t_first_token"] - sent_s if whole else None
         tpot_s = tpot_s if osl >= MIN_DECODED else None
-        samples.append(Sample(leg, "moved" if moved else "first", first_s, tpot_s))
+        samples.append(CheckSample(leg, "moved" if moved else "first", first_s, tpot_s))
     return samples

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.scale import REGIMES, Bench, Scale
-from analysis.league.simulate import Fleet, Task, engines, run_task
+from analysis.league.simulate import EngineFleet, Task, engines, run_task
 from analysis.rivals.registry import BASELINE, RIVALS
 from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import Source, load_source
@@ -153,7 +153,7 @@ def _tasks(options: LeagueOptions, scale: Scale) -> Iterator[Task]:
     if _source is None:
         raise RuntimeError("no trace was read")
     same = engines(options.instances, scale.kv_tokens, _source.block_tokens)
-    usual = Fleet(same, options.timeout_s, _source.longest_tokens)
+    usual = EngineFleet(same, options.timeout_s, _source.longest_tokens)
     for load in options.loads:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             rules = LoadRules(load * scale.rate, options.horizon_s, seed, options.think_cap_s)

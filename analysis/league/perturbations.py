@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from analysis.league.simulate import Fleet, slower
+from analysis.league.simulate import EngineFleet, slower
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import LoadRules
 
-Perturbation = Callable[[LoadRules, Fleet], tuple[LoadRules, Fleet]]
+Perturbation = Callable[[LoadRules, EngineFleet], tuple[LoadRules, EngineFleet]]
 
 
 SLOW, LINK, QUARTER, BURST = 2.0, 10.0, 4, 10.0
@@ -24,18 +24,18 @@ ESTIMATE = 0.3
 COLD_THROUGHPUT, COLD_TRANSFER_S = 5_000.0, 2.0
 
 
-def none(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+def none(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
     """As it is."""
     return rules, fleet
 
 
-def slow_engine(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+def slow_engine(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
     """The first engine at half speed."""
     first, *others = fleet.engines
     return rules, replace(fleet, engines=(slower(first, SLOW), *others))
 
 
-def slow_links(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+def slow_links(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
     """KV takes ten times as long to move."""
 
     def linked(one: EngineOptions) -> EngineOptions:
@@ -45,7 +45,7 @@ def slow_links(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
     return rules, replace(fleet, engines=tuple(map(linked, fleet.engines)))
 
 
-def small_kv(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+def small_kv(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
     """A quarter of the KV memory, but room for the longest request."""
 
     def shrunk(one: EngineOptions) -> EngineOptions:
@@ -56,22 +56,22 @@ def small_kv(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
     return rules, replace(fleet, engines=tuple(map(shrunk, fleet.engines)))
 
 
-def estimate_high(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+def estimate_high(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
     """The proxy takes prompts for 30 % longer than they are."""
     return rules, replace(fleet, estimate_factor=1.0 + ESTIMATE)
 
 
-def estimate_low(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+def estimate_low(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
     """The proxy takes prompts for 30 % shorter than they are."""
     return rules, replace(fleet, estimate_factor=1.0 - ESTIMATE)
 
 
-def bursty(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+def bursty(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
     """Session starts with ten times the variance of their gaps."""
     return replace(rules, burst=BURST), fleet
 
 
-def cold(rules: LoadRules, fleet: Fleet) -> tuple[LoadRules, Fleet]:
+def cold(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
     """Flags that tell four times too slow an engine and link: nothing to start from."""
     options = {"prefill_throughput": COLD_THROUGHPUT, "kv_transfer_time_s": COLD_TRANSFER_S}
     return rules, replace(fleet, options={**fleet.options, **options})

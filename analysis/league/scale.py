@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from analysis.league.simulate import Fleet, engines, run_policy, working_set_tokens
+from analysis.league.simulate import EngineFleet, engines, run_policy, working_set_tokens
 from analysis.rivals.registry import BASELINE
 from replayer.virtual.arrivals import LoadRules, plan
 from replayer.virtual.load import Source
@@ -81,7 +81,9 @@ class Bench:
             rate, self.rules.horizon_s, SCALE_SEED, self.rules.think_cap_s, slo=self.rules.slo
         )
         planned = plan(self.source, rules)
-        fleet = Fleet(engines(self.instances, kv_tokens, self.source.block_tokens), self.timeout_s)
+        fleet = EngineFleet(
+            engines(self.instances, kv_tokens, self.source.block_tokens), self.timeout_s
+        )
         run = run_policy(
             BASELINE, planned, fleet, self.source.block_tokens, until_s=rules.horizon_s
         )

@@ -35,7 +35,7 @@ ABORT_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class EngineFleet:
     """Engines and client of a run; `options` go to RouterConfig.
 
     `longest_tokens`: the least KV that an engine must have for the trace's longest request.
@@ -62,7 +62,7 @@ class Task:
     regime: str
     perturb: str
     rules: LoadRules
-    fleet: Fleet
+    fleet: EngineFleet
 
 
 def engines(instances: int, kv_tokens: float, block_tokens: int) -> tuple[EngineOptions, ...]:
@@ -94,7 +94,7 @@ def run_task(source: Source, task: Task) -> dict[str, Any]:
 def run_policy(
     policy: str,
     planned: Sequence[Planned],
-    fleet: Fleet,
+    fleet: EngineFleet,
     block_tokens: int,
     until_s: float = math.inf,
 ) -> VirtualRun:
@@ -105,7 +105,7 @@ def run_policy(
 def run_rival(
     rival: Rival,
     planned: Sequence[Planned],
-    fleet: Fleet,
+    fleet: EngineFleet,
     block_tokens: int,
     until_s: float = math.inf,
 ) -> VirtualRun:
@@ -116,14 +116,14 @@ def run_rival(
     return simulate(planned, Router(config, decide=decide), options, observers)
 
 
-def make_rule(rival: Rival, fleet: Fleet) -> Decide | None:
+def make_rule(rival: Rival, fleet: EngineFleet) -> Decide | None:
     """The rival's rule for one run; None where the router decides by its options."""
     first = fleet.engines[0]
     return rival.make(first.num_blocks * first.block_size)
 
 
 def setting(
-    rival: Rival, fleet: Fleet, block_tokens: int, until_s: float = math.inf
+    rival: Rival, fleet: EngineFleet, block_tokens: int, until_s: float = math.inf
 ) -> tuple[RouterConfig, VirtualOptions]:
     """The router's and the driver's options for a rival's run."""
     config = RouterConfig(

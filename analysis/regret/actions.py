@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxy.core.connectors import CONNECTORS
-from proxy.core.placement.scene import Choice, Scene, Size, peers, size_on
+from proxy.core.placement.scene import Choice, PlacementView, Size, peers, size_on
 from proxy.core.types import Candidate, Reason
 
 
@@ -38,7 +38,7 @@ def action_of(choice: Choice) -> Action:
     return Action(choice.decode.instance.name, prefill)
 
 
-def is_heavy(scene: Scene, choice: Choice) -> bool:
+def is_heavy(scene: PlacementView, choice: Choice) -> bool:
     """Whether the request is HEAVY on the chosen D or on its home."""
     if size_on(scene, choice.decode) is Size.HEAVY:
         return True
@@ -47,7 +47,7 @@ def is_heavy(scene: Scene, choice: Choice) -> bool:
     )
 
 
-def actions(scene: Scene, choice: Choice) -> list[Action]:
+def actions(scene: PlacementView, choice: Choice) -> list[Action]:
     """The policy's own action first, then the others, without repetition.
 
     Computed on each instance; prefilled by each P for home, for the chosen D and for the D with the
@@ -68,7 +68,7 @@ def actions(scene: Scene, choice: Choice) -> list[Action]:
     return list(dict.fromkeys(found))
 
 
-def forced(scene: Scene, action: Action) -> Choice:
+def forced(scene: PlacementView, action: Action) -> Choice:
     """The choice that does it."""
     by_name = {c.instance.name: c for c in scene.free}
     d = by_name[action.decode]
@@ -91,7 +91,7 @@ class View:
     kv_full: float
 
 
-def view(scene: Scene, c: Candidate) -> View:
+def view(scene: PlacementView, c: Candidate) -> View:
     """Note what a decision saw of an instance; `room_s` is the wait for free KV."""
     return View(
         name=c.instance.name,

@@ -26,7 +26,14 @@ from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
 from replayer.virtual.arrivals import Planned
 from replayer.virtual.fleet import VirtualFleet
-from replayer.virtual.requests import Kind, Live, VirtualOptions, VirtualRow, VirtualRun, keeps_slo
+from replayer.virtual.requests import (
+    Kind,
+    LiveRequest,
+    VirtualOptions,
+    VirtualRow,
+    VirtualRun,
+    keeps_slo,
+)
 
 SLO_WEIGHT_S = 10.0
 """J = mean e2e + 10 s * (share of requests that miss the SLO), as the prototype study had it."""
@@ -59,7 +66,7 @@ stream, beside somebody's prefill, say little of thousands to come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BranchOutcome:
     """What became of a branch: its cost over its members (None: all requests), its own request."""
 
     cost_s: float
@@ -122,7 +129,7 @@ class BranchingFleet(VirtualFleet):
     ) -> None:
         super().__init__(planned, router, options, observers)
         self.terms = terms
-        self.asked: Live | None = None
+        self.asked: LiveRequest | None = None
         self._pipe: int | None = None
         self._own = 0
         self._cut_s = math.inf
@@ -148,7 +155,7 @@ class BranchingFleet(VirtualFleet):
 
     def branch(
         self, now_s: float, draw: random.Random | None, members: tuple[int, ...] | None
-    ) -> Outcome | None:
+    ) -> BranchOutcome | None:
         """Fork. The parent gets the outcome; the child gets None and goes on with its own choice.
 
         `draw` resamples the child's future. `members` are the requests that count: without them,
@@ -195,14 +202,14 @@ class BranchingFleet(VirtualFleet):
         super()._arrive(index, now_s)
         self._stop_when_over(now_s)
 
-    def _admit(self, live: Live, now_s: float) -> None:
+    def _admit(self, live: LiveRequest, now_s: float) -> None:
         self.asked = live
         try:
             super()._admit(live, now_s)
         except Postponed as postponed:
             self._at(now_s + postponed.by_s, Kind.ARRIVAL, live)
 
-    def _end(self, live: Live, outcome: str, now_s: float) -> None:
+    def _end(self, live: LiveRequest, outcome: str, now_s: float) -> None:
         super()._end(live, outcome, now_s)
         self._open.discard(live.index)
         self._stop_when_over(now_s)
@@ -268,7 +275,7 @@ class BranchingFleet(VirtualFleet):
         return rows
 
 
-def _read(reader: int, child: int) -> Outcome:
+def _read(reader: int, child: int) -> BranchOutcome:
     try:
         with os.fdopen(reader, "rb") as answer:
             data = answer.read()
@@ -279,4 +286,4 @@ def _read(reader: int, child: int) -> Outcome:
     if not data:
         raise RuntimeError("a branch of the run died")
     total_s, requests, ttft_s, members = orjson.loads(data)
-    return Outcome(total_s, requests, ttft_s, None if members is None else tuple(members))
+    return BranchOutcome(total_s, requests, ttft_s, None if members is None else tuple(members))

@@ -23,9 +23,9 @@ from statistics import fmean
 from typing import Any
 
 from analysis.regret.actions import Action, View, actions, forced, is_heavy, view
-from analysis.regret.branching import BranchingFleet, Outcome, Postponed
-from proxy.core.placement.scene import Choice, Decide, Scene
-from replayer.virtual.requests import Live
+from analysis.regret.branching import BranchingFleet, BranchOutcome, Postponed
+from proxy.core.placement.scene import Choice, Decide, PlacementView
+from replayer.virtual.requests import LiveRequest
 
 PLACEBO_STEP_S = 0.004
 
@@ -43,7 +43,7 @@ class Tried:
     """One action (or postponement) and its outcomes, one per future."""
 
     action: Action
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[BranchOutcome] = field(default_factory=list)
 
     @property
     def cost_s(self) -> float:
@@ -74,7 +74,7 @@ class Tried:
 
 
 @dataclass(slots=True)
-class Decision:
+class JudgedDecision:
     """One HEAVY decision and what came of every action; `tried[0]` is the policy's own."""
 
     number: int
@@ -167,20 +167,20 @@ class Probe:
     """A Decide around the policy's. `wanted` numbers the decisions to look at, None for all."""
 
     def __init__(self, policy: Decide, mode: Mode, wanted: frozenset[int] | None = None) -> None:
-        self.decisions: list[Decision] = []
+        self.decisions: list[JudgedDecision] = []
         self.seen = 0
         """HEAVY decisions so far."""
         self._policy = policy
         self._mode = mode
         self._wanted = wanted
         self._fleet: BranchingFleet | None = None
-        self._postponed: Live | None = None
+        self._postponed: LiveRequest | None = None
 
     def attach(self, fleet: BranchingFleet) -> None:
         """Say whose decisions these are."""
         self._fleet = fleet
 
-    def __call__(self, scene: Scene) -> Choice:
+    def __call__(self, scene: PlacementView) -> Choice:
         """Decide."""
         fleet = self._fleet
         choice = self._policy(scene)
@@ -194,7 +194,9 @@ class Probe:
             return choice
         return self._look(fleet, scene, choice, number)
 
-    def _look(self, fleet: BranchingFleet, scene: Scene, choice: Choice, number: int) -> Choice:
+    def _look(
+        self, fleet: BranchingFleet, scene: PlacementView, choice: Choice, number: int
+    ) -> Choice:
         decision = _noted(fleet, scene, choice, number)
         for tried in decision.tried if self._mode is not Mode.PLACEBO else decision.tried[:1]:
             if not self._play(fleet, scene, decision, tried):
@@ -209,14 +211,16 @@ class Probe:
             self._be_lucky(fleet, decision)
         return choice
 
-    def _try_placebo(self, fleet: BranchingFleet, scene: Scene, decision: Decision) -> None:
+    def _try_placebo(
+        self, fleet: BranchingFleet, scene: PlacementView, decision: JudgedDecision
+    ) -> None:
         for step in range(1, len(decision.tried)):
             tried = Tried(decision.chosen.action)
             if not self._play(fleet, scene, decision, tried):
                 raise Postponed(step * PLACEBO_STEP_S)
             decision.placebo.append(tried)
 
-    def _be_lucky(self, fleet: BranchingFleet, decision: Decision) -> None:
+    def _be_lucky(self, fleet: BranchingFleet, decision: JudgedDecision) -> None:
         costs_s = [decision.chosen.cost_s, *(one.cost_s for one in decision.placebo)]
         step = costs_s.index(min(costs_s))
         decision.tried = decision.tried[:1]
@@ -224,7 +228,9 @@ class Probe:
             self._postponed = fleet.asked
             raise Postponed(step * PLACEBO_STEP_S)
 
-    def _play(self, fleet: BranchingFleet, scene: Scene, decision: Decision, tried: Tried) -> bool:
+    def _play(
+        self, fleet: BranchingFleet, scene: PlacementView, decision: JudgedDecision, tried: Tried
+    ) -> bool:
         """Play every future once; False in the child, which is to act on it."""
         futures, seed = fleet.terms.futures, fleet.terms.seed
         for future in range(futures):
@@ -240,9 +246,11 @@ class Probe:
         return True
 
 
-def _noted(fleet: BranchingFleet, scene: Scene, choice: Choice, number: int) -> Decision:
+def _noted(
+    fleet: BranchingFleet, scene: PlacementView, choice: Choice, number: int
+) -> JudgedDecision:
     live = fleet.asked
-    return Decision(
+    return JudgedDecision(
         number=number,
         at_s=scene.now_s,
         request=live.index if live is not None else -1,

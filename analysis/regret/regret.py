@@ -18,8 +18,8 @@ from typing import Any
 
 from analysis.league.league import LeagueError, mean_and_interval
 from analysis.league.scale import REGIMES, Bench, Scale
-from analysis.league.simulate import Fleet, engines
-from analysis.regret.oracle import Decision
+from analysis.league.simulate import EngineFleet, engines
+from analysis.regret.oracle import JudgedDecision
 from analysis.regret.run import MODES, RegretRun, RegretTask, run_regret
 from analysis.regret.worker import call
 from analysis.rivals.registry import BASELINE, RIVALS
@@ -119,7 +119,7 @@ def _unit_rules(options: RegretOptions) -> LoadRules:
 
 def _tasks(options: RegretOptions, scale: Scale, source: Source) -> Iterator[RegretTask]:
     same = engines(options.instances, scale.kv_tokens, source.block_tokens)
-    fleet = Fleet(same, options.timeout_s, source.longest_tokens)
+    fleet = EngineFleet(same, options.timeout_s, source.longest_tokens)
     for policy in options.policies:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             rate = options.load * scale.rate
@@ -197,12 +197,12 @@ def _times(runs: Sequence[RegretRun]) -> dict[str, float | None]:
     return found
 
 
-def missed(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+def missed(decisions: Sequence[JudgedDecision]) -> list[dict[str, Any]]:
     """What the policy did where the oracle did another, by kind; the greatest sum of gaps first.
 
     The held-out gap of a group is biased upwards: its kind was chosen on all futures.
     """
-    groups: dict[tuple[str, str], list[Decision]] = {}
+    groups: dict[tuple[str, str], list[JudgedDecision]] = {}
     for one in decisions:
         if one.best is not one.chosen:
             kinds = one.chosen.action.kind(one.home), one.best.action.kind(one.home)
@@ -221,7 +221,7 @@ def missed(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
     return sorted(made, key=lambda one: -one["gap_s"])
 
 
-def worst(regret: Regret, regime: str, policy: str) -> list[tuple[int, Decision]]:
+def worst(regret: Regret, regime: str, policy: str) -> list[tuple[int, JudgedDecision]]:
     """The decisions of the widest gaps in seconds, with their seeds."""
     runs = regret.found(regime, "watch", policy)
     found = [(run.row["seed"], d) for run in runs for d in run.decisions if d.gap_s > 0.0]

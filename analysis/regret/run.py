@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.league.simulate import Fleet, figures, make_rule, setting
+from analysis.league.simulate import EngineFleet, figures, make_rule, setting
 from analysis.regret.branching import BranchingFleet, Terms, objective_s
-from analysis.regret.oracle import Decision, Mode, Probe
+from analysis.regret.oracle import JudgedDecision, Mode, Probe
 from analysis.rivals.registry import RIVALS
 from proxy.core.placement.rules import by_rules
 from proxy.core.routing.router import DECIDERS, Router
@@ -41,7 +41,7 @@ class RegretTask:
     regime: str
     mode: str
     rules: LoadRules
-    fleet: Fleet
+    fleet: EngineFleet
     decisions: int
     horizon_s: float = math.inf
     futures: int = 1
@@ -52,7 +52,7 @@ class RegretRun:
     """What came out: one row of figures, and the decisions that were looked at."""
 
     row: dict[str, Any]
-    decisions: list[Decision]
+    decisions: list[JudgedDecision]
 
 
 def run_regret(source: Source, task: RegretTask) -> RegretRun:

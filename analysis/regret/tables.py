@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.regret.actions import Action, View
-from analysis.regret.oracle import Decision
+from analysis.regret.oracle import JudgedDecision
 from analysis.regret.regret import Regret, RegretOptions, summarise_regret, worst
 from analysis.rivals.registry import BASELINE
 
@@ -21,7 +21,7 @@ IDLE_S = 0.05
 """A shorter queue is none."""
 
 
-def explain(seed: int, decision: Decision) -> str:
+def explain(seed: int, decision: JudgedDecision) -> str:
     """One line."""
     d, best = decision, decision.best
     others_s = d.gap_s - d.own_gap_s
@@ -36,7 +36,7 @@ def explain(seed: int, decision: Decision) -> str:
     )
 
 
-def _done(decision: Decision, action: Action) -> str:
+def _done(decision: JudgedDecision, action: Action) -> str:
     views = {one.name: one for one in decision.views}
     kind = action.kind(decision.home)
     d = views[action.decode]

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.rivals.placement import Place, least_requests, requests
-from proxy.core.placement.scene import Choice, Scene, peers, size_on
+from proxy.core.placement.scene import Choice, PlacementView, peers, size_on
 from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Reason, RequestFacts
 
-Decider = Callable[[Scene, Candidate, Candidate], bool]
+Decider = Callable[[PlacementView, Candidate, Candidate], bool]
 """Whether P (the second) prefills for D (the first)."""
 
 
@@ -39,7 +39,7 @@ class Placed:
     place: Place
     remote: Decider | None = None
 
-    def __call__(self, scene: Scene) -> Choice:
+    def __call__(self, scene: PlacementView) -> Choice:
         """Choose D, then whether a P prefills."""
         d = self.place(scene)
         p = prefill_peer(scene, d) if self.remote is not None else None
@@ -48,12 +48,12 @@ class Placed:
         return Choice(d, p, size_on(scene, d), Reason.NON_CACHED_TOKENS, placed=True)
 
 
-def local(scene: Scene, d: Candidate) -> Choice:
+def local(scene: PlacementView, d: Candidate) -> Choice:
     """Compute on D."""
     return Choice(d, None, size_on(scene, d), Reason.BELOW_THRESHOLD, placed=True)
 
 
-def prefill_peer(scene: Scene, d: Candidate) -> Candidate | None:
+def prefill_peer(scene: PlacementView, d: Candidate) -> Candidate | None:
     """The other instance with the least prefill to do, this request's included."""
     if not scene.facts.offloadable:
         return None
@@ -64,7 +64,7 @@ def prefill_peer(scene: Scene, d: Candidate) -> Candidate | None:
     )
 
 
-def dynamo_isl_or_load(scene: Scene, d: Candidate, p: Candidate) -> bool:
+def dynamo_isl_or_load(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
     """Dynamo conditional disaggregation: local when little is new on D, or when P is busy."""
     new, prompt = d.new_tokens, scene.facts.prompt_tokens
     short = new < ISL_TOKENS and new / prompt < ISL_RATIO
@@ -72,19 +72,19 @@ def dynamo_isl_or_load(scene: Scene, d: Candidate, p: Candidate) -> bool:
     return not (short or busy)
 
 
-def dynamo_2025(scene: Scene, d: Candidate, p: Candidate) -> bool:
+def dynamo_2025(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
     """Dynamo's first disaggregated router: remote when much is new and the prefill queue short."""
     del scene
     return d.new_tokens > MAX_LOCAL_PREFILL_TOKENS and p.load.prefill_requests < MAX_PREFILL_QUEUE
 
 
-def llm_d_decider(scene: Scene, d: Candidate, p: Candidate) -> bool:
+def llm_d_decider(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
     """llm-d prefix-based-pd-decider: remote from so many tokens on that D lacks."""
     del scene, p
     return d.new_tokens >= NON_CACHED_TOKENS
 
 
-def always_remote(scene: Scene, d: Candidate, p: Candidate) -> bool:
+def always_remote(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
     """llm-d always-disagg-pd-decider."""
     del scene, d, p
     return True
@@ -104,7 +104,7 @@ class AibrixCombined:
     def __init__(self) -> None:
         self._ended: dict[str, deque[float]] = {}
 
-    def __call__(self, scene: Scene) -> Choice:
+    def __call__(self, scene: PlacementView) -> Choice:
         """Choose."""
         scores = {c.instance.name: self._drain(c, scene.now_s) for c in scene.free}
         free = [c for c in scene.free if scores[c.instance.name] < self.FREE_SCORE]

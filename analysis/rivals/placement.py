@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from proxy.core.placement.scene import Choice, Scene, size_on
+from proxy.core.placement.scene import Choice, PlacementView, size_on
 from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Load, Reason, RequestFacts
 
-Place = Callable[[Scene], Candidate]
+Place = Callable[[PlacementView], Candidate]
 
 
 BALANCE_ABS_THRESHOLD, BALANCE_REL_THRESHOLD, CACHE_THRESHOLD = 64, 1.5, 0.3
@@ -45,12 +45,12 @@ def _least(c: Candidate) -> tuple[float, int]:
     return requests(c.load), c.last_placed
 
 
-def least_requests(scene: Scene) -> Candidate:
+def least_requests(scene: PlacementView) -> Candidate:
     """The fewest requests in flight."""
     return min(scene.free, key=_least)
 
 
-def sticky(scene: Scene) -> Candidate:
+def sticky(scene: PlacementView) -> Candidate:
     """The session's home; a new session goes to the fewest requests in flight."""
     home = next((c for c in scene.free if c.instance.name == scene.home), None)
     return home or least_requests(scene)
@@ -62,7 +62,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def __call__(self, scene: Scene) -> Candidate:
+    def __call__(self, scene: PlacementView) -> Candidate:
         """Choose."""
         self._next += 1
         return scene.free[self._next % len(scene.free)]
@@ -76,7 +76,7 @@ class ConsistentHash:
     def __init__(self) -> None:
         self._rings: dict[tuple[str, ...], list[tuple[int, int]]] = {}
 
-    def __call__(self, scene: Scene) -> Candidate:
+    def __call__(self, scene: PlacementView) -> Candidate:
         """Choose."""
         names = tuple(c.instance.name for c in scene.free)
         ring = self._rings.get(names)
@@ -94,7 +94,7 @@ def _digest(key: str) -> int:
     return xxhash.xxh3_64_intdigest(key.encode())
 
 
-def cache_aware(scene: Scene) -> Candidate:
+def cache_aware(scene: PlacementView) -> Candidate:
     """SGLang gateway: shortest queue when imbalanced, else the longest match, else least loaded.
 
     A request without a match goes to the least loaded instance as in smg; older versions took the
@@ -110,7 +110,7 @@ def cache_aware(scene: Scene) -> Candidate:
     return least_requests(scene)
 
 
-def dynamo_kv(scene: Scene) -> Candidate:
+def dynamo_kv(scene: PlacementView) -> Candidate:
     """Dynamo: prefill load after the request, less its overlap, plus the decode load."""
 
     def cost(c: Candidate) -> tuple[float, int]:
@@ -120,7 +120,7 @@ def dynamo_kv(scene: Scene) -> Candidate:
     return min(scene.free, key=cost)
 
 
-def lmetric(scene: Scene) -> Candidate:
+def lmetric(scene: PlacementView) -> Candidate:
     """Dynamo's alternative: the product of prefill load and decode load."""
 
     def cost(c: Candidate) -> tuple[float, int]:
@@ -137,7 +137,7 @@ def _decode_tokens(load: Load) -> int:
 def llm_d_scorers(kv_tokens: int) -> Place:
     """llm-d: the highest weighted sum of prefix match, free queue and free KV, each in 0..1."""
 
-    def place(scene: Scene) -> Candidate:
+    def place(scene: PlacementView) -> Candidate:
         queues = [c.load.prefill_requests for c in scene.free]
         low, high = min(queues), max(queues)
 
@@ -156,7 +156,7 @@ def llm_d_scorers(kv_tokens: int) -> Place:
 class AibrixPrefixCache:
     """AIBrix: the longest match whose load is within one standard deviation of the mean."""
 
-    def __call__(self, scene: Scene) -> Candidate:
+    def __call__(self, scene: PlacementView) -> Candidate:
         """Choose."""
         loads = [requests(c.load) for c in scene.free]
         if max(loads) - min(loads) > AIBRIX_IMBALANCE:
@@ -191,7 +191,7 @@ class Smetric:
         self._workers: dict[str, _Worker] = {}
         self._seen_tokens: dict[str, int] = {}
 
-    def __call__(self, scene: Scene) -> Choice:
+    def __call__(self, scene: PlacementView) -> Choice:
         """Choose, and charge the work until the first token."""
         facts = scene.facts
         works = {c.instance.name: self._work(c, facts.prompt_tokens) for c in scene.free}

@@ -1,6 +1,6 @@
 """The league's policies: published routing rules of other projects, and ours.
 
-Each is a small pure function over a Scene, with the defaults its project publishes. What a rival
+Each is a pure function over a PlacementView, with the defaults its project publishes. What a rival
 learns of prefixes and load here is this proxy's own view, its decision is its own. Rules made for
 separate prefill and decode pools are transplanted to a fleet in which every instance does both:
 D is chosen by the project's decode (or only) profile, P by its prefill profile among the others.

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.net.server.responses import error_response
 from proxy.net.timeouts import Limit
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 from proxy.telemetry.log import Throttle
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 class Denials:
     """Wrong tokens, counted for a throttled line."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ProxyState) -> None:
         self._service = service
         self._throttle = Throttle()
 
@@ -41,7 +41,7 @@ class Denials:
             _log.warning("admin: %d denied, the last from %s", unsaid + 1, request.remote)
 
 
-def audited(service: Service, denials: Denials, handler: Handler) -> Handler:
+def audited(service: ProxyState, denials: Denials, handler: Handler) -> Handler:
     """The handler, for those who know the token (compared in constant time).
 
     A line in the log for whatever is not a mere look.
@@ -65,7 +65,7 @@ def audited(service: Service, denials: Denials, handler: Handler) -> Handler:
     return checked
 
 
-def _may(request: web.Request, service: Service) -> bool:
+def _may(request: web.Request, service: ProxyState) -> bool:
     token = service.settings.admin_token
     if token is None:
         return True

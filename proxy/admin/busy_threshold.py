@@ -18,7 +18,7 @@ from proxy.admin.auth import BodyError, small_object
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.types import THRESHOLD_FIELDS, Thresholds
 from proxy.net.server.responses import json_response
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 
 DECODE, TOKENS, FRAC = THRESHOLD_FIELDS
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class BusyThreshold:
     """Handlers over one service's gate."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ProxyState) -> None:
         self._service = service
 
     async def get(self, request: web.Request) -> web.Response:

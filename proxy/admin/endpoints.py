@@ -21,7 +21,7 @@ from proxy.net.server.responses import error_response, json_response, unavailabl
 from proxy.net.upstream.client import LIST_BYTES, model_cards
 from proxy.protocol.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
 from proxy.protocol.request_facts import bounded, of_tenant
-from proxy.state.proxy_state import DECISIONS_KEPT, Service
+from proxy.state.proxy_state import DECISIONS_KEPT, ProxyState
 from proxy.telemetry.request_log import record_json
 
 MODELS_TIMEOUT_S = 2.0
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class Admin:
     """Handlers over one service."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: ProxyState) -> None:
         self._service = service
 
     async def live(self, request: web.Request) -> web.Response:

@@ -10,8 +10,8 @@ and gets a new one when it returns, so a lease from before releases into the old
 into the counters of the new incarnation.
 
 Nobody can ask an engine what it has pinned. What a broken hand-over may have left behind
-(`Stranded`) counts against the instance's room for further ones until the engine's own timeout has
-let go of it.
+(`UnreleasedKv`) counts against the instance's room for further ones until the engine's own timeout
+has let go of it.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Ledger:
         )
 
 
-class Stranded:
+class UnreleasedKv:
     """Tokens per instance, each entry for `hold_s` seconds."""
 
     def __init__(self, hold_s: float) -> None:

@@ -21,7 +21,7 @@ from proxy.net.upstream.client import LIST_BYTES, Upstream, model_cards
 from proxy.net.upstream.response_check import look_at
 from proxy.process.memory import give_back, resident_bytes
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 from proxy.telemetry.log import Throttle
 
 LAG_INTERVAL_S = 0.25
@@ -72,7 +72,7 @@ MODELS_EVERY = 15
 _log = logging.getLogger(__name__)
 
 
-async def run(service: Service) -> None:
+async def run(service: ProxyState) -> None:
     """All periodic work, until cancelled."""
     settings = service.settings
     tick_s = settings.health_interval / TICKS
@@ -85,18 +85,18 @@ async def run(service: Service) -> None:
         group.create_task(_every(settings.scrape_interval, service, scrape), name="scrape")
 
 
-Job = Callable[[Service, Upstream], Coroutine[Any, Any, None]]
+Job = Callable[[ProxyState, Upstream], Coroutine[Any, Any, None]]
 
 
-IsDue = Callable[[Service, Upstream], bool]
+IsDue = Callable[[ProxyState, Upstream], bool]
 
 
-def _always(service: Service, upstream: Upstream) -> bool:
+def _always(service: ProxyState, upstream: Upstream) -> bool:
     del service, upstream
     return True
 
 
-async def _every(interval_s: float, service: Service, job: Job, is_due: IsDue = _always) -> None:
+async def _every(interval_s: float, service: ProxyState, job: Job, is_due: IsDue = _always) -> None:
     """Run a job for each instance that it is due for, at once and after each interval.
 
     An instance that is slow to answer holds up nobody else's: it is left out while its job runs.
@@ -123,17 +123,17 @@ async def _every(interval_s: float, service: Service, job: Job, is_due: IsDue = 
             await asyncio.sleep(interval_s)
 
 
-def _is_probe_due(service: Service, upstream: Upstream) -> bool:
+def _is_probe_due(service: ProxyState, upstream: Upstream) -> bool:
     member = service.router.fleet.get(upstream.instance.name)
     return member is not None and member.health.probe_due(service.clock.now_s())
 
 
-def _is_trial_due(service: Service, upstream: Upstream) -> bool:
+def _is_trial_due(service: ProxyState, upstream: Upstream) -> bool:
     member = service.router.fleet.get(upstream.instance.name)
     return member is not None and member.health.trial_due(service.clock.now_s())
 
 
-async def look_round(service: Service) -> bool:
+async def look_round(service: ProxyState) -> bool:
     """Look at every instance before serving; whether one has answered, in time.
 
     Who replaces a process that serves must not know less of its fleet than where it is.
@@ -155,7 +155,7 @@ async def look_round(service: Service) -> bool:
     return service.is_serving
 
 
-async def probe(service: Service, upstream: Upstream) -> None:
+async def probe(service: ProxyState, upstream: Upstream) -> None:
     """GET /health; then learn what the decision needs and does not know yet."""
     name, settings = upstream.instance.name, service.settings
     if service.has_drained(name):
@@ -181,7 +181,7 @@ async def probe(service: Service, upstream: Upstream) -> None:
         service.watcher.engine_changed(name)
 
 
-async def _learn(service: Service, upstream: Upstream) -> None:
+async def _learn(service: ProxyState, upstream: Upstream) -> None:
     name, timeout_s = upstream.instance.name, service.settings.health_timeout
     member = service.router.fleet.get(name)
     if member is None:
@@ -196,7 +196,7 @@ async def _learn(service: Service, upstream: Upstream) -> None:
         await upstream.engine_id()
 
 
-async def trial(service: Service, upstream: Upstream) -> None:
+async def trial(service: ProxyState, upstream: Upstream) -> None:
     """One token, asked of an instance whose breaker is open: no client need try it.
 
     Any answer but a server error will do: engines with a key of their own refuse ours.
@@ -220,7 +220,7 @@ async def trial(service: Service, upstream: Upstream) -> None:
     service.watcher.trial_ended(name, failure)
 
 
-async def scrape(service: Service, upstream: Upstream) -> None:
+async def scrape(service: ProxyState, upstream: Upstream) -> None:
     """GET /metrics; an engine without it is judged by our own counters alone."""
     try:
         limit_s = service.settings.health_timeout
@@ -234,7 +234,7 @@ async def scrape(service: Service, upstream: Upstream) -> None:
         _log.warning("instance %s: its /metrics stay the same while it works: not believed", name)
 
 
-async def _lag(service: Service) -> None:
+async def _lag(service: ProxyState) -> None:
     """Of the loop; and a line about what a policy raised, which costs no request anything here."""
     loop, told = asyncio.get_running_loop(), None
     while True:
@@ -246,7 +246,7 @@ async def _lag(service: Service) -> None:
             _log.warning("the policy failed, requests are placed by load: %s", mistake)
 
 
-async def _memory(service: Service) -> None:
+async def _memory(service: ProxyState) -> None:
     """Measure now and then; give back what a burst or a giant prompt has left, first of all.
 
     Not while such prompts keep coming and there is room: each would have to get again

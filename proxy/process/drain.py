@@ -10,7 +10,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from proxy.net.server.listener import HANDSHAKE_S
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 
 ACCEPT_WHILE_DRAINING_S = 5.0
 """How long a draining proxy still takes what a load balancer sends before it notices."""
@@ -35,11 +35,11 @@ _LOOK_S = 0.1
 _log = logging.getLogger(__name__)
 
 
-class Departure:
+class Drain:
     """Of one proxy: its listeners, and the event that a signal sets."""
 
     def __init__(
-        self, service: Service, runners: Sequence[web.AppRunner], stop: asyncio.Event
+        self, service: ProxyState, runners: Sequence[web.AppRunner], stop: asyncio.Event
     ) -> None:
         self._service = service
         self._runners = runners
@@ -121,7 +121,7 @@ class Departure:
         return False
 
 
-def closing(service: Service) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+def closing(service: ProxyState) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     """A signal of routed answers: what asks on a kept connection is led to who has taken over."""
 
     async def say_close(request: web.Request, response: web.StreamResponse) -> None:

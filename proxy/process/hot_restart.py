@@ -58,7 +58,7 @@ _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 @dataclass
-class Heritage:
+class InheritedSockets:
     """What was handed down; each socket is taken once."""
 
     sockets: list[tuple[str, socket.socket]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Heritage:
     estate: BinaryIO | None = None
 
     @classmethod
-    def read(cls, environ: MutableMapping[str, str]) -> Heritage:
+    def read(cls, environ: MutableMapping[str, str]) -> InheritedSockets:
         """Take what the environment names, and the names from it: they are for one process only.
 
         ConfigError for what is no listening TCP socket.
@@ -182,11 +182,11 @@ _LINE_BYTES = 4096
 _log = logging.getLogger(__name__)
 
 
-class HeirError(Exception):
+class SuccessorError(Exception):
     """The new process did not come up; the text says why."""
 
 
-class Succession:
+class HotRestart:
     """One per process; it is replaced once."""
 
     def __init__(
@@ -233,7 +233,7 @@ class Succession:
         try:
             with await self._estate() as file:
                 self._heir = await _start([*self._listeners(), (ESTATE, file.fileno())])
-        except (HeirError, OSError) as error:
+        except (SuccessorError, OSError) as error:
             _log.error("hot restart failed, this process carries on: %s", error)
         else:
             on_heir(self._heir)
@@ -249,7 +249,7 @@ async def _start(listeners: Sequence[tuple[str, int]]) -> int:
         try:
             pid = _spawn([*listeners, (READY, tells)])
         except OSError as error:
-            raise HeirError(f"{sys.executable}: {error.strerror}") from None
+            raise SuccessorError(f"{sys.executable}: {error.strerror}") from None
         finally:
             os.close(tells)
         _log.info("hot restart: process %d starts", pid)
@@ -265,7 +265,7 @@ async def _start(listeners: Sequence[tuple[str, int]]) -> int:
         return pid
     status = await asyncio.to_thread(_stop, pid)
     why = printable(said.decode(errors="replace").strip()) or _unsaid(status)
-    raise HeirError(f"process {pid}: {why}")
+    raise SuccessorError(f"process {pid}: {why}")
 
 
 def _spawn(handed: Sequence[tuple[str, int]]) -> int:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-class Supervisor:
+class Notifier:
     """`NOTIFY_SOCKET` (systemd's `Type=notify`) and `--pid-file`; without them nothing happens."""
 
     def __init__(self, environ: Mapping[str, str], pid_file: Path | None) -> None:

@@ -19,7 +19,7 @@ from proxy.config.sources import ConfigError
 from proxy.config.values import InstanceSpec
 from proxy.net import tls
 from proxy.state.access import bearer
-from proxy.state.proxy_state import Service, instance_tls, router_config
+from proxy.state.proxy_state import ProxyState, instance_tls, router_config
 
 RELOADABLE = frozenset(
     {
@@ -67,7 +67,7 @@ class Reloader:
 
     def __init__(
         self,
-        service: Service,
+        service: ProxyState,
         source: Callable[[], Settings],
         exchange: Callable[[ssl.SSLContext], Awaitable[None]],
     ) -> None:
@@ -76,7 +76,7 @@ class Reloader:
         self._exchange = exchange
         self._asked = asyncio.Event()
         path = service.settings.config
-        self._file = None if path is None else _File(path)
+        self._file = None if path is None else _WatchedFile(path)
 
     def ask(self) -> None:
         """Reload soon; however often it is said meanwhile, once."""
@@ -198,7 +198,7 @@ def _changed(old: Settings, new: Settings) -> set[str]:
     return {n for n in Settings.model_fields if getattr(old, n) != getattr(new, n)}
 
 
-class _File:
+class _WatchedFile:
     """A file that is looked at, in a thread."""
 
     def __init__(self, path: Path) -> None:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 
 FORM = 1
 """Another number as soon as block hashes or rows mean something else."""
@@ -37,7 +37,7 @@ SESSIONS_PER_LINE = 2000
 _log = logging.getLogger(__name__)
 
 
-async def leave(service: Service) -> BinaryIO:
+async def leave(service: ProxyState) -> BinaryIO:
     """The file, at its beginning. Raises OSError when there is no room for it."""
     router = service.router
     head = {"form": FORM, "bytes_per_token": service.estimator.ratios()}
@@ -69,7 +69,7 @@ def _write(file: BinaryIO, line: dict[str, Any]) -> None:
     file.flush()
 
 
-def take(service: Service, file: BinaryIO) -> None:
+def take(service: ProxyState, file: BinaryIO) -> None:
     """Take over what a predecessor left; before the first look at the instances."""
     router = service.router
     try:
@@ -90,10 +90,11 @@ def take(service: Service, file: BinaryIO) -> None:
     _log.info("hot restart: %d sessions and %d blocks taken over", *known)
 
 
-def _take_instance(service: Service, line: dict[str, Any]) -> bool:
+def _take_instance(service: ProxyState, line: dict[str, Any]) -> bool:
     """Whether this is a line about an instance that is known here, at the same address.
 
-    When its process started tells later whether it is the same still, see `Watch.observe_start`.
+    The start time of its process tells later whether it is still the same one
+    (`InstanceEvents.observe_start`).
     """
     member = service.router.fleet.get(line.get("instance", ""))
     if member is None or member.instance.url != line["url"]:

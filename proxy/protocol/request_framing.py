@@ -111,7 +111,7 @@ class ClientChunks(Chunked):
         return self._walk(data)
 
 
-class Boundaries:
+class RequestFraming:
     """Where messages begin and end in a connection's bytes.
 
     `feed` every piece; `head` for each message that the parser has found, then `body` for what it

@@ -6,8 +6,8 @@ looks through the rest in steps, for usage, errors and end. Limits: events that 
 two newlines, as vLLM writes them; a usage object or an error is seen up to `TAIL_BYTES` of length.
 
 A stream is a piece every 20 ms, and what costs is not the work on one piece but to fetch what it
-touches back into the processor's caches. So `Tap` is one compiled object between a connection to
-an instance and the one to its client: no other code of the proxy runs for a piece that holds
+touches back into the processor's caches. So `FastPath` is one compiled object between a connection
+to an instance and the one to its client: no other code of the proxy runs for a piece that holds
 nothing but content. It knows neither connection: its owner says where bytes go.
 """
 
@@ -262,7 +262,7 @@ def _nothing() -> int:
     return 0
 
 
-class Tap:
+class FastPath:
     """One connection's reads, which it finds in `buffer`. What it does not pass on goes to `rest`.
 
     Its two methods are those of `asyncio.BufferedProtocol`.

@@ -17,7 +17,7 @@ from proxy.core.fleet.retries import (
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts
 from proxy.protocol.errors import UpstreamFailure
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 from proxy.telemetry.record import RequestRecord
 
 
@@ -26,7 +26,7 @@ class Retrying:
 
     __slots__ = ("_blamed", "_facts", "_is_running", "_record", "_service")
 
-    def __init__(self, service: Service, record: RequestRecord, facts: RequestFacts) -> None:
+    def __init__(self, service: ProxyState, record: RequestRecord, facts: RequestFacts) -> None:
         self._service, self._record, self._facts = service, record, facts
         self._blamed: set[str] = set()
         self._is_running = False

@@ -37,7 +37,7 @@ _OPERATORS_ONLY = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BodyLimits:
     """Of a client's body: size, and seconds until it is complete."""
 
     bytes: int
@@ -61,7 +61,7 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if given and _REQUEST_ID.fullmatch(given) else _new_id()
 
 
-async def read(request: web.Request, name: str, limits: Limits, grant: Grant) -> Outgoing:
+async def read(request: web.Request, name: str, limits: BodyLimits, grant: Grant) -> Outgoing:
     """Body and headers as instances will get them; raises BadRequestError.
 
     What could steer an engine's KV connector or rank is taken out, see `core.steering`.
@@ -103,7 +103,7 @@ def _check_path(request: web.Request) -> None:
         raise MethodNotAllowedError(f"method: {request.method} is not for this path, POST is")
 
 
-async def _body(request: web.Request, limits: Limits) -> bytes:
+async def _body(request: web.Request, limits: BodyLimits) -> bytes:
     given = request.headers.getall("Content-Encoding", ())
     if given and {coding.strip().lower() for coding in given} != {"identity"}:
         raise UnsupportedEncodingError("Content-Encoding: only identity is accepted")
@@ -119,11 +119,11 @@ async def _body(request: web.Request, limits: Limits) -> bytes:
     return raw
 
 
-def _too_large(limits: Limits) -> BodyTooLargeError:
+def _too_large(limits: BodyLimits) -> BodyTooLargeError:
     return BodyTooLargeError(f"body: over {limits.bytes} bytes (--max-body-bytes)")
 
 
-async def _rest(request: web.Request, limits: Limits, length: int | None) -> bytes:
+async def _rest(request: web.Request, limits: BodyLimits, length: int | None) -> bytes:
     """The body once it is complete; this is woken once where its length is known."""
     content = request.content
     try:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
 
-from proxy.net.upstream.response import Reply
+from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.framing import Chunked, Length, UntilClose
 from proxy.protocol.sse import last_usage
 
@@ -25,7 +25,7 @@ _NO_HEADERS = CIMultiDict[str]()
 """Of answers whose head goes round aiohttp: one for all."""
 
 
-class RelayResponse(web.StreamResponse):
+class ClientResponse(web.StreamResponse):
     """What aiohttp sees of an answer whose bytes go round it.
 
     Its state is that of a response whose head is out (`begin`) and then whole (`end`), so that
@@ -33,7 +33,7 @@ class RelayResponse(web.StreamResponse):
     closes the connection instead.
     """
 
-    def __init__(self, request: web.Request, reply: Reply, extra: bytes) -> None:
+    def __init__(self, request: web.Request, reply: UpstreamResponse, extra: bytes) -> None:
         """`extra`: our own header lines, each with its end."""
         super().__init__(status=reply.status, reason="", _real_headers=_NO_HEADERS)
         self._request = request
@@ -49,7 +49,7 @@ class RelayResponse(web.StreamResponse):
         ends_with_close = self.unchunks or (is_open and not self._is_1_1)
         self._keep_alive = request.keep_alive and not ends_with_close and not self.closes
 
-    def begin(self, reply: Reply) -> bytes:
+    def begin(self, reply: UpstreamResponse) -> bytes:
         """The head, for the caller to write: from now on no other answer can be given."""
         parts = [b"HTTP/1.1" if self._is_1_1 else b"HTTP/1.0", reply.head.after_version]
         if self.rechunks or (isinstance(reply.framing, Chunked) and not self.unchunks):
@@ -95,7 +95,7 @@ AT_ONCE_BYTES = 32768
 """An empty transport takes so much and is not full, so its client need not be waited for."""
 
 
-def is_whole(request: web.Request, reply: Reply) -> bool:
+def is_whole(request: web.Request, reply: UpstreamResponse) -> bool:
     """Whether the answer is complete and its client can be given it now."""
     if not reply.is_over or reply.is_stream or type(reply.framing) is not Length:
         return False
@@ -105,7 +105,9 @@ def is_whole(request: web.Request, reply: Reply) -> bool:
     return len(reply.head.after_version) + reply.held_bytes <= AT_ONCE_BYTES
 
 
-def pass_on(request: web.Request, reply: Reply, response: RelayResponse) -> bytes | None:
+def pass_on(
+    request: web.Request, reply: UpstreamResponse, response: ClientResponse
+) -> bytes | None:
     """Write it; gives its usage object as JSON bytes, where it has one."""
     assert request.transport is not None
     body = b"".join(reply.body)

@@ -28,20 +28,20 @@ from proxy.core.types import (
 from proxy.net.server import responses
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import OnSent
-from proxy.net.upstream.response import Reply
+from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.protocol.headers import route_lines, with_request_id
 from proxy.request import client_request
 from proxy.request.attempts import Retrying
 from proxy.request.client_request import Outgoing
-from proxy.request.client_response import CLOSE, RelayResponse, is_whole, pass_on
+from proxy.request.client_response import CLOSE, ClientResponse, is_whole, pass_on
 from proxy.request.kv_release import DecodeHalf
-from proxy.request.legs import Patience, decode_leg, for_first_event
+from proxy.request.legs import FirstEventLimit, decode_leg, for_first_event
 from proxy.request.offload import Offloading
 from proxy.request.relay import StalledClientError
 from proxy.request.stream_accounting import Streaming
 from proxy.state import queue
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
 
@@ -88,7 +88,7 @@ class Exchange:
         "service",
     )
 
-    def __init__(self, service: Service, request: web.Request) -> None:
+    def __init__(self, service: ProxyState, request: web.Request) -> None:
         self.service = service
         self.request = request
         self.request_id = client_request.request_id(request.headers)
@@ -137,7 +137,7 @@ class Exchange:
         settings = self.service.settings
         if self.service.memory.level is Level.NOTHING:
             return self._reject(SHORT_OF_MEMORY)
-        limits = client_request.Limits(settings.max_body_bytes, settings.body_timeout)
+        limits = client_request.BodyLimits(settings.max_body_bytes, settings.body_timeout)
         grant = self.service.grant(self.request.headers)
         self.record.tenant = grant.tenant
         self.out = await client_request.read(self.request, self.request_id, limits, grant)
@@ -185,7 +185,7 @@ class Exchange:
         priority = queue.priority_of(headers, self.out.parsed)
         room, size = self.service.waiting, len(self.out.raw or b"")
         turn = room.enter(self.facts, reject, priority, size)
-        if isinstance(turn, queue.Turn):
+        if isinstance(turn, queue.QueuedRequest):
             record.t_queued = self.service.clock.unix_now()
             admitted = await room.wait(turn)
         else:
@@ -203,15 +203,15 @@ class Exchange:
         service.metrics.decisions.labels(decision, route.reason).inc()
         service.decisions.append(record)
 
-    async def _answer(self, route: Route) -> Reply:
+    async def _answer(self, route: Route) -> UpstreamResponse:
         """Run the legs until an instance answers; raises the last UpstreamFailure."""
         try:
             while True:
-                got: Edits | Reply | None = None
+                got: Edits | UpstreamResponse | None = None
                 try:
                     if route.prefill is not None:
                         got = await self._prefill(route, route.prefill.name)
-                    if isinstance(got, Reply):
+                    if isinstance(got, UpstreamResponse):
                         return got
                     return await self._decode(route, got)
                 except UpstreamFailure as failure:
@@ -226,7 +226,7 @@ class Exchange:
             self._retrying = Retrying(self.service, self.record, self.facts)
         return self._retrying
 
-    async def _prefill(self, route: Route, name: str) -> Edits | Reply | None:
+    async def _prefill(self, route: Route, name: str) -> Edits | UpstreamResponse | None:
         offloading = Offloading(
             service=self.service,
             record=self.record,
@@ -239,7 +239,9 @@ class Exchange:
         )
         return await offloading.run(name)
 
-    async def _decode(self, route: Route, edits: Edits | None, *, again: bool = False) -> Reply:
+    async def _decode(
+        self, route: Route, edits: Edits | None, *, again: bool = False
+    ) -> UpstreamResponse:
         service = self.service
         source = service.upstreams.get(route.prefill.name) if edits and route.prefill else None
         out = self.out
@@ -249,11 +251,11 @@ class Exchange:
         elif edits is not None and edits.request_id is not None:
             out = replace(out, headers=with_request_id(out.headers, edits.request_id))
         wait = for_first_event(service, self.record, route, offloaded=edits is not None)
-        patience = Patience(wait.seconds, wait.cap_s, lambda: self._has_other(route))
+        patience = FirstEventLimit(wait.seconds, wait.cap_s, lambda: self._has_other(route))
         self.record.t_decode_sent = service.clock.unix_now()
         self.record.decode_instance = route.decode.name
 
-        async def leg(on_sent: OnSent) -> Reply:
+        async def leg(on_sent: OnSent) -> UpstreamResponse:
             d = service.upstream(route.decode.name)
             return await decode_leg(out, d, edits, source, patience, on_sent)
 
@@ -277,7 +279,7 @@ class Exchange:
             return False
         return service.router.has_other(route, self.facts)
 
-    async def _relay(self, route: Route, answer: Reply) -> web.StreamResponse:
+    async def _relay(self, route: Route, answer: UpstreamResponse) -> web.StreamResponse:
         self.record.status = answer.status
         if not answer.is_stream:
             router, now_s = self.service.router, self.service.clock.now_s()
@@ -286,7 +288,7 @@ class Exchange:
             else:
                 router.first_token(route, self.facts, now_s, seen=False)
         if is_whole(self.request, answer):
-            response = RelayResponse(self.request, answer, self._extra_lines())
+            response = ClientResponse(self.request, answer, self._extra_lines())
             self._usage = pass_on(self.request, answer, response)
             return response
         # Nobody is asked again: the prompt need not stay for as long as the stream.

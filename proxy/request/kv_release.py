@@ -19,10 +19,10 @@ from proxy.core.routing.route import Route
 from proxy.core.types import Fallback, Instance
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import OnSent
-from proxy.net.upstream.response import Reply
+from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
-from proxy.state.detached import Leg
-from proxy.state.proxy_state import Service
+from proxy.state.detached import DetachedLeg
+from proxy.state.proxy_state import ProxyState
 
 RELEASE_S = 5.0
 
@@ -40,9 +40,9 @@ _HEADERS = b"Content-Type: application/json\r\nAccept: application/json\r\n"
 class PrefillHalf:
     """P's leg."""
 
-    def __init__(self, service: Service, route: Route) -> None:
+    def __init__(self, service: ProxyState, route: Route) -> None:
         self._service, self._route = service, route
-        self._reply: Reply | None = None
+        self._reply: UpstreamResponse | None = None
         # From half of its time on a leg that ends without an answer may have ended as it was left.
         self._p = route.prefill  # the route itself forgets it where D's own attempt wins
         self._near_end_s = route.reserved_s + route.predicted_prefill_s / 2
@@ -52,10 +52,10 @@ class PrefillHalf:
     ) -> Edits | Fallback:
         """Its result; raises UpstreamFailure."""
         return await self._service.aftermath.keep(
-            Leg(lambda: leg(self._on_sent), self._on_left, self._unwanted)
+            DetachedLeg(lambda: leg(self._on_sent), self._on_left, self._unwanted)
         )
 
-    def _on_sent(self, reply: Reply) -> None:
+    def _on_sent(self, reply: UpstreamResponse) -> None:
         self._reply = reply
 
     def _on_left(self) -> bool:
@@ -72,24 +72,26 @@ class PrefillHalf:
 class DecodeHalf:
     """D's leg. `is_kept`: the client left, D goes on, and the lease ends with it."""
 
-    def __init__(self, service: Service, route: Route, edits: Edits) -> None:
+    def __init__(self, service: ProxyState, route: Route, edits: Edits) -> None:
         self._service, self._route, self._edits = service, route, edits
         self._p = route.prefill
         self._is_sent = False
         self.is_kept = False
 
-    async def run(self, leg: Callable[[OnSent], Coroutine[Any, Any, Reply]]) -> Reply:
+    async def run(
+        self, leg: Callable[[OnSent], Coroutine[Any, Any, UpstreamResponse]]
+    ) -> UpstreamResponse:
         """D's answer; raises UpstreamFailure."""
         try:
             return await self._service.aftermath.keep(
-                Leg(lambda: leg(self._on_sent), self._on_left, self._unwanted)
+                DetachedLeg(lambda: leg(self._on_sent), self._on_left, self._unwanted)
             )
         except UpstreamFailure:
             if not self._is_sent:
                 release(self._service, self._route, self._p, self._edits)
             raise
 
-    def _on_sent(self, reply: Reply) -> None:
+    def _on_sent(self, reply: UpstreamResponse) -> None:
         del reply
         self._is_sent = True
 
@@ -97,7 +99,7 @@ class DecodeHalf:
         self.is_kept = self._is_sent
         return self._is_sent
 
-    def _unwanted(self, reply: Reply | None) -> None:
+    def _unwanted(self, reply: UpstreamResponse | None) -> None:
         if reply is not None:
             reply.close()
         if self.is_kept:
@@ -106,7 +108,7 @@ class DecodeHalf:
             release(self._service, self._route, self._p, self._edits)
 
 
-def release(service: Service, route: Route, p: Instance | None, edits: Edits) -> None:
+def release(service: ProxyState, route: Route, p: Instance | None, edits: Edits) -> None:
     """P holds KV that nobody will fetch: let it go, by way of anybody else.
 
     An engine that refuses a decode leg tells its P (vLLM since 0.22). Only for legs that no D ever
@@ -127,17 +129,17 @@ def release(service: Service, route: Route, p: Instance | None, edits: Edits) ->
         note("stranded")
 
 
-def _note(service: Service, p: str, tokens: int, result: str) -> None:
+def _note(service: ProxyState, p: str, tokens: int, result: str) -> None:
     service.metrics.releases.labels(result).inc()
     if result != "released":
         service.router.stranded.book(p, tokens, service.clock.now_s())
 
 
 async def _release(
-    service: Service, names: list[str], params: Any, note: Callable[[str], None]
+    service: ProxyState, names: list[str], params: Any, note: Callable[[str], None]
 ) -> None:
     """Ask one after the other, up to the first that may have heard it."""
-    sent: list[Reply] = []
+    sent: list[UpstreamResponse] = []
     result = "failed"
     try:
         with Limit(RELEASE_S):
@@ -149,7 +151,7 @@ async def _release(
         note(result)
 
 
-async def _refused(service: Service, name: str, params: Any, on_sent: OnSent) -> str:
+async def _refused(service: ProxyState, name: str, params: Any, on_sent: OnSent) -> str:
     body = {"model": _NO_MODEL, "prompt": [1], "max_tokens": 0, KV_PARAMS: params}
     raw = orjson.dumps(body)
     try:

@@ -23,12 +23,12 @@ from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import ANSWER_BYTES, OnSent, Upstream
-from proxy.net.upstream.response import HOLD_BYTES, Reply
+from proxy.net.upstream.response import HOLD_BYTES, UpstreamResponse
 from proxy.net.upstream.response_check import is_plainly_good, look_at
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import with_request_id
 from proxy.request.client_request import Outgoing
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 from proxy.telemetry.log import Throttle, more
 from proxy.telemetry.record import RequestRecord
 
@@ -37,7 +37,7 @@ LEAST_S = 1.0
 
 
 @dataclass(slots=True)
-class Wait:
+class LegLimit:
     """`seconds`, and up to `cap_s` where nobody else could be asked. `option` says whose cap."""
 
     option: str
@@ -46,32 +46,32 @@ class Wait:
 
 
 def for_first_event(
-    service: Service, record: RequestRecord, route: Route, *, offloaded: bool
-) -> Wait:
+    service: ProxyState, record: RequestRecord, route: Route, *, offloaded: bool
+) -> LegLimit:
     """The decode leg's limit. An answer in one piece comes when it is whole: that has the cap."""
     settings, latency = service.settings, service.router.latency
     cap_s = settings.ttft_timeout
     if record.retries and record.t_decided is not None:
         cap_s = max(min(LEAST_S, cap_s), cap_s - (service.clock.unix_now() - record.t_decided))
     if not record.stream:
-        return Wait("ttft", cap_s, cap_s)
+        return LegLimit("ttft", cap_s, cap_s)
     if offloaded:
         now_s, most_s = service.clock.now_s(), min(settings.transfer_timeout, cap_s)
         seconds = time_limits.transfer_limit_s(latency, route, now_s, most_s)
-        return Wait("transfer", seconds, seconds)
-    return Wait("ttft", time_limits.first_token_limit_s(latency, route, cap_s), cap_s)
+        return LegLimit("transfer", seconds, seconds)
+    return LegLimit("ttft", time_limits.first_token_limit_s(latency, route, cap_s), cap_s)
 
 
-def for_prefill(service: Service, route: Route) -> Wait:
+def for_prefill(service: ProxyState, route: Route) -> LegLimit:
     """The prefill leg's limit."""
     settings = service.settings
     seconds = time_limits.prefill_limit_s(
         service.router.latency, route, settings.ttft_timeout, settings.prefill_timeout
     )
-    return Wait("prefill", seconds, seconds)
+    return LegLimit("prefill", seconds, seconds)
 
 
-def for_silence(service: Service, route: Route) -> float:
+def for_silence(service: ProxyState, route: Route) -> float:
     """How long an answer that has begun may be silent, seconds."""
     router, now_s = service.router, service.clock.now_s()
     cap_s = service.settings.idle_timeout
@@ -166,7 +166,7 @@ def fallback_of(failure: UpstreamFailure) -> Fallback:
     return _FALLBACKS.get(failure.kind, Fallback.P_ERROR)
 
 
-class Patience(Limit):
+class FirstEventLimit(Limit):
     """A limit on the first event: `seconds`, but `cap_s` where nobody else could be asked."""
 
     __slots__ = ("_has_other", "_is_final", "cap_s")
@@ -198,9 +198,9 @@ async def decode_leg(
     d: Upstream,
     edits: Edits | None,
     source: Upstream | None,
-    patience: Patience,
+    patience: FirstEventLimit,
     on_sent: OnSent | None = None,
-) -> Reply:
+) -> UpstreamResponse:
     """Ask D, wait for the first event; raises UpstreamFailure.
 
     `source` is the P that D fetches from. When it or D goes down, the wait ends at once: a frozen
@@ -230,7 +230,9 @@ async def decode_leg(
         raise UpstreamFailure(kind, late, limit_s=limit_s) from error
 
 
-async def _decode(out: Outgoing, d: Upstream, body: bytes | None, on_sent: OnSent | None) -> Reply:
+async def _decode(
+    out: Outgoing, d: Upstream, body: bytes | None, on_sent: OnSent | None
+) -> UpstreamResponse:
     reply = await d.send(out.method, out.path, out.headers, body, on_sent)
     is_good = False
     try:

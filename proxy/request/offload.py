@@ -16,12 +16,12 @@ from typing import Any, Generic, TypeVar
 from proxy.core.connectors.base import Edits
 from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback, RequestFacts
-from proxy.net.upstream.response import Reply
+from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.request.client_request import Outgoing
 from proxy.request.kv_release import PrefillHalf, release
 from proxy.request.legs import fallback_of, for_prefill, prefill_leg
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 from proxy.telemetry.record import RequestRecord
 
 A = TypeVar("A")
@@ -127,16 +127,16 @@ class Offloading:
     `blame` hears which instance failed how, `fall_back` why the offload ended.
     """
 
-    service: Service
+    service: ProxyState
     record: RequestRecord
     out: Outgoing
     facts: RequestFacts
     route: Route
-    decode: Callable[[], Coroutine[Any, Any, Reply]]
+    decode: Callable[[], Coroutine[Any, Any, UpstreamResponse]]
     blame: Callable[[str, UpstreamFailure], None]
     fall_back: Callable[[Route, Fallback], None]
 
-    async def run(self, name: str) -> Edits | Reply | None:
+    async def run(self, name: str) -> Edits | UpstreamResponse | None:
         """What D needs to fetch P's KV, or D's own answer; None: colocate now.
 
         Raises UpstreamFailure when P had failed and D, which was computing already, has as well.
@@ -147,13 +147,13 @@ class Offloading:
         # Of an answer in one piece nobody sees how far it is: its end would have to win.
         due_s = service.router.hedges.due_s(route) if self.record.stream else math.inf
         if math.isinf(due_s):
-            result: Edits | Fallback | Reply = await self._leg(name)
+            result: Edits | Fallback | UpstreamResponse = await self._leg(name)
         else:
             local = Local(
                 self._start, self.decode, self._alone, self._failed, close, self._unclaimed
             )
             result = await race(lambda: self._leg(name), local, max(0.0, due_s - start_s))
-        if isinstance(result, Reply):
+        if isinstance(result, UpstreamResponse):
             self._won("local")
             if route.prefill is not None:
                 self.fall_back(route, Fallback.P_LATE)
@@ -211,6 +211,6 @@ class Offloading:
         self.service.metrics.hedges.labels(winner).inc()
 
 
-def close(reply: Reply) -> None:
+def close(reply: UpstreamResponse) -> None:
     """Give back an answer that nobody reads."""
     reply.close()

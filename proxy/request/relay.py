@@ -18,11 +18,11 @@ from aiohttp import web
 
 from proxy.core.types import FailureKind
 from proxy.net.timeouts import IdleLimit
-from proxy.net.upstream.response import Reply
+from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, wrap
 from proxy.protocol.sse import Scanner, end_of_stream, events_end, names_the_end
-from proxy.request.client_response import RelayResponse
+from proxy.request.client_response import ClientResponse
 
 GROW_EVENTS = 16
 """Output is charged in steps of this many events."""
@@ -101,8 +101,8 @@ class Relay:
     def __init__(
         self,
         request: web.Request,
-        reply: Reply,
-        response: RelayResponse,
+        reply: UpstreamResponse,
+        response: ClientResponse,
         scanner: Scanner,
         on_mark: Callable[[], int],
     ) -> None:

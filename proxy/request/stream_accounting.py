@@ -10,14 +10,14 @@ from aiohttp import web
 from proxy.core.routing.route import Route
 from proxy.core.types import Outcome, RequestFacts
 from proxy.net.server.responses import error_event
-from proxy.net.upstream.response import Reply
+from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import in_band_error
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.sse import Scanner
-from proxy.request.client_response import RelayResponse
+from proxy.request.client_response import ClientResponse
 from proxy.request.legs import for_silence
 from proxy.request.relay import GROW_EVENTS, Relay, StreamCutError
-from proxy.state.proxy_state import Service
+from proxy.state.proxy_state import ProxyState
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
 
@@ -38,7 +38,7 @@ class Streaming:
 
     def __init__(
         self,
-        service: Service,
+        service: ProxyState,
         record: RequestRecord,
         facts: RequestFacts,
         route: Route,
@@ -60,11 +60,13 @@ class Streaming:
         """The last usage object that has passed, as JSON bytes."""
         return self._scanner.usage()
 
-    async def run(self, request: web.Request, answer: Reply, extra: bytes) -> RelayResponse:
+    async def run(
+        self, request: web.Request, answer: UpstreamResponse, extra: bytes
+    ) -> ClientResponse:
         """Pass the answer on, to its end or to where it breaks. `extra`: header lines of ours."""
         service, relay = self._service, None
         try:
-            response = RelayResponse(request, answer, extra)
+            response = ClientResponse(request, answer, extra)
             relay = self._relay = Relay(request, answer, response, self._scanner, self._on_mark)
             idle_s = for_silence(service, self._route)
             try:
@@ -81,7 +83,7 @@ class Streaming:
         """The request is over."""
         self._relay = None
 
-    def cut(self, outcome: Outcome, detail: str, code: str) -> RelayResponse:
+    def cut(self, outcome: Outcome, detail: str, code: str) -> ClientResponse:
         """Say in the stream, which has begun, what happened, and close without a clean end."""
         relay, record = self._relay, self._record
         assert relay is not None

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Leg(Generic[T]):
+class DetachedLeg(Generic[T]):
     """`on_left`: the request has gone while it runs; false ends it at once.
 
     `unwanted` gets what nobody waits for any more, None where there is no result.
@@ -50,7 +50,7 @@ def _cancel(task: asyncio.Task[None]) -> None:
 class _Kept(Generic[T]):
     """One leg under way."""
 
-    def __init__(self, leg: Leg[T]) -> None:
+    def __init__(self, leg: DetachedLeg[T]) -> None:
         self.leg = leg
         self.results: list[T] = []
         self.failure: UpstreamFailure | None = None
@@ -77,7 +77,7 @@ class _Kept(Generic[T]):
                 _log.error("a leg failed that its request had left", exc_info=self.defect)
 
 
-class Aftermath:
+class DetachedTasks:
     """The group of all that outlives a request."""
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class Aftermath:
         del task
         self.live -= 1
 
-    async def keep(self, leg: Leg[T]) -> T:
-        """The leg's result; raises UpstreamFailure. Cancelled, it goes on as `Leg` says."""
+    async def keep(self, leg: DetachedLeg[T]) -> T:
+        """The leg's result; raises UpstreamFailure. Cancelled, it goes on as `DetachedLeg` says."""
         kept = _Kept(leg)
         task = self.spawn(kept.go())
         if task is None:

@@ -29,11 +29,11 @@ from proxy.fleet.instances import Watcher
 from proxy.net import tls
 from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.client import Upstream
-from proxy.net.upstream.pool import Ways
+from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UnauthorizedError, UpstreamFailure
 from proxy.protocol.request_facts import TokenEstimator
 from proxy.state.access import Access, Grant, bearer
-from proxy.state.detached import Aftermath
+from proxy.state.detached import DetachedTasks
 from proxy.state.queue import WaitingRoom
 from proxy.telemetry.log import FailureLog
 from proxy.telemetry.metrics import Metrics, Taken
@@ -83,7 +83,7 @@ def instance_tls(settings: Settings) -> ssl.SSLContext | None:
 
 
 @dataclass(slots=True)
-class Service:
+class ProxyState:
     """One proxy. Made inside a running loop, closed with `close`."""
 
     settings: Settings
@@ -91,11 +91,11 @@ class Service:
     router: Router
     metrics: Metrics
     request_log: RequestLog
-    ways: Ways = field(default_factory=Ways)
+    ways: ConnectOptions = field(default_factory=ConnectOptions)
     estimator: TokenEstimator = field(default_factory=TokenEstimator)
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     stats: dict[str, EngineStats] = field(default_factory=dict)
-    aftermath: Aftermath = field(default_factory=Aftermath)
+    aftermath: DetachedTasks = field(default_factory=DetachedTasks)
     is_draining: bool = False
     is_leaving: bool = False
     """Kept connections end with their next answer; also where another process has taken over."""
@@ -134,14 +134,14 @@ class Service:
             self.add(spec)
 
     @classmethod
-    def start(cls, settings: Settings, limit_bytes: int | None = None) -> Service:
+    def start(cls, settings: Settings, limit_bytes: int | None = None) -> ProxyState:
         """Build everything from the options; OSError when the request log cannot be opened.
 
         `limit_bytes`: what the process may use of memory, None: no limit.
         """
         metrics = Metrics()
         log = RequestLog(settings.request_log, metrics.log_dropped.inc)
-        ways = Ways(instance_tls(settings), bearer(settings.instance_api_key))
+        ways = ConnectOptions(instance_tls(settings), bearer(settings.instance_api_key))
         service = cls(settings, Clock(), Router(router_config(settings)), metrics, log, ways)
         service.memory.limit_bytes = limit_bytes
         return service

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
-from proxy.core.admission.retry_after import Promises
+from proxy.core.admission.retry_after import RetryAdvice
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Reject, RejectReason, RequestFacts
@@ -52,7 +52,7 @@ def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Priority
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Turn(Entry):
+class QueuedRequest(Entry):
     """An entry with the request behind it; `result` is there once `done` is."""
 
     facts: RequestFacts
@@ -98,7 +98,7 @@ class WaitingRoom:
     ) -> None:
         self.queue = WaitQueue(limits, weights)
         self._router, self._clock, self._metrics = router, clock, metrics
-        self._promises = Promises()
+        self._promises = RetryAdvice()
         self._ramps: dict[str, _Ramp] = {}
         self._is_closed = False
         self._is_woken = False
@@ -124,7 +124,7 @@ class WaitingRoom:
 
     def enter(
         self, facts: RequestFacts, reject: Reject, priority: Priority, size_bytes: int
-    ) -> Turn | Reject:
+    ) -> QueuedRequest | Reject:
         """Take a place after `reject`, to `wait` on at once; a refusal when there is none.
 
         Turns go round among authenticated tenants only: any other name could be changed with every
@@ -135,19 +135,21 @@ class WaitingRoom:
             return self.refusal(reject, facts.prompt_tokens)
         done = asyncio.get_running_loop().create_future()
         model, tokens = facts.model, facts.prompt_tokens
-        turn = Turn(model, facts.tenant, priority, tokens, size_bytes, facts=facts, done=done)
+        turn = QueuedRequest(
+            model, facts.tenant, priority, tokens, size_bytes, facts=facts, done=done
+        )
         now_s = self._clock.now_s()
         offer = self.queue.offer(turn, reject.wait_s, reject.drain_tps, now_s)
         if offer.refused is not None:
             return self.refusal(replace(reject, reason=offer.refused), tokens)
-        if isinstance(offer.displaced, Turn):
+        if isinstance(offer.displaced, QueuedRequest):
             self._refuse(offer.displaced, RejectReason.QUEUE_FULL)
         self._note(model, reject)
         self._router.call_when_freed(self._wake)
         self._set_timer()
         return turn
 
-    async def wait(self, turn: Turn) -> Route | Reject:
+    async def wait(self, turn: QueuedRequest) -> Route | Reject:
         """Until the turn comes, or its time is over.
 
         A route that was given to a client that left meanwhile is given back.
@@ -178,11 +180,11 @@ class WaitingRoom:
         self._is_closed = True
         for turn in self.queue.entries():
             self.queue.leave(turn)
-            assert isinstance(turn, Turn)
+            assert isinstance(turn, QueuedRequest)
             turn.settle(Reject(RejectReason.DRAINING, DRAIN_RETRY_S))
         self._rest()
 
-    def _refuse(self, turn: Turn, reason: RejectReason) -> None:
+    def _refuse(self, turn: QueuedRequest, reason: RejectReason) -> None:
         self.queue.leave(turn)
         turn.settle(
             self.refusal(replace(self._ramp(turn.model).reject, reason=reason), turn.tokens)
@@ -205,7 +207,7 @@ class WaitingRoom:
         blocked: set[str] = set()
         now_s = self._clock.now_s()
         while (entry := self.queue.next(blocked, now_s)) is not None:
-            assert isinstance(entry, Turn)
+            assert isinstance(entry, QueuedRequest)
             ramp = self._ramp(entry.model)
             if not ramp.may_try(now_s, self.queue.limits.requests):
                 blocked.add(entry.model)

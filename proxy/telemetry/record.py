@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.placement.alternatives import Options, Shadowed
+from proxy.core.placement.alternatives import Alternatives, Shadowed
 from proxy.core.routing.route import Route
 from proxy.core.types import Outcome, RequestFacts
 
@@ -47,7 +47,7 @@ class RequestRecord:
     predicted_ttft_bound_s: float | None = None
     predicted_prefill_s: float | None = None
     predicted_transfer_s: float | None = None
-    candidates: Options | None = None
+    candidates: Alternatives | None = None
     shadow: Shadowed | None = None
     outcome: Outcome | None = None
     status: int | None = None

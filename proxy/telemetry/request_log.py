@@ -17,7 +17,7 @@ from pathlib import Path
 
 import orjson
 
-from proxy.core.placement.alternatives import MOST_KEPT, Options
+from proxy.core.placement.alternatives import MOST_KEPT, Alternatives
 from proxy.telemetry.log import printable_json
 from proxy.telemetry.record import RequestRecord
 
@@ -52,7 +52,7 @@ def record_json(record: RequestRecord, candidates: int = MOST_KEPT) -> bytes:
     """
 
     def rows(value: object) -> object:
-        if isinstance(value, Options):
+        if isinstance(value, Alternatives):
             return value.rows(candidates)
         raise TypeError(type(value).__name__)
 
@@ -70,7 +70,7 @@ class RequestLog:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if path is not None:
-            file = _File(path)
+            file = _LogFile(path)
             self._thread = threading.Thread(
                 target=self._run, args=(file,), name="request-log", daemon=True
             )
@@ -92,7 +92,7 @@ class RequestLog:
             self._thread.join(CLOSE_S)
             self._thread = None
 
-    def _run(self, file: _File) -> None:
+    def _run(self, file: _LogFile) -> None:
         """Look every `LOOK_S`: waking the thread for each record would cost more than the line."""
         is_last = False
         while not is_last:
@@ -114,7 +114,7 @@ class RequestLog:
         return lines
 
 
-class _File:
+class _LogFile:
     """The log's file: opened again when its path names another one, whole lines only."""
 
     def __init__(self, path: Path) -> None:

@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from replayer.demo.checks import Evidence, checks
-from replayer.demo.processes import Children, Process, Stopped, write_record
+from replayer.demo.processes import ChildProcess, Children, Stopped, write_record
 
 SAMPLE = "agentic_sample.trace.jsonl.gz"
 
@@ -45,11 +45,11 @@ class Demo:
     out: Path
     options: argparse.Namespace
     children: Children = field(default_factory=Children)
-    engines: list[Process] = field(default_factory=list)
+    engines: list[ChildProcess] = field(default_factory=list)
     engine_urls: list[str] = field(default_factory=list)
     proxy_flags: tuple[str, ...] = ()
 
-    def start(self, name: str, *command: str) -> Process:
+    def start(self, name: str, *command: str) -> ChildProcess:
         """Run one of the project's commands until the demo ends."""
         return self.children.start(name, self.out / f"{name}.out", *command)
 

@@ -46,7 +46,7 @@ class Stopped(Exception):  # noqa: N818 - it is no error
 
 
 @dataclass
-class Process:
+class ChildProcess:
     """One command: its pid, and everything it prints, in a file."""
 
     name: str
@@ -91,18 +91,18 @@ class Children:
     _held: bool = True
     _stack: ExitStack = field(default_factory=ExitStack)
 
-    def start(self, name: str, output: Path, *command: str) -> Process:
+    def start(self, name: str, output: Path, *command: str) -> ChildProcess:
         """Run one of the project's commands, its output in a file."""
         with output.open("wb") as sink:
             return self._start(name, output, sink, command)
 
-    def start_in_view(self, name: str, *command: str) -> Process:
+    def start_in_view(self, name: str, *command: str) -> ChildProcess:
         """Run one of the project's commands, its output where the demo's goes."""
         return self._start(name, Path(), None, command)
 
     def _start(
         self, name: str, output: Path, sink: IO[bytes] | None, command: tuple[str, ...]
-    ) -> Process:
+    ) -> ChildProcess:
         self._held = True
         child = subprocess.Popen(
             [sys.executable, "-m", *command],
@@ -110,7 +110,7 @@ class Children:
             stderr=None if sink is None else subprocess.STDOUT,
             process_group=0,
         )
-        process = Process(name, child, output)
+        process = ChildProcess(name, child, output)
         self._stack.callback(process.stop)
         self._release()
         return process

@@ -19,7 +19,7 @@ import orjson
 import uvloop
 from rich.console import Console
 
-from replayer.replay.options import Options, parse_options
+from replayer.replay.options import ReplayOptions, parse_options
 from replayer.replay.output import rows_of, run_facts, write_rows
 from replayer.replay.plan import Plan, make_plan
 from replayer.replay.progress import Tally, shown
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_BAD_INPUT
 
 
-def _replay(options: Options, plan: Plan, console: Console) -> int:
+def _replay(options: ReplayOptions, plan: Plan, console: Console) -> int:
     tally = Tally(options.time_scale)
     run = Run(options, plan.requests, uuid.uuid4().hex[:8], tally)
     # The trace stays for the whole run: keep the collector from walking it again and again.
@@ -87,7 +87,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def write_rows_and_report(
-    options: Options, facts: dict[str, Any], rows: list[dict[str, Any]]
+    options: ReplayOptions, facts: dict[str, Any], rows: list[dict[str, Any]]
 ) -> None:
     """Join the proxy's log, then write the three files and print the tables."""
     from analysis.report.page import write_html

@@ -141,7 +141,7 @@ MESSAGE_KEYS = ("message", "error", "detail")
 MAX_RETRY_AFTER_S = 60.0
 
 
-class Outcome(StrEnum):
+class ReplayOutcome(StrEnum):
     """How a request of the trace ended. All but `ok` count as failures of the run."""
 
     OK = "ok"
@@ -165,12 +165,12 @@ class Call:
 
 
 @dataclass(slots=True)
-class Exchange:
+class TimedExchange:
     """What came of a call; None means it never came or was not said."""
 
     sent_s: float
     end_s: float
-    outcome: Outcome = Outcome.INTERRUPTED
+    outcome: ReplayOutcome = ReplayOutcome.INTERRUPTED
     status: int | None = None
     error: str | None = None
     attempts: int = 0
@@ -222,12 +222,12 @@ class Client:
         self._options = options
         self._clock = clock
 
-    def open_exchange(self) -> Exchange:
+    def open_exchange(self) -> TimedExchange:
         """Start the record of a call that is sent now."""
         now_s = self._clock()
-        return Exchange(sent_s=now_s, end_s=now_s)
+        return TimedExchange(sent_s=now_s, end_s=now_s)
 
-    async def run(self, call: Call, exchange: Exchange) -> None:
+    async def run(self, call: Call, exchange: TimedExchange) -> None:
         """Send a call, and again while it is rejected and retries remain; fills in `exchange`.
 
         The time of the first sending stays: a client that was told to come back later has waited.
@@ -235,14 +235,14 @@ class Client:
         try:
             for left in range(self._options.retries_503, -1, -1):
                 await self._attempt(call, exchange)
-                if exchange.outcome is not Outcome.REJECTED or not left:
+                if exchange.outcome is not ReplayOutcome.REJECTED or not left:
                     return
                 await sleep(min(exchange.retry_after_s or 1.0, MAX_RETRY_AFTER_S))
-                exchange.outcome = Outcome.INTERRUPTED
+                exchange.outcome = ReplayOutcome.INTERRUPTED
         finally:
             exchange.end_s = self._clock()
 
-    async def _attempt(self, call: Call, exchange: Exchange) -> None:
+    async def _attempt(self, call: Call, exchange: TimedExchange) -> None:
         exchange.attempts += 1
         exchange.stream = StreamScanner()
         exchange.first_byte_s = None
@@ -250,17 +250,19 @@ class Client:
             async with timeout(self._options.timeout_s or None):
                 await self._send(call, exchange)
         except aiohttp.ConnectionTimeoutError as error:
-            exchange.outcome = Outcome.TIMEOUT
+            exchange.outcome = ReplayOutcome.TIMEOUT
             exchange.error = explain(error)
         except TimeoutError:
-            exchange.outcome = Outcome.TIMEOUT
+            exchange.outcome = ReplayOutcome.TIMEOUT
             exchange.error = f"no end after {self._options.timeout_s:g} s"
         except (aiohttp.ClientError, OSError) as error:
             begun = exchange.first_byte_s is not None
-            exchange.outcome = Outcome.DISCONNECT_MID if begun else Outcome.DISCONNECT_BEFORE_FIRST
+            exchange.outcome = (
+                ReplayOutcome.DISCONNECT_MID if begun else ReplayOutcome.DISCONNECT_BEFORE_FIRST
+            )
             exchange.error = explain(error)
 
-    async def _send(self, call: Call, exchange: Exchange) -> None:
+    async def _send(self, call: Call, exchange: TimedExchange) -> None:
         body = call.body if len(call.body) < LARGE_BODY_BYTES else io.BytesIO(call.body)
         async with self._session.post(
             self._options.url, data=body, headers=call.headers
@@ -293,20 +295,22 @@ def explain(error: aiohttp.ClientError | OSError) -> str:
     return f"cannot connect to {error.host}:{error.port}: {reason}"[:ERROR_CHARS]
 
 
-def _judge(stream: StreamScanner) -> tuple[Outcome, str | None]:
+def _judge(stream: StreamScanner) -> tuple[ReplayOutcome, str | None]:
     if stream.error is not None:
-        return Outcome.STREAM_ERROR, stream.error[:ERROR_CHARS]
+        return ReplayOutcome.STREAM_ERROR, stream.error[:ERROR_CHARS]
     if not stream.done or stream.finish_reason is None:
         missing = "[DONE]" if not stream.done else "finish_reason"
-        return Outcome.TRUNCATED, f"the stream ended without {missing}"
-    return Outcome.OK, None
+        return ReplayOutcome.TRUNCATED, f"the stream ended without {missing}"
+    return ReplayOutcome.OK, None
 
 
-def _note_refusal(exchange: Exchange, body: bytes) -> None:
+def _note_refusal(exchange: TimedExchange, body: bytes) -> None:
     answer = _object(body)
     said = _error_message(answer) or body[:ERROR_CHARS].decode(errors="replace")
     exchange.error = said[:ERROR_CHARS] or "no text with it"
-    exchange.outcome = Outcome.REJECTED if _is_busy(exchange.status, answer) else Outcome.HTTP_ERROR
+    exchange.outcome = (
+        ReplayOutcome.REJECTED if _is_busy(exchange.status, answer) else ReplayOutcome.HTTP_ERROR
+    )
     try:
         exchange.retry_after_s = max(0.0, float(exchange.headers.get("Retry-After", "")))
     except ValueError:

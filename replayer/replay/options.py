@@ -16,7 +16,7 @@ SLO_METRICS = ("ttft", "tpot", "e2e")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SessionSample:
     """Which share of the sessions to take: a number of them, or a ratio below 1."""
 
     count: int | None = None
@@ -24,7 +24,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReplayOptions:
     """One replay, as asked for."""
 
     trace: Path
@@ -41,7 +41,7 @@ class Options:
     time_scale: float
     think_cap_s: float | None
     window_s: tuple[float, float] | None
-    sample: Sample | None
+    sample: SessionSample | None
     limit: int | None
     max_input_tokens: int | None
     max_output_tokens: int | None
@@ -78,14 +78,14 @@ def window(text: str) -> tuple[float, float]:
     return start_s, end_s
 
 
-def sample(text: str) -> Sample:
+def sample(text: str) -> SessionSample:
     """Read a number of sessions, or a ratio such as 0.1."""
     if text.isdecimal():
-        return Sample(count=positive_count(text))
+        return SessionSample(count=positive_count(text))
     ratio = positive(text)
     if ratio > 1:
         raise argparse.ArgumentTypeError(f"must be an integer or a ratio up to 1.0, not {text!r}")
-    return Sample(ratio=ratio)
+    return SessionSample(ratio=ratio)
 
 
 def slo(text: str) -> dict[str, float]:
@@ -208,10 +208,10 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     add("--no-html", dest="report", action="store_false", help="no report.html")
 
 
-def parse_options(arguments: Sequence[str] | None = None) -> Options:
+def parse_options(arguments: Sequence[str] | None = None) -> ReplayOptions:
     """Read the command line; ends the process with status 2 when it is wrong."""
     parser = build_parser()
-    options = Options(**vars(parser.parse_args(arguments)))
+    options = ReplayOptions(**vars(parser.parse_args(arguments)))
     if options.prompt == "ids" and options.endpoint != "completions":
         parser.error("argument --prompt-form: ids needs --endpoint completions")
     return options

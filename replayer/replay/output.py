@@ -10,8 +10,8 @@ from typing import Any
 
 import orjson
 
-from replayer.replay.client import Exchange, Outcome
-from replayer.replay.options import Options
+from replayer.replay.client import ReplayOutcome, TimedExchange
+from replayer.replay.options import ReplayOptions
 from replayer.replay.plan import Plan, ideal_hits
 from replayer.replay.run import Result, Run
 
@@ -25,7 +25,7 @@ ROUTE_HEADERS = {
 GAPS = "itl_s"  # samples that feed the summary and are too many for the file
 
 
-def rows_of(results: Sequence[Result], options: Options) -> list[dict[str, Any]]:
+def rows_of(results: Sequence[Result], options: ReplayOptions) -> list[dict[str, Any]]:
     """Write one row per result, in the order of sending; skipped ones last."""
     sent = [result for result in results if result.exchange is not None]
     sent.sort(key=lambda result: result.exchange.sent_s if result.exchange else 0.0)
@@ -41,7 +41,7 @@ def _row(result: Result, hits: dict[str, int], *, save_text: bool) -> dict[str, 
         "sent_as": result.sent_as,
         "session_id": request.session_id,
         "turn": request.turn,
-        "outcome": Outcome.SKIPPED,
+        "outcome": ReplayOutcome.SKIPPED,
         "intended_s": result.intended_s,
         "input_length": request.input_tokens,
         "output_length": request.output_tokens,
@@ -54,7 +54,7 @@ def _row(result: Result, hits: dict[str, int], *, save_text: bool) -> dict[str, 
     return row | ({"trace": request.extra} if request.extra else {})
 
 
-def _seen(exchange: Exchange) -> dict[str, Any]:
+def _seen(exchange: TimedExchange) -> dict[str, Any]:
     stream = exchange.stream
     return {
         "outcome": exchange.outcome,

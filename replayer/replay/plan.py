@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from replayer.replay.options import Options, Sample
+from replayer.replay.options import ReplayOptions, SessionSample
 from replayer.replay.schedule import check_order, units
 from replayer.trace.loaders import TraceRequest, read_trace
 from replayer.trace.rows import TraceError
@@ -54,7 +54,7 @@ def ideal_ratio(requests: Sequence[TraceRequest]) -> float | None:
     return sum(ideal_hits(requests).values()) / tokens if tokens else None
 
 
-def make_plan(options: Options) -> Plan:
+def make_plan(options: ReplayOptions) -> Plan:
     """Read the trace and select; raises TraceError when nothing is left or rows are wrong."""
     notes: list[str] = []
     requests = list(_in_window(read_trace(options.trace, options.format), options.window_s))
@@ -99,7 +99,7 @@ def _in_window(
             yield request
 
 
-def _sampled(requests: list[TraceRequest], sample: Sample, seed: int) -> list[TraceRequest]:
+def _sampled(requests: list[TraceRequest], sample: SessionSample, seed: int) -> list[TraceRequest]:
     numbers = units(requests)
     distinct = sorted(set(numbers))
     wanted = sample.count or max(1, round(len(distinct) * (sample.ratio or 0.0)))

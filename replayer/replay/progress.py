@@ -8,7 +8,7 @@ from statistics import median
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from replayer.replay.client import Outcome
+from replayer.replay.client import ReplayOutcome
 from replayer.replay.run import Result
 
 RECENT = 64
@@ -21,7 +21,7 @@ class Tally:
         """Start at nothing; the target's time runs `time_scale` times faster."""
         self._time_scale = time_scale
         self.sent_count = 0
-        self.outcomes: Counter[Outcome] = Counter()
+        self.outcomes: Counter[ReplayOutcome] = Counter()
         self._recent_ttft_s: deque[float] = deque(maxlen=RECENT)
 
     @property
@@ -36,7 +36,7 @@ class Tally:
     def ended(self, result: Result) -> None:
         """Note what became of a request."""
         if result.exchange is None:
-            self.outcomes[Outcome.SKIPPED] += 1
+            self.outcomes[ReplayOutcome.SKIPPED] += 1
             return
         self.outcomes[result.exchange.outcome] += 1
         first_token_s = result.exchange.stream.first_token_s
@@ -46,8 +46,8 @@ class Tally:
 
     def line(self) -> str:
         """Describe the run in a few words."""
-        in_flight = self.sent_count - (self.ended_count - self.outcomes[Outcome.SKIPPED])
-        failed = self.ended_count - self.outcomes[Outcome.OK]
+        in_flight = self.sent_count - (self.ended_count - self.outcomes[ReplayOutcome.SKIPPED])
+        failed = self.ended_count - self.outcomes[ReplayOutcome.OK]
         ttft = f"{median(self._recent_ttft_s):.3f} s" if self._recent_ttft_s else "-"
         return f"in flight {in_flight}  not ok {failed}  TTFT p50 {ttft} (last {RECENT})"
 

@@ -20,12 +20,12 @@ from replayer.replay.client import (
     Call,
     Client,
     ClientOptions,
-    Exchange,
-    Outcome,
+    ReplayOutcome,
+    TimedExchange,
     explain,
     open_session,
 )
-from replayer.replay.options import Options
+from replayer.replay.options import ReplayOptions
 from replayer.replay.prompts import BodyForm, PromptWriter
 from replayer.replay.schedule import Due, Pace, PaceRules
 from replayer.trace.loaders import TraceRequest
@@ -57,10 +57,10 @@ class Result:
     request: TraceRequest
     sent_as: str | None
     intended_s: float | None
-    exchange: Exchange | None
+    exchange: TimedExchange | None
 
 
-class Watcher(Protocol):
+class RunObserver(Protocol):
     """Somebody who wants to know how a run goes."""
 
     def sent(self) -> None:
@@ -80,10 +80,10 @@ def header_safe(name: str) -> str:
 class Run:
     """A run and its results so far, which stay when it is interrupted."""
 
-    options: Options
+    options: ReplayOptions
     requests: Sequence[TraceRequest]
     run_id: str
-    watcher: Watcher
+    watcher: RunObserver
     results: list[Result] = field(default_factory=list)
     origin_s: float = field(default_factory=time.monotonic)
     cpu_s: float = 0.0
@@ -114,7 +114,7 @@ class Run:
                 ),
                 self.clock,
             )
-            driver = Driver(self, client, PromptWriter(form, self.requests))
+            driver = ReplayDriver(self, client, PromptWriter(form, self.requests))
             cpu_s = time.process_time()
             self.origin_s = time.monotonic()
             try:
@@ -123,7 +123,7 @@ class Run:
                 self.cpu_s = time.process_time() - cpu_s
 
 
-def pace_rules(options: Options) -> PaceRules:
+def pace_rules(options: ReplayOptions) -> PaceRules:
     """Take what concerns the schedule from the options."""
     return PaceRules(
         slots=options.concurrency if options.mode == "sessions" else None,
@@ -132,7 +132,7 @@ def pace_rules(options: Options) -> PaceRules:
     )
 
 
-class Driver:
+class ReplayDriver:
     """Keeps the appointments of a schedule."""
 
     def __init__(self, run: Run, client: Client, writer: PromptWriter) -> None:
@@ -169,7 +169,7 @@ class Driver:
             await self._client.run(call, exchange)
         finally:
             self._note(Result(request, sent_as, due.intended_s, exchange))
-        ok = exchange.outcome is Outcome.OK
+        ok = exchange.outcome is ReplayOutcome.OK
         for skipped in pace.finish(request.request_id, exchange.end_s, ok=ok):
             self._note(Result(skipped, None, None, None))
         self._wake.set()
@@ -185,12 +185,12 @@ class Driver:
         return headers | authorization(self._run.options)
 
 
-def authorization(options: Options) -> dict[str, str]:
+def authorization(options: ReplayOptions) -> dict[str, str]:
     """Return the header that carries the API key, if there is one."""
     return {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
 
 
-async def model_of(session: aiohttp.ClientSession, options: Options) -> str:
+async def model_of(session: aiohttp.ClientSession, options: ReplayOptions) -> str:
     """Return the model to ask for: the one given, or the target's first; raises TargetError.
 
     The target is asked in both cases: one that cannot be reached must end a run before it begins.
@@ -208,7 +208,7 @@ async def model_of(session: aiohttp.ClientSession, options: Options) -> str:
     return options.model or _first_model(options.target, answer, seen)
 
 
-async def _models(session: aiohttp.ClientSession, options: Options) -> tuple[bytes, str]:
+async def _models(session: aiohttp.ClientSession, options: ReplayOptions) -> tuple[bytes, str]:
     url, headers = f"{options.target}/v1/models", authorization(options)
     async with session.get(url, headers=headers) as response:
         return await response.read(), f"status {response.status}"

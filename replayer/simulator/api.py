@@ -17,7 +17,7 @@ from aiohttp import web
 
 from replayer.engine.tokens import detokenize
 from replayer.engine.types import Job, RemoteKv, SimRequest
-from replayer.simulator.driver import Driver, Live
+from replayer.simulator.driver import EngineDriver, LiveJob
 from replayer.simulator.faults import Faults
 from replayer.simulator.metrics import EngineMetrics
 from replayer.simulator.openai.answers import DONE, Answer
@@ -25,7 +25,7 @@ from replayer.simulator.openai.errors import ApiError, json_response, like_vllm,
 from replayer.simulator.openai.kv_params import handing_of, told_by_nixl
 from replayer.simulator.openai.requests import (
     Ask,
-    Limits,
+    RequestLimits,
     check_model,
     parse_ask,
     parse_body,
@@ -49,7 +49,7 @@ Release = Callable[[RemoteKv], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class EngineProcess:
     """What an engine's handlers ask of the process around them.
 
     `release` tells a sender to let go of KV nobody will fetch, `crash` ends the engine, `address`
@@ -68,9 +68,9 @@ class Api:
     def __init__(
         self,
         options: SimOptions,
-        driver: Driver,
+        driver: EngineDriver,
         metrics: EngineMetrics,
-        process: Process,
+        process: EngineProcess,
         faults: Faults,
     ) -> None:
         self._options = options
@@ -78,7 +78,7 @@ class Api:
         self._metrics = metrics
         self._process = process
         self._faults = faults
-        self._limits = Limits(
+        self._limits = RequestLimits(
             model=options.model,
             block_size=options.block_size,
             max_model_len=options.max_model_len,
@@ -207,7 +207,7 @@ class Api:
             self._metrics.rejected += 1
             raise ApiError(503, _BUSY)
 
-    async def _whole(self, request_id: str, answer: Answer, lives: list[Live]) -> web.Response:
+    async def _whole(self, request_id: str, answer: Answer, lives: list[LiveJob]) -> web.Response:
         for live in lives:
             while live.request.finish_reason is None:
                 await live.changed()
@@ -247,7 +247,7 @@ class Api:
         return told_by_nixl(process.engine_id, process.address(), request, block)
 
     async def _stream(
-        self, request: web.Request, request_id: str, answer: Answer, lives: list[Live], ask: Ask
+        self, request: web.Request, request_id: str, answer: Answer, lives: list[LiveJob], ask: Ask
     ) -> web.StreamResponse:
         response = web.StreamResponse(
             headers={

@@ -29,7 +29,7 @@ from replayer.simulator.options import SimOptions
 Listener = Callable[[Event], None]
 
 
-class Live:
+class LiveJob:
     """A request under way, as its HTTP handler sees it."""
 
     __slots__ = ("_seen_tokens", "_streams", "_waiter", "request")
@@ -63,7 +63,7 @@ class Live:
                 waiter.set_result(None)
 
 
-class Driver:
+class EngineDriver:
     """One engine model and its clock; `listen` is called with every event in order."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Driver:
         self.options = options
         self.engine = Engine(options.engine(), store=store)
         self._listen = listen
-        self._lives: dict[SimRequest, Live] = {}
+        self._lives: dict[SimRequest, LiveJob] = {}
         self._served: dict[Pull, asyncio.Future[bool]] = {}
         self._start_s = time.monotonic()
         self._start_unix_s = datetime.now(tz=UTC).timestamp()
@@ -87,14 +87,14 @@ class Driver:
         """Wall-clock time of an engine time, from one anchor taken at the start."""
         return self._start_unix_s + engine_s / self.options.speed
 
-    def submit(self, job: Job, *, streams: bool) -> Live:
+    def submit(self, job: Job, *, streams: bool) -> LiveJob:
         """Hand a request to the engine."""
-        live = Live(self.engine.submit(job, self.now_s()), streams=streams)
+        live = LiveJob(self.engine.submit(job, self.now_s()), streams=streams)
         self._lives[live.request] = live
         self._wake.set()
         return live
 
-    def abort(self, live: Live) -> None:
+    def abort(self, live: LiveJob) -> None:
         """End a request whose client has left; harmless once it is finished."""
         self.engine.abort(live.request, self.now_s())
         self._wake.set()

@@ -32,13 +32,13 @@ from replayer.engine.types import (
     SimRequest,
     Unpinned,
 )
-from replayer.simulator.api import Api, Process
+from replayer.simulator.api import Api, EngineProcess
 from replayer.simulator.bootstrap import PullResult, Receiver, bootstrap_app
-from replayer.simulator.driver import Driver
+from replayer.simulator.driver import EngineDriver
 from replayer.simulator.faults import Faults
 from replayer.simulator.metrics import EngineMetrics
 from replayer.simulator.options import SimOptions
-from replayer.simulator.request_log import RequestLog, record
+from replayer.simulator.request_log import EngineRequestLog, record
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class _Incarnation:
     def __init__(self, owner: "SimEngine", tasks: asyncio.TaskGroup, record_: Record) -> None:
         options, store = owner.options, owner.store
         self.engine_id = str(uuid.uuid4())
-        self.driver = Driver(options, self._on_event, store)
+        self.driver = EngineDriver(options, self._on_event, store)
         self.metrics = EngineMetrics(self.driver.engine, options.model, self.driver.unix_s(0.0))
         self.name = ""
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
@@ -64,7 +64,7 @@ class _Incarnation:
         self._tasks = tasks
         self._own: set[asyncio.Task[None]] = set()
         self._record = record_
-        process = Process(self.engine_id, self._let_go, owner.crash, owner.side_address)
+        process = EngineProcess(self.engine_id, self._let_go, owner.crash, owner.side_address)
         self.api = Api(options, self.driver, self.metrics, process, owner.faults)
         self.spawn(self.driver.run())
 
@@ -157,7 +157,7 @@ class SimEngine:
         return self._alive().engine_id
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> EngineDriver:
         """The running incarnation's driver; `driver.engine` is the model."""
         return self._alive().driver
 
@@ -296,7 +296,7 @@ class SimFleet:
         self.records: list[dict[str, Any]] = []
         self._count = count
         self._ports = (port, bootstrap_port)
-        self._log = RequestLog(request_log) if request_log else None
+        self._log = EngineRequestLog(request_log) if request_log else None
         self._tasks = asyncio.TaskGroup()
         self._store = SharedStore() if self.options.kv_connector == "implicit" else None
 

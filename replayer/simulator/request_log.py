@@ -11,12 +11,12 @@ from typing import Any
 import orjson
 
 from replayer.engine.types import SimRequest
-from replayer.simulator.driver import Driver
+from replayer.simulator.driver import EngineDriver
 
 _FLUSH_S = 0.2
 
 
-def record(engine: str, driver: Driver, request: SimRequest) -> dict[str, Any]:
+def record(engine: str, driver: EngineDriver, request: SimRequest) -> dict[str, Any]:
     """Describe a request: lengths in tokens, times in unix seconds (None: never happened)."""
 
     def unix_s(engine_s: float | None) -> float | None:
@@ -43,7 +43,7 @@ def record(engine: str, driver: Driver, request: SimRequest) -> dict[str, Any]:
     }
 
 
-class RequestLog:
+class EngineRequestLog:
     """Appends records to one file; engines of a process share it."""
 
     def __init__(self, path: Path) -> None:

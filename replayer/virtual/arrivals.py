@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from proxy.core.latency.slo import Slo
-from replayer.virtual.load import Blocks, Source, Turn
+from replayer.virtual.load import Blocks, Source, TraceTurn
 
 SALT_BITS = 40
 """Private blocks of copy n are numbered from n << 40: above every id of a source."""
@@ -46,7 +46,7 @@ class Planned:
     `estimate_factor`: the proxy's count of this prompt's tokens over the engine's, where known.
     """
 
-    turn: Turn
+    turn: TraceTurn
     session_id: str
     earliest_s: float
     delay_s: float
@@ -79,7 +79,7 @@ def _starts_s(rules: LoadRules, draw: random.Random) -> list[float]:
     return [rules.horizon_s * end / ends[-1] for end in ends[:-1]]
 
 
-def _rounds(source: Source, draw: random.Random) -> Iterator[tuple[Turn, ...]]:
+def _rounds(source: Source, draw: random.Random) -> Iterator[tuple[TraceTurn, ...]]:
     while True:
         order = list(source.units)
         draw.shuffle(order)

@@ -27,7 +27,7 @@ from replayer.virtual.arrivals import Planned
 from replayer.virtual.hooks import Hooks
 from replayer.virtual.requests import (
     Kind,
-    Live,
+    LiveRequest,
     VirtualOptions,
     VirtualRow,
     VirtualRun,
@@ -61,9 +61,9 @@ class VirtualFleet:
         self._place = {engine: number for number, engine in enumerate(self.engines)}
         self._due_s = [math.inf] * len(self.engines)
         self._dirty: set[int] = set()
-        self._heap: list[tuple[float, int, Kind, Live | int, int]] = []
+        self._heap: list[tuple[float, int, Kind, LiveRequest | int, int]] = []
         self._order = count()
-        self._legs: dict[SimRequest, Live] = {}
+        self._legs: dict[SimRequest, LiveRequest] = {}
         self._waits = Waits(planned)
         self._rows: list[VirtualRow | None] = [None] * len(planned)
         self._left = len(planned)
@@ -92,10 +92,10 @@ class VirtualFleet:
                 self._advance(self._dirty.pop(), now_s)
         return self._result()
 
-    def _at(self, at_s: float, kind: Kind, what: Live | int, number: int = 0) -> None:
+    def _at(self, at_s: float, kind: Kind, what: LiveRequest | int, number: int = 0) -> None:
         heapq.heappush(self._heap, (at_s, next(self._order), kind, what, number))
 
-    def _handle(self, kind: Kind, what: Live | int, number: int, now_s: float) -> None:
+    def _handle(self, kind: Kind, what: LiveRequest | int, number: int, now_s: float) -> None:
         if kind is Kind.SCRAPE:
             self._scrape(now_s)
         elif isinstance(what, int):
@@ -136,7 +136,7 @@ class VirtualFleet:
         planned = self._planned[index]
         row = self._rows[index] = new_row(index, planned, now_s)
         facts = facts_of(planned, self.options)
-        live = Live(index, row, facts)
+        live = LiveRequest(index, row, facts)
         self._at(now_s + self.options.timeout_s, Kind.GIVE_UP, live)
         decided_s = now_s + self.options.proxy.delay_s(planned.turn.prompt_tokens)
         if decided_s > now_s:
@@ -144,7 +144,7 @@ class VirtualFleet:
         else:
             self._admit(live, now_s)
 
-    def _admit(self, live: Live, now_s: float) -> None:
+    def _admit(self, live: LiveRequest, now_s: float) -> None:
         if live.row.outcome != "ok":
             return
         answer = self.router.admit(live.facts, now_s)
@@ -163,7 +163,7 @@ class VirtualFleet:
         else:
             self._submit_prefill(live, answer.prefill, now_s)
 
-    def _submit_prefill(self, live: Live, p: Instance, now_s: float) -> None:
+    def _submit_prefill(self, live: LiveRequest, p: Instance, now_s: float) -> None:
         live.prefilling = True
         job = job_of(live, 1, send_as=live.transfer_id)
         self._start(live, p, job, now_s)
@@ -173,7 +173,7 @@ class VirtualFleet:
         if late_s < math.inf:
             self._at(late_s, Kind.PREFILL_LATE, live, live.legs)
 
-    def _hedge(self, live: Live, leg: int, now_s: float) -> None:
+    def _hedge(self, live: LiveRequest, leg: int, now_s: float) -> None:
         """P is late: D begins as well, where the router allows it."""
         route = live.route
         if route is None or live.legs != leg or live.leg is None or not live.prefilling:
@@ -184,7 +184,7 @@ class VirtualFleet:
             self._legs[live.hedge] = live
             self._dirty.add(self._place[self._by_name[route.decode.name]])
 
-    def _drop_hedge(self, live: Live, now_s: float) -> None:
+    def _drop_hedge(self, live: LiveRequest, now_s: float) -> None:
         hedge, live.hedge = live.hedge, None
         if hedge is not None and live.route is not None:
             self._legs.pop(hedge, None)
@@ -192,21 +192,21 @@ class VirtualFleet:
             engine.abort(hedge, now_s)
             self._dirty.add(self._place[engine])
 
-    def _submit(self, live: Live, d: Instance, now_s: float, fetch: RemoteKv | None) -> None:
+    def _submit(self, live: LiveRequest, d: Instance, now_s: float, fetch: RemoteKv | None) -> None:
         live.prefilling = False
         job = job_of(live, live.row.output_tokens, fetch=fetch)
         self._start(live, d, job, now_s)
         if fetch is not None:
             self._at(now_s + self.options.transfer_timeout_s, Kind.LEG_LATE, live, live.legs)
 
-    def _start(self, live: Live, instance: Instance, job: Job, now_s: float) -> None:
+    def _start(self, live: LiveRequest, instance: Instance, job: Job, now_s: float) -> None:
         live.legs += 1
         live.engine = self._place[self._by_name[instance.name]]
         live.leg = self.engines[live.engine].submit(job, now_s)
         self._legs[live.leg] = live
         self._dirty.add(live.engine)
 
-    def _leg_ended(self, live: Live, leg: SimRequest, now_s: float) -> None:
+    def _leg_ended(self, live: LiveRequest, leg: SimRequest, now_s: float) -> None:
         route = live.route
         if route is None or leg is not live.leg:
             return
@@ -225,7 +225,7 @@ class VirtualFleet:
         else:
             self._finish(live, leg, now_s)
 
-    def _first_token(self, live: Live, leg: SimRequest, now_s: float) -> None:
+    def _first_token(self, live: LiveRequest, leg: SimRequest, now_s: float) -> None:
         row, route = live.row, live.route
         if route is None:
             return
@@ -236,7 +236,7 @@ class VirtualFleet:
         self.router.first_token(route, live.facts, now_s)
         self._hooks.first_token(route, live.facts, now_s - live.admitted_s, leg, now_s)
 
-    def _finish(self, live: Live, leg: SimRequest, now_s: float) -> None:
+    def _finish(self, live: LiveRequest, leg: SimRequest, now_s: float) -> None:
         live.row.end_s = now_s
         if live.route is not None:
             found = leg.local_hit_tokens / leg.job.prompt_tokens
@@ -244,7 +244,7 @@ class VirtualFleet:
             self._hooks.finish(live.route, live.facts, leg, now_s)
         self._end(live, "ok", now_s)
 
-    def _fall_back(self, live: Live, why: Fallback, now_s: float) -> None:
+    def _fall_back(self, live: LiveRequest, why: Fallback, now_s: float) -> None:
         route = live.route
         if route is None:
             return
@@ -260,7 +260,7 @@ class VirtualFleet:
         live.engine = self._place[self._by_name[route.decode.name]]
         live.legs += 1
 
-    def _give_up(self, live: Live, now_s: float) -> None:
+    def _give_up(self, live: LiveRequest, now_s: float) -> None:
         if live.row.ttft_s is None and live.row.outcome == "ok" and live.row.end_s is None:
             self._abort(live, now_s)
             self._drop_hedge(live, now_s)
@@ -268,14 +268,14 @@ class VirtualFleet:
                 self._hooks.failed(live.route, live.facts, now_s)
             self._end(live, "timeout", now_s)
 
-    def _abort(self, live: Live, now_s: float) -> None:
+    def _abort(self, live: LiveRequest, now_s: float) -> None:
         leg, live.leg = live.leg, None
         if leg is not None:
             self._legs.pop(leg, None)
             self.engines[live.engine].abort(leg, now_s)
             self._dirty.add(live.engine)
 
-    def _end(self, live: Live, outcome: str, now_s: float) -> None:
+    def _end(self, live: LiveRequest, outcome: str, now_s: float) -> None:
         row, route = live.row, live.route
         row.outcome = outcome
         live.leg = None

@@ -15,7 +15,7 @@ from replayer.engine.types import EngineOptions, Job, RemoteKv, SimRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Leg:
+class RecordedLeg:
     """A request to one engine: `sends` or `fetches` KV under the name of a hand-over.
 
     `fetches_from` is the number of the engine that has it.
@@ -45,7 +45,7 @@ class Leg:
         )
 
 
-def run_legs(legs: Sequence[Leg], engines: Sequence[EngineOptions]) -> list[SimRequest]:
+def run_legs(legs: Sequence[RecordedLeg], engines: Sequence[EngineOptions]) -> list[SimRequest]:
     """Run every leg to its end, in virtual time; gives their final states in the same order."""
     fleet = [Engine(one) for one in engines]
     by_name = {str(number): engine for number, engine in enumerate(fleet)}

@@ -32,7 +32,7 @@ Blocks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TraceTurn:
     """One request of a unit. `blocks`: an id per full block, the first `shared` of them common.
 
     `new_tokens` is what an infinite cache of the unit (and of common blocks) lacks; `wait_for`
@@ -57,7 +57,7 @@ class Source:
     `starts_s` are the units' recorded starts, `tick_s` is the step of a coarse clock, else 0.
     """
 
-    units: tuple[tuple[Turn, ...], ...]
+    units: tuple[tuple[TraceTurn, ...], ...]
     starts_s: tuple[float, ...]
     block_tokens: int
     replicable: bool
@@ -133,7 +133,7 @@ class _Maker:
     block_tokens: int
     replicable: bool
 
-    def make(self, parts: Sequence[Sequence[int]]) -> tuple[tuple[Turn, ...], ...]:
+    def make(self, parts: Sequence[Sequence[int]]) -> tuple[tuple[TraceTurn, ...], ...]:
         """Make every unit; blocks of several units are common where units are copied."""
         common: set[int] = set()
         if self.replicable:
@@ -156,7 +156,9 @@ class _Maker:
                 seen.update(self.rows[index])
         return known
 
-    def _turn(self, part: Sequence[int], at: int, common: set[int], known: Sequence[int]) -> Turn:
+    def _turn(
+        self, part: Sequence[int], at: int, common: set[int], known: Sequence[int]
+    ) -> TraceTurn:
         first, request = self.requests[part[0]], self.requests[part[at]]
         blocks, prompt_tokens = self.rows[part[at]], request.input_tokens or 1
         place = {self.requests[index].request_id: n for n, index in enumerate(part[:at])}
@@ -164,7 +166,7 @@ class _Maker:
         if not self.replicable and at:
             wait_for = (at - 1,)
         before = [self.requests[part[other]] for other in wait_for]
-        return Turn(
+        return TraceTurn(
             session=request.session_id or first.request_id,
             prompt_tokens=prompt_tokens,
             output_tokens=request.output_tokens,

@@ -26,7 +26,7 @@ from replayer.simulator.options import SimOptions
 from replayer.trace.loaders import TraceRequest, block_ids
 from replayer.trace.rows import TraceError
 from replayer.virtual.arrivals import Planned
-from replayer.virtual.load import Turn
+from replayer.virtual.load import TraceTurn
 
 RECORD = "run.json"
 
@@ -96,7 +96,7 @@ class Recorded:
         seen: Seen,
     ) -> Planned:
         session = header_safe(request.session_id or request.request_id)
-        turn = Turn(
+        turn = TraceTurn(
             session=session,
             prompt_tokens=seen.prompt_tokens,
             output_tokens=request.output_tokens,

@@ -110,7 +110,7 @@ class Kind(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class LiveRequest:
     """A request between arrival and end; `leg` is what an engine now works on for it.
 
     `hedge`: the same on D, while P is late.
@@ -183,7 +183,11 @@ def new_row(index: int, planned: Planned, now_s: float) -> VirtualRow:
 
 
 def job_of(
-    live: Live, output_tokens: int, *, send_as: str | None = None, fetch: RemoteKv | None = None
+    live: LiveRequest,
+    output_tokens: int,
+    *,
+    send_as: str | None = None,
+    fetch: RemoteKv | None = None,
 ) -> Job:
     """The request as an engine sees it: a prefill leg, a leg that fetches, or the whole."""
     return Job(

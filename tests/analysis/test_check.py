@@ -6,7 +6,7 @@ import pytest
 from analysis.check.check import (
     Check,
     Compared,
-    Model,
+    FittedModel,
     as_placed,
     check_run,
     engine_sizes,
@@ -89,7 +89,7 @@ def test_with_the_true_constants_the_prediction_is_the_run(tmp_path, policy):
     run = predict(recorded, log, engines, proxy)
     waited_s = [row["first_token_s"] - row["sent_s"] for row in log.client.values()]
     assert [row.ttft_s for row in run.rows] == pytest.approx(waited_s, rel=1e-9)
-    model = Model(Fit(own, frozenset(), {}, 0), proxy, engines)
+    model = FittedModel(Fit(own, frozenset(), {}, 0), proxy, engines)
     placed_s = as_placed(samples_of(recorded, log, instance_names(recorded)), model)
     # Times of the log are unix seconds, a quarter of a microsecond apart: a step's end may be
     # missed by that, which costs a whole step.

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.simulate import Fleet, Task, engines, run_task
+from analysis.league.simulate import EngineFleet, Task, engines, run_task
 from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import load_source
 
@@ -31,7 +31,7 @@ RATE = 0.3
 @cache
 def row(policy: str, kv_tokens: int, perturb: str = "none") -> dict[str, float]:
     """Means over the seeds."""
-    usual = Fleet(engines(4, kv_tokens, SOURCE.block_tokens), 60.0, SOURCE.longest_tokens)
+    usual = EngineFleet(engines(4, kv_tokens, SOURCE.block_tokens), 60.0, SOURCE.longest_tokens)
     rows: list[dict[str, Any]] = []
     for seed in SEEDS:
         rules, fleet = PERTURBATIONS[perturb](LoadRules(RATE, 300.0, seed, 60.0), replace(usual))

@@ -20,7 +20,7 @@ from analysis.league.league import (
 from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.scale import KEEP_UP_RATIO, Bench, Scale
 from analysis.league.simulate import (
-    Fleet,
+    EngineFleet,
     Task,
     engines,
     figures,
@@ -67,7 +67,7 @@ def test_a_context_counts_from_its_request_to_the_next() -> None:
 def test_figures_of_a_run() -> None:
     source = load_source(TRACE)
     planned = plan(source, RULES)
-    fleet = Fleet(engines(2, 400_000, source.block_tokens))
+    fleet = EngineFleet(engines(2, 400_000, source.block_tokens))
     run = run_policy("session-sticky", planned, fleet, source.block_tokens)
     row = figures(run, planned, RULES, fleet.kv_tokens)
     assert row["requests_run"] == len(planned) > row["requests"] > 0
@@ -87,7 +87,7 @@ def test_saturation_is_where_the_baseline_stops_keeping_up() -> None:
 @pytest.mark.parametrize("name", PERTURBATIONS)
 def test_every_perturbation_runs(name: str) -> None:
     source = load_source(TRACE)
-    rules, fleet = PERTURBATIONS[name](RULES, Fleet(engines(2, 400_000, source.block_tokens)))
+    rules, fleet = PERTURBATIONS[name](RULES, EngineFleet(engines(2, 400_000, source.block_tokens)))
     planned = plan(source, rules)
     run = run_policy("always", planned, fleet, source.block_tokens)
     assert len(run.rows) == len(planned)
@@ -103,10 +103,10 @@ def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_quarter_of_the_kv_still_takes_the_longest_request() -> None:
-    fleet = Fleet(engines(1, 400_000, 512), longest_tokens=150_000)
+    fleet = EngineFleet(engines(1, 400_000, 512), longest_tokens=150_000)
     _rules, small = PERTURBATIONS["small-kv"](RULES, fleet)
     assert 150_000 < small.kv_tokens < 152_000
-    _rules, small = PERTURBATIONS["small-kv"](RULES, Fleet(engines(1, 400_000, 512)))
+    _rules, small = PERTURBATIONS["small-kv"](RULES, EngineFleet(engines(1, 400_000, 512)))
     assert small.kv_tokens == pytest.approx(100_000, rel=0.01)
 
 
@@ -155,7 +155,7 @@ def test_other_seeds_can_be_asked_for(tmp_path: Path) -> None:
 def test_a_worker_computes_what_this_process_computes() -> None:
     rules = LoadRules(rate=0.1, horizon_s=60.0, think_cap_s=60.0)
     source = load_source(TRACE)
-    fleet = Fleet(engines(2, 300_000, source.block_tokens))
+    fleet = EngineFleet(engines(2, 300_000, source.block_tokens))
     here = run_task(source, Task("always", 1.0, "given", "none", rules, fleet))
     options = LeagueOptions(
         TRACE,

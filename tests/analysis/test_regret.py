@@ -13,17 +13,17 @@ import psutil
 import pytest
 
 from analysis.cli import main
-from analysis.league.simulate import Fleet, engines, make_rule, run_policy, setting
+from analysis.league.simulate import EngineFleet, engines, make_rule, run_policy, setting
 from analysis.regret.actions import Action, forced, is_heavy
 from analysis.regret.branching import BranchingFleet, Postponed, Terms, cost_s, objective_s
-from analysis.regret.oracle import Decision, Mode, Tried, held_out_ratio
+from analysis.regret.oracle import JudgedDecision, Mode, Tried, held_out_ratio
 from analysis.regret.regret import RegretError, RegretOptions, compute_regret, missed, regret_ratios
 from analysis.regret.run import RegretTask, run_probed, run_regret, sample
 from analysis.regret.tables import explain
 from analysis.rivals.registry import RIVALS
 from proxy.core.latency.slo import Slo
 from proxy.core.placement.rules import by_rules
-from proxy.core.placement.scene import Choice, Decide, Scene
+from proxy.core.placement.scene import Choice, Decide, PlacementView
 from proxy.core.routing.router import DECIDERS, Router
 from replayer.virtual.arrivals import LoadRules, plan
 from replayer.virtual.load import load_source
@@ -33,17 +33,17 @@ TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.
 SOURCE = load_source(TRACE)
 RULES = LoadRules(rate=0.2, horizon_s=90.0, think_cap_s=5.0)
 PLANNED = plan(SOURCE, RULES)
-FLEET = Fleet(engines(3, 200_000, SOURCE.block_tokens))
+FLEET = EngineFleet(engines(3, 200_000, SOURCE.block_tokens))
 TASK = RegretTask("cost", "given", "watch", RULES, FLEET, 4)
 
 
-def _watched(task: RegretTask = TASK) -> tuple[list[Decision], VirtualRun]:
+def _watched(task: RegretTask = TASK) -> tuple[list[JudgedDecision], VirtualRun]:
     wanted = frozenset(range(0, 12, 3))
     probe, run = run_probed(task, PLANNED, SOURCE.block_tokens, Mode.WATCH, wanted)
     return probe.decisions, run
 
 
-Watched = tuple[list[Decision], VirtualRun]
+Watched = tuple[list[JudgedDecision], VirtualRun]
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +78,14 @@ def test_a_branch_with_the_chosen_action_is_the_run_itself(watched: Watched) -> 
         assert outcome.own_ttft_s == plain.rows[one.request].ttft_s
 
 
-def _replayed(change: Callable[[int, Scene, Choice], Choice]) -> VirtualRun:
+def _replayed(change: Callable[[int, PlacementView, Choice], Choice]) -> VirtualRun:
     """The run anew, from its start and in this process, with HEAVY decisions changed by number."""
     rival = RIVALS["cost"]
     config, options = setting(rival, FLEET, SOURCE.block_tokens)
     policy: Decide = make_rule(rival, FLEET) or DECIDERS.get(config.offload_policy, by_rules)
     seen = -1
 
-    def decide(scene: Scene) -> Choice:
+    def decide(scene: PlacementView) -> Choice:
         nonlocal seen
         choice = policy(scene)
         if not is_heavy(scene, choice):
@@ -109,7 +109,9 @@ def test_a_branch_is_what_a_run_with_that_action_would_have_been(
     for tried in kinds.values():
         action = tried.action
 
-        def change(number: int, scene: Scene, choice: Choice, action: Action = action) -> Choice:
+        def change(
+            number: int, scene: PlacementView, choice: Choice, action: Action = action
+        ) -> Choice:
             return forced(scene, action) if number == one.number else choice
 
         assert _total_s(_replayed(change)) == tried.outcomes[0].cost_s
@@ -202,7 +204,7 @@ def test_actions_have_names() -> None:
 
 
 def test_a_branch_that_breaks_is_an_error_here_and_nothing_is_left() -> None:
-    def broken(scene: Scene) -> Choice:
+    def broken(scene: PlacementView) -> Choice:
         if fleet.is_branch or fleet.branch(scene.now_s, None, None) is None:
             raise ValueError("broken rule")
         raise Postponed(1.0)

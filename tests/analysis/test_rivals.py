@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.league.simulate import Fleet, engines, run_policy
+from analysis.league.simulate import EngineFleet, engines, run_policy
 from analysis.rivals.offload import (
     AibrixCombined,
     Placed,
@@ -28,10 +28,10 @@ from analysis.rivals.placement import (
 from analysis.rivals.registry import BASELINE, RIVALS
 from proxy.core.config import RouterConfig
 from proxy.core.latency.model import Latency
-from proxy.core.placement.scene import Scene
+from proxy.core.placement.scene import PlacementView
 from proxy.core.types import Candidate, Instance, Load, RequestFacts
 from replayer.virtual.arrivals import Planned
-from replayer.virtual.load import Turn
+from replayer.virtual.load import TraceTurn
 
 BLOCK = 512
 CONFIG = RouterConfig(prefill_throughput=20_000)
@@ -44,14 +44,14 @@ def _planned() -> list[Planned]:
         session, turn = n % 8, n // 8
         blocks = tuple(1000 * session + i for i in range(20 + 4 * turn))
         wait_for = (n - 8,) if turn else ()
-        one = Turn(f"s{session}", BLOCK * len(blocks) + 9, 30, 9, blocks, 0, (), 0.0, 0.0)
+        one = TraceTurn(f"s{session}", BLOCK * len(blocks) + 9, 30, 9, blocks, 0, (), 0.0, 0.0)
         planned.append(Planned(one, f"s{session}", 0.05 * n, 0.5, wait_for))
     return planned
 
 
 @pytest.mark.parametrize("policy", RIVALS)
 def test_every_rival_finishes_and_accounts_for_every_request(policy: str) -> None:
-    fleet = Fleet(engines(3, 200_000, BLOCK))
+    fleet = EngineFleet(engines(3, 200_000, BLOCK))
     runs = [run_policy(policy, _planned(), fleet, BLOCK) for _ in range(2)]
     assert [row.outcome for row in runs[0].rows] == ["ok"] * 40
     assert runs[0].drift == 0
@@ -68,9 +68,11 @@ def _candidate(name: str, hit: int = 0, placed: int = 0, **load: int) -> Candida
     return Candidate(instance, Load(**load), hit, PROMPT - hit, 0, placed)
 
 
-def _scene(*free: Candidate, home: str | None = None, tokens: int = PROMPT) -> Scene:
+def _scene(*free: Candidate, home: str | None = None, tokens: int = PROMPT) -> PlacementView:
     facts = RequestFacts("m", "s", tokens, (), BLOCK)
-    return Scene(CONFIG, facts, home, list(free), lambda: 0.0, 0.0, Latency(20_000, 0.5, 8192))
+    return PlacementView(
+        CONFIG, facts, home, list(free), lambda: 0.0, 0.0, Latency(20_000, 0.5, 8192)
+    )
 
 
 def _names(chosen: Sequence[Candidate]) -> list[str]:

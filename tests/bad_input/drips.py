@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from tests.bad_input.run import OPTIONS, rig
-from tests.shell.harness import Proxy, chat
+from tests.shell.harness import ServedProxy, chat
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\n"
 BODY_HEAD = HEAD + b"Content-Length: 100000\r\n\r\n"
@@ -68,7 +68,7 @@ async def run(count: int, directory: Path, **options: float) -> Drips:
     return found
 
 
-async def _beside(proxy: Proxy, found: Drips, over: asyncio.Event) -> None:
+async def _beside(proxy: ServedProxy, found: Drips, over: asyncio.Event) -> None:
     body = orjson.dumps(chat("hi", stream=False, max_tokens=2))
     while not over.is_set():
         found.beside.append((await proxy.post(body)).status)

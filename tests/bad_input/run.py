@@ -15,7 +15,7 @@ from typing import Any
 
 from replayer.simulator.host import SimFleet
 from tests.bad_input.cases import CANARY, Case
-from tests.shell.harness import Proxy
+from tests.shell.harness import ServedProxy
 
 HANG_S = 30.0
 AT_ONCE = 128
@@ -106,7 +106,7 @@ class _Listener(logging.Handler):
 
 
 @asynccontextmanager
-async def rig(log: Path, options: dict[str, Any]) -> AsyncIterator[tuple[Proxy, Tap]]:
+async def rig(log: Path, options: dict[str, Any]) -> AsyncIterator[tuple[ServedProxy, Tap]]:
     """A proxy, a tapped wire, and a simulated engine behind it."""
     async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
         host, _, port = fleet.engines[0].url.removeprefix("http://").partition(":")
@@ -114,7 +114,7 @@ async def rig(log: Path, options: dict[str, Any]) -> AsyncIterator[tuple[Proxy, 
         server = await asyncio.start_server(tap.serve, "127.0.0.1", 0)
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with server:
-            async with Proxy(log, [address], **options) as proxy:
+            async with ServedProxy(log, [address], **options) as proxy:
                 await proxy.up()
                 yield proxy, tap
 

@@ -25,11 +25,11 @@ import uvloop
 from rich.console import Console
 
 from proxy import described
-from proxy.app import Server
+from proxy.app import Proxy
 from proxy.config.options import Settings
 from proxy.config.values import InstanceSpec
-from proxy.net.server.connection import Connection
-from proxy.net.upstream.connection import Connection as Upstream
+from proxy.net.server.connection import ClientConnection
+from proxy.net.upstream.connection import UpstreamConnection as Upstream
 from tests.bench import bodies
 from tests.bench.tables import Grid, number
 
@@ -90,7 +90,7 @@ class Wire(asyncio.Transport):
 class Rig:
     """One client's connection to a proxy whose instances answer at once."""
 
-    def __init__(self, server: Server, kind: str) -> None:
+    def __init__(self, server: Proxy, kind: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._answer = ANSWERS[kind]
         raw = orjson.dumps(bodies.body(BODIES[kind], 0))
@@ -103,7 +103,7 @@ class Rig:
         made = server._runner.server
         assert made is not None
         connection = made()
-        assert isinstance(connection, Connection)
+        assert isinstance(connection, ClientConnection)
         self._client = connection
         connection.connection_made(Wire(self._took))
         for upstream in server.service.upstreams.values():
@@ -138,7 +138,7 @@ async def measure(
     kind: str, instances: tuple[InstanceSpec, ...], log: Path | None
 ) -> tuple[float, Counter[str]]:
     """CPU seconds per request of this thread, and the calls of one."""
-    server = Server(
+    server = Proxy(
         Settings(
             instances=instances,
             prefill_throughput=20000.0,

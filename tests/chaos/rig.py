@@ -31,7 +31,7 @@ from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.faultproxy import FaultProxy
 from tests.chaos.invariants import LagProbe, LogCatcher, Residue, holds
 from tests.chaos.scripted import CALM_MODEL, ENGINE_SECRET, Scripted
-from tests.shell.harness import WAIT_S, Proxy, Script, chat, until
+from tests.shell.harness import WAIT_S, Script, ServedProxy, chat, until
 from tests.turns import slowness
 
 CANARIES = {
@@ -73,7 +73,7 @@ class Flow:
 class Rig:
     """One proxy and its surroundings. `engines` are those of the caller, not the calm one."""
 
-    proxy: Proxy
+    proxy: ServedProxy
     engines: Sequence[Any]
     links: list[FaultProxy]
     boots: list[FaultProxy]
@@ -304,7 +304,7 @@ def _is_of(request_id: str, sent: Sent) -> bool:
     return request_id == sent.request_id or request_id.startswith(sent.request_id + "-")
 
 
-async def _run_flow(proxy: Proxy, flow: Flow) -> None:
+async def _run_flow(proxy: ServedProxy, flow: Flow) -> None:
     """Requests to the calm instance until told to end; each must be served whole."""
     loop = asyncio.get_running_loop()
     while not flow.is_over:
@@ -415,7 +415,7 @@ class Floor:
         defaults: dict[str, Any] = {"kv_connector": "mooncake" if boots else "none"}
         folder = self._folder / str(next(self._number))
         folder.mkdir()
-        proxy = Proxy(folder / "requests.jsonl", instances, **(defaults | options))
+        proxy = ServedProxy(folder / "requests.jsonl", instances, **(defaults | options))
         await enter(proxy)
         await proxy.up()
         return Rig(proxy, there, links, gates, calm, catcher, LagProbe(), fleet)

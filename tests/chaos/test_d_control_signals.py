@@ -22,8 +22,8 @@ from tests.shell.harness import (
     ANSWER,
     DONE,
     STREAM_HEAD,
-    Proxy,
     Script,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -245,7 +245,7 @@ async def led_astray(log: Path, names: NameServer) -> None:
     options: dict[str, Any] = {"kv_connector": "none", "health_interval": 60.0}
     async with old:
         new.port = old.port
-        async with new, Proxy(log, [f"e=http://engine.test:{old.port}"], **options) as proxy:
+        async with new, ServedProxy(log, [f"e=http://engine.test:{old.port}"], **options) as proxy:
             await proxy.up()
 
             async def asked_with(answer: str) -> str:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from proxy.core.config import RouterConfig
 from proxy.core.connectors import CONNECTORS
 from proxy.core.latency.model import RECENT_S, STEP_PRIOR_S, Latency
-from proxy.core.placement.alternatives import Priced
+from proxy.core.placement.alternatives import PricedOption
 from proxy.core.placement.cost import MAX_WAIT_S, MISSED, Weights, by_cost
-from proxy.core.placement.scene import Choice, Scene, Size, can_prefill
+from proxy.core.placement.scene import Choice, PlacementView, Size, can_prefill
 from proxy.core.types import Candidate, Instance, Load, Reason, RequestFacts
 
 PROMPT = 40_000
@@ -38,13 +38,13 @@ def scene(
     busy_s: dict[str, float] | None = None,
     connector: str = "mooncake",
     offloadable: bool = True,
-) -> Scene:
+) -> PlacementView:
     config = RouterConfig(prefill_throughput=20_000, kv_connector=connector)
     latency = Latency(20_000, 0.5, 8192)
     for i, (name, seconds) in enumerate((busy_s or {}).items()):
         latency.begin(name, i, seconds, 0.0)
     facts = RequestFacts("m", "s", PROMPT, [], 1.0, offloadable)
-    return Scene(config, facts, home, free, lambda: 0.0, 0.0, latency)
+    return PlacementView(config, facts, home, free, lambda: 0.0, 0.0, latency)
 
 
 def names(choice: Choice) -> tuple[str, str | None]:
@@ -147,7 +147,7 @@ def served(latency: Latency, name: str, count: int, seconds: float) -> None:
         latency.end(name, i, -1.0)
 
 
-def terms(asked: Scene) -> dict[str, Priced]:
+def terms(asked: PlacementView) -> dict[str, PricedOption]:
     """The colocations that were priced, by instance."""
     options = by_cost(asked).options
     return {one.instance.name: one for one in options if one.prefill is None}

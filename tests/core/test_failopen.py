@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.config import RouterConfig
 from proxy.core.placement import rules
-from proxy.core.placement.scene import Choice, Decide, Scene
+from proxy.core.placement.scene import Choice, Decide, PlacementView
 from proxy.core.placement.wrappers import MISTAKES, failing_open
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -53,7 +53,7 @@ def test_the_least_loaded_takes_it_alone(router: Router) -> None:
 
 @pytest.mark.parametrize("kind", [*MISTAKES, KeyError, RecursionError, UnicodeError])
 def test_whatever_a_mistake_raises(kind: type[Exception]) -> None:
-    def mistaken(scene: Scene) -> Choice:
+    def mistaken(scene: PlacementView) -> Choice:
         raise kind
 
     assert asked(mistaken).reason is Reason.POLICY_FAILED
@@ -61,7 +61,7 @@ def test_whatever_a_mistake_raises(kind: type[Exception]) -> None:
 
 @pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt, asyncio.CancelledError])
 def test_what_is_not_of_its_making_passes(kind: type[BaseException]) -> None:
-    def disturbed(scene: Scene) -> Choice:
+    def disturbed(scene: PlacementView) -> Choice:
         raise kind
 
     with pytest.raises(kind):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from proxy.protocol.framing import FramingError, wrap
 from proxy.protocol.request_framing import (
     SMALL_CHUNKS,
-    Boundaries,
     ClientChunks,
+    RequestFraming,
     SmallChunksError,
     is_authority,
     is_line,
@@ -38,7 +38,7 @@ def messages(draw):
 def test_every_message_is_found_in_every_segmentation(sent, cuts):
     wire = b"".join(data for data, _ in sent)
     edges = sorted({0, len(wire), *(min(c, len(wire)) for c in cuts)})
-    bounds, waiting = Boundaries(), [length for _, length in sent]
+    bounds, waiting = RequestFraming(), [length for _, length in sent]
     for start, stop in pairwise(edges):
         bounds.feed(wire[start:stop])
         while waiting and (head := bounds.head()) is not None:
@@ -50,7 +50,7 @@ def test_every_message_is_found_in_every_segmentation(sent, cuts):
 
 @given(st.lists(st.binary(max_size=30), max_size=20), st.sampled_from([None, 0, 3]))
 def test_any_bytes_are_followed_or_refused(pieces, length):
-    bounds = Boundaries()
+    bounds = RequestFraming()
     try:
         for piece in pieces:
             bounds.feed(piece)

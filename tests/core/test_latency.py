@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.latency.model import STEP_PRIOR_S, Latency
-from proxy.core.latency.regression import CLIP, WINDOW, Line
+from proxy.core.latency.regression import CLIP, WINDOW, OnlineRegression
 
 PT = 20_000.0
 
@@ -145,7 +145,7 @@ def test_never_negative_never_shrinking(observed: list[tuple[int, int, float]]) 
 
 
 def test_a_line_fades_what_is_old() -> None:
-    line = Line(1.0, 0.0, ((1.0, 0.0),))
+    line = OnlineRegression(1.0, 0.0, ((1.0, 0.0),))
     for _ in range(4 * WINDOW):
         line.observe(1.0, 0.0, 2.0)
     assert line.at(1.0, 0.0) == pytest.approx(2.0, rel=0.02)

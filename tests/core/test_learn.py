@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.latency.model import Latency
-from proxy.core.latency.slo_pressure import Strain
+from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.ledger import Ledger
 from proxy.core.routing.lifecycle import Course
 from proxy.core.routing.route import Route
@@ -16,7 +16,7 @@ FACTS = RequestFacts("m", None, 10_000, [], 1.0)
 
 
 def course() -> Course:
-    return Course(Latency(20_000.0, 0.5, 8192), Strain(0.05))
+    return Course(Latency(20_000.0, 0.5, 8192), SloPressure(0.05))
 
 
 def route(prefill: Instance | None = None) -> Route:

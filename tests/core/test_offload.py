@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.placement.rules import POLICIES, Question, should_offload
+from proxy.core.placement.rules import POLICIES, OffloadQuestion, should_offload
 from proxy.core.types import Candidate, Instance, Load, Reason
 
 HEAVY = 8192
@@ -19,10 +19,10 @@ def load(prefill: int = 0, decode: int = 0) -> Load:
 
 def question(
     new: int, d: Load, p: Load | None, *, others: tuple[int, ...] = (), transfer_s: float = 0.5
-) -> Question:
+) -> OffloadQuestion:
     loads = [d.ongoing_tokens, *((p.ongoing_tokens,) if p else ()), *others]
     peer = Candidate(Instance("p", "http://p"), p, 0, new) if p else None
-    return Question(
+    return OffloadQuestion(
         decode=Candidate(Instance("d", "http://d"), d, 0, new),
         prefill=peer,
         mean_ongoing_tokens=sum(loads) / len(loads),

@@ -9,7 +9,12 @@ import orjson
 import pytest
 
 from proxy.core.config import RouterConfig
-from proxy.core.placement.alternatives import COLOCATIONS_KEPT, OFFLOADS_KEPT, Options, Priced
+from proxy.core.placement.alternatives import (
+    COLOCATIONS_KEPT,
+    OFFLOADS_KEPT,
+    Alternatives,
+    PricedOption,
+)
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Load, RequestFacts
@@ -81,16 +86,18 @@ def test_a_number_that_is_not_there_is_null() -> None:
 PLACES = [Instance(f"i{i}", f"http://i{i}", None) for i in range(3)]
 
 
-def priced(d: int, p: int | None) -> Priced:
+def priced(d: int, p: int | None) -> PricedOption:
     at_p = None if p is None else priced(p, None)
-    return Priced(1.0, d, 0.1, 0, 0, 0, 0, 0, 0, PLACES[d], Load(), 0, 9, 0.0, at_p)
+    return PricedOption(1.0, d, 0.1, 0, 0, 0, 0, 0, 0, PLACES[d], Load(), 0, 9, 0.0, at_p)
 
 
 @pytest.mark.parametrize("taken", [(0, None), (2, None), (1, 0), (2, 0), (0, 2)])
 def test_fewer_are_the_first_and_the_one_taken(taken: tuple[int, int | None]) -> None:
     pairs = [(0, None), (1, None), (2, None), (1, 0), (2, 0)]
     d, p = taken
-    made = Options([priced(*pair) for pair in pairs], PLACES[d], None if p is None else PLACES[p])
+    made = Alternatives(
+        [priced(*pair) for pair in pairs], PLACES[d], None if p is None else PLACES[p]
+    )
     found = made.rows()
     at = pairs.index(taken) if taken in pairs else pairs.index((d, None))
     for most in range(len(found) + 2):

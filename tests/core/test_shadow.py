@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core.config import RouterConfig
 from proxy.core.placement.rules import POLICIES
-from proxy.core.placement.scene import Choice, Scene
+from proxy.core.placement.scene import Choice, PlacementView
 from proxy.core.placement.wrappers import Shadow
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import DECIDERS, Router
@@ -113,7 +113,7 @@ def test_what_it_would_have_done_is_what_it_does(name: str) -> None:
 
 
 def test_its_failure_is_written_down_and_felt_by_nobody() -> None:
-    def fails(scene: Scene) -> Choice:
+    def fails(scene: PlacementView) -> Choice:
         raise ZeroDivisionError(scene.facts.model)
 
     r = router("never", None)

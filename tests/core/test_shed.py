@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
-from proxy.core.admission.retry_after import Promises, milliseconds
+from proxy.core.admission.retry_after import RetryAdvice, milliseconds
 from proxy.core.types import Reject, RejectReason
 
 BUSY = Reject(RejectReason.PREFILL_TOKENS, 1, 0.4, 1000.0)
 
 
 def test_each_is_told_a_moment_of_its_own() -> None:
-    promises = Promises()
+    promises = RetryAdvice()
     waits = [promises.advise(BUSY, 500, 2000, 0.0).wait_s for _ in range(4)]
     assert waits == pytest.approx([2.4, 3.4, 4.4, 5.4])
 
 
 def test_promises_pass() -> None:
-    promises = Promises()
+    promises = RetryAdvice()
     promises.advise(BUSY, 500, 2000, 0.0)
     assert promises.advise(BUSY, 500, 0, 100.0).wait_s == pytest.approx(0.4)
 
@@ -31,7 +31,7 @@ def test_promises_pass() -> None:
     ("wait_s", "whole_s", "ms"), [(0.0, 1, 50), (0.4, 1, 400), (1.2, 2, 1200), (99.0, 30, 30_000)]
 )
 def test_whole_seconds_and_milliseconds_are_bounded(wait_s: float, whole_s: int, ms: int) -> None:
-    told = Promises().advise(replace(BUSY, wait_s=wait_s), 1, 0, 0.0)
+    told = RetryAdvice().advise(replace(BUSY, wait_s=wait_s), 1, 0, 0.0)
     assert (told.retry_after_s, milliseconds(told)) == (whole_s, ms)
 
 
@@ -46,7 +46,7 @@ class Fleet:
     tps: float
     tokens: int
     queue: WaitQueue
-    promises: Promises = field(default_factory=Promises)
+    promises: RetryAdvice = field(default_factory=RetryAdvice)
     free_at_s: float = 0.0
 
     def pump(self, now_s: float) -> None:

@@ -6,21 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.latency.slo_pressure import HIGHEST, LOWEST, MISS_RATIO, Strain
+from proxy.core.latency.slo_pressure import HIGHEST, LOWEST, MISS_RATIO, SloPressure
 
 TARGET_S = 0.05
 
 
 @given(st.lists(st.floats(1e-4, 10.0), max_size=400))
 def test_the_price_stays_in_bounds(tpots: list[float]) -> None:
-    strain = Strain(TARGET_S)
+    strain = SloPressure(TARGET_S)
     for tpot_s in tpots:
         strain.observe(tpot_s)
         assert LOWEST * 0.999 <= strain.price <= HIGHEST * 1.001
 
 
 def test_it_rises_while_answers_miss_and_falls_while_they_keep_the_target() -> None:
-    strain = Strain(TARGET_S)
+    strain = SloPressure(TARGET_S)
     assert strain.price == 1.0
     for _ in range(500):
         strain.observe(2 * TARGET_S)
@@ -31,7 +31,7 @@ def test_it_rises_while_answers_miss_and_falls_while_they_keep_the_target() -> N
 
 
 def test_it_rests_where_a_tenth_misses() -> None:
-    strain = Strain(TARGET_S)
+    strain = SloPressure(TARGET_S)
     for i in range(1000):
         strain.observe(TARGET_S * (2 if i % round(1 / MISS_RATIO) == 0 else 0.5))
     assert strain.price == pytest.approx(1.0, rel=0.05)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.config import RouterConfig
-from proxy.core.ledger import Stranded
+from proxy.core.ledger import UnreleasedKv
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, RequestFacts
@@ -16,7 +16,7 @@ from proxy.core.types import Fallback, Instance, RequestFacts
 def test_what_is_younger_than_the_hold_counts(
     booked: list[tuple[float, int]], later_s: float
 ) -> None:
-    stranded = Stranded(60.0)
+    stranded = UnreleasedKv(60.0)
     booked = sorted(booked)
     for at_s, tokens in booked:
         stranded.book("p", tokens, at_s)

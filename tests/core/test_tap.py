@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.protocol.framing import Chunked, wrap
-from proxy.protocol.sse import Scanner, Tap
+from proxy.protocol.sse import FastPath, Scanner
 from tests.core.test_sse import DONE, KEEP_ALIVE, ROLE, TEXT, USAGE_CHUNK, delta, event, said
 
 NULL = event(choices=[{"delta": {"content": "w"}}], usage=None)
@@ -145,7 +145,7 @@ class Receiver:
         self.is_gone = self.refuses = False
         self.buffer = memoryview(bytearray(65536))
         self.scanner = ready()
-        self.tap = Tap(self.buffer)
+        self.tap = FastPath(self.buffer)
         self.tap.rest = self.left.append
         self.tap.open(self.scanner, self.write, lambda: self.waits, self.full, self.gone)
 

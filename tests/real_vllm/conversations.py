@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.real_vllm.rig import CHAT, ask, words
-from tests.shell.harness import Answer, Proxy
+from tests.shell.harness import Answer, ServedProxy
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Conversation:
     max_tokens: int = 32
     messages: list[dict[str, Any]] = field(default_factory=list)
 
-    async def turn(self, proxy: Proxy) -> Answer:
+    async def turn(self, proxy: ServedProxy) -> Answer:
         """Say something and remember the answer; the request's id is NAME-TURN."""
         number = len(self.messages) // 2
         length = random.Random(f"{self.name}-{number}").randint(*self.turn_words)

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.real_vllm.engines.fleet import ABORT_S, MODEL, Engine
 from tests.real_vllm.tap import Tap
-from tests.shell.harness import Proxy
+from tests.shell.harness import ServedProxy
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WORDS = sorted({*keyword.kwlist, *dir(builtins)})
@@ -104,15 +104,15 @@ class Pair:
         self.http = http
         self.engines = engines
 
-    def proxy(self, folder: Path, **options: Any) -> Proxy:
+    def proxy(self, folder: Path, **options: Any) -> ServedProxy:
         """A proxy in front of these engines."""
         given = [f"{e.name}={e.url};bootstrap={e.bootstrap_url}" for e in self.engines]
-        return Proxy(folder / "log.jsonl", given, **(SLOW | options))
+        return ServedProxy(folder / "log.jsonl", given, **(SLOW | options))
 
     @asynccontextmanager
     async def tapped(
         self, folder: Path, hold: bytes, **options: Any
-    ) -> AsyncIterator[tuple[Proxy, Taps]]:
+    ) -> AsyncIterator[tuple[ServedProxy, Taps]]:
         """The same with a tap before each engine that holds requests with `hold` in them."""
         async with AsyncExitStack() as stack:
             taps = {
@@ -121,7 +121,7 @@ class Pair:
             given = [
                 f"{e.name}={taps[e.name].url};bootstrap={e.bootstrap_url}" for e in self.engines
             ]
-            proxy = Proxy(folder / "log.jsonl", given, **(SLOW | options))
+            proxy = ServedProxy(folder / "log.jsonl", given, **(SLOW | options))
             await stack.enter_async_context(proxy)
             await proxy.up()
             yield proxy, Taps(taps)

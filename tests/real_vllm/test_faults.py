@@ -28,7 +28,7 @@ from tests.real_vllm.rig import (
     token_ids,
     words,
 )
-from tests.shell.harness import Answer, Proxy
+from tests.shell.harness import Answer, ServedProxy
 
 STEADY: dict[str, Any] = ALWAYS | {"hedge": False, "slow_start": 0.0}
 EOS = 2
@@ -109,7 +109,7 @@ async def test_a_restarted_p_is_used_under_its_new_id(tmp_path: Path, mooncake: 
     await mooncake.at_rest()
 
 
-async def _offloads(proxy: Proxy, name: str) -> None:
+async def _offloads(proxy: ServedProxy, name: str) -> None:
     for number in range(4):
         body = ask(COMPLETIONS, ids(1000, f"{name}-{number}"), stream=number % 2 == 0)
         answer = await proxy.post(body, COMPLETIONS)
@@ -157,7 +157,7 @@ async def test_the_client_leaves(tmp_path: Path, mooncake: Pair, phase: str) -> 
     await mooncake.at_rest()
 
 
-async def _leave(proxy: Proxy, taps: Taps, body: dict[str, Any], phase: str) -> None:
+async def _leave(proxy: ServedProxy, taps: Taps, body: dict[str, Any], phase: str) -> None:
     """Ask, and close the connection in this phase."""
     headers = {"Content-Type": "application/json"}
     begun = asyncio.Event()

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from tests.real_vllm.rig import COMPLETIONS, HEAVY, Pair, ask, ids
-from tests.shell.harness import Proxy
+from tests.shell.harness import ServedProxy
 
 ROUNDS = 3
 INTRUDER_TOKENS = 24_000
@@ -48,7 +48,7 @@ async def test_offload_keeps_a_running_stream_going(
     )
 
 
-async def _round(proxy: Proxy, name: str) -> list[float]:
+async def _round(proxy: ServedProxy, name: str) -> list[float]:
     """Gaps of the stream while the intruder waits for its answer, in seconds."""
     times: list[float] = []
     begun = asyncio.Event()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.real_vllm.rig import ALWAYS, CHAT, COMPLETIONS, MOVED, Pair, ask, ids, token_ids, words
-from tests.shell.harness import Proxy
+from tests.shell.harness import ServedProxy
 
 PROMPTS = 50
 AT_ONCE = 2
@@ -51,7 +51,7 @@ async def test_offloaded_answers_are_those_of_one_engine(tmp_path: Path, mooncak
     await mooncake.at_rest()
 
 
-async def _all(proxy: Proxy) -> list[list[int]]:
+async def _all(proxy: ServedProxy) -> list[list[int]]:
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def one(number: int) -> list[int]:

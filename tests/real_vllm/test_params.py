@@ -11,7 +11,7 @@ import pytest
 
 from tests.real_vllm.rig import CHAT, COMPLETIONS, SLOW, Pair, ask, words
 from tests.real_vllm.tap import Tap
-from tests.shell.harness import Answer, Proxy
+from tests.shell.harness import Answer, ServedProxy
 
 FIELD = "kv_transfer_params"
 JSON = "application/json"
@@ -86,7 +86,7 @@ async def test_it_reaches_no_engine(tmp_path: Path, mooncake: Pair, name: str) -
     async with AsyncExitStack() as stack:
         taps = [await stack.enter_async_context(Tap(e.port)) for e in mooncake.engines]
         urls = [t.url for t in taps]
-        proxy = await stack.enter_async_context(Proxy(tmp_path / "log", urls, **SLOW))
+        proxy = await stack.enter_async_context(ServedProxy(tmp_path / "log", urls, **SLOW))
         await proxy.up()
         answer = await _post(proxy, path, raw, content_type)
         asked = [body for tap in taps for body in tap.bodies]
@@ -104,6 +104,6 @@ async def test_it_reaches_no_engine(tmp_path: Path, mooncake: Pair, name: str) -
         assert await mooncake.value(engine, "kv_cache_usage_perc") == 0
 
 
-async def _post(proxy: Proxy, path: str, raw: bytes, content_type: str) -> Answer:
+async def _post(proxy: ServedProxy, path: str, raw: bytes, content_type: str) -> Answer:
     headers: dict[str, Any] = {"Content-Type": content_type}
     return await proxy.post(raw, path, headers=headers)

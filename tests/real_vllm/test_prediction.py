@@ -14,7 +14,7 @@ import pytest
 from tests.real_vllm.conversations import Conversation, error_ratio, mean
 from tests.real_vllm.engines.fleet import KV_BYTES_PER_TOKEN, Engine, Site, running
 from tests.real_vllm.rig import COMPLETIONS, Pair, ask, ids
-from tests.shell.harness import Proxy
+from tests.shell.harness import ServedProxy
 
 SESSIONS, TURNS, AT_ONCE = 30, 10, 3
 WARM_UP = 30
@@ -46,7 +46,7 @@ async def test_predicted_hits_over_a_multi_turn_replay(
     assert error < MOST
 
 
-async def _replay(proxy: Proxy, talks: list[Conversation]) -> None:
+async def _replay(proxy: ServedProxy, talks: list[Conversation]) -> None:
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def one(talk: Conversation) -> None:
@@ -127,6 +127,6 @@ async def test_more_conversations_than_the_cache_holds(
     assert 0 < cached < 1
 
 
-async def _rounds(proxy: Proxy, talks: list[Conversation], count: int) -> None:
+async def _rounds(proxy: ServedProxy, talks: list[Conversation], count: int) -> None:
     for talk in talks * count:
         await talk.turn(proxy)

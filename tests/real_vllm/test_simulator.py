@@ -21,7 +21,7 @@ from tests.real_vllm.engines.fleet import (
     running,
 )
 from tests.real_vllm.rig import ALWAYS, COMPLETIONS, COMPUTED, LOCAL, MOVED, Pair, ask, ids
-from tests.shell.harness import Proxy
+from tests.shell.harness import ServedProxy
 
 REQUESTS, SESSIONS = 200, 16
 SOURCES = (LOCAL, COMPUTED, MOVED)
@@ -48,7 +48,7 @@ def trace(longest: int) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"s{session}", body
 
 
-async def run(proxy: Proxy, longest: int) -> list[tuple[Any, ...]]:
+async def run(proxy: ServedProxy, longest: int) -> list[tuple[Any, ...]]:
     """One request after the other: what was decided, what was believed and what was found."""
     for session, body in trace(longest):
         answer = await proxy.post(body, COMPLETIONS, headers={"X-Session-ID": session})
@@ -62,7 +62,7 @@ async def run(proxy: Proxy, longest: int) -> list[tuple[Any, ...]]:
 @asynccontextmanager
 async def simulated(
     folder: Path, kv_bytes: int, most: int
-) -> AsyncIterator[tuple[Proxy, SimFleet]]:
+) -> AsyncIterator[tuple[ServedProxy, SimFleet]]:
     """Two simulated engines of the same make."""
     sizes: dict[str, Any] = {"block_size": BLOCK_TOKENS, "max_model_len": most, "max_num_seqs": 16}
     blocks = kv_bytes // KV_BYTES_PER_TOKEN // BLOCK_TOKENS
@@ -70,7 +70,7 @@ async def simulated(
     async with SimFleet(2, model=MODEL, speed=100.0, tick=0.0, **sizes) as fleet:
         names = zip("ab", fleet.engines, strict=True)
         given = [f"{n}={e.url};bootstrap={e.bootstrap_url}" for n, e in names]
-        async with Proxy(folder / "sim.jsonl", given, **STEADY) as proxy:
+        async with ServedProxy(folder / "sim.jsonl", given, **STEADY) as proxy:
             await proxy.up()
             yield proxy, fleet
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from replayer.replay.client import Call, Client, ClientOptions, Outcome, explain, open_session
+from replayer.replay.client import Call, Client, ClientOptions, ReplayOutcome, explain, open_session
 from tests.replayer.sse_server import Engine, serving
 
 BODY = b'{"messages":[{"role":"user","content":"a b c"}],"max_tokens":3,"stream":true}'
@@ -29,13 +29,13 @@ async def exchange(engine, call=CALL, **options):
 @pytest.mark.parametrize(
     ("behaviour", "outcome", "status", "first_byte"),
     [
-        ("ok", Outcome.OK, 200, True),
-        ("busy", Outcome.REJECTED, 503, False),
-        ("http_error", Outcome.HTTP_ERROR, 500, False),
-        ("close_before", Outcome.DISCONNECT_BEFORE_FIRST, None, False),
-        ("close_mid", Outcome.DISCONNECT_MID, 200, True),
-        ("truncated", Outcome.TRUNCATED, 200, True),
-        ("error_event", Outcome.STREAM_ERROR, 200, True),
+        ("ok", ReplayOutcome.OK, 200, True),
+        ("busy", ReplayOutcome.REJECTED, 503, False),
+        ("http_error", ReplayOutcome.HTTP_ERROR, 500, False),
+        ("close_before", ReplayOutcome.DISCONNECT_BEFORE_FIRST, None, False),
+        ("close_mid", ReplayOutcome.DISCONNECT_MID, 200, True),
+        ("truncated", ReplayOutcome.TRUNCATED, 200, True),
+        ("error_event", ReplayOutcome.STREAM_ERROR, 200, True),
     ],
 )
 async def test_every_end_has_its_name(behaviour, outcome, status, first_byte):
@@ -43,7 +43,7 @@ async def test_every_end_has_its_name(behaviour, outcome, status, first_byte):
         seen = await exchange(engine)
     assert (seen.outcome, seen.status) == (outcome, status)
     assert (seen.first_byte_s is not None) == first_byte
-    assert (seen.error is None) == (outcome is Outcome.OK)
+    assert (seen.error is None) == (outcome is ReplayOutcome.OK)
     assert seen.end_s > seen.sent_s
 
 
@@ -63,19 +63,19 @@ async def test_an_answer_is_timed_counted_and_hashed():
 async def test_a_call_without_an_end_times_out():
     async with serving(Engine(plan={"r": "hang"})) as engine:
         seen = await exchange(engine, timeout_s=0.05)
-    assert (seen.outcome, seen.error) == (Outcome.TIMEOUT, "no end after 0.05 s")
+    assert (seen.outcome, seen.error) == (ReplayOutcome.TIMEOUT, "no end after 0.05 s")
 
 
 async def test_nobody_listening_is_a_disconnect():
     seen = await exchange(Engine(url="http://127.0.0.1:1"))
-    assert seen.outcome is Outcome.DISCONNECT_BEFORE_FIRST
+    assert seen.outcome is ReplayOutcome.DISCONNECT_BEFORE_FIRST
     assert seen.error == "cannot connect to 127.0.0.1:1: Connection refused"
 
 
 async def test_a_rejected_call_is_sent_again_and_its_time_goes_on():
     async with serving(Engine(rejections={"r": 2})) as engine:
         seen = await exchange(engine, retries_503=2)
-    assert (seen.outcome, seen.attempts) == (Outcome.OK, 3)
+    assert (seen.outcome, seen.attempts) == (ReplayOutcome.OK, 3)
     assert seen.sent_s == 0.0
     assert seen.retry_after_s == 0.01
 
@@ -83,14 +83,14 @@ async def test_a_rejected_call_is_sent_again_and_its_time_goes_on():
 async def test_retries_end():
     async with serving(Engine(rejections={"r": 9})) as engine:
         seen = await exchange(engine, retries_503=1)
-    assert (seen.outcome, seen.attempts) == (Outcome.REJECTED, 2)
+    assert (seen.outcome, seen.attempts) == (ReplayOutcome.REJECTED, 2)
 
 
 async def test_another_503_is_an_error_not_a_rejection():
     engine = Engine(plan={"r": "unavailable"})
     async with serving(engine):
         seen = await exchange(engine, retries_503=3)
-    assert (seen.outcome, seen.attempts) == (Outcome.HTTP_ERROR, 1)
+    assert (seen.outcome, seen.attempts) == (ReplayOutcome.HTTP_ERROR, 1)
 
 
 async def test_cancelling_leaves_an_interrupted_exchange():
@@ -103,7 +103,7 @@ async def test_cancelling_leaves_an_interrupted_exchange():
             task = group.create_task(client.run(CALL, seen))
             await engine.arrived.wait()
             task.cancel()
-    assert seen.outcome is Outcome.INTERRUPTED
+    assert seen.outcome is ReplayOutcome.INTERRUPTED
     assert seen.end_s > seen.sent_s
 
 
@@ -139,7 +139,7 @@ async def test_a_refusal_keeps_what_the_server_said(body, said):
     engine = Engine(plan={"r": "refuse"}, refusal=body)
     async with serving(engine):
         seen = await exchange(engine)
-    assert (seen.outcome, seen.status, seen.error) == (Outcome.HTTP_ERROR, 404, said)
+    assert (seen.outcome, seen.status, seen.error) == (ReplayOutcome.HTTP_ERROR, 404, said)
 
 
 async def test_a_body_beyond_a_mebibyte_is_sent_whole():
@@ -147,5 +147,5 @@ async def test_a_body_beyond_a_mebibyte_is_sent_whole():
     body = BODY.replace(b"a b c", text)
     async with serving(Engine()) as engine:
         seen = await exchange(engine, Call(body, CALL.headers))
-    assert seen.outcome is Outcome.OK
+    assert seen.outcome is ReplayOutcome.OK
     assert engine.seen[0][1]["messages"][0]["content"] == text.decode()

@@ -16,7 +16,7 @@ import pytest
 
 from proxy.core.admission.engine_reports import EngineKv
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
-from proxy.core.admission.retry_after import Promises, milliseconds
+from proxy.core.admission.retry_after import RetryAdvice, milliseconds
 from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -50,7 +50,7 @@ class Run:
         self.router = Router(RouterConfig(prefill_throughput=20_000, thresholds=thresholds))
         self.engines = {f"e{i}": Engine(EngineOptions()) for i in range(engines)}
         self.queue = WaitQueue(LIMITS)
-        self.promises = Promises()
+        self.promises = RetryAdvice()
         self.legs: dict[SimRequest, Turn] = {}
         self.finished: list[tuple[float, Turn]] = []
         self.refused: list[Reject] = []

@@ -29,7 +29,7 @@ from proxy.state.access import Access
 from proxy.state.proxy_state import router_config
 from replayer.engine.engine import Engine
 from replayer.engine.types import EngineOptions, Finished, FirstToken, Job, SimRequest
-from replayer.simulator.openai.requests import Limits, parse_ask
+from replayer.simulator.openai.requests import RequestLimits, parse_ask
 from tests.shell.harness import chat, words
 
 TRIALS = 80
@@ -38,7 +38,7 @@ PAUSE_S = 4.0
 WORDS = 500
 OTHERS_PER_S = 3.0
 PATH = "/v1/chat/completions"
-LIMITS = Limits("sim-8b", 16, 131_072, 64, eos_with_limit=False)
+LIMITS = RequestLimits("sim-8b", 16, 131_072, 64, eos_with_limit=False)
 KEYS = "victim:key-1,attacker:key-2,other:key-3"
 
 

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from proxy.core.config import RouterConfig
-from proxy.core.placement.scene import Choice, Scene, size_on
+from proxy.core.placement.scene import Choice, PlacementView, size_on
 from proxy.core.routing.router import Router
 from proxy.core.types import Reason, Thresholds
 from replayer.engine.engine import Engine
 from replayer.engine.types import EngineOptions, FirstToken, Job
 from replayer.virtual.arrivals import Planned
 from replayer.virtual.fleet import simulate
-from replayer.virtual.load import Turn
+from replayer.virtual.load import TraceTurn
 from replayer.virtual.requests import VirtualOptions, VirtualRun
 
 BLOCK = 512
@@ -23,7 +23,7 @@ ENGINE = EngineOptions(block_size=BLOCK, num_blocks=1000, max_model_len=1000 * B
 def _planned(session: str, blocks: int, start_s: float = 0.0, **values: Any) -> Planned:
     names = {"a": 1, "b": 2, "c": 3}
     ids = tuple(names[session] * 1000 + n for n in range(blocks))
-    turn = Turn(session, blocks * BLOCK + 100, 20, 100, ids, 0, (), 0.0, 0.0)
+    turn = TraceTurn(session, blocks * BLOCK + 100, 20, 100, ids, 0, (), 0.0, 0.0)
     defaults: dict[str, Any] = {"delay_s": 0.0, "wait_for": ()}
     return Planned(turn, session, start_s, **{**defaults, **values})
 
@@ -69,7 +69,7 @@ def test_a_next_turn_waits_and_finds_its_prefix() -> None:
     assert second.computed_tokens == 4 * BLOCK + 100
 
 
-def _split(scene: Scene) -> Choice:
+def _split(scene: PlacementView) -> Choice:
     """D is the first instance, P the second."""
     d, p = sorted(scene.free, key=lambda c: c.instance.name)[:2]
     return Choice(d, p, size_on(scene, d), Reason.POLICY_ALWAYS, placed=True)

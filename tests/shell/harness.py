@@ -12,7 +12,7 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
-from proxy.app import Server
+from proxy.app import Proxy
 from proxy.config.options import Settings
 from proxy.core.types import Load
 from proxy.process import background
@@ -44,7 +44,7 @@ def chat(text: str, *, stream: bool = True, max_tokens: int = 8, **more: Any) ->
     return body | more
 
 
-class Proxy:
+class ServedProxy:
     """A listening proxy in this loop, its client session, and its request log."""
 
     def __init__(self, log: Path, instances: list[str], **options: Any) -> None:
@@ -59,7 +59,7 @@ class Proxy:
         }
         self._log = log
         self.settings = Settings(instances=instances, **(defaults | options))
-        self.server = Server(self.settings, source)
+        self.server = Proxy(self.settings, source)
         self._stack = AsyncExitStack()
         self.http: aiohttp.ClientSession
 
@@ -147,11 +147,11 @@ def addresses(fleet: SimFleet) -> list[str]:
 @asynccontextmanager
 async def proxied(
     tmp_path: Path, engines: int = 2, *, sim: dict[str, Any] | None = None, **options: Any
-) -> AsyncIterator[tuple[Proxy, SimFleet]]:
+) -> AsyncIterator[tuple[ServedProxy, SimFleet]]:
     """A proxy in front of simulated engines, ready."""
     fast = {"speed": 50.0, "tick": 0.0}
     async with SimFleet(engines, **(fast | (sim or {}))) as fleet:
-        async with Proxy(tmp_path / "log.jsonl", addresses(fleet), **options) as proxy:
+        async with ServedProxy(tmp_path / "log.jsonl", addresses(fleet), **options) as proxy:
             await proxy.up()
             yield proxy, fleet
 

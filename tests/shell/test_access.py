@@ -23,7 +23,7 @@ from proxy.core.routing.router import Router
 from proxy.core.types import Instance
 from proxy.protocol.request_facts import TokenEstimator
 from proxy.state.access import Access, salt_of
-from tests.shell.harness import ANSWER, Proxy, RawEngine, chat, plain, proxied, says, words
+from tests.shell.harness import ANSWER, RawEngine, ServedProxy, chat, plain, proxied, says, words
 
 KEYS = "acme:sk-acme-0123456789abcdef,zeta:sk-zeta-0123456789abcdef,sk-nameless-0123456789"
 SECRET = "0123456789abcdef0123456789abcdef"
@@ -108,7 +108,7 @@ async def test_which_key_an_instance_sees(
     tmp_path: Path, options: dict[str, str], seen: bytes | None
 ) -> None:
     async with Listening(says(ANSWER)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             await proxy.up()
             assert (await proxy.post(chat("x"), headers=ACME | {"X-Other": "y"})).status == 200
         (post,) = (h for h in engine.heads if h.startswith(b"POST"))
@@ -123,7 +123,7 @@ async def test_every_body_of_a_tenant_carries_its_salt(tmp_path: Path) -> None:
     """Whatever the client says of it; routing headers would tell of others' prompts."""
     options = {"api_key": KEYS, "cache_salt_secret": SECRET}
     async with RawEngine(says(plain(b"{}"))) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             await proxy.up()
             spellings = (
                 b'{"model":"sim-8b","messages":[]}',
@@ -172,7 +172,7 @@ async def test_a_session_is_its_tenants(tmp_path: Path) -> None:
 
 async def test_headers_that_steer_an_engine_stay_here(tmp_path: Path) -> None:
     async with Listening(says(ANSWER)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             await proxy.up()
             steering = {"X-data-parallel-rank": "5", "x-prefiller-host-port": "10.0.0.9:1"}
             assert (await proxy.post(chat("x"), headers=steering)).status == 200

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.config.options import Settings
-from tests.shell.harness import Proxy, addresses, chat, proxied, until, words
+from tests.shell.harness import ServedProxy, addresses, chat, proxied, until, words
 
 DECODE = "active_decode_blocks_threshold"
 TOKENS = "active_prefill_tokens_threshold"
@@ -20,7 +20,7 @@ FRAC = "active_prefill_tokens_threshold_frac"
 
 
 async def call(
-    proxy: Proxy, method: str, path: str, body: Any = None, **kw: Any
+    proxy: ServedProxy, method: str, path: str, body: Any = None, **kw: Any
 ) -> tuple[int, Any]:
     data = body if isinstance(body, bytes | None) else orjson.dumps(body)
     headers = {"Content-Type": "application/json"} | kw.pop("headers", {})

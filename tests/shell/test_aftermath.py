@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.state.detached import Aftermath, Leg
+from proxy.state.detached import DetachedLeg, DetachedTasks
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Aftermath]:
-    aftermath = Aftermath()
+async def running() -> AsyncIterator[DetachedTasks]:
+    aftermath = DetachedTasks()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(aftermath.run())
         await asyncio.sleep(0)
@@ -22,12 +22,12 @@ async def running() -> AsyncIterator[Aftermath]:
         task.cancel()
 
 
-def leg(go_on: asyncio.Event, seen: list[str | None]) -> Leg[str]:
+def leg(go_on: asyncio.Event, seen: list[str | None]) -> DetachedLeg[str]:
     async def run() -> str:
         await go_on.wait()
         raise TypeError("unhashable")
 
-    return Leg(run, lambda: True, seen.append)
+    return DetachedLeg(run, lambda: True, seen.append)
 
 
 async def test_a_defect_is_its_requests() -> None:

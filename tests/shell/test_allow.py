@@ -13,9 +13,9 @@ from proxy.config.values import InstanceSpec
 from proxy.core.types import Instance
 from proxy.net.addresses import GOOD_S, TTL_S, ForbiddenAddressError, Resolver, check
 from proxy.net.upstream.client import Upstream
-from proxy.net.upstream.pool import Ways
+from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UpstreamFailure
-from tests.shell.harness import Proxy, RawEngine, plain, proxied, says
+from tests.shell.harness import RawEngine, ServedProxy, plain, proxied, says
 from tests.shell.test_admin import call
 
 LIST = Path(__file__).parent / "data" / "forbidden_instances.txt"
@@ -62,7 +62,7 @@ async def test_the_networks_decide(
 ) -> None:
     async with RawEngine(says(b"")) as engine:
         options = {"allow_cidr": allowed, "connect_timeout": 0.2, "health_interval": 60}
-        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             status, _ = await call(proxy, "POST", "/instances", {"instance": where})
             assert status == (201 if is_taken else 400)
 
@@ -166,7 +166,7 @@ async def test_a_name_that_was_let_in_stays_within_its_networks() -> None:
 async def test_what_is_known_of_a_name_leaves_with_its_last_instance(tmp_path: Path) -> None:
     async with RawEngine(says(b"")) as engine:
         options = {"allow_cidr": "127.0.0.0/8,::1/128"}
-        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             resolver = proxy.server.service.ways.resolver
             for name in ("a=localhost:9", "b=localhost:10"):
                 assert (await call(proxy, "POST", "/instances", {"instance": name}))[0] == 201
@@ -178,7 +178,7 @@ async def test_what_is_known_of_a_name_leaves_with_its_last_instance(tmp_path: P
 
 async def test_the_next_address_is_tried() -> None:
     async with RawEngine(says(b"")) as engine:
-        ways = Ways()
+        ways = ConnectOptions()
         ways.resolver = Names(a=["127.0.0.2", "127.0.0.1"]).resolver()
         upstream = Upstream(Instance("a", f"http://a:{engine.port}"), 2.0, ways=ways)
         assert b"sim-8b" in await upstream.get("/v1/models", 2.0)

@@ -21,9 +21,9 @@ from proxy.process import background
 from proxy.protocol.errors import UpstreamFailure
 from tests.shell.harness import (
     ANSWER,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     plain,
     proxied,
@@ -46,7 +46,7 @@ MANY = 120
 @asynccontextmanager
 async def fleet(
     tmp_path: Path, *scripts: Script, **options: Any
-) -> AsyncIterator[tuple[Proxy, list[RawEngine]]]:
+) -> AsyncIterator[tuple[ServedProxy, list[RawEngine]]]:
     """A proxy before engines that answer so; each was seen, and nobody is probed while it lasts."""
     defaults: dict[str, Any] = {
         "kv_connector": "none",
@@ -57,13 +57,13 @@ async def fleet(
     async with contextlib.AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(RawEngine(script)) for script in scripts]
         urls = [f"e{i}={e.address}" for i, e in enumerate(engines)]
-        proxy = Proxy(tmp_path / "log", urls, **(defaults | options))
+        proxy = ServedProxy(tmp_path / "log", urls, **(defaults | options))
         await stack.enter_async_context(proxy)
         await proxy.up()
         yield proxy, engines
 
 
-async def burst(proxy: Proxy, count: int = MANY, at_once: int = 8) -> Counter[int]:
+async def burst(proxy: ServedProxy, count: int = MANY, at_once: int = 8) -> Counter[int]:
     """Statuses of so many requests, so many of them at a time."""
     statuses: Counter[int] = Counter()
 
@@ -360,7 +360,7 @@ async def test_a_p_that_fails_or_is_busy_is_not_asked_for_ever(
     async with boot, RawEngine(GOOD) as d, RawEngine(says(answer)) as p:
         urls = [f"d={d.address}", f"p={p.address};bootstrap={port}"]
         limits = {"warm_threshold": 10, "heavy_threshold": 20}
-        async with Proxy(tmp_path / "log", urls, **options, **limits) as proxy:
+        async with ServedProxy(tmp_path / "log", urls, **options, **limits) as proxy:
             await proxy.up()
             for i in range(FAULTS + 3):
                 proxy.router.sessions.assign(f"s{i}", "d", proxy.server.service.clock.now_s())
@@ -383,7 +383,7 @@ async def test_a_new_engine_id_that_a_request_sees_first_is_a_restart_too(tmp_pa
     port = boot.sockets[0].getsockname()[1]
     async with boot, RawEngine(GOOD) as engine:
         urls = [f"e={engine.address};bootstrap={port}"]
-        async with Proxy(tmp_path / "log", urls, health_interval=60) as proxy:
+        async with ServedProxy(tmp_path / "log", urls, health_interval=60) as proxy:
             await proxy.up()
             service, member = proxy.server.service, proxy.router.fleet.get("e")
             upstream = service.upstreams["e"]

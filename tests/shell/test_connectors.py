@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.shell.harness import Proxy, chat, proxied, until, words
+from tests.shell.harness import ServedProxy, chat, proxied, until, words
 
 HEAVY: dict[str, Any] = {"warm_threshold": 100, "heavy_threshold": 500, "slow_start": 0.0}
 ALWAYS = HEAVY | {"offload_policy": "always", "hedge": False}
 OTHERS = ("nixl", "implicit")
 
 
-async def ask(proxy: Proxy, text: str, session: str = "s", **more: Any) -> Any:
+async def ask(proxy: ServedProxy, text: str, session: str = "s", **more: Any) -> Any:
     answer = await proxy.post(chat(text, **more), headers={"X-Session-ID": session})
     assert answer.status == 200, answer.body
     return answer
 
 
-def _is_down(proxy: Proxy, name: str) -> bool:
+def _is_down(proxy: ServedProxy, name: str) -> bool:
     return not proxy.router.fleet.is_up(name)
 
 

@@ -20,13 +20,13 @@ import pytest
 
 from proxy.core.types import FailureKind
 from proxy.protocol.errors import UpstreamFailure
-from proxy.state.detached import Aftermath, Leg
+from proxy.state.detached import DetachedLeg, DetachedTasks
 from tests.chaos.client import connect, exchange, request
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,
-    Proxy,
     RawEngine,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -48,56 +48,56 @@ OFFLOADS: dict[str, Any] = {
     "offload_policy": "always",
     "health_interval": 60,
 }
-Once = Callable[[Proxy], Awaitable[None]]
+Once = Callable[[ServedProxy], Awaitable[None]]
 
 
-async def asks(proxy: Proxy) -> None:
+async def asks(proxy: ServedProxy) -> None:
     await exchange(proxy.server.url, request(orjson.dumps(chat("x")), {}))
 
 
-async def asks_much(proxy: Proxy) -> None:
+async def asks_much(proxy: ServedProxy) -> None:
     await exchange(proxy.server.url, request(orjson.dumps(chat(words(2000))), {}))
 
 
-async def asks_for_no_stream(proxy: Proxy) -> None:
+async def asks_for_no_stream(proxy: ServedProxy) -> None:
     await exchange(proxy.server.url, request(orjson.dumps(chat("x", stream=False)), {}))
 
 
-async def talks_nonsense(proxy: Proxy) -> None:
+async def talks_nonsense(proxy: ServedProxy) -> None:
     await exchange(proxy.server.url, b"GET /x y HTTP/1.1\r\n\r\n")
 
 
-async def sends_no_json(proxy: Proxy) -> None:
+async def sends_no_json(proxy: ServedProxy) -> None:
     await exchange(proxy.server.url, request(b"{", {}))
 
 
-async def breaks_its_chunks(proxy: Proxy) -> None:
+async def breaks_its_chunks(proxy: ServedProxy) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nHost: p\r\nTransfer-Encoding: chunked\r\n\r\n"
     await exchange(proxy.server.url, head + b"zz\r\n")
 
 
-When = Callable[[Proxy], Any]
+When = Callable[[ServedProxy], Any]
 
 
-def is_asked(proxy: Proxy) -> bool:
+def is_asked(proxy: ServedProxy) -> bool:
     return proxy.connections() > 0
 
 
-def has_begun(proxy: Proxy) -> bool:
+def has_begun(proxy: ServedProxy) -> bool:
     service = proxy.server.service
     return bool(service.in_flight and service.decisions[-1].t_first_token)
 
 
-def is_in(proxy: Proxy) -> bool:
+def is_in(proxy: ServedProxy) -> bool:
     return proxy.server.service.in_flight > 0
 
 
-def is_in_head(proxy: Proxy) -> bool:
+def is_in_head(proxy: ServedProxy) -> bool:
     return any(c._bounds.in_head for c in proxy.server._runner.server.connections)  # type: ignore[union-attr]
 
 
 def leaves(when: When, data: bytes = request(orjson.dumps(chat("x")), {})) -> Once:
-    async def once(proxy: Proxy) -> None:
+    async def once(proxy: ServedProxy) -> None:
         connection = await connect(proxy.server.url)
         connection.send(data)
         await until(lambda: when(proxy), str(when))
@@ -144,7 +144,7 @@ def _name(found: object) -> str | None:
     return f"{kind.__module__}.{kind.__name__}" if is_ours else None
 
 
-async def leave_nothing(proxy: Proxy, once: Once, find: Callable[[], Counter[str]]) -> None:
+async def leave_nothing(proxy: ServedProxy, once: Once, find: Callable[[], Counter[str]]) -> None:
     await once(proxy)
     await proxy.at_rest()
     find()
@@ -163,7 +163,7 @@ async def test_good_and_bad_requests(
     tmp_path: Path, once: Once, garbage: Callable[[], Counter[str]]
 ) -> None:
     async with RawEngine(says(ANSWER)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], **NO_PROBES) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **NO_PROBES) as proxy:
             await proxy.up()
             await leave_nothing(proxy, once, garbage)
 
@@ -187,7 +187,7 @@ async def test_engines_that_fail(
     limits = {"ttft_timeout": 0.1, "idle_timeout": 0.1, "max_queue_seconds": 0.1}
     async with RawEngine(script) as bad:
         instances = [f"bad={bad.address}"]
-        async with Proxy(tmp_path / "log", instances, **(NO_PROBES | limits)) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, **(NO_PROBES | limits)) as proxy:
             await proxy.up()
             await leave_nothing(proxy, asks, garbage)
 
@@ -206,7 +206,7 @@ async def test_clients_that_leave_or_break_off(
     tmp_path: Path, script: Any, once: Once, garbage: Callable[[], Counter[str]]
 ) -> None:
     async with RawEngine(script) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], **NO_PROBES) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **NO_PROBES) as proxy:
             await proxy.up()
             await leave_nothing(proxy, once, garbage)
 
@@ -217,14 +217,14 @@ LONG = request(orjson.dumps(chat(words(2000), max_tokens=2000)), {})
 @pytest.mark.parametrize("leaving", [False, True])
 async def test_a_leg_that_fails(leaving: bool, garbage: Callable[[], Counter[str]]) -> None:
     """While its request waits for it, or when that has gone."""
-    aftermath, may_end = Aftermath(), asyncio.Event()
+    aftermath, may_end = DetachedTasks(), asyncio.Event()
 
     async def fails() -> None:
         await may_end.wait()
         raise UpstreamFailure(FailureKind.RESET, "the connection was closed")
 
     async def once() -> None:
-        leg = Leg(fails, on_left=lambda: True, unwanted=lambda _: None)
+        leg = DetachedLeg(fails, on_left=lambda: True, unwanted=lambda _: None)
         with suppress(UpstreamFailure, asyncio.CancelledError):
             await aftermath.keep(leg)
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy.app import Server
+from proxy.app import Proxy
 from proxy.process import drain
-from tests.shell.harness import Proxy, chat, proxied, until
+from tests.shell.harness import ServedProxy, chat, proxied, until
 from tests.shell.test_waiting import held, queued
 
 
-def leaving(server: Server) -> drain.Departure:
+def leaving(server: Proxy) -> drain.Drain:
     """What `run` uses, without a process that takes over."""
     return server._departure
 
@@ -60,7 +60,7 @@ async def test_who_waits_when_another_process_takes_over_is_served(tmp_path: Pat
         await handing
 
 
-async def stopped(proxy: Proxy) -> None:
+async def stopped(proxy: ServedProxy) -> None:
     """A stream that the proxy ends, and says so."""
     with pytest.raises(aiohttp.ClientPayloadError):
         await proxy.post(chat("x", max_tokens=9999))
@@ -68,7 +68,7 @@ async def stopped(proxy: Proxy) -> None:
     assert record["outcome"] == "proxy_stopped"
 
 
-def streams(proxy: Proxy) -> int:
+def streams(proxy: ServedProxy) -> int:
     """Answers that have begun."""
     (member,) = proxy.router.fleet.members()
     return int(proxy.router.ledger.load(member.instance.name).decode_requests)

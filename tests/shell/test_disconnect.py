@@ -13,9 +13,9 @@ import pytest
 from replayer.simulator.host import SimFleet
 from tests.shell.harness import (
     STREAM_HEAD,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -26,7 +26,9 @@ from tests.shell.harness import (
 )
 
 
-async def send(proxy: Proxy, body: dict[str, Any], *, upload: float = 1.0) -> asyncio.StreamWriter:
+async def send(
+    proxy: ServedProxy, body: dict[str, Any], *, upload: float = 1.0
+) -> asyncio.StreamWriter:
     """Send a request on a raw connection, or only a part of it; the answer is not read."""
     host, port = proxy.server.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
@@ -89,7 +91,7 @@ async def test_while_an_instance_is_silent(
     options = {"offload_policy": policy, "warm_threshold": 10, "heavy_threshold": 100}
     async with boot, RawEngine(stalls()) as d, RawEngine(stalls()) as p:
         instances = [f"d={d.address}", f"p={p.address};bootstrap={port}"]
-        async with Proxy(tmp_path / "log", instances, health_interval=60, **options) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, health_interval=60, **options) as proxy:
             writer = await send(proxy, chat(words(500)))
             await until(lambda: reached(proxy, p, d), phase)
             leave(writer, how)
@@ -104,7 +106,7 @@ async def test_while_an_instance_is_silent(
 async def test_in_mid_stream(tmp_path: Path, how: str) -> None:
     async with RawEngine(stalls(STREAM_HEAD + chunk(event("a")))) as engine:
         instances = [engine.address]
-        async with Proxy(tmp_path / "log", instances, health_interval=60) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, health_interval=60) as proxy:
             writer = await send(proxy, chat("x"))
             name = proxy.settings.instances[0].name
             await until(lambda: proxy.router.ledger.load(name).decode_requests, "decoding")
@@ -160,7 +162,7 @@ async def test_a_client_that_reads_nothing_holds_nothing(tmp_path: Path, limit: 
     """Back-pressure stops the instance; a timeout ends what would wait for ever."""
     async with RawEngine(floods()) as engine:
         options: dict[str, Any] = {limit: 0.3, "health_interval": 60}
-        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             writer = await send(proxy, chat("x"))
             await until(lambda: engine.posts, "it is being served")
             await proxy.at_rest()

@@ -22,7 +22,7 @@ from proxy.net.server.refusals import RefusalLog
 from proxy.net.server.request_loop import SerialHandler
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.log import LOG_EVERY_S
-from tests.shell.harness import Proxy, RawEngine, chunk, plain, says, until
+from tests.shell.harness import RawEngine, ServedProxy, chunk, plain, says, until
 from tests.shell.test_intake import post, raw
 
 CANARY = b"sk-canary-1"
@@ -30,7 +30,7 @@ FINE = says(plain(b"{}"))
 CHAT = b'{"model":"sim-8b","messages":[]}'
 
 
-async def refused(proxy: Proxy, request: bytes, status: int, reason: Refusal) -> None:
+async def refused(proxy: ServedProxy, request: bytes, status: int, reason: Refusal) -> None:
     answer = await raw(proxy, request)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert int(head.split(b" ")[1]) == status, answer
@@ -60,7 +60,7 @@ async def test_a_refusal_is_fixed_words(
     tmp_path: Path, request_: bytes, status: int, reason: Refusal
 ) -> None:
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], header_timeout=0.2) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], header_timeout=0.2) as proxy:
             await refused(proxy, request_.replace(b"%b", CANARY), status, reason)
             assert not engine.posts
 
@@ -71,7 +71,7 @@ async def test_a_body_of_ten_to_the_eleven_is_refused_before_it_is_asked_for(
     head = post("/v1/chat/completions", b"")[:-4].replace(b"Content-Length: 0", b"")
     head += b"Content-Length: 99999999999\r\n"
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             for more in (b"Expect: 100-continue\r\n\r\n", b"\r\n"):
                 async with connect(proxy) as (reader, writer):
                     writer.write(head + more)
@@ -85,7 +85,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @contextlib.asynccontextmanager
-async def connect(proxy: Proxy) -> AsyncIterator[Streams]:
+async def connect(proxy: ServedProxy) -> AsyncIterator[Streams]:
     port = int(proxy.server.url.rpartition(":")[2])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -109,7 +109,7 @@ async def test_chunks_that_break_in_a_later_segment_are_answered(
 ) -> None:
     """A handler is waiting for the body then, whose parser has given up."""
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             async with connect(proxy) as (reader, writer):
                 writer.write(CHUNKED.replace(b"/v1/chat/completions", path) + chunk(b"{"))
                 await writer.drain()
@@ -127,7 +127,7 @@ async def test_chunks_that_break_in_a_later_segment_are_answered(
 
 async def test_a_million_chunks_of_one_byte_cost_little(tmp_path: Path) -> None:
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             async with connect(proxy) as (reader, writer):
                 with contextlib.suppress(ConnectionError, RuntimeError):
                     writer.write(CHUNKED)
@@ -149,9 +149,9 @@ async def test_a_giant_body_leaves_others_their_turns(
     reads: list[tuple[int, int]] = []
     turn, loop = 0, asyncio.get_running_loop()
     ticking: asyncio.Handle | None = None
-    received = server_connection.Connection.data_received
+    received = server_connection.ClientConnection.data_received
 
-    def read(connection: server_connection.Connection, data: bytes) -> None:
+    def read(connection: server_connection.ClientConnection, data: bytes) -> None:
         reads.append((turn, len(data)))
         received(connection, data)
 
@@ -160,10 +160,10 @@ async def test_a_giant_body_leaves_others_their_turns(
         turn += 1
         ticking = loop.call_soon(count)
 
-    monkeypatch.setattr(server_connection.Connection, "data_received", read)
+    monkeypatch.setattr(server_connection.ClientConnection, "data_received", read)
     body = orjson.dumps({"model": "sim-8b", "messages": ["x" * (8 << 20)]})
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             async with connect(proxy) as (reader, writer):
                 count()
                 writer.write(post("/v1/chat/completions", body))
@@ -178,7 +178,7 @@ async def test_a_giant_body_leaves_others_their_turns(
 
 async def test_a_body_that_drips_is_given_up_before_its_time(tmp_path: Path) -> None:
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], body_timeout=9.0) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], body_timeout=9.0) as proxy:
             async with connect(proxy) as (reader, writer):
                 writer.write(post("/v1/chat/completions", CHAT).replace(b"%d" % len(CHAT), b"5000"))
                 began_s = asyncio.get_running_loop().time()
@@ -191,7 +191,7 @@ async def test_a_body_that_drips_is_given_up_before_its_time(tmp_path: Path) -> 
 
 async def test_a_hundred_drips_are_closed_and_others_served(tmp_path: Path) -> None:
     async with RawEngine(FINE) as engine, contextlib.AsyncExitStack() as stack:
-        async with Proxy(tmp_path / "log", [engine.address], header_timeout=0.3) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], header_timeout=0.3) as proxy:
             drips = []
             for _ in range(100):  # each begins at once: the first one's time runs already
                 drips.append(await stack.enter_async_context(connect(proxy)))
@@ -211,7 +211,7 @@ async def test_a_late_head_does_not_end_what_is_served_before_it(tmp_path: Path)
         writer.write(plain(b"{}"))
 
     async with RawEngine(waits) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], header_timeout=0.1) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], header_timeout=0.1) as proxy:
             async with connect(proxy) as (reader, writer):
                 whole = post("/v1/chat/completions", CHAT).replace(b"Connection: close\r\n", b"")
                 writer.write(whole + b"GET /li")
@@ -226,7 +226,7 @@ async def test_a_late_head_does_not_end_what_is_served_before_it(tmp_path: Path)
 async def test_a_line_end_behind_a_body_is_no_head(tmp_path: Path) -> None:
     """Old clients send one; an answer to it would be taken for that of the next request."""
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], header_timeout=0.1) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], header_timeout=0.1) as proxy:
             async with connect(proxy) as (reader, writer):
                 whole = post("/v1/chat/completions", CHAT)
                 writer.write(whole.replace(b"Connection: close\r\n", b"") + b"\r\n")
@@ -251,7 +251,7 @@ def options(sock: socket.socket) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="the options' names are Linux's")
 async def test_both_sides_notice_a_peer_that_has_vanished(tmp_path: Path) -> None:
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             assert (await proxy.post(CHAT)).status == 200
             server = proxy.server._runner.server
             assert server is not None
@@ -319,7 +319,7 @@ async def test_a_wish_for_another_protocol_is_answered_in_this_one_and_is_the_la
 ) -> None:
     """What comes behind it the parser loses, in part: none of it is taken for a request."""
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             served = proxy.server._runner.server
             assert served is not None
             for pieces, posts in LAST_ONES:
@@ -343,7 +343,7 @@ async def test_a_wish_for_another_protocol_is_answered_in_this_one_and_is_the_la
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"-1\r\n"])
 async def test_of_its_chunks_those_that_break_are_refused(tmp_path: Path, broken: bytes) -> None:
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             async with connect(proxy) as (reader, writer):
                 writer.write(CHUNKS)
                 await until(lambda: proxy.server.service.in_flight, "it waits for more")
@@ -370,7 +370,7 @@ async def test_too_many_at_once_on_an_idle_connection_is_no_error_of_ours(
 
     monkeypatch.setattr(SerialHandler, "start", watched)
     async with RawEngine(FINE) as engine:
-        async with Proxy(tmp_path / "log", [engine.address]) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             async with connect(proxy) as (reader, writer):
                 writer.write((LIVE + b"\r\n") * 12)
                 with contextlib.suppress(ConnectionError):

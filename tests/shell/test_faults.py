@@ -17,9 +17,9 @@ from proxy.core.fleet.health import Health
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -75,7 +75,7 @@ class Pair:
         self._options: dict[str, Any] = {"kv_connector": "none", "health_interval": 60} | options
         self._stack = contextlib.AsyncExitStack()
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> ServedProxy:
         enter = self._stack.enter_async_context
         await enter(self.good)
         if self.bad is None:
@@ -83,7 +83,7 @@ class Pair:
         else:
             first = (await enter(self.bad)).address
         instances = [f"bad={first}", f"good={self.good.address}"]
-        return await enter(Proxy(self._log, instances, **self._options))
+        return await enter(ServedProxy(self._log, instances, **self._options))
 
     async def __aexit__(self, *exc: Any) -> None:
         await self._stack.__aexit__(*exc)
@@ -184,7 +184,7 @@ async def test_the_first_token_timeout_is_repeated_once(tmp_path: Path) -> None:
         engines = [await stack.enter_async_context(RawEngine(late)) for _ in range(3)]
         options = {"kv_connector": "none", "ttft_timeout": 0.1, "health_interval": 60}
         urls = [e.address for e in engines]
-        proxy = await stack.enter_async_context(Proxy(tmp_path / "log", urls, **options))
+        proxy = await stack.enter_async_context(ServedProxy(tmp_path / "log", urls, **options))
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.json["error"]["type"]) == (504, "upstream_timeout")
         (record,) = await proxy.records(1)
@@ -201,7 +201,7 @@ async def test_what_is_no_answer_is_502_where_there_is_nobody_else(
     tmp_path: Path, answer: bytes
 ) -> None:
     async with RawEngine(says(answer, close=True)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             got = await proxy.post(chat("x"))
             assert (got.status, got.json["error"]["code"]) == (502, "bad_upstream")
             assert b"169.254" not in got.body
@@ -211,7 +211,7 @@ async def test_what_is_no_answer_is_502_where_there_is_nobody_else(
 async def test_twenty_interim_answers_are_swallowed(tmp_path: Path) -> None:
     interim = b"HTTP/1.1 100 Continue\r\n\r\n" + b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\n" * 19
     async with RawEngine(says(interim + ANSWER)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             assert [(await proxy.post(chat("x"))).text for _ in range(3)] == ["fine"] * 3
 
 
@@ -219,7 +219,7 @@ async def test_twenty_interim_answers_are_swallowed(tmp_path: Path) -> None:
 async def test_a_body_where_there_may_be_none_is_dropped(tmp_path: Path, status: str) -> None:
     script = says(plain(b"HTTP/1.1 200 OK\r\n", status))
     async with RawEngine(script) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             answers = [await proxy.post(chat("x", stream=False)) for _ in range(3)]
             assert [(a.status, a.body) for a in answers] == [(int(status[:3]), b"")] * 3
 
@@ -227,7 +227,7 @@ async def test_a_body_where_there_may_be_none_is_dropped(tmp_path: Path, status:
 async def test_a_compressed_answer_is_passed_on_as_it_is(tmp_path: Path) -> None:
     body = gzip.compress(b'{"choices":[]}')
     async with RawEngine(says(plain(body, extra="Content-Encoding: gzip\r\n"))) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             data, headers = b'{"model":"m"}', {"Content-Type": "application/json"}
             async with aiohttp.ClientSession(auto_decompress=False) as http:
                 url = f"{proxy.server.url}/v1/chat/completions"
@@ -247,7 +247,7 @@ async def test_a_connection_that_is_never_accepted(tmp_path: Path) -> None:
         async with RawEngine(GOOD) as good:
             instances = [f"bad=127.0.0.1:{full.getsockname()[1]}", f"good={good.address}"]
             options = {"kv_connector": "none", "health_interval": 60, "connect_timeout": 0.2}
-            async with Proxy(tmp_path / "log", instances, **options) as proxy:
+            async with ServedProxy(tmp_path / "log", instances, **options) as proxy:
                 await until(lambda: not proxy.router.fleet.is_up("bad"), "the first probe's end")
                 proxy.router.fleet.get("bad").health = Health(was_seen=True)
                 answer = await proxy.post(chat("x"))
@@ -268,7 +268,7 @@ async def test_the_total_timeout_cuts_a_running_stream(tmp_path: Path) -> None:
 
 async def test_when_nobody_can_the_last_refusal_is_passed_on(tmp_path: Path) -> None:
     async with RawEngine(says(REFUSED)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             answer = await proxy.post(chat("x"))
             assert (answer.status, answer.json["error"]["message"]) == (500, "boom")
             (record,) = await proxy.records(1)
@@ -279,7 +279,7 @@ async def test_when_nobody_can_the_last_refusal_is_passed_on(tmp_path: Path) -> 
 async def test_busy_everywhere_is_503_with_retry_after(tmp_path: Path) -> None:
     async with RawEngine(says(BUSY)) as engine:
         options: dict[str, Any] = {"kv_connector": "none", "max_queue": 0}
-        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             first = await proxy.post(chat("x"))
             assert (first.status, first.headers["Retry-After"]) == (503, "1")
             second = await proxy.post(chat("x"))
@@ -290,10 +290,10 @@ async def test_busy_everywhere_is_503_with_retry_after(tmp_path: Path) -> None:
 
 async def test_nobody_there_is_502_and_then_503(tmp_path: Path) -> None:
     with dead_address() as nobody:
-        await refuses_all(Proxy(tmp_path / "log", [nobody], health_interval=60))
+        await refuses_all(ServedProxy(tmp_path / "log", [nobody], health_interval=60))
 
 
-async def refuses_all(dead: Proxy) -> None:
+async def refuses_all(dead: ServedProxy) -> None:
     async with dead as proxy:
         assert (await proxy.post(chat("x"))).status in (502, 503)
         await proxy.post(chat("x"))
@@ -315,7 +315,7 @@ async def test_a_stale_connection_is_replayed_on_a_fresh_one(tmp_path: Path) -> 
         raise ConnectionError
 
     async with RawEngine(answers_then_hangs_up) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             answers = [await proxy.post(chat("x")) for _ in range(50)]
             assert [a.text for a in answers] == ["fine"] * 50
             records = await proxy.records(50)
@@ -327,7 +327,9 @@ async def test_an_instance_goes_down_and_comes_back(tmp_path: Path) -> None:
     engine = RawEngine(GOOD)
     async with engine:
         port = engine.port
-        async with Proxy(tmp_path / "log", [f"e={engine.address}"], kv_connector="none") as proxy:
+        async with ServedProxy(
+            tmp_path / "log", [f"e={engine.address}"], kv_connector="none"
+        ) as proxy:
             await proxy.up()
             await engine.__aexit__()
             await until(lambda: not proxy.router.fleet.is_up("e"), "down")
@@ -345,7 +347,7 @@ async def test_a_frozen_instance_keeps_nobody_waiting(tmp_path: Path) -> None:
     options = {"kv_connector": "none", "health_timeout": 0.5, "ttft_timeout": 60}
     async with bad, RawEngine(GOOD) as good:
         instances = [f"bad={bad.address}", f"good={good.address}"]
-        async with Proxy(tmp_path / "log", instances, **options) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, **options) as proxy:
             await proxy.up()
             async with asyncio.TaskGroup() as group:
                 asked = group.create_task(proxy.post(chat("x")))
@@ -363,7 +365,7 @@ async def test_the_proxys_own_cut_is_not_the_clients(
 ) -> None:
     script = stalls(STREAM_HEAD + (chunk(event("half")) if is_first_byte_out else b""))
     async with RawEngine(script) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             async with asyncio.TaskGroup() as group:
                 asked = group.create_task(cut_or_refused(proxy))
                 await until(lambda: engine.posts)
@@ -378,12 +380,12 @@ async def test_the_proxys_own_cut_is_not_the_clients(
             await proxy.at_rest()
 
 
-def _decoding(proxy: Proxy) -> bool:
+def _decoding(proxy: ServedProxy) -> bool:
     names = [m.instance.name for m in proxy.router.fleet.members()]
     return any(proxy.router.ledger.load(name).decode_requests for name in names)
 
 
-async def cut_or_refused(proxy: Proxy) -> bytes:
+async def cut_or_refused(proxy: ServedProxy) -> bytes:
     async with proxy.http.post("/v1/chat/completions", json=chat("x")) as response:
         if response.status != 200:
             assert response.status == 503

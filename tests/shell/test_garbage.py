@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from proxy.core.routing.route import Route
-from proxy.net.upstream.response import Reply
-from proxy.request.client_response import RelayResponse
+from proxy.net.upstream.response import UpstreamResponse
+from proxy.request.client_response import ClientResponse
 from proxy.request.exchange import Exchange
 from proxy.request.relay import Relay
 from tests.shell.harness import chat, proxied
 
-OURS = (Exchange, Relay, RelayResponse, Reply, Route)
+OURS = (Exchange, Relay, ClientResponse, UpstreamResponse, Route)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])

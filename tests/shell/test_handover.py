@@ -15,9 +15,9 @@ from replayer.simulator.host import SimFleet
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     plain,
     proxied,
@@ -62,14 +62,16 @@ async def test_any_single_fault_ends_in_the_same_answer(
     options = ALWAYS | {"prefill_timeout": 0.4, "transfer_timeout": 0.4, "connect_timeout": 0.2}
     options["hedge"] = False  # on a slow machine it would come before the timeouts
     async with SimFleet(1, speed=50.0, tick=0.0) as alone:
-        async with Proxy(tmp_path / "alone", [alone.engines[0].url], health_interval=60) as direct:
+        async with ServedProxy(
+            tmp_path / "alone", [alone.engines[0].url], health_interval=60
+        ) as direct:
             expected = (await direct.post(chat(TEXT))).text
     sim = {"speed": 50.0, "tick": 0.0} | sim
     async with SimFleet(2, **sim) as fleet:
         for engine in fleet.engines:
             engine.faults.change(**faults)
         instances = [f"{e.url};bootstrap={e.bootstrap_url}" for e in fleet.engines]
-        async with Proxy(tmp_path / "log", instances, **options) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, **options) as proxy:
             answer = await proxy.post(chat(TEXT), headers={"X-Session-ID": "s"})
             assert (answer.status, answer.text) == (200, expected)
             (record,) = await proxy.records(1)
@@ -103,7 +105,7 @@ async def test_foreign_kv_params_are_not_passed_on(tmp_path: Path, params: bytes
 @asynccontextmanager
 async def legs(
     tmp_path: Path, p: Script, d: Script, *, tls: bool = False
-) -> AsyncIterator[tuple[Proxy, RawEngine, RawEngine]]:
+) -> AsyncIterator[tuple[ServedProxy, RawEngine, RawEngine]]:
     """A scripted P and D."""
 
     async def bootstrap(r: asyncio.StreamReader, w: asyncio.StreamWriter) -> None:
@@ -118,7 +120,7 @@ async def legs(
         instances = [f"d={address}", f"p={first.address};bootstrap={port}"]
         if tls:
             instances.append(f"x={third.address}")
-        async with Proxy(tmp_path / "log", instances, health_interval=60, **ALWAYS) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, health_interval=60, **ALWAYS) as proxy:
             yield proxy, first, third if tls else second
             await proxy.at_rest()
             await until(lambda: proxy.connections() == 0, "no upstream connection in use")

@@ -13,9 +13,9 @@ import pytest
 
 from tests.shell.harness import (
     ANSWER,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     plain,
     resets,
@@ -46,7 +46,9 @@ def late(answer: bytes, after_s: float = 1.2) -> Script:
 
 
 @asynccontextmanager
-async def pair(tmp_path: Path, p: RawEngine, d: RawEngine, **more: Any) -> AsyncIterator[Proxy]:
+async def pair(
+    tmp_path: Path, p: RawEngine, d: RawEngine, **more: Any
+) -> AsyncIterator[ServedProxy]:
     async def bootstrap(r: asyncio.StreamReader, w: asyncio.StreamWriter) -> None:
         await r.readuntil(b"\r\n\r\n")
         w.write(plain(b'{"0":{"engine_id":"e-1","worker_addr":{}}}'))
@@ -58,7 +60,7 @@ async def pair(tmp_path: Path, p: RawEngine, d: RawEngine, **more: Any) -> Async
     options |= {"offload_policy": "always", "health_interval": 60}
     async with boot, p, d:
         instances = [f"d={d.address}", f"p={p.address};bootstrap={port}"]
-        async with Proxy(tmp_path / "log", instances, **(options | more)) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, **(options | more)) as proxy:
             yield proxy
             await proxy.at_rest()
             assert proxy.router.hedges.live == 0

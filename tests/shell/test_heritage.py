@@ -18,14 +18,14 @@ import aiohttp
 import orjson
 import pytest
 
-from proxy.app import Server
+from proxy.app import Proxy
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
 from proxy.process import background, hot_restart, snapshot
-from proxy.process.hot_restart import Heritage, Succession
-from proxy.process.notify import Supervisor
+from proxy.process.hot_restart import HotRestart, InheritedSockets
+from proxy.process.notify import Notifier
 from replayer.simulator.host import SimFleet
-from tests.shell.harness import Proxy, addresses, chat, until, words
+from tests.shell.harness import ServedProxy, addresses, chat, until, words
 
 
 @pytest.fixture
@@ -42,9 +42,11 @@ def handed(monkeypatch: pytest.MonkeyPatch, *fds: int) -> None:
     """As if these were the descriptors from the third on: copies, which are closed by who reads."""
     copies = [os.dup(fd) for fd in fds]
     # Each of `_add` is asked for the n-th from FIRST_FD on.
-    add = Heritage._add
+    add = InheritedSockets._add
     monkeypatch.setattr(
-        Heritage, "_add", lambda self, name, fd: add(self, name, copies[fd - hot_restart.FIRST_FD])
+        InheritedSockets,
+        "_add",
+        lambda self, name, fd: add(self, name, copies[fd - hot_restart.FIRST_FD]),
     )
 
 
@@ -53,10 +55,10 @@ def test_the_environment_is_for_one_process(
 ) -> None:
     handed(monkeypatch, listening(stack).fileno())
     environ = {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "web", "LISTEN_PID": "1", "HOME": "/"}
-    assert not Heritage.read(environ).sockets, "another process is meant"
+    assert not InheritedSockets.read(environ).sockets, "another process is meant"
     assert environ == {"HOME": "/"}
     environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
-    found = Heritage.read(environ)
+    found = InheritedSockets.read(environ)
     assert [name for name, _ in found.sockets] == [""]
     assert not found.sockets[0][1].get_inheritable()
     found.drop()
@@ -65,7 +67,7 @@ def test_the_environment_is_for_one_process(
 @pytest.mark.parametrize("count", ["", "-1", "many", "65", "1.5"])
 def test_a_count_that_is_none(count: str) -> None:
     with pytest.raises(ConfigError, match="LISTEN_FDS: a whole number, 0 to 64"):
-        Heritage.read({"LISTEN_FDS": count})
+        InheritedSockets.read({"LISTEN_FDS": count})
 
 
 @pytest.mark.parametrize("kind", ["file", "unix", "udp", "connected"])
@@ -85,23 +87,23 @@ def test_what_is_no_listening_tcp_socket(
         fd = sock.fileno()
     handed(monkeypatch, fd)
     with pytest.raises(ConfigError, match=r"LISTEN_FDS: descriptor \d+ \(web\)"):
-        Heritage.read({"LISTEN_FDS": "1", "LISTEN_FDNAMES": "web"})
+        InheritedSockets.read({"LISTEN_FDS": "1", "LISTEN_FDNAMES": "web"})
 
 
 async def test_which_sockets_are_taken(stack: ExitStack) -> None:
     web, own, own_admin = (listening(stack) for _ in range(3))
-    given = Heritage([("web", web), ("own-admin", own_admin)])
+    given = InheritedSockets([("web", web), ("own-admin", own_admin)])
     assert await given.take("public", "10.0.0.1", 1) == ("public", [web]), (
         "where it is from decides"
     )
     port = own_admin.getsockname()[1]
     assert await given.take("admin", "127.0.0.1", port) == ("own-admin", [own_admin])
     assert await given.take("admin", "127.0.0.1", port) == ("own-admin", []), "once"
-    there = Heritage([("own-public", own)])
+    there = InheritedSockets([("own-public", own)])
     assert await there.take("public", "127.0.0.1", 0) == ("own-public", [own]), "any port will do"
     for host, port in (("127.0.0.1", 1), ("0.0.0.0", 0)):
         other = socket.socket(fileno=os.dup(own.fileno()))
-        moved = Heritage([("own-public", other)])
+        moved = InheritedSockets([("own-public", other)])
         assert await moved.take("public", host, port) == ("own-public", [])
         assert other.fileno() == -1, "closed: the options say another address"
 
@@ -111,12 +113,12 @@ async def test_a_server_on_all_that_it_is_given(tmp_path: Path, stack: ExitStack
     sockets = [listening(stack) for _ in range(4)]
     ports = [sock.getsockname()[1] for sock in sockets]
     names = ("", "web", "admin", "own-admin")
-    given = Heritage(
+    given = InheritedSockets(
         [(n, socket.socket(fileno=os.dup(s.fileno()))) for n, s in zip(names, sockets, strict=True)]
     )
     async with SimFleet(1) as fleet:
         settings = Settings(instances=addresses(fleet), port=1, admin_port=1)
-        server = Server(settings, heritage=given)
+        server = Proxy(settings, heritage=given)
         await server.start()
         try:
             assert [name for name, _ in server._listeners()] == ["public", "public", "admin"]
@@ -132,9 +134,9 @@ async def test_a_server_on_all_that_it_is_given(tmp_path: Path, stack: ExitStack
 async def test_who_sees_no_instance_replaces_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "FIRST_LOOK_S", 0.05)
     hears, tells = os.pipe()
-    given = Heritage(_pipe=tells)
+    given = InheritedSockets(_pipe=tells)
     try:
-        server = Server(Settings(instances=["127.0.0.1:1"], port=0), heritage=given)
+        server = Proxy(Settings(instances=["127.0.0.1:1"], port=0), heritage=given)
         with pytest.raises(ConfigError, match=r"no instance has answered in 0\.05 s") as caught:
             await server.start()
         assert await asyncio.to_thread(given.tell_failure, str(caught.value))
@@ -153,7 +155,7 @@ async def test_a_successor_that_is_silent_is_stopped(
 ) -> None:
     """And one that cannot be executed: both are one line."""
     monkeypatch.setattr(hot_restart, "START_S", 0.1)
-    asked = Succession(list, nothing)
+    asked = HotRestart(list, nothing)
     watching = asyncio.create_task(asked.watch(lambda pid: None))
     monkeypatch.setattr(hot_restart, "STOP_S", 0.1)
     monkeypatch.setattr("sys.orig_argv", ["sh", "-c", "trap '' TERM; exec sleep 60"])
@@ -176,13 +178,13 @@ def test_process_1_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    Succession(list, nothing).ask()
+    HotRestart(list, nothing).ask()
     assert "a container ends with its process 1" in caplog.text
 
 
 def test_the_pid_file(tmp_path: Path) -> None:
     path = tmp_path / "pid"
-    one = Supervisor({}, path)
+    one = Notifier({}, path)
     one.started(replaces=False)
     assert path.read_text() == f"{os.getpid()}\n"
     path.write_text("1\n")
@@ -192,7 +194,7 @@ def test_the_pid_file(tmp_path: Path) -> None:
     one.ended()
     assert not list(tmp_path.iterdir())
     with pytest.raises(OSError, match="nowhere"):
-        Supervisor({}, tmp_path / "nowhere" / "pid").started(replaces=False)
+        Notifier({}, tmp_path / "nowhere" / "pid").started(replaces=False)
 
 
 async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
     text = words(2000)
     async with SimFleet(3) as fleet:
         names = addresses(fleet)
-        async with Proxy(tmp_path / "one", names) as one:
+        async with ServedProxy(tmp_path / "one", names) as one:
             await one.up()
             headers = {"X-Session-ID": "s"}
             for _ in range(2):
@@ -211,7 +213,7 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
         assert first["hit_tokens"] > 1000
         home = first["decode_instance"]
         fewer = [name for name in names if home in name] + ["other=127.0.0.1:1"]
-        async with Proxy(tmp_path / "two", fewer) as two:
+        async with ServedProxy(tmp_path / "two", fewer) as two:
             snapshot.take(two.server.service, left)
             assert two.router.latency.step_s(home, 1000) == step_s
             answer = await two.post(chat(text), headers=headers)
@@ -237,7 +239,7 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
 async def test_another_form_is_left_alone(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with Proxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
+    async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
         snapshot.take(proxy.server.service, io.BytesIO(text))
         assert "what the predecessor knew is not used" in caplog.text
 
@@ -248,7 +250,7 @@ async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> 
     for name, url in urls.items():
         lines.append({"instance": name, "url": url, "start_s": None, "runs": [[1, 2**64 - 1]]})
     lines.append({"sessions": [[f"of-{name}", name, 3, time.monotonic()] for name in urls]})
-    async with Proxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
+    async with ServedProxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
         snapshot.take(proxy.server.service, io.BytesIO(b"\n".join(map(orjson.dumps, lines))))
         router, now_s = proxy.router, time.monotonic()
         homes = [router.sessions.home(f"of-{name}", now_s) for name in urls]

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.core.test_steering import SHAPES, pairs, shape, steers
-from tests.shell.harness import Proxy, RawEngine, plain, says, until
+from tests.shell.harness import RawEngine, ServedProxy, plain, says, until
 
 BODY = b'{"kv_transfer_params":{"do_remote_prefill":true},"input":"x"}'
 
 
-async def raw(proxy: Proxy, request: bytes) -> bytes:
+async def raw(proxy: ServedProxy, request: bytes) -> bytes:
     """Send these bytes; the whole answer, the connection closed by the request's own wish."""
     host, port = proxy.server.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -51,7 +51,7 @@ def post(path: str, body: bytes = b"{}", kind: str = "application/json") -> byte
 )
 async def test_an_engines_own_paths_are_out_of_reach(tmp_path: Path, path: str) -> None:
     async with RawEngine(says(plain(b"{}"))) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             answer = await raw(proxy, post(path))
             assert answer.split(b" ", 2)[1] in (b"400", b"404"), answer
             assert not engine.posts
@@ -71,7 +71,7 @@ async def test_what_is_asked_of_an_engine_is_what_the_client_wrote(tmp_path: Pat
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, Proxy(tmp_path / "log", [address], kv_connector="none") as proxy:
+    async with server, ServedProxy(tmp_path / "log", [address], kv_connector="none") as proxy:
         await raw(proxy, post("/v1/embeddings?q=%2B%2f&a=b%20c"))
         assert heads[0].startswith(b"POST /v1/embeddings?q=%2B%2f&a=b%20c HTTP/1.1\r\n")
 
@@ -82,7 +82,7 @@ async def test_kv_transfer_params_do_not_hide_behind_a_content_type(
     tmp_path: Path, path: str, kind: str
 ) -> None:
     async with RawEngine(says(plain(b"{}"))) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             await raw(proxy, post(path, BODY, kind))
             assert engine.posts == [b'{"input":"x"}']
 
@@ -93,7 +93,7 @@ async def test_kv_transfer_params_do_not_hide_behind_a_content_type(
 async def test_nor_behind_an_encoding(tmp_path: Path, body: bytes) -> None:
     """Python's JSON reads UTF-16 and byte order marks; what was not looked at is not sent."""
     async with RawEngine(says(plain(b"{}"))) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             answer = await raw(proxy, post("/v1/responses", body))
             assert answer.startswith(b"HTTP/1.1 400 ")
             assert not engine.posts
@@ -102,7 +102,7 @@ async def test_nor_behind_an_encoding(tmp_path: Path, body: bytes) -> None:
 async def test_a_form_upload_passes(tmp_path: Path) -> None:
     form = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n\xff\xfe\r\n--b--\r\n'
     async with RawEngine(says(plain(b"{}"))) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             kind = "multipart/form-data; boundary=b"
             answer = await raw(proxy, post("/v1/audio/transcriptions", form, kind))
             assert answer.startswith(b"HTTP/1.1 200 ")
@@ -112,7 +112,7 @@ async def test_a_form_upload_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
 async def test_other_methods_are_405(tmp_path: Path, method: str) -> None:
     async with RawEngine(says(plain(b"{}"))) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             request = (
                 f"{method} /v1/chat/completions HTTP/1.1\r\nHost: p\r\nConnection: close\r\n\r\n"
             )
@@ -124,7 +124,7 @@ async def test_other_methods_are_405(tmp_path: Path, method: str) -> None:
 async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:
     async with RawEngine(says(plain(b"{}"))) as engine:
         options = {"kv_connector": "none", "body_timeout": 0.2}
-        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             answer = await raw(proxy, post("/v1/chat/completions")[:-1])  # lingers for 2 s
             assert answer.startswith(b"HTTP/1.1 408 ")
             assert b"--body-timeout" in answer
@@ -136,7 +136,7 @@ async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:
 async def test_no_shape_of_steering_fields_reaches_an_engine(tmp_path: Path) -> None:
     """Every tenth of the thousand shapes of the core's test, on the wire: the rest unchanged."""
     async with RawEngine(says(plain(b"{}"))) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             for index in range(0, SHAPES, 10):
                 body = shape(index).encode()
                 await proxy.post(body, "/v1/responses")
@@ -157,7 +157,7 @@ async def test_steering_headers_stay_here(tmp_path: Path) -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, Proxy(tmp_path / "log", [address], kv_connector="none") as proxy:
+    async with server, ServedProxy(tmp_path / "log", [address], kv_connector="none") as proxy:
         names = ("X-data-parallel-rank", "x-prefiller-host-port", "X-Prefiller-URL")
         more = "".join(f"{name}: 1\r\n" for name in names) + "Authorization: Bearer k\r\n"
         request = post("/v1/embeddings").replace(

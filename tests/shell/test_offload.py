@@ -12,9 +12,9 @@ import pytest
 from replayer.simulator.host import SimFleet
 from tests.shell.harness import (
     ANSWER,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     plain,
     proxied,
@@ -29,7 +29,7 @@ HEAVY: dict[str, Any] = {"warm_threshold": 100, "heavy_threshold": 500}
 ALWAYS = HEAVY | {"offload_policy": "always"}
 
 
-async def ask(proxy: Proxy, text: str, session: str = "s", **more: Any) -> Any:
+async def ask(proxy: ServedProxy, text: str, session: str = "s", **more: Any) -> Any:
     answer = await proxy.post(chat(text, **more), headers={"X-Session-ID": session})
     assert answer.status == 200
     return answer
@@ -122,7 +122,7 @@ class FakePeer:
         self._log = tmp_path / "log"
         self._options = ALWAYS | {"health_interval": 60} | more
 
-    async def run(self) -> tuple[Proxy, dict[str, Any]]:
+    async def run(self) -> tuple[ServedProxy, dict[str, Any]]:
         async def bootstrap(r: asyncio.StreamReader, w: asyncio.StreamWriter) -> None:
             await r.readuntil(b"\r\n\r\n")
             if self._boot is not None:
@@ -134,7 +134,7 @@ class FakePeer:
         async with boot, self.p, self.d:
             # D is asked first: with equal loads the first instance is chosen.
             instances = [f"d={self.d.address}", f"p={self.p.address};bootstrap={port}"]
-            async with Proxy(self._log, instances, **self._options) as proxy:
+            async with ServedProxy(self._log, instances, **self._options) as proxy:
                 answer = await ask(proxy, words(2000))
                 assert answer.text == "fine"
                 (record,) = await proxy.records(1)
@@ -214,7 +214,7 @@ async def test_p_dies_between_the_legs(tmp_path: Path) -> None:
     async with SimFleet(1, speed=50.0, tick=0.0) as peers, RawEngine(stalls(), says(ANSWER)) as d:
         p = peers.engines[0]
         instances = [f"d={d.address}", f"p={p.url};bootstrap={p.bootstrap_url}"]
-        async with Proxy(tmp_path / "log", instances, **options) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, **options) as proxy:
             await proxy.up()
             async with asyncio.TaskGroup() as group:
                 asked = group.create_task(ask(proxy, words(2000)))

@@ -18,7 +18,7 @@ from proxy.cli import _warn
 from proxy.config.load import load
 from proxy.state import proxy_state as service_module
 from proxy.telemetry.log import LOG_EVERY_S
-from tests.shell.harness import Proxy, RawEngine, chat, proxied, says, until
+from tests.shell.harness import RawEngine, ServedProxy, chat, proxied, says, until
 from tests.shell.test_admin import call
 from tests.shell.test_app import running
 
@@ -30,7 +30,7 @@ async def test_ten_thousand_wrong_tokens_are_refused_in_a_few_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with RawEngine(says(b"")) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], admin_token=TOKEN) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], admin_token=TOKEN) as proxy:
             port = int(proxy.server.url.rpartition(":")[2])
             once = b"GET /instances HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %d\r\n\r\n"
 
@@ -109,7 +109,7 @@ async def test_the_token_changes_with_a_reload(tmp_path: Path) -> None:
             return load([*argv, "--health-interval", "0.05"], {}).settings
 
         del given["instances"]
-        async with Proxy(tmp_path / "log", [engine.address], source=source, **given) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], source=source, **given) as proxy:
             assert (await call(proxy, "GET", "/instances", headers=GOOD))[0] == 200
             token.write_text("another-0123456789")
             assert await proxy.server.reloader.reload("test") in ("applied", "refused")

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.shell.harness import Answer, Proxy, chat, proxied, until, words
+from tests.shell.harness import Answer, ServedProxy, chat, proxied, until, words
 
 CLIENTS, REQUESTS = 16, 48
 """Closed loop, about what the fleet can do; then five times as many of both."""
@@ -24,7 +24,7 @@ OPTIONS = {
 }
 
 
-async def served_per_s(proxy: Proxy, times: int, got: list[Answer]) -> float:
+async def served_per_s(proxy: ServedProxy, times: int, got: list[Answer]) -> float:
     """So many clients, each asking again when it has its answer; what they got is added."""
     bodies = [chat(words(400, f"r{times}x{i}x"), max_tokens=8) for i in range(times * REQUESTS)]
     answers: list[Answer] = []

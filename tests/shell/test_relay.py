@@ -11,8 +11,8 @@ import pytest
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,
-    Proxy,
     RawEngine,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -29,7 +29,7 @@ async def test_a_stream_arrives_byte_for_byte(tmp_path: Path, size: int) -> None
     said = b": ping\n\n" + b"".join(event(f"w{i}") for i in range(40)) + b"data: [DONE]\n\n"
     pieces = [chunk(said[i : i + size]) for i in range(0, len(said), size)]
     async with RawEngine(says(STREAM_HEAD + b"".join(pieces) + b"0\r\n\r\n")) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             answer = await proxy.post(chat("x"), headers={"X-Request-Id": "same"})
             assert answer.body == said
             assert answer.headers["Content-Type"] == "text/event-stream"
@@ -133,7 +133,7 @@ async def test_an_instance_gets_the_clients_own_bytes(tmp_path: Path) -> None:
     raw = b'{ "model":"sim-8b", "seed":123456789012345678901234567890, "temperature":1.0,\n'
     raw += b'"messages":[{"role":"user","content":"\\u00e4"}], "stream":true }'
     async with RawEngine(says(ANSWER)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             await proxy.post(raw)
             assert engine.posts == [raw]
 
@@ -144,7 +144,7 @@ async def test_an_instance_gets_the_clients_own_bytes(tmp_path: Path) -> None:
 async def test_a_clients_kv_transfer_params_never_reach_an_engine(tmp_path: Path, key: str) -> None:
     raw = f'{{"model":"sim-8b",{key}:{{"do_remote_prefill":true}},"messages":[],{key}:1}}'
     async with RawEngine(says(plain(b"{}"))) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             await proxy.post(raw.encode())
             assert orjson.loads(engine.posts[0]) == {"model": "sim-8b", "messages": []}
 
@@ -153,7 +153,7 @@ async def test_nor_among_the_arguments_of_plug_ins(tmp_path: Path) -> None:
     """vLLM takes the field from there too, as text, and answers 500: every retry would."""
     hidden = b'"vllm_xargs":{"a":[1],"kv_transfer_params":"x"}'
     async with RawEngine(says(plain(b"{}"))) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             await proxy.post(b'{"model":"sim-8b","messages":[],' + hidden + b"}")
             asked = orjson.loads(engine.posts[0])
             assert asked == {"model": "sim-8b", "messages": [], "vllm_xargs": {"a": [1]}}

@@ -22,9 +22,9 @@ from proxy.protocol.sse import Scanner
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -82,7 +82,7 @@ class Client:
 
 
 @asynccontextmanager
-async def client(proxy: Proxy) -> AsyncIterator[Client]:
+async def client(proxy: ServedProxy) -> AsyncIterator[Client]:
     host, port = proxy.server.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -95,7 +95,7 @@ async def client(proxy: Proxy) -> AsyncIterator[Client]:
 async def between(tmp_path: Path, *scripts: Script, **options: Any) -> AsyncIterator[Any]:
     settings = {"kv_connector": "none", "health_interval": 60} | options
     async with RawEngine(*scripts) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], **settings) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **settings) as proxy:
             async with client(proxy) as raw:
                 yield proxy, raw, engine
             await proxy.at_rest()
@@ -251,7 +251,7 @@ async def test_head_passes_without_a_body(tmp_path: Path) -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, Proxy(tmp_path / "log", [address], kv_connector="none") as proxy:
+    async with server, ServedProxy(tmp_path / "log", [address], kv_connector="none") as proxy:
         async with client(proxy) as raw:
             for _ in range(2):
                 raw.writer.write(b"HEAD /v1/embeddings HTTP/1.1\r\nHost: p\r\n\r\n")
@@ -364,7 +364,7 @@ async def test_any_segmentation_gives_the_same(
     scanned.feed(body)
     async with RawEngine(script) as engine:
         (tmp_path / "log").unlink(missing_ok=True)
-        async with Proxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
             seen = []
             feed = Scanner.feed
 

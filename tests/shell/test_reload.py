@@ -20,7 +20,7 @@ from proxy.config.options import Settings
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.process.reload import RELOADABLE
 from replayer.simulator.host import SimFleet
-from tests.shell.harness import Proxy, addresses, chat, until
+from tests.shell.harness import ServedProxy, addresses, chat, until
 from tests.shell.test_app import running
 
 FIXED = {
@@ -41,7 +41,7 @@ def toml(instances: list[str], **options: Any) -> str:
 @asynccontextmanager
 async def from_file(
     tmp_path: Path, instances: list[str], **options: Any
-) -> AsyncIterator[tuple[Proxy, Path]]:
+) -> AsyncIterator[tuple[ServedProxy, Path]]:
     path = tmp_path / "proxy.toml"
     log = tmp_path / "log.jsonl"
     options |= {"request_log": str(log)}
@@ -51,7 +51,7 @@ async def from_file(
         return load(["--config", str(path)], {}).settings
 
     given = FIXED | options | {"config": path}
-    async with Proxy(log, instances, source=source, **given) as proxy:
+    async with ServedProxy(log, instances, source=source, **given) as proxy:
         await proxy.up()
         yield proxy, path
 

@@ -14,9 +14,9 @@ from proxy.telemetry.log import Throttle
 from tests.shell.harness import (
     DONE,
     STREAM_HEAD,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -40,7 +40,7 @@ def told(cached: int) -> Script:
 async def test_an_eviction_that_an_engine_reports(tmp_path: Path) -> None:
     """The second prompt is lost, so the first, used before it, is lost as well."""
     async with RawEngine(told(0), told(0), told(1990), told(0)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
             name, prefixes = proxy.settings.instances[0].name, proxy.router.prefixes
             sizes = []
             for text in (words(1000, "a"), *[words(1000, "b")] * 3):
@@ -58,7 +58,7 @@ async def test_a_whole_answer_tells_too(tmp_path: Path) -> None:
     body = b'{"choices":[{}],"usage":{"prompt_tokens":2000,"prompt_tokens_details":%s}}'
     answers = [says(plain(body % b'{"cached_tokens":0}'))] * 3
     async with RawEngine(*answers) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
             name, prefixes = proxy.settings.instances[0].name, proxy.router.prefixes
             for text in (words(1000, "a"), words(1000, "b"), words(1000, "b")):
                 await proxy.post(chat(text, stream=False))
@@ -83,7 +83,7 @@ async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None
     options: dict[str, Any] = {"offload_policy": "cost", "heavy_threshold": 60_000}
     async with RawEngine(stalls()) as a, RawEngine(stalls()) as b:
         instances = [a.address, b.address]
-        async with Proxy(tmp_path / "log", instances, health_interval=60, **options) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, health_interval=60, **options) as proxy:
             body = chat(words(20_000))
             tasks = [asyncio.create_task(proxy.post(body))]
             await until(lambda: len(a.posts) + len(b.posts) == 1, "the first is placed")

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.shell.harness import Proxy, RawEngine, chat, plain, proxied, says
+from tests.shell.harness import RawEngine, ServedProxy, chat, plain, proxied, says
 from tests.shell.test_operators import ask
 
 TOKEN = "operator-0123456789"
@@ -64,7 +64,7 @@ async def test_operators_paths_are_unknown_beside_them(tmp_path: Path) -> None:
 async def test_one_rule_for_what_is_posted(
     tmp_path: Path, path: str, body: bytes, kind: str, status: int, said: str
 ) -> None:
-    async with Proxy(tmp_path / "log", ["127.0.0.1:1"], health_interval=60) as proxy:
+    async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"], health_interval=60) as proxy:
         async with proxy.http.post(path, data=body, headers={"Content-Type": kind}) as response:
             error: Any = orjson.loads(await response.read())["error"]
             assert response.status == status
@@ -77,7 +77,7 @@ async def test_an_answer_names_who_made_it(tmp_path: Path) -> None:
     relayed = plain(b'{"ok":1}', extra="Server: engine/7\r\n")
     failed = plain(b"{}", "500 Internal Server Error", "Server: engine/7\r\n")
     async with RawEngine(says(relayed), says(failed)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
             assert (await proxy.post(chat("x", stream=False))).headers["Server"] == "engine/7"
             answers = [await proxy.post(body) for body in (chat("x"), b"{", b"[" * 9)]
             assert [answer.status for answer in answers][:2] == [500, 400]

@@ -17,9 +17,9 @@ from proxy.request.relay import EVENT_BYTES
 from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -51,7 +51,7 @@ def floods(piece: bytes) -> Script:
 async def test_what_waits_for_a_stalled_reader(tmp_path: Path, piece: bytes) -> None:
     settings: dict[str, Any] = {"kv_connector": "none", "health_interval": 60}
     async with RawEngine(*[floods(piece)] * READERS, says(ANSWER)) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], **settings) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **settings) as proxy:
             writers = [await send(proxy, chat("x")) for _ in range(READERS)]
             for writer in writers:
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -82,7 +82,9 @@ def test_the_bounds_fit() -> None:
 
 
 @contextlib.asynccontextmanager
-async def narrow(proxy: Proxy) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+async def narrow(
+    proxy: ServedProxy,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A kept connection on which little is under way: a client that reads nothing is felt soon."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -136,7 +138,7 @@ async def test_a_slow_client_has_its_time_for_a_streams_end(
             await asyncio.sleep(0.02)
 
     async with RawEngine(script) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             async with narrow(proxy) as (reader, writer):
                 writer.write(ask(path))
                 await asyncio.sleep(0.7)
@@ -176,7 +178,7 @@ async def test_nothing_follows_the_end_of_a_stream_that_ends_late(
 
     async with RawEngine(script) as engine:
         options: dict[str, Any] = {"kv_connector": "none", "idle_timeout": 0.2}
-        async with Proxy(tmp_path / "log", [engine.address], **options) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             async with narrow(proxy) as (reader, writer):
                 writer.write(ask("/v1/responses/x"))
                 async with asyncio.timeout(10):

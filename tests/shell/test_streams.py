@@ -20,9 +20,9 @@ from tests.shell.harness import (
     ANSWER,
     STREAM_HEAD,
     Answer,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -45,7 +45,7 @@ END = b"0\r\n\r\n"
 async def fed(tmp_path: Path, *scripts: Script, **options: Any) -> AsyncIterator[Any]:
     settings = {"kv_connector": "none", "health_interval": 60} | options
     async with RawEngine(*scripts) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], **settings) as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], **settings) as proxy:
             yield proxy, engine
             await proxy.at_rest()
             await until(lambda: proxy.connections() == 0, "no upstream connection in use")
@@ -55,7 +55,7 @@ HEARD = bytearray()
 """What the client of `cut` has got so far."""
 
 
-async def cut(proxy: Proxy, path: str = "/v1/chat/completions") -> bytes:
+async def cut(proxy: ServedProxy, path: str = "/v1/chat/completions") -> bytes:
     """What a client gets of a stream that must not end cleanly."""
     HEARD.clear()
     async with proxy.http.post(path, json=chat("x")) as response:
@@ -294,7 +294,7 @@ async def test_a_whole_answer_of_wrong_length(
     settings: dict[str, Any] = {"kv_connector": "none", "health_interval": 60}
     async with RawEngine(first) as bad, RawEngine(says(plain(b"{}"))) as good:
         instances = [f"bad={bad.address}", f"good={good.address}"]
-        async with Proxy(tmp_path / "log", instances, **settings) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, **settings) as proxy:
             answer = await proxy.post(chat("x", stream=False))
             assert (answer.status, answer.body) == (200, body)
             (record,) = await proxy.records(1)
@@ -337,7 +337,7 @@ async def test_a_late_instance_is_left_for_another(
     settings: dict[str, Any] = {"kv_connector": "none", "health_interval": 60}
     async with RawEngine(stalls()) as bad, RawEngine(slow) as good:
         instances = [f"bad={bad.address}", f"good={good.address}"]
-        async with Proxy(tmp_path / "log", instances, **settings) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, **settings) as proxy:
             assert (await proxy.post(chat("x"))).text == "fine"
             (record,) = await proxy.records(1)
             assert (record["retries"], record["limit"]) == (1, "ttft")

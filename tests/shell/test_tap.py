@@ -10,22 +10,14 @@ from typing import Any
 import pytest
 
 from proxy.request.relay import Relay
-from tests.shell.harness import (
-    STREAM_HEAD,
-    Proxy,
-    RawEngine,
-    chat,
-    chunk,
-    event,
-    until,
-)
+from tests.shell.harness import STREAM_HEAD, RawEngine, ServedProxy, chat, chunk, event, until
 from tests.shell.test_disconnect import send
 
 EVENTS = 60
 END = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\ndata: [DONE]\n\n' % EVENTS
 
 
-def relays_of(proxy: Proxy) -> list[Any]:
+def relays_of(proxy: ServedProxy) -> list[Any]:
     pool = proxy.server.service.upstreams[proxy.settings.instances[0].name]._pool
     sinks = [c._reply.sink for c in pool._open if c._reply is not None]
     return [relay for sink in sinks if isinstance(relay := getattr(sink, "__self__", None), Relay)]
@@ -52,13 +44,13 @@ async def test_most_events_pass_by_themselves(
         late.append(tell(proxy))
         writer.write(chunk(END) + b"0\r\n\r\n")
 
-    def tell(proxy: Proxy) -> int:
+    def tell(proxy: ServedProxy) -> int:
         pool = proxy.server.service.upstreams[proxy.settings.instances[0].name]._pool
         (sock,) = [c._transport.get_extra_info("socket") for c in pool._open if c._reply]
         return int(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
 
     async with RawEngine(script) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             answer = await proxy.post(chat("x"))
             said = b"".join(event(f"w{i}") for i in range(EVENTS))
             assert answer.body == said + END
@@ -80,7 +72,7 @@ async def test_a_reader_that_stalls_between_single_events(tmp_path: Path) -> Non
             await asyncio.sleep(0)
 
     async with RawEngine(script) as engine:
-        async with Proxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             writer = await send(proxy, chat("x"))
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             writer.transport.pause_reading()  # type: ignore[attr-defined]

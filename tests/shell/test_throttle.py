@@ -17,9 +17,9 @@ from proxy.telemetry.log import KEYS, LOG_EVERY_S, FailureLog, Throttle
 from proxy.telemetry.record import RequestRecord
 from tests.shell.harness import (
     STREAM_HEAD,
-    Proxy,
     RawEngine,
     Script,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -63,7 +63,7 @@ async def test_a_request_that_an_instance_failed_is_a_line(
 ) -> None:
     """With instance, kind, detail and request; that an engine is busy is no failure."""
     async with RawEngine(script) as engine:
-        async with Proxy(
+        async with ServedProxy(
             tmp_path / "log",
             [f"bad={engine.address}"],
             health_interval=60,

@@ -23,8 +23,8 @@ from replayer.simulator.host import SimFleet
 from tests.shell.harness import (
     DONE,
     STREAM_HEAD,
-    Proxy,
     RawEngine,
+    ServedProxy,
     chat,
     chunk,
     event,
@@ -104,10 +104,10 @@ async def tunnel(to: int, context: ssl.SSLContext) -> AsyncIterator[int]:
 @asynccontextmanager
 async def over_tls(
     tmp_path: Path, certs: Certificates, instances: list[str], **options: Any
-) -> AsyncIterator[tuple[Proxy, aiohttp.ClientSession]]:
+) -> AsyncIterator[tuple[ServedProxy, aiohttp.ClientSession]]:
     cert, key = certs.leaf("proxy", "127.0.0.1")
     given = {"tls_cert": cert, "tls_key": key, "instance_ca": certs.ca} | options
-    async with Proxy(tmp_path / "log", instances, **given) as proxy:
+    async with ServedProxy(tmp_path / "log", instances, **given) as proxy:
         assert proxy.server.url.startswith("https://")
         await proxy.up()
         connector = aiohttp.TCPConnector(ssl=certs.client(), limit=0)
@@ -215,7 +215,7 @@ async def test_an_instance_is_verified_and_shown_our_certificate(
         async with RawEngine(says(b"")) as engine, tunnel(engine.port, context) as port:
             given = {"instance_ca": certs.ca} | options
             instance = f"https://127.0.0.1:{port}"
-            async with Proxy(tmp_path / "log", [instance], **given) as proxy:
+            async with ServedProxy(tmp_path / "log", [instance], **given) as proxy:
                 (member,) = proxy.router.fleet.members()
                 health = member.health
                 await until(partial(judged, health), "probed")
@@ -226,7 +226,7 @@ async def test_by_name_the_name_is_verified(tmp_path: Path, certs: Certificates)
     async with RawEngine(says(b"")) as engine:
         async with tunnel(engine.port, certs.server("localhost")) as port:
             instance = f"https://localhost:{port}"
-            async with Proxy(tmp_path / "log", [instance], instance_ca=certs.ca) as proxy:
+            async with ServedProxy(tmp_path / "log", [instance], instance_ca=certs.ca) as proxy:
                 await proxy.up()
 
 
@@ -330,6 +330,6 @@ async def test_files_that_are_none_stop_the_start_with_a_line(
     cert, key = certs.leaf("proxy", "127.0.0.1")
     options = {"tls_cert": cert, "tls_key": key} | {name: path}
     with pytest.raises(ConfigError, match=name) as caught:
-        async with Proxy(tmp_path / "log", ["http://127.0.0.1:9"], **options):
+        async with ServedProxy(tmp_path / "log", ["http://127.0.0.1:9"], **options):
             pass
     assert "\n" not in str(caught.value)

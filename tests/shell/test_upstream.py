@@ -23,7 +23,7 @@ from proxy.net.timeouts import Limit
 from proxy.net.upstream import pool as pool_module
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.connection import HEAD_BYTES, SLICE_BYTES
-from proxy.net.upstream.response import Reply
+from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from tests.shell.harness import plain, until
 
@@ -416,7 +416,7 @@ async def test_of_a_body_that_is_given_up_nothing_more_is_sent() -> None:
 
     go_on = asyncio.Event()
     async with serving(serve) as upstream, asyncio.TaskGroup() as group:
-        sent: list[Reply] = []
+        sent: list[UpstreamResponse] = []
 
         async def send() -> None:
             body = b"x" * (32 << 20)

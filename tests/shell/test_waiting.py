@@ -16,9 +16,9 @@ from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Reject, RequestFacts, Thresholds
 from proxy.net.timeouts import Clock
-from proxy.state.queue import TRIAL_S, TRIALS, Turn, WaitingRoom, priority_of
+from proxy.state.queue import TRIAL_S, TRIALS, QueuedRequest, WaitingRoom, priority_of
 from proxy.telemetry.metrics import Metrics
-from tests.shell.harness import ANSWER, Answer, Proxy, RawEngine, chat, until
+from tests.shell.harness import ANSWER, Answer, RawEngine, ServedProxy, chat, until
 from tests.shell.test_disconnect import leave, send
 
 ONE_AT_A_TIME: dict[str, Any] = {
@@ -47,11 +47,11 @@ class HeldEngine(RawEngine):
 
 
 @asynccontextmanager
-async def held(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Proxy, HeldEngine]]:
+async def held(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[ServedProxy, HeldEngine]]:
     """A proxy whose one instance is busy with a first request until the engine answers."""
     async with HeldEngine() as engine, asyncio.TaskGroup() as group:
         instances = [f"i={engine.address}"]
-        async with Proxy(tmp_path / "log", instances, **(ONE_AT_A_TIME | options)) as proxy:
+        async with ServedProxy(tmp_path / "log", instances, **(ONE_AT_A_TIME | options)) as proxy:
             first = group.create_task(proxy.post(chat("first"), headers=A))
             await until(lambda: engine.posts, "the instance is busy")
             yield proxy, engine
@@ -62,11 +62,11 @@ async def held(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[Proxy, Hel
             assert proxy.router.ledger.on_freed is None, "nobody waits, nothing is watched"
 
 
-async def queued(proxy: Proxy, count: int = 1) -> None:
+async def queued(proxy: ServedProxy, count: int = 1) -> None:
     await until(lambda: proxy.metric("queued_requests") == count, f"{count} queued")
 
 
-def refused(answer: Answer, proxy: Proxy, reason: str) -> None:
+def refused(answer: Answer, proxy: ServedProxy, reason: str) -> None:
     """A refusal as the contract has it, with an honest time to come again."""
     assert answer.status == 503
     assert answer.json["type"] == "service_unavailable"
@@ -249,7 +249,7 @@ async def test_a_turn_given_to_who_just_left_is_given_back(metrics: Metrics) -> 
     assert isinstance(first, Route)
     assert isinstance(busy, Reject)
     turn = room.enter(facts, busy, Priority.NORMAL, 10)
-    assert isinstance(turn, Turn)
+    assert isinstance(turn, QueuedRequest)
     waiting = asyncio.ensure_future(room.wait(turn))
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(leaves))
@@ -289,7 +289,7 @@ async def test_after_an_engines_own_word_a_few_at_a_time(metrics: Metrics) -> No
     for _ in range(10 * TRIALS):
         busy = room.admit(facts)
         assert isinstance(busy, Reject)
-        assert isinstance(room.enter(facts, busy, Priority.NORMAL, 10), Turn)
+        assert isinstance(room.enter(facts, busy, Priority.NORMAL, 10), QueuedRequest)
     assert await after(0.5) == 0
     assert await after(0.5 + TRIAL_S) == TRIALS
     assert await after(TRIAL_S / 2) == 0
@@ -317,7 +317,7 @@ async def test_who_comes_behind_the_waiting_holds_nobody_up(metrics: Metrics) ->
         facts = RequestFacts(model, None, 100, [], 1.0)
         busy = room.admit(facts)
         return isinstance(busy, Reject) and isinstance(
-            room.enter(facts, busy, Priority.NORMAL, 10), Turn
+            room.enter(facts, busy, Priority.NORMAL, 10), QueuedRequest
         )
 
     router.gate.mark_busy("i", now_s + 1.0)

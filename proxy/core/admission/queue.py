@@ -34,7 +34,7 @@ class Entry:
     is_waiting: bool = field(default=False, init=False)
 
 
-class Flow:
+class TenantQueue:
     """One tenant in one band of one model: its entries in order, and its turn's start tag."""
 
     __slots__ = ("entries", "tag")
@@ -58,7 +58,7 @@ class Band:
     __slots__ = ("flows", "left", "now_tag", "passed_over")
 
     def __init__(self) -> None:
-        self.flows: dict[str, Flow] = {}
+        self.flows: dict[str, TenantQueue] = {}
         self.left: dict[str, float] = {}
         self.now_tag = 0.0
         self.passed_over = 0
@@ -67,7 +67,7 @@ class Band:
         flow = self.flows.get(entry.tenant)
         if flow is None:
             tag = max(self.now_tag, self.left.pop(entry.tenant, 0.0))
-            flow = self.flows[entry.tenant] = Flow(tag)
+            flow = self.flows[entry.tenant] = TenantQueue(tag)
         flow.entries[entry] = None
 
     def remove(self, entry: Entry) -> None:
@@ -94,7 +94,7 @@ class Band:
         return flow.next(now_s, patience_s)
 
 
-class Lane:
+class ModelQueue:
     """The bands of one model: who waits for other instances does not hold these up."""
 
     __slots__ = ("bands",)
@@ -214,7 +214,7 @@ class WaitQueue:
         self.tokens = 0
         self._weights = weights or {}
         self._count = 0
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, ModelQueue] = {}
         self._held: tuple[dict[str, _Group], ...] = tuple({} for _ in Priority)
         self._rate = DrainRate()
 
@@ -303,7 +303,7 @@ class WaitQueue:
         if not self._count:
             self._rate.began(now_s)
         entry.queued_s, entry.is_waiting = now_s, True
-        self._lanes.setdefault(entry.model, Lane()).bands[entry.priority].add(entry)
+        self._lanes.setdefault(entry.model, ModelQueue()).bands[entry.priority].add(entry)
         group = self._held[entry.priority].setdefault(entry.tenant, _Group())
         group.entries[entry] = None
         group.tokens += entry.tokens

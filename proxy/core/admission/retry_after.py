@@ -28,7 +28,7 @@ LEAST_WAIT_S = 0.05
 """Less than this a client's own round trip is about as long."""
 
 
-class Promises:
+class RetryAdvice:
     """Until when the fleet's intake is promised to clients that were refused."""
 
     def __init__(self) -> None:

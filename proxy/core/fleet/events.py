@@ -16,7 +16,7 @@ SAME_START_S = 1.0
 """Starting times of one process differ by less."""
 
 
-class Watch:
+class InstanceEvents:
     """Over one fleet and its ledger.
 
     `forget` drops all that was learned of an instance's cache; `changed` is called with every

@@ -23,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from proxy.core.latency.regression import PRIOR_WEIGHT, WINDOW, Line, Residuals
+from proxy.core.latency.regression import PRIOR_WEIGHT, WINDOW, OnlineRegression, Residuals
 
 TYPICAL_PREFILL_TOKENS = 8192.0
 
@@ -97,15 +97,15 @@ class _Seen(NamedTuple):
         return self._replace(new=new, pairs=pairs, seconds=seconds + other.seconds)
 
 
-def _prefill_line(throughput: float) -> Line:
+def _prefill_line(throughput: float) -> OnlineRegression:
     x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
     a1, a4 = (1 - share) / throughput, share / throughput / (x / 2)
     points = (x, x * x / 2), (x, x * 2 * x)
-    return Line(a1, a4, points, shape=points[1])
+    return OnlineRegression(a1, a4, points, shape=points[1])
 
 
-def _step_line() -> Line:
-    return Line(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
+def _step_line() -> OnlineRegression:
+    return OnlineRegression(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
 
 
 class Times:
@@ -160,7 +160,14 @@ class Times:
         return alone + new / self.budget * (step.p + step.q * kv_tokens)
 
     def computed(
-        self, new: int, context: int, seconds: float, step_s: float, fleet: Line, *, first: bool
+        self,
+        new: int,
+        context: int,
+        seconds: float,
+        step_s: float,
+        fleet: OnlineRegression,
+        *,
+        first: bool,
     ) -> None:
         """A prefill took this long, beside decode steps of `step_s`, 0 without streams.
 
@@ -250,14 +257,14 @@ class Latency:
         slope = (transfer_time_s - fixed) / TYPICAL_TRANSFER_TOKENS
         self._prior = (fixed, slope)
         self._any_pair = self._transfer_line(fixed, slope)
-        self._pairs: OrderedDict[tuple[str, str], Line] = OrderedDict()
+        self._pairs: OrderedDict[tuple[str, str], OnlineRegression] = OrderedDict()
         self._ttft = Residuals()
         typical_s = TYPICAL_PREFILL_TOKENS / prefill_throughput
         self._work = (PRIOR_WEIGHT * typical_s, PRIOR_WEIGHT * typical_s**2)
 
     @staticmethod
-    def _transfer_line(fixed: float, slope: float) -> Line:
-        return Line(fixed, slope, ((1.0, TYPICAL_TRANSFER_TOKENS), (1.0, 1000.0)))
+    def _transfer_line(fixed: float, slope: float) -> OnlineRegression:
+        return OnlineRegression(fixed, slope, ((1.0, TYPICAL_TRANSFER_TOKENS), (1.0, 1000.0)))
 
     def of(self, name: str) -> Times:
         """What is known of one instance."""

@@ -23,7 +23,7 @@ PRIOR_WEIGHT = 4.0
 SHAPE_WEIGHT = 2.0
 
 
-class Line:
+class OnlineRegression:
     """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading.
 
     `shape`: a point (f, g) at which the prior's ratio q / p keeps a small weight for ever, for a

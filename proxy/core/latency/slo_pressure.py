@@ -22,7 +22,7 @@ LOWEST, HIGHEST = 0.7, 1.4
 """Measured in the league: beyond these either steps or first tokens pay too much."""
 
 
-class Strain:
+class SloPressure:
     """A factor on the weights that protect running streams, LOWEST to HIGHEST; 1 to begin with."""
 
     __slots__ = ("_log", "_target_s")

@@ -22,7 +22,7 @@ MOST_KEPT = COLOCATIONS_KEPT + OFFLOADS_KEPT
 
 
 @dataclass(slots=True, init=False)
-class Priced:
+class PricedOption:
     """One option: D, P or None where D computes, the predicted TTFT and the cost, in seconds.
 
     `cost_s` is the sum of `ttft_s` and of the five terms after it, weighted: `harm_s` to the
@@ -47,7 +47,7 @@ class Priced:
     hit_tokens: int
     new_tokens: int
     kv_wait_s: float
-    prefill: Priced | None
+    prefill: PricedOption | None
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Priced:
         hit_tokens: int,
         new_tokens: int,
         kv_wait_s: float,
-        prefill: Priced | None = None,
+        prefill: PricedOption | None = None,
     ) -> None:
         self.cost_s, self.at, self.ttft_s = cost_s, at, ttft_s
         self.harm_s, self.behind_s = harm_s, behind_s
@@ -76,15 +76,15 @@ class Priced:
         self.prefill = prefill
 
 
-def unpriced(c: Candidate, ttft_s: float) -> Priced:
+def unpriced(c: Candidate, ttft_s: float) -> PricedOption:
     """An option of a policy that goes by rules."""
     nan, load, hit, new = math.nan, c.load, c.hit_tokens, c.new_tokens
-    return Priced(
+    return PricedOption(
         nan, 0, ttft_s, nan, nan, nan, nan, nan, nan, c.instance, load, hit, new, c.kv_wait_s
     )
 
 
-class Options:
+class Alternatives:
     """The options of one decision, at most so many of each kind, the cheapest first.
 
     `decode` and `prefill`: D and P of the one that was taken.
@@ -93,7 +93,7 @@ class Options:
     __slots__ = ("_decode", "_prefill", "_priced")
 
     def __init__(
-        self, priced: Sequence[Priced], decode: Instance, prefill: Instance | None
+        self, priced: Sequence[PricedOption], decode: Instance, prefill: Instance | None
     ) -> None:
         self._priced = priced
         self._decode, self._prefill = decode, prefill
@@ -111,7 +111,7 @@ class Options:
                 shown[-1] = taken
         return [_row(option) for option in shown]
 
-    def _taken(self) -> Priced | None:
+    def _taken(self) -> PricedOption | None:
         """D with P; where no pairs were priced, D."""
         on_d = [option for option in self._priced if option.instance is self._decode]
         for option in on_d:
@@ -121,7 +121,7 @@ class Options:
         return on_d[0] if on_d else None
 
 
-def _row(option: Priced) -> dict[str, object]:
+def _row(option: PricedOption) -> dict[str, object]:
     p, load = option.prefill, option.load
     row: dict[str, object] = {
         "instance": option.instance.name,

@@ -17,7 +17,7 @@ Rank = Callable[[int], tuple[int, int]]
 
 
 @dataclass(slots=True, init=False)
-class Free:
+class Candidates:
     """Columns in the order of the instances; what each means is said in `Candidate`."""
 
     prompt_tokens: int
@@ -48,7 +48,7 @@ class Free:
         self._made = {}
 
     @classmethod
-    def of(cls, free: Iterable[Candidate], prompt_tokens: int) -> Free:
+    def of(cls, free: Iterable[Candidate], prompt_tokens: int) -> Candidates:
         """The columns of candidates that are there already."""
         if isinstance(free, cls):
             return free

@@ -37,9 +37,9 @@ from itertools import islice
 
 from proxy.core.connectors import CONNECTORS
 from proxy.core.latency.model import FIRST_STEP
-from proxy.core.placement.alternatives import COLOCATIONS_KEPT, OFFLOADS_KEPT, Priced
-from proxy.core.placement.candidates import Free
-from proxy.core.placement.scene import Choice, Scene, Size, can_prefill, classify
+from proxy.core.placement.alternatives import COLOCATIONS_KEPT, OFFLOADS_KEPT, PricedOption
+from proxy.core.placement.candidates import Candidates
+from proxy.core.placement.scene import Choice, PlacementView, Size, can_prefill, classify
 from proxy.core.types import Reason
 
 MARGIN_S = 0.020
@@ -84,10 +84,10 @@ class Weights:
 WEIGHTS = Weights()
 
 
-def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
+def by_cost(scene: PlacementView, weights: Weights | None = None) -> Choice:
     """The cheapest option."""
     w = weights or WEIGHTS
-    free = Free.of(scene.free, scene.facts.prompt_tokens)
+    free = Candidates.of(scene.free, scene.facts.prompt_tokens)
     colocated = _colocations(scene, free, w)
     ranked = _ranked(free, colocated)
     best = ranked[0]
@@ -114,7 +114,9 @@ def by_cost(scene: Scene, weights: Weights | None = None) -> Choice:
     )
 
 
-def _stay(free: Free, home: str, best: Priced, colocated: list[Priced]) -> Priced:
+def _stay(
+    free: Candidates, home: str, best: PricedOption, colocated: list[PricedOption]
+) -> PricedOption:
     """The cheapest, or home where that costs hardly more: short prompts leave no hits to hold."""
     if home not in free.names:
         return best
@@ -122,11 +124,11 @@ def _stay(free: Free, home: str, best: Priced, colocated: list[Priced]) -> Price
     return best if at_home.cost_s > best.cost_s + MARGIN_S else at_home
 
 
-def _cost(option: Priced) -> float:
+def _cost(option: PricedOption) -> float:
     return option.cost_s
 
 
-def _ranked(free: Free, colocated: list[Priced]) -> list[Priced]:
+def _ranked(free: Candidates, colocated: list[PricedOption]) -> list[PricedOption]:
     """The cheapest ones; of equals the one with fewer sessions, then the longest unused."""
     kept = COLOCATIONS_KEPT
     costs_s = sorted([option.cost_s for option in colocated])
@@ -141,7 +143,7 @@ def _ranked(free: Free, colocated: list[Priced]) -> list[Priced]:
     return ranked[:kept]
 
 
-def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
+def _colocations(scene: PlacementView, free: Candidates, w: Weights) -> list[PricedOption]:
     """Everything on one instance: until it has the prompt's KV, and what that costs all others.
 
     New KV displaces other sessions' where the cache is full. The output costs steps on D, which
@@ -154,7 +156,7 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
     memory, room, arrivals = w.memory, w.room, w.arrivals
     target_s = scene.config.tpot_slo_s
     all_times, sizes = scene.latency.times(free.names), list(map(scene.kv_tokens, free.names))
-    priced: list[Priced] = []
+    priced: list[PricedOption] = []
     for at, times in enumerate(all_times):
         load, hit, full, kv_wait_s = (
             free.loads[at],
@@ -192,7 +194,7 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
         next_s = next_turn * busy
         cost_s = ready_s + harm_s + behind_s + decode_s + next_s + memory_s
         priced.append(
-            Priced(
+            PricedOption(
                 cost_s,
                 at,
                 ready_s,
@@ -212,7 +214,9 @@ def _colocations(scene: Scene, free: Free, w: Weights) -> list[Priced]:
     return priced
 
 
-def _why_not(scene: Scene, best: Priced, size: Size, offloads: list[Priced]) -> Reason | None:
+def _why_not(
+    scene: PlacementView, best: PricedOption, size: Size, offloads: list[PricedOption]
+) -> Reason | None:
     """Why no offload beats the best colocation; None when one does."""
     if not CONNECTORS[scene.config.kv_connector].can_offload:
         return _unless_small(size, Reason.NO_CONNECTOR)
@@ -226,11 +230,11 @@ def _why_not(scene: Scene, best: Priced, size: Size, offloads: list[Priced]) -> 
     return None
 
 
-def _margin_s(best: Priced) -> float:
+def _margin_s(best: PricedOption) -> float:
     return max(MARGIN_S, MARGIN_RATIO * best.cost_s)
 
 
-def _may_offload(best: Priced, size: Size, colocated: list[Priced]) -> bool:
+def _may_offload(best: PricedOption, size: Size, colocated: list[PricedOption]) -> bool:
     """Whether pairs are worth pricing: all HEAVY ones, others where one could win at all.
 
     No pair costs less than the cheapest P for its part and the cheapest D for its own. Most turns
@@ -245,7 +249,7 @@ def _may_offload(best: Priced, size: Size, colocated: list[Priced]) -> bool:
     return best.cost_s - (least_p_s + least_d_s) > _margin_s(best)
 
 
-def _why(offload: Priced) -> Reason:
+def _why(offload: PricedOption) -> Reason:
     p = offload.prefill
     pulls = p is not None and p.hit_tokens > p.new_tokens
     return Reason.KV_PULL if pulls else Reason.P_IDLE_D_BUSY
@@ -255,7 +259,9 @@ def _unless_small(size: Size, reason: Reason) -> Reason:
     return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
 
 
-def _offloads(scene: Scene, free: Free, colocated: list[Priced]) -> list[Priced]:
+def _offloads(
+    scene: PlacementView, free: Candidates, colocated: list[PricedOption]
+) -> list[PricedOption]:
     """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
 
     What each costs alone is in its colocation already.
@@ -279,12 +285,12 @@ def _offloads(scene: Scene, free: Free, colocated: list[Priced]) -> list[Priced]
     return sorted([pair for pair in pairs if pair.ttft_s < in_time_s], key=_cost)[:OFFLOADS_KEPT]
 
 
-def _decoding_s(d: Priced) -> float:
+def _decoding_s(d: PricedOption) -> float:
     """What a request costs where it only decodes."""
     return d.decode_s + d.next_s + d.memory_s
 
 
-def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
+def _able(scene: PlacementView, colocated: list[PricedOption]) -> Iterator[PricedOption]:
     """Those that may compute for another, the quickest first.
 
     Quick goes by what P costs, its KV included, before D is known.
@@ -302,14 +308,14 @@ def _able(scene: Scene, colocated: list[Priced]) -> Iterator[Priced]:
             yield p
 
 
-def _offloaded(scene: Scene, p: Priced, d: Priced) -> Priced:
+def _offloaded(scene: PlacementView, p: PricedOption, d: PricedOption) -> PricedOption:
     """Computed as if on P, decoded as if on D, and moved."""
     moved_s = scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
     # D reads what came over in its turn, behind what it has to compute, and where there is room.
     moved_s += max(0.0, max(d.kv_wait_s, d.wait_s) - p.ttft_s)
     ttft_s = p.ttft_s + moved_s
     on_p_s = p.harm_s + p.behind_s + p.memory_s
-    return Priced(
+    return PricedOption(
         ttft_s + on_p_s + _decoding_s(d),
         d.at,
         ttft_s,

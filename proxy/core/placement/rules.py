@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.core.connectors import CONNECTORS
-from proxy.core.placement.scene import Choice, Scene, Size, peers, size_on
+from proxy.core.placement.scene import Choice, PlacementView, Size, peers, size_on
 from proxy.core.types import Candidate, Reason
 
 Scorer = Callable[[Candidate], float]
@@ -57,7 +57,7 @@ DISRUPTION_FACTOR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class OffloadQuestion:
     """One HEAVY request before the choice. Times in seconds, throughput in tokens per second."""
 
     decode: Candidate
@@ -71,24 +71,24 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class OffloadDecision:
     """Whether to offload to the question's P, and why."""
 
     offload: bool
     reason: Reason
 
 
-def offload(reason: Reason) -> Decision:
+def offload(reason: Reason) -> OffloadDecision:
     """Prefill on P."""
-    return Decision(offload=True, reason=reason)
+    return OffloadDecision(offload=True, reason=reason)
 
 
-def colocate(reason: Reason) -> Decision:
+def colocate(reason: Reason) -> OffloadDecision:
     """Compute on D."""
-    return Decision(offload=False, reason=reason)
+    return OffloadDecision(offload=False, reason=reason)
 
 
-def seed_heuristic(q: Question, p: Candidate) -> Decision:
+def seed_heuristic(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
     """Offload when P carries less than D, is not overloaded, and D decodes."""
     if p.load.ongoing_tokens >= q.decode.load.ongoing_tokens:
         d_idle = not q.decode.load.ongoing_tokens
@@ -100,7 +100,7 @@ def seed_heuristic(q: Question, p: Candidate) -> Decision:
     return colocate(Reason.D_IDLE)
 
 
-def seed_cost(q: Question, p: Candidate) -> Decision:
+def seed_cost(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
     """Seconds of decode disruption saved on D against P's queue and transfer."""
     if q.decode.load.decode_tokens <= 0:
         return colocate(Reason.D_IDLE)
@@ -112,7 +112,7 @@ def seed_cost(q: Question, p: Candidate) -> Decision:
     return colocate(Reason.P_OVERLOADED if pays_with_idle_p else Reason.MARGIN)
 
 
-def threshold(q: Question, p: Candidate) -> Decision:
+def threshold(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
     """llm-d's rule: remote iff prompt and its part not cached on D reach the limit; 0 is off."""
     del p
     limit = q.non_cached_tokens
@@ -121,19 +121,19 @@ def threshold(q: Question, p: Candidate) -> Decision:
     return colocate(Reason.BELOW_THRESHOLD)
 
 
-def never(q: Question, p: Candidate) -> Decision:
+def never(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
     """Compute everything where it decodes."""
     del q, p
     return colocate(Reason.POLICY_NEVER)
 
 
-def always(q: Question, p: Candidate) -> Decision:
+def always(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
     """Offload every HEAVY request that has a peer."""
     del q, p
     return offload(Reason.POLICY_ALWAYS)
 
 
-Policy = Callable[[Question, Candidate], Decision]
+Policy = Callable[[OffloadQuestion, Candidate], OffloadDecision]
 
 
 POLICIES: dict[str, Policy] = {
@@ -145,7 +145,7 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def should_offload(policy: str, q: Question) -> Decision:
+def should_offload(policy: str, q: OffloadQuestion) -> OffloadDecision:
     """The decision for one request; KeyError for a name that is not in POLICIES."""
     if q.decode.new_tokens < q.heavy_threshold:
         return colocate(Reason.BELOW_THRESHOLD)
@@ -154,14 +154,14 @@ def should_offload(policy: str, q: Question) -> Decision:
     return POLICIES[policy](q, q.prefill)
 
 
-def by_rules(scene: Scene) -> Choice:
+def by_rules(scene: PlacementView) -> Choice:
     """What `--placement` and `--offload-policy` say."""
     d, placed = place(scene)
     size, p, decision = _offload(scene, d)
     return Choice(d, p if decision.offload else None, size, decision.reason, placed)
 
 
-def place(scene: Scene) -> tuple[Candidate, bool]:
+def place(scene: PlacementView) -> tuple[Candidate, bool]:
     """The session's home while it is free, else the best score."""
     config = scene.config
     if config.placement in STICKY:
@@ -178,7 +178,7 @@ def _longest_unused(c: Candidate) -> tuple[int, int, int]:
     return c.load.ongoing_tokens, c.sessions, c.last_placed
 
 
-def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decision]:
+def _offload(scene: PlacementView, d: Candidate) -> tuple[Size, Candidate | None, OffloadDecision]:
     config, size = scene.config, size_on(scene, d)
     if size is not Size.HEAVY:
         return size, None, colocate(Reason.BELOW_THRESHOLD)
@@ -187,7 +187,7 @@ def _offload(scene: Scene, d: Candidate) -> tuple[Size, Candidate | None, Decisi
     if not scene.facts.offloadable:
         return size, None, colocate(Reason.NOT_OFFLOADABLE)
     p = min(peers(scene, d), key=lambda c: (c.load.ongoing_tokens, c.new_tokens), default=None)
-    question = Question(
+    question = OffloadQuestion(
         decode=d,
         prefill=p,
         mean_ongoing_tokens=scene.mean_ongoing_tokens(),

@@ -1,7 +1,7 @@
-"""A placement decision's input (Scene) and output (Choice), with the size class of a request.
+"""A placement decision: its input (PlacementView), its output (Choice), and size classes.
 
-A `Decide` is a pure function from a Scene to a Choice; the router holds one. Predictions of a
-choice (time to first token, transfer) are computed here too, from the model of time.
+A `Decide` is a pure function from a PlacementView to a Choice; the router holds one. Predictions
+of a choice (time to first token, transfer) are computed here too, from the model of time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from proxy.core.config import RouterConfig
 from proxy.core.connectors import CONNECTORS
 from proxy.core.connectors.base import Connector
 from proxy.core.latency.model import Latency
-from proxy.core.placement.alternatives import COLOCATIONS_KEPT, Options, Priced, unpriced
-from proxy.core.placement.candidates import Free
+from proxy.core.placement.alternatives import COLOCATIONS_KEPT, Alternatives, PricedOption, unpriced
+from proxy.core.placement.candidates import Candidates
 from proxy.core.types import Candidate, Reason, RequestFacts, RouteClass
 
 
@@ -49,7 +49,7 @@ def _none_stranded(name: str, now_s: float) -> tuple[int, int]:
 
 
 @dataclass(slots=True, init=False)
-class Scene:
+class PlacementView:
     """Everything a decision may look at. `free`: instances that may be chosen, at least one.
 
     `home` is the name of the session's instance, which need not be among the free ones;
@@ -62,7 +62,7 @@ class Scene:
     config: RouterConfig
     facts: RequestFacts
     home: str | None
-    free: Free | Sequence[Candidate]
+    free: Candidates | Sequence[Candidate]
     mean_ongoing_tokens: Callable[[], float]
     now_s: float
     latency: Latency
@@ -75,7 +75,7 @@ class Scene:
         config: RouterConfig,
         facts: RequestFacts,
         home: str | None,
-        free: Free | Sequence[Candidate],
+        free: Candidates | Sequence[Candidate],
         mean_ongoing_tokens: Callable[[], float],
         now_s: float,
         latency: Latency,
@@ -103,7 +103,7 @@ class Choice:
     reason: Reason
     placed: bool
     predicted_ttft_s: float | None
-    options: Sequence[Priced]
+    options: Sequence[PricedOption]
 
     def __init__(
         self,
@@ -113,27 +113,27 @@ class Choice:
         reason: Reason,
         placed: bool,
         predicted_ttft_s: float | None = None,
-        options: Sequence[Priced] = (),
+        options: Sequence[PricedOption] = (),
     ) -> None:
         self.decode, self.prefill, self.size, self.reason = decode, prefill, size, reason
         self.placed, self.predicted_ttft_s, self.options = placed, predicted_ttft_s, options
 
 
-Decide = Callable[[Scene], Choice]
+Decide = Callable[[PlacementView], Choice]
 
 
-def size_on(scene: Scene, d: Candidate) -> Size:
+def size_on(scene: PlacementView, d: Candidate) -> Size:
     """The request's class where D would compute it."""
     return classify(d.new_tokens, scene.config.warm_threshold, scene.config.heavy_threshold)
 
 
-def peers(scene: Scene, d: Candidate | None = None) -> list[Candidate]:
+def peers(scene: PlacementView, d: Candidate | None = None) -> list[Candidate]:
     """Who could prefill (for D): reachable by the connector, with transfers to spare."""
     connector = CONNECTORS[scene.config.kv_connector]
     return [c for c in scene.free if c is not d and can_prefill(scene, c, connector)]
 
 
-def can_prefill(scene: Scene, c: Candidate | Priced, connector: Connector) -> bool:
+def can_prefill(scene: PlacementView, c: Candidate | PricedOption, connector: Connector) -> bool:
     """Whether an instance may compute for another: reachable, with a transfer and room to spare.
 
     What it holds for others to fetch is out of its own streams' reach, so that is bounded.
@@ -160,7 +160,7 @@ def route_class(size: Size, *, offloaded: bool) -> RouteClass:
     return RouteClass.WARM if size is Size.WARM else RouteClass.MEDIUM
 
 
-def predicted_ttft_s(scene: Scene, choice: Choice) -> float:
+def predicted_ttft_s(scene: PlacementView, choice: Choice) -> float:
     """Of what was chosen: the policy's own, else queue, computation and transfer."""
     if choice.predicted_ttft_s is not None:
         return choice.predicted_ttft_s
@@ -170,7 +170,7 @@ def predicted_ttft_s(scene: Scene, choice: Choice) -> float:
     return ready_s(scene, p) + transfer_s(scene, p, d)
 
 
-def ready_s(scene: Scene, c: Candidate) -> float:
+def ready_s(scene: PlacementView, c: Candidate) -> float:
     """Until `c` would have computed the prompt, its queue included."""
     load, times = c.load, scene.latency.of(c.instance.name)
     wait_s = max(times.wait_s(scene.now_s), c.kv_wait_s)
@@ -178,18 +178,18 @@ def ready_s(scene: Scene, c: Candidate) -> float:
     return wait_s + times.prefill_s(c.new_tokens, c.hit_tokens, streams, load.decode_tokens)
 
 
-def transfer_s(scene: Scene, p: Candidate, d: Candidate) -> float:
+def transfer_s(scene: PlacementView, p: Candidate, d: Candidate) -> float:
     """Moving what D lacks from P."""
     return scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
 
 
-def options_of(scene: Scene, choice: Choice) -> Options:
+def options_of(scene: PlacementView, choice: Choice) -> Alternatives:
     """What is kept of a decision: what its policy priced, else the time each place would take."""
     d, p = choice.decode.instance, choice.prefill.instance if choice.prefill else None
     if choice.options:
-        return Options(choice.options, d, p)
+        return Alternatives(choice.options, d, p)
     kept = list(scene.free[:COLOCATIONS_KEPT])
     for one in (choice.decode, choice.prefill):
         if one is not None and not any(one is c for c in kept):
             kept.append(one)
-    return Options([unpriced(c, ready_s(scene, c)) for c in kept], d, p)
+    return Alternatives([unpriced(c, ready_s(scene, c)) for c in kept], d, p)

@@ -11,7 +11,14 @@ from dataclasses import replace
 
 from proxy.core.config import RouterConfig
 from proxy.core.placement.alternatives import Shadowed
-from proxy.core.placement.scene import Choice, Decide, Scene, predicted_ttft_s, route_class, size_on
+from proxy.core.placement.scene import (
+    Choice,
+    Decide,
+    PlacementView,
+    predicted_ttft_s,
+    route_class,
+    size_on,
+)
 from proxy.core.types import Reason
 
 MISTAKES = (
@@ -41,7 +48,7 @@ def failing_open(decide: Decide, note: Callable[[str], None]) -> Decide:
     `note` hears what was raised.
     """
 
-    def guarded(scene: Scene) -> Choice:
+    def guarded(scene: PlacementView) -> Choice:
         try:
             return decide(scene)
         except MISTAKES as mistake:
@@ -62,7 +69,7 @@ def described(mistake: Exception) -> str:
     return f"{words} ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
 
 
-def by_load(scene: Scene) -> Choice:
+def by_load(scene: PlacementView) -> Choice:
     """The home while it is free, else who has the fewest ongoing tokens."""
     at_home = [c for c in scene.free if c.instance.name == scene.home]
     d = (at_home or [min(scene.free, key=lambda c: (c.load.ongoing_tokens, c.last_placed))])[0]
@@ -77,7 +84,7 @@ class Shadow:
         self._decide = decide
         self._config = replace(config, offload_policy=policy)
 
-    def look(self, scene: Scene, made: Choice) -> Shadowed:
+    def look(self, scene: PlacementView, made: Choice) -> Shadowed:
         """What it would have done where `made` was done."""
         try:
             choice = self._decide(replace(scene, config=self._config))

@@ -13,7 +13,7 @@ from proxy.core.admission.gate import Gate
 from proxy.core.fleet.members import Fleet
 from proxy.core.kvcache.reuse import Reuse, Use
 from proxy.core.latency.model import Latency
-from proxy.core.latency.slo_pressure import Strain
+from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.routing.route import Hedge, Route
 from proxy.core.types import Instance, Load, RequestFacts
 
@@ -24,7 +24,7 @@ BUSY_MOST = 0.9
 class Course:
     """Reservations and observations of requests, over one Latency and one Strain."""
 
-    def __init__(self, latency: Latency, strain: Strain) -> None:
+    def __init__(self, latency: Latency, strain: SloPressure) -> None:
         self.latency = latency
         self.strain = strain
 

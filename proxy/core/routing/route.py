@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from proxy.core.kvcache.reuse import Use
 from proxy.core.ledger import Lease
-from proxy.core.placement.alternatives import Options, Shadowed
+from proxy.core.placement.alternatives import Alternatives, Shadowed
 from proxy.core.types import Fallback, Instance, Reason, RouteClass
 
 
@@ -46,7 +46,7 @@ class Route:
     predicted_transfer_s: float | None
     predicted_prefill_s: float
     predicted_ttft_bound_s: float | None
-    options: Options | None
+    options: Alternatives | None
     shadow: Shadowed | None
     fallback: Fallback | None
     reserved_s: float
@@ -75,7 +75,7 @@ class Route:
         predicted_ttft_s: float,
         predicted_transfer_s: float | None = None,
         predicted_ttft_bound_s: float | None = None,
-        options: Options | None = None,
+        options: Alternatives | None = None,
     ) -> None:
         self.decode, self.prefill = decode, prefill
         self.route_class, self.reason, self.policy = route_class, reason, policy

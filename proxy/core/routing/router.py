@@ -13,21 +13,21 @@ from collections.abc import Callable, Collection
 from proxy.core.admission.gate import ANY_MODEL, Busy, Gate
 from proxy.core.admission.retry_after import retry_after_s
 from proxy.core.config import RouterConfig
-from proxy.core.fleet.events import Watch
+from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.members import Fleet, Member
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.reuse import Reuse
 from proxy.core.kvcache.sessions import Sessions
 from proxy.core.latency.model import Latency
-from proxy.core.latency.slo_pressure import Strain
-from proxy.core.ledger import Ledger, Phase, Stranded
-from proxy.core.placement.candidates import Free
+from proxy.core.latency.slo_pressure import SloPressure
+from proxy.core.ledger import Ledger, Phase, UnreleasedKv
+from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.cost import by_cost
 from proxy.core.placement.rules import by_rules
 from proxy.core.placement.scene import (
     Choice,
     Decide,
-    Scene,
+    PlacementView,
     options_of,
     predicted_ttft_s,
     route_class,
@@ -75,8 +75,8 @@ class Router:
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
         self.ledger = Ledger()
-        self.stranded = Stranded(config.kv_pin_timeout_s)
-        self.strain = Strain(config.tpot_slo_s)
+        self.stranded = UnreleasedKv(config.kv_pin_timeout_s)
+        self.strain = SloPressure(config.tpot_slo_s)
         self._course = Course(self.latency, self.strain)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
@@ -85,7 +85,7 @@ class Router:
             config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
         )
         self.fleet = Fleet(config.slow_start_s)
-        self.watch = Watch(self.fleet, self.ledger, self._forget, self._freed)
+        self.watch = InstanceEvents(self.fleet, self.ledger, self._forget, self._freed)
         self._uses = Uses(self.reuse, self.fleet, self.gate)
         parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
@@ -168,7 +168,7 @@ class Router:
         route.shadow = shadow
         return route
 
-    def elsewhere(self, route: Route, facts: RequestFacts, now_s: float) -> Free | Reject:
+    def elsewhere(self, route: Route, facts: RequestFacts, now_s: float) -> Candidates | Reject:
         """Where a request may run again whose D failed: where it was not yet, colocated.
 
         Not where the breaker is open, and where nothing failed lately, if there is such a place.
@@ -183,7 +183,7 @@ class Router:
         route: Route,
         facts: RequestFacts,
         now_s: float,
-        free: Free | None = None,
+        free: Candidates | None = None,
     ) -> Route | Reject:
         """Place the request again, on one of `free`, or `elsewhere`."""
         found = free if free is not None else self.elsewhere(route, facts, now_s)
@@ -299,7 +299,9 @@ class Router:
         if self.fleet.get(instance.name) is None:
             self._forget(instance.name)
 
-    def _free(self, facts: RequestFacts, now_s: float, exclude: Collection[str]) -> Free | Reject:
+    def _free(
+        self, facts: RequestFacts, now_s: float, exclude: Collection[str]
+    ) -> Candidates | Reject:
         busy: list[tuple[str, Busy]] = []
         members = self.fleet.serving(facts.model, exclude)
         if members and self.gate.is_open(facts.model, now_s):
@@ -325,7 +327,7 @@ class Router:
             return free
         return self.fleet.warm(free, self.sessions.home(facts.session_id, now_s), now_s)
 
-    def _candidates(self, facts: RequestFacts, members: list[Member], now_s: float) -> Free:
+    def _candidates(self, facts: RequestFacts, members: list[Member], now_s: float) -> Candidates:
         if members != self._members:
             # The same ones as last time, nearly always.
             instances = [member.instance for member in members]
@@ -341,13 +343,15 @@ class Router:
         def rank(at: int) -> tuple[int, int]:
             return sessions_on(names[at]), members[at].last_placed
 
-        return Free(facts.prompt_tokens, self._instances, names, loads, hits, full, waits_s, rank)
+        return Candidates(
+            facts.prompt_tokens, self._instances, names, loads, hits, full, waits_s, rank
+        )
 
-    def _scene(self, facts: RequestFacts, free: Free, now_s: float) -> Scene:
+    def _scene(self, facts: RequestFacts, free: Candidates, now_s: float) -> PlacementView:
         home = self.sessions.home(facts.session_id, now_s)
         mean, price = self._mean_ongoing, self.strain.price
         kv_tokens, stranded = self.gate.kv_tokens, self.stranded.on
-        return Scene(
+        return PlacementView(
             self.config, facts, home, free, mean, now_s, self.latency, price, kv_tokens, stranded
         )
 
@@ -356,7 +360,7 @@ class Router:
         loads = [load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
         return sum(loads) / len(loads) if loads else 0.0
 
-    def _route(self, scene: Scene, choice: Choice, turn: int) -> Route:
+    def _route(self, scene: PlacementView, choice: Choice, turn: int) -> Route:
         facts, now_s = scene.facts, scene.now_s
         d, p = choice.decode, choice.prefill
         if choice.placed:

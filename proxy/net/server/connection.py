@@ -26,8 +26,8 @@ from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
 from proxy.protocol.request_framing import (
     HEAD_BYTES,
     METHODS,
-    Boundaries,
     Refusal,
+    RequestFraming,
     SmallChunksError,
     is_authority,
     is_line,
@@ -71,7 +71,7 @@ class Rules:
     log: RefusalLog
 
 
-class Connection(SerialHandler):
+class ClientConnection(SerialHandler):
     """One client's connection."""
 
     __slots__ = (
@@ -85,11 +85,13 @@ class Connection(SerialHandler):
         "_rules",
     )
 
-    def __init__(self, server: Server, rules: Rules, heads: Heads, **options: Any) -> None:
+    def __init__(
+        self, server: ConnectionFactory, rules: Rules, heads: HeaderTimeouts, **options: Any
+    ) -> None:
         super().__init__(server, **options)
         self._rules = rules
         self._heads = heads
-        self._bounds = Boundaries()
+        self._bounds = RequestFraming()
         self._body: StreamReader = EMPTY_PAYLOAD
         self._is_refused = self._is_broken = self._is_last = False
         self._long_reads = 0
@@ -359,23 +361,23 @@ def _error(refusal: Refusal) -> _ErrInfo:
     return _ErrInfo(status=error.status, exc=error, message="")
 
 
-class Heads:
+class HeaderTimeouts:
     """Connections whose head has begun and is not complete; one timer for all of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._seconds = seconds
-        self._due_s: dict[Connection, float] = {}
+        self._due_s: dict[ClientConnection, float] = {}
         """In the order in which they are due."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, connection: Connection) -> None:
+    def watch(self, connection: ClientConnection) -> None:
         """A head has begun, if it had not already."""
         due_s = self._due_s.setdefault(connection, self._loop.time() + self._seconds)
         if self._timer is None:
             self._timer = self._loop.call_at(due_s, self._look)
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ClientConnection) -> None:
         """It is complete, or the connection is gone."""
         self._due_s.pop(connection, None)
 
@@ -391,7 +393,7 @@ class Heads:
             connection.head_is_late()
 
 
-class Server(web.Server):
+class ConnectionFactory(web.Server):
     """Makes the connections of one listener."""
 
     def __init__(self, made: web.Server, rules: Rules) -> None:
@@ -404,11 +406,11 @@ class Server(web.Server):
         )
         self._options = made._kwargs
         self._rules = rules
-        self._heads = Heads(made._loop, rules.header_timeout_s)
+        self._heads = HeaderTimeouts(made._loop, rules.header_timeout_s)
 
     def __call__(self) -> RequestHandler:
         """A connection was accepted."""
-        return Connection(self, self._rules, self._heads, loop=self._loop, **self._options)
+        return ClientConnection(self, self._rules, self._heads, loop=self._loop, **self._options)
 
 
 class Runner(web.AppRunner):
@@ -421,4 +423,4 @@ class Runner(web.AppRunner):
         self._rules = rules
 
     async def _make_server(self) -> web.Server:
-        return Server(await super()._make_server(), self._rules)
+        return ConnectionFactory(await super()._make_server(), self._rules)

@@ -157,12 +157,12 @@ def client_cap(wanted: int | None) -> int:
     return wanted or allowed
 
 
-class Door:
+class ConnectionLimit:
     """How many are in, how many may be, and who is being refused."""
 
     def __init__(self, cap: int, on_refused: Callable[[], None]) -> None:
         self.cap = cap
-        self.refusing: set[Guest] = set()
+        self.refusing: set[PendingConnection] = set()
         self.on_refused = on_refused
         self._server: web.Server | None = None
 
@@ -174,17 +174,17 @@ class Door:
     def guard(self, server: web.Server) -> Callable[[], asyncio.Protocol]:
         """The protocol factory to listen with, instead of `server` itself."""
         self._server = server
-        return lambda: Guest(self, server)
+        return lambda: PendingConnection(self, server)
 
 
-class Guest(asyncio.Protocol):
+class PendingConnection(asyncio.Protocol):
     """A new connection: handed to the server, or told that it is one too many, and closed.
 
     It is decided when the connection is there, not when its protocol is made: of a burst the loop
     makes all protocols first.
     """
 
-    def __init__(self, door: Door, server: web.Server) -> None:
+    def __init__(self, door: ConnectionLimit, server: web.Server) -> None:
         self._door, self._server = door, server
         self._timer: asyncio.TimerHandle | None = None
 
@@ -226,7 +226,7 @@ class GuardedSite(Site):
         runner: web.AppRunner,
         host: str,
         port: int,
-        door: Door,
+        door: ConnectionLimit,
         *,
         backlog: int,
         ssl_context: ssl.SSLContext | None = None,

@@ -17,8 +17,8 @@ from proxy.core.connectors.engine_id import EngineId
 from proxy.core.types import FailureKind, Instance
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.bootstrap import read_engine_id
-from proxy.net.upstream.pool import Pool, Ways
-from proxy.net.upstream.response import Reply
+from proxy.net.upstream.pool import ConnectOptions, Pool
+from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import request_head
 from proxy.telemetry.log import Throttle
@@ -35,7 +35,7 @@ LIST_BYTES = 1 << 20
 """The same where the answer is a list: models, metrics."""
 
 
-OnSent = Callable[[Reply], None]
+OnSent = Callable[[UpstreamResponse], None]
 
 
 class Scope(Protocol):
@@ -56,7 +56,7 @@ class Upstream:
         instance: Instance,
         connect_timeout_s: float,
         on_replay: Callable[[], None] = lambda: None,
-        ways: Ways | None = None,
+        ways: ConnectOptions | None = None,
     ) -> None:
         self.instance = instance
         self._on_replay = on_replay
@@ -69,7 +69,7 @@ class Upstream:
         """Another engine id was seen than before; for whoever acts on it to reset."""
         self.watchers: set[Scope] = set()
         """What `watch` holds; to be used alone where its own cost matters."""
-        self._ways = ways = ways or Ways()
+        self._ways = ways = ways or ConnectOptions()
         self._pool = Pool(instance.url, connect_timeout_s, ways)
         bootstrap_url = instance.bootstrap_url
         self._bootstrap = Pool(bootstrap_url, connect_timeout_s, ways) if bootstrap_url else None
@@ -92,7 +92,7 @@ class Upstream:
         headers: bytes,
         body: bytes | None,
         on_sent: OnSent | None = None,
-    ) -> Coroutine[None, None, Reply]:
+    ) -> Coroutine[None, None, UpstreamResponse]:
         """Send a request and wait for the answer's head; raises UpstreamFailure.
 
         `headers`: lines, each with its end. Of a stream the first bytes are waited for as well.
@@ -170,7 +170,7 @@ async def _ask(
     is_head: bool = False,  # noqa: FBT001, FBT002 - one of six, and never a literal
     on_replay: Callable[[], None] = lambda: None,
     on_sent: OnSent | None = None,
-) -> Reply:
+) -> UpstreamResponse:
     connection = pool.idle()
     if connection is not None:
         reply = connection.ask(head, body, is_head=is_head)

@@ -15,10 +15,10 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 from proxy.core.types import FailureKind
 from proxy.net import tcp
-from proxy.net.upstream.response import Fields, Head, Reply
+from proxy.net.upstream.response import Fields, Head, UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import FramingError, UntilClose
-from proxy.protocol.sse import Tap
+from proxy.protocol.sse import FastPath
 
 HEAD_BYTES = 65536
 """A longer head is refused; informational ones before it count in."""
@@ -78,7 +78,7 @@ class _Reader:
         self.is_complete = True
 
 
-class Connection(asyncio.BufferedProtocol):
+class UpstreamConnection(asyncio.BufferedProtocol):
     """A connection, of use to one request at a time. `on_rest` is called when it is free again.
 
     Reads go into one buffer of the process: so a piece is at most `READ_BYTES`, and so is what
@@ -111,14 +111,14 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        on_rest: Callable[[Connection], None],
-        on_lost: Callable[[Connection], None],
+        on_rest: Callable[[UpstreamConnection], None],
+        on_lost: Callable[[UpstreamConnection], None],
     ) -> None:
         self.loop = loop
         self._on_rest, self._on_lost = on_rest, on_lost
-        self._reply: Reply | None = None
+        self._reply: UpstreamResponse | None = None
         # The event loop asks for these once, and calls them with every read.
-        self._tap = tap = Tap(_reads)
+        self._tap = tap = FastPath(_reads)
         self.get_buffer, self.buffer_updated = tap.get_buffer, tap.buffer_updated
         self._buffer = b""
         self._head_bytes = self._interim = 0
@@ -137,9 +137,9 @@ class Connection(asyncio.BufferedProtocol):
         if (sock := transport.get_extra_info("socket")) is not None:
             tcp.watch(sock)
 
-    def ask(self, head: bytes, body: bytes | None, *, is_head: bool = False) -> Reply:
+    def ask(self, head: bytes, body: bytes | None, *, is_head: bool = False) -> UpstreamResponse:
         """Send a request."""
-        reply = self._reply = Reply(self, is_head=is_head)
+        reply = self._reply = UpstreamResponse(self, is_head=is_head)
         self.requests += 1
         self._head_bytes = self._interim = 0
         try:
@@ -160,7 +160,7 @@ class Connection(asyncio.BufferedProtocol):
             self._broke(UpstreamFailure(FailureKind.RESET, _CLOSED))
         return reply
 
-    def _send_on(self, reply: Reply, *, has_looked: bool = False) -> None:
+    def _send_on(self, reply: UpstreamResponse, *, has_looked: bool = False) -> None:
         """The next slice of a long body, while it is wanted and the instance takes it.
 
         What the instance has said already is read first: it may have answered and closed, and a
@@ -209,7 +209,7 @@ class Connection(asyncio.BufferedProtocol):
         if reply.is_over:
             self._finish(reply)
 
-    def _take_head(self, reply: Reply, data: bytes) -> None:
+    def _take_head(self, reply: UpstreamResponse, data: bytes) -> None:
         reply.heard = True
         self._buffer += data
         while not reply.has_begun:
@@ -231,7 +231,7 @@ class Connection(asyncio.BufferedProtocol):
         else:
             reply.wake()
 
-    def _read_head(self, reply: Reply, head: bytes) -> None:
+    def _read_head(self, reply: UpstreamResponse, head: bytes) -> None:
         known = _known.get(head)
         if known is None:
             known = _parsed(head)
@@ -246,7 +246,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._interim > INTERIM_MAX:
             raise FramingError("too many informational answers")
 
-    def _finish(self, reply: Reply) -> None:
+    def _finish(self, reply: UpstreamResponse) -> None:
         """The answer is complete: the connection is free again, or of no more use."""
         is_sent = self._unsent is None
         self._forget()
@@ -294,7 +294,7 @@ class Connection(asyncio.BufferedProtocol):
         if reply is not None:
             reply.fail(failure)
 
-    def leave(self, reply: Reply) -> None:
+    def leave(self, reply: UpstreamResponse) -> None:
         """Nobody wants the rest of this answer."""
         if self._reply is reply:
             self._forget()
@@ -304,14 +304,14 @@ class Connection(asyncio.BufferedProtocol):
         self._reply = self._unsent = None
         self._tap.shut()
 
-    def tap(self, reply: Reply) -> Tap | None:
+    def tap(self, reply: UpstreamResponse) -> FastPath | None:
         """For the pieces of this answer, which is a stream; none when it is over."""
         if self._reply is not reply:
             return None
         tcp.acknowledge_late(self._transport.get_extra_info("socket"))
         return self._tap
 
-    def hang_up(self, reply: Reply) -> bool:
+    def hang_up(self, reply: UpstreamResponse) -> bool:
         """Send nothing more; false where one cannot and still read."""
         if self._reply is not reply or self.is_closed or not self._transport.can_write_eof():
             return False

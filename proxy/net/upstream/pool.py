@@ -2,7 +2,7 @@
 
 vLLM closes an idle connection after 5 s, so the pool keeps them for 4. The last one that became
 idle is the first to be used again, so that the others grow old and are closed after a peak. All
-pools share TLS, the key that instances are shown, and the resolver (`Ways`).
+pools share TLS, the key that instances are shown, and the resolver (`ConnectOptions`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from urllib.parse import urlsplit
 from proxy.core.types import FailureKind
 from proxy.net.addresses import Resolver, literal
 from proxy.net.timeouts import Limit
-from proxy.net.upstream.connection import Connection
+from proxy.net.upstream.connection import UpstreamConnection
 from proxy.protocol.errors import UpstreamFailure
 
 
-class Ways:
+class ConnectOptions:
     """Of one process; changed by a reload, for the connections and probes that come after.
 
     `auth`: a header line for the proxy's own questions, where instances want a key.
@@ -60,7 +60,7 @@ _OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 class Pool:
     """Connections to the scheme, host and port of `url`."""
 
-    def __init__(self, url: str, connect_timeout_s: float, ways: Ways) -> None:
+    def __init__(self, url: str, connect_timeout_s: float, ways: ConnectOptions) -> None:
         parts = urlsplit(url)
         self._is_tls = parts.scheme == "https"
         self._host = parts.hostname or ""
@@ -69,8 +69,8 @@ class Pool:
         self.host_header = parts.netloc.encode()
         self._ways = ways
         self._connect_timeout_s = connect_timeout_s
-        self._open: set[Connection] = set()
-        self._idle: list[Connection] = []
+        self._open: set[UpstreamConnection] = set()
+        self._idle: list[UpstreamConnection] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -79,7 +79,7 @@ class Pool:
         """Connections that serve a request, or are still open after one was given up."""
         return len(self._open) - len(self._idle)
 
-    def idle(self) -> Connection | None:
+    def idle(self) -> UpstreamConnection | None:
         """A connection that has served before; it may turn out to be stale."""
         while self._idle:
             connection = self._idle.pop()
@@ -88,10 +88,10 @@ class Pool:
             connection.abort()
         return None
 
-    def _is_old(self, connection: Connection) -> bool:
+    def _is_old(self, connection: UpstreamConnection) -> bool:
         return connection.loop.time() - connection.idle_since_s >= KEEPALIVE_S
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> UpstreamConnection:
         """A fresh connection; raises UpstreamFailure (CONNECT)."""
         try:
             with Limit(self._connect_timeout_s):
@@ -109,7 +109,7 @@ class Pool:
             connection.abort()
         return connection
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> UpstreamConnection:
         """To the first of the host's addresses that takes it; raises the last one's OSError."""
         if self._is_literal:
             return await self._connect_to(self._host)
@@ -121,10 +121,10 @@ class Pool:
                 continue
         return await self._connect_to(addresses[-1])
 
-    async def _connect_to(self, address: str) -> Connection:
+    async def _connect_to(self, address: str) -> UpstreamConnection:
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
-            lambda: Connection(loop, self._rest, self._lost),
+            lambda: UpstreamConnection(loop, self._rest, self._lost),
             address,
             self._port,
             ssl=await self._ways.tls() if self._is_tls else None,
@@ -132,7 +132,7 @@ class Pool:
         )
         return connection
 
-    def _rest(self, connection: Connection) -> None:
+    def _rest(self, connection: UpstreamConnection) -> None:
         """A connection is free again."""
         if self._is_closed:
             connection.abort()
@@ -151,7 +151,7 @@ class Pool:
             due_s = self._idle[0].idle_since_s + KEEPALIVE_S
             self._sweep = loop.call_later(max(0.05, due_s - loop.time()), self._close_old)
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: UpstreamConnection) -> None:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

@@ -1,7 +1,7 @@
 """An instance's answer while it comes: its head, then its body in pieces.
 
-Until somebody takes it over (`Reply.pour`), its bytes are held, up to `HOLD_BYTES`, then the
-connection is paused; afterwards each piece is handed on in the call in which it was read.
+Until its owner takes it over (`UpstreamResponse.pour`), its bytes are held up to `HOLD_BYTES`, then
+the connection is paused; afterwards each piece is handed on in the call in which it was read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proxy.net.timeouts import Alarm
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, Framing, FramingError, Length, UntilClose
 from proxy.protocol.headers import answer_lines
-from proxy.protocol.sse import Tap
+from proxy.protocol.sse import FastPath
 
 HOLD_BYTES = 65536
 
@@ -28,7 +28,7 @@ Fields = list[tuple[bytes, bytes]]
 Sink = Callable[[bytes], None]
 
 
-class Line(Protocol):
+class ResponseSource(Protocol):
     """The connection that an answer comes over, as far as the answer uses it."""
 
     loop: asyncio.AbstractEventLoop
@@ -39,13 +39,13 @@ class Line(Protocol):
     def resume(self) -> None:
         """Read on."""
 
-    def leave(self, reply: Reply, /) -> None:
+    def leave(self, reply: UpstreamResponse, /) -> None:
         """Nobody wants the rest of this answer."""
 
-    def tap(self, reply: Reply, /) -> Tap | None:
+    def tap(self, reply: UpstreamResponse, /) -> FastPath | None:
         """For the pieces of this answer, which is a stream; none when it is over."""
 
-    def hang_up(self, reply: Reply, /) -> bool:
+    def hang_up(self, reply: UpstreamResponse, /) -> bool:
         """Send nothing more; false where one cannot and still read."""
 
 
@@ -95,7 +95,7 @@ def _nowhere(data: bytes) -> None:
     """The sink of an answer that nobody wants."""
 
 
-class Reply:
+class UpstreamResponse:
     """The answer to one request: its head once that is there, then the body.
 
     `heard`: any byte of it has come. `is_over`: nothing more comes, and `failure` says so if that
@@ -122,7 +122,7 @@ class Reply:
         "status",
     )
 
-    def __init__(self, connection: Line, *, is_head: bool) -> None:
+    def __init__(self, connection: ResponseSource, *, is_head: bool) -> None:
         self._connection = connection
         self._is_head = is_head
         self._alarm: Alarm | None = None
@@ -192,7 +192,7 @@ class Reply:
         self._waiter = self._connection.loop.create_future()
         await self._waiter
 
-    async def begun(self) -> Reply:
+    async def begun(self) -> UpstreamResponse:
         """Wait for the head, and of a stream for its first bytes; raises UpstreamFailure.
 
         Given up while it waits, the answer is closed.
@@ -234,7 +234,7 @@ class Reply:
         self.body.clear()
         return held
 
-    def tap(self) -> Tap | None:
+    def tap(self) -> FastPath | None:
         """What can pass pieces on before the sink sees them; it is a stream. None: it is over."""
         return self._connection.tap(self)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import orjson
 
 from proxy.core.types import FailureKind
-from proxy.net.upstream.response import Reply
+from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.sse import CARRY_BYTES, first_event, is_error_event
 
@@ -22,12 +22,12 @@ _ANSWERS = frozenset({501, 505})
 """Server errors that answer the request: any other instance would say the same."""
 
 
-def is_plainly_good(reply: Reply) -> bool:
+def is_plainly_good(reply: UpstreamResponse) -> bool:
     """Whether nothing more has to be looked at: an answer that is no stream and no refusal."""
     return reply.status < 300 and not reply.is_stream
 
 
-async def look_at(reply: Reply) -> None:
+async def look_at(reply: UpstreamResponse) -> None:
     """Judge an answer by its status and first event; raises UpstreamFailure for one to replace."""
     await _look_at_status(reply)
     if not reply.is_stream:
@@ -43,7 +43,7 @@ async def look_at(reply: Reply) -> None:
             raise failure  # the client's own error is the answer, and stays as it is
 
 
-async def _look_at_status(reply: Reply) -> None:
+async def _look_at_status(reply: UpstreamResponse) -> None:
     status = reply.status
     if status in BUSY_STATUSES or (status >= 500 and status not in _ANSWERS):
         raise await _refusal(reply)
@@ -53,7 +53,7 @@ async def _look_at_status(reply: Reply) -> None:
         await _look_for_model(reply)
 
 
-async def _look_for_model(reply: Reply) -> None:
+async def _look_for_model(reply: UpstreamResponse) -> None:
     """Of a 404, whether it denies the model; what was read of any other one is passed on."""
     body = await reply.read(ERROR_BODY_BYTES)
     if b"model" in body and b"does not exist" in body:
@@ -66,7 +66,7 @@ async def _look_for_model(reply: Reply) -> None:
         )
 
 
-async def _refusal(reply: Reply) -> UpstreamFailure:
+async def _refusal(reply: UpstreamResponse) -> UpstreamFailure:
     kind = FailureKind.BUSY if reply.status in BUSY_STATUSES else FailureKind.SERVER_ERROR
     try:
         body = await reply.read(ERROR_BODY_BYTES)
@@ -81,7 +81,7 @@ async def _refusal(reply: Reply) -> UpstreamFailure:
     )
 
 
-def _headers(reply: Reply) -> dict[str, str]:
+def _headers(reply: UpstreamResponse) -> dict[str, str]:
     names = ((b"content-type", "Content-Type"), (b"retry-after", "Retry-After"))
     found = ((shown, reply.header(name)) for name, shown in names)
     return {shown: value.decode("latin-1") for shown, value in found if value is not None}

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from replayer.engine.types import SimRequest
-from replayer.simulator.openai.requests import Ask, Choice
+from replayer.simulator.openai.requests import AnswerChoice, Ask
 
 DONE = b"data: [DONE]\n\n"
 
@@ -116,7 +116,9 @@ class Answer:
         head = self._chunk_head
         return b'%s,"choices":[],"usage":%s%s}\n\n%s' % (head, usage, _SIGNED, DONE)
 
-    def _whole_choice(self, index: int, choice: Choice, request: SimRequest) -> dict[str, Any]:
+    def _whole_choice(
+        self, index: int, choice: AnswerChoice, request: SimRequest
+    ) -> dict[str, Any]:
         tokens = request.output_tokens
         text = self._text(index, 0, tokens)
         ids = list(choice.output.upto(tokens)[:tokens]) if self._ask.return_token_ids else None

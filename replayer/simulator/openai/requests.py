@@ -44,7 +44,7 @@ _NAMED = frozenset({"max_tokens", "max_completion_tokens"})
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What the server imposes on requests; lengths in tokens."""
 
     model: str
@@ -56,7 +56,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class AnswerChoice:
     """One answer to be generated: `output_tokens` long, ended by itself when `stops`."""
 
     prompt: Prompt
@@ -71,7 +71,7 @@ class Ask:
 
     chat: bool
     model: str
-    choices: tuple[Choice, ...]
+    choices: tuple[AnswerChoice, ...]
     stream: bool
     include_usage: bool
     return_token_ids: bool
@@ -96,7 +96,7 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def parse_ask(body: dict[str, Any], limits: Limits, *, chat: bool) -> Ask:
+def parse_ask(body: dict[str, Any], limits: RequestLimits, *, chat: bool) -> Ask:
     """Check a body and tokenise its prompts."""
     check_model(body, limits.model)
     stream = _flag(body, "stream")
@@ -106,7 +106,7 @@ def parse_ask(body: dict[str, Any], limits: Limits, *, chat: bool) -> Ask:
     handing = handing_of(body, limits.connector)
     prompts = [_chat_ids(body)] if chat else _completion_ids(body)
     salt = body.get("cache_salt") or ""
-    choices: list[Choice] = []
+    choices: list[AnswerChoice] = []
     copies = _integer(body, "n", 1, least=1)
     if copies * len(prompts) > _MOST_CHOICES:
         raise ApiError(400, f"n times prompts must be at most {_MOST_CHOICES}.", "n")
@@ -212,7 +212,9 @@ def _one_prompt(prompt: Any) -> TokenIds:
         raise ApiError(400, message, "prompt") from error
 
 
-def _choice(body: dict[str, Any], prompt: Prompt, limits: Limits, *, chat: bool) -> Choice:
+def _choice(
+    body: dict[str, Any], prompt: Prompt, limits: RequestLimits, *, chat: bool
+) -> AnswerChoice:
     """Fix the output's length: the client's limit, the context's end, or a natural end."""
     room = limits.max_model_len - prompt.tokens
     if room < 1:
@@ -242,9 +244,9 @@ def _choice(body: dict[str, Any], prompt: Prompt, limits: Limits, *, chat: bool)
     output = Output(prompt)
     most = room if limit is None else min(limit, room)
     if _flag(body, "ignore_eos") or not (limit is None or limits.eos_with_limit):
-        return Choice(prompt, output, most, stops=False)
+        return AnswerChoice(prompt, output, most, stops=False)
     tokens, stops = output.natural_tokens(limits.natural_length, min_tokens, most)
-    return Choice(prompt, output, tokens, stops)
+    return AnswerChoice(prompt, output, tokens, stops)
 
 
 def _flag(body: dict[str, Any], name: str) -> bool:
