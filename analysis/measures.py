@@ -17,14 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Row = Mapping[str, Any]
-
-
 PERCENTS = (50, 90, 95, 99)
-
-
 TIME_SUFFIX = "_s"  # every field of a row with this ending is a time, or an array of times
-
-
 INFINITE = "inf"  # how +inf is written in JSON, which has no number for it; null means unknown
 
 

@@ -95,11 +95,7 @@ CARRIED = (
     "retries",
     "fallback",
 )
-
-
 WAIT_STEPS = 40
-
-
 WAIT_STEP_S = 0.05
 
 

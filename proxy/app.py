@@ -119,15 +119,9 @@ async def _not_found(request: web.Request) -> web.Response:
 
 
 BACKLOG = 4096
-
-
 KEEPALIVE_S = 75.0
-
-
 LINGER_S = 2.0
 """How long the rest of a refused body is read, so that the client gets to see the refusal."""
-
-
 CANCEL_AFTER_S = 0.1
 """The drain has had its time: what still runs is cancelled, not waited for (0: for ever)."""
 

@@ -38,8 +38,6 @@ from replayer.trace.rows import TraceError
 
 scalars = st.none() | st.booleans() | st.floats() | st.integers(-(2**63), 2**64 - 1) | st.text()
 few = settings(max_examples=40 if settings().max_examples == 100 else settings().max_examples)
-
-
 CHUNKS = (
     b"5\r\nhello\r\n",
     b"5;a=b\r\nhel",

@@ -30,23 +30,15 @@ from replayer.virtual.recorded import Recorded, read_recorded
 from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun
 
 PERCENTS = (50, 90)
-
-
 BOUND = ("ttft_s",)
 """The times whose percentiles must be within the bound."""
-
-
 TIMES = ("ttft_s", "tpot_s", "e2e_s")
-
-
 JITTER = (1.0, 0.9995, 1.0005, 0.999, 1.001, 0.9985, 1.0015, 0.998, 1.002)
 """The prediction is the median of runs whose constants differ by this, less than a fit can tell.
 
 One early request that finds a step just gone changes what the router sees, and so where later ones
 go: single runs of some hundred requests differ by more than 10 % in p50 and p90.
 """
-
-
 CLASSES = ("WARM", "MEDIUM", "HEAVY_COLO", "HEAVY_P2P")
 
 

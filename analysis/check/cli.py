@@ -14,11 +14,7 @@ from analysis.check.fit import NAMES
 
 KS_BOUND = 0.1
 """Quoted beside the distance: beyond it a simulator's figures are not to be believed."""
-
-
 WIDTH = 110
-
-
 UNITS = {
     "a0": ("fixed part of a step", 1e3, "ms"),
     "a1": ("step, per prefill token", 1e6, "µs"),

@@ -25,15 +25,9 @@ from replayer.engine.types import EngineOptions
 from replayer.virtual.legs import run_legs
 
 Vector = NDArray[np.float64]
-
-
 HUBER, TRIM = 1.5, 6.0
-
-
 LEAST_SPREAD = 0.001
 """Times are not taken to be known better than to a thousandth."""
-
-
 WIDTHS = (0.5, 0.2, 0.05, 0.01)
 """Of the numerical derivative, relative, one after the other.
 
@@ -41,38 +35,20 @@ A leg joins its engine at the end of a step, and which step that is, and when it
 steps before it: seen closely the times jump by a step's length with every change of a constant.
 Wide differences see past that; narrow ones are of use once the steps' own times are right.
 """
-
-
 LEAST_WIDTH = 0.3
 """The same is relative to a constant, but to no less than this part of its unit."""
-
-
 LEAST = 1e-6
 """Of a constant, in units of its first guess: what stands for zero."""
-
-
 SEEN = 1e-2
 """A constant is seen when doubling it moves some time by about this many spreads."""
-
-
 STEPS, TRIES = 12, 5
-
-
 DAMPINGS = (1e-2, 1e-4)
 """Where two constants move the same times (a1 and a4), each leads to an end of its own."""
-
-
 KEPT = 0.9
 """The part of the residuals that tells which of two ends is the better one."""
-
-
 DONE = 1e-3
-
-
 LONGEST = 2.0
 """Of a step, relative to the constant or its unit."""
-
-
 MAD = 1.4826
 
 

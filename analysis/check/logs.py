@@ -18,17 +18,11 @@ from replayer.virtual.recorded import Recorded, Seen, blocks_of
 
 MIN_DECODED = 16
 """A stream of fewer tokens says little about the time per token."""
-
-
 NEEDED = (
     *("decode_instance", "route_class", "prompt_tokens", "osl_tokens"),
     *("t_proxy_recv", "t_decode_sent", "t_first_token", "t_done"),
 )
-
-
 P = "prefill_instance"
-
-
 NULLABLE = (P, "t_prefill_sent", "t_prefill_done", "fallback", "retries")
 
 

@@ -28,11 +28,7 @@ from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import Source, load_source
 
 GC_OBJECTS = 200_000
-
-
 RESAMPLES = 1000
-
-
 INTERVAL_PERCENT = 95
 
 
@@ -227,15 +223,11 @@ COLUMNS = (
     Column("moved GB", ("moved_bytes",), 1e-9, 0),
     Column("set/KV", ("working_set_ratio",)),
 )
-
-
 EXPLAINED = (
     "goodput: share of requests with TTFT <= 2 s + 0.1 ms per token that is new to an infinite "
     "cache of its session, and TPOT <= 50 ms; a failed request is infinitely late; "
     "means over seeds, [95 % bootstrap interval]; set/KV: working set over the fleet's KV"
 )
-
-
 FIGURES = tuple(dict.fromkeys(name for column in COLUMNS for name in column.figures))
 
 

@@ -13,14 +13,8 @@ from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import LoadRules
 
 Perturbation = Callable[[LoadRules, EngineFleet], tuple[LoadRules, EngineFleet]]
-
-
 SLOW, LINK, QUARTER, BURST = 2.0, 10.0, 4, 10.0
-
-
 ESTIMATE = 0.3
-
-
 COLD_THROUGHPUT, COLD_TRANSFER_S = 5_000.0, 2.0
 
 

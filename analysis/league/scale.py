@@ -24,35 +24,17 @@ from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualRun
 
 KEEP_UP_RATIO = 0.95
-
-
 FITS_FACTOR, EXCEEDS_FACTOR, EXCEEDS_LOAD = 1.5, 1.3, 0.8
-
-
 AMPLE_TOKENS = 1e9
-
-
 ROOM_FACTOR = 1.25
 """An engine holds at least the longest request and a quarter more."""
-
-
 PREFILL_TPS = 20_000.0
-
-
 SCALE_SEED = 7919
-
-
 PRECISION = 1.05
-
-
 SPAN, SPAN_OF_EXCEEDS = 32.0, 8.0
 """Rates searched: from what prefill alone would allow, or `fits`, down to this part of it."""
-
-
 RAISE = 2.0
 """A horizon shorter than a session leaves room above even that."""
-
-
 ROUNDS = 6
 
 

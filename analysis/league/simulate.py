@@ -25,11 +25,7 @@ from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun, keeps_slo
 
 WARM_UP_RATIO = 0.25
-
-
 PREFILL_THROUGHPUT = 20_000.0
-
-
 ABORT_TIMEOUT_S = 60.0
 """VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's own 480 pins KV for minutes."""
 

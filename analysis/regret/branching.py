@@ -37,11 +37,7 @@ from replayer.virtual.requests import (
 
 SLO_WEIGHT_S = 10.0
 """J = mean e2e + 10 s * (share of requests that miss the SLO), as the prototype study had it."""
-
-
 START_SHIFT_S = 10.0
-
-
 THINK_SPREAD = 0.5
 """A resampled future: session starts move by up to 10 s either way, think times by up to half."""
 
@@ -58,8 +54,6 @@ class Terms:
 
 PATIENCE_RATIO = 2.0
 """A branch with a horizon ends at twice that: its last members get as long as its first."""
-
-
 PACE_TOKENS = 32
 """A pace so far counts against this many tokens at half the SLO's time: the first few tokens of a
 stream, beside somebody's prefill, say little of thousands to come."""

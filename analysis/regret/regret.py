@@ -27,8 +27,6 @@ from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import Source, load_source
 
 WORST = 20
-
-
 ORACLES = ("rollout",)
 
 

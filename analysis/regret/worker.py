@@ -17,11 +17,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 LOOK_S = 1.0
-
-
 P = ParamSpec("P")
-
-
 T = TypeVar("T")
 
 

@@ -18,14 +18,8 @@ from analysis.report.tables import milliseconds, print_table, time_scale
 from analysis.runs import LoadedRun
 
 RESAMPLES = 2000
-
-
 INTERVAL_PERCENT = 95
-
-
 COMPARED = ("ttft_s", "tpot_s", "e2e_s")
-
-
 SHOWN_IDS = 5
 
 

@@ -34,16 +34,12 @@ ul{padding-left:1.1em;margin:.4em 0}pre{margin:0;font:inherit;white-space:pre-wr
 .note{color:#667;font-size:.9em;max-width:52em}
 .degraded{background:#fdf1f0;border-left:4px solid #c0392b;padding:.4em .9em;margin:.5em 0}
 """
-
-
 HITS = (
     "Prefix cache hit, of all prompt tokens. Ideal: what one local cache without end would find of "
     "this run's own text. Predicted: what the proxy expected when it chose. Engines: what they "
     "counted, their own caches' hits and the KV that peers sent. A peer has just computed that KV, "
     "no cache had it: only the engines' own hits compare with the ideal."
 )
-
-
 DRAWING = {"displaylogo": False, "displayModeBar": False}
 
 

@@ -12,14 +12,8 @@ import plotly.graph_objects as go
 from analysis.measures import METRICS
 
 ALL = "all"
-
-
 NO_CLASS = "no class"
-
-
 NOT_OK = "not ok"
-
-
 COLOURS = {
     ALL: "#444444",
     "WARM": "#2a9d8f",
@@ -28,17 +22,9 @@ COLOURS = {
     "HEAVY_COLO": "#d1495b",
     NOT_OK: "#111111",
 }
-
-
 OTHER_COLOUR = "#3a7ca5"
-
-
 STEPS = (1, 2, 5)  # labelled places of a decade
-
-
 LOG_FROM_RATIO = 5  # of the largest to the smallest value
-
-
 LAYOUT = {
     "template": "plotly_white",
     "font": {"family": "system-ui,sans-serif", "size": 13, "color": "#222"},

@@ -13,14 +13,8 @@ from typing import Any
 from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
 
 LAG_LIMIT_S = 0.5  # above this p99 the load was not the load of the trace (AIPerf's limit as well)
-
-
 LENGTH_TOLERANCE = 0.1
-
-
 ERROR_KINDS = 10  # distinct errors that a summary holds; the rest is a number
-
-
 ERROR_CHARS = 160
 
 

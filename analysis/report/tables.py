@@ -10,27 +10,15 @@ from rich.table import Table
 from analysis.measures import METRICS, PERCENTS
 
 COLUMNS = ("mean", *(f"p{percent}" for percent in PERCENTS))
-
-
 FAILURES_AS_INF = "ttft_s_failures_as_inf"
-
-
 TITLE_AS_INF = "TTFT, failed = inf"
-
-
 LAG = "schedule_lag_s"
-
-
 CLASSES = ("WARM", "MEDIUM", "HEAVY_P2P", "HEAVY_COLO")
-
-
 CLASS_COLUMNS = (
     ("TTFT", "ttft_s", ("p50", "p90", "p99")),
     ("TPOT", "tpot_s", ("p50", "p90")),
     ("E2E", "e2e_s", ("p50",)),
 )
-
-
 WHOLE_FROM_MS = 1000
 
 

@@ -18,16 +18,10 @@ from proxy.core.types import Candidate, Reason, RequestFacts
 
 Decider = Callable[[PlacementView, Candidate, Candidate], bool]
 """Whether P (the second) prefills for D (the first)."""
-
-
 ISL_TOKENS, ISL_RATIO, QUEUE_THRESHOLD = 2048, 0.7, 4.0
 """Dynamo: eff_isl and ratio below which a prefill is local; --router-queue-threshold."""
-
-
 MAX_LOCAL_PREFILL_TOKENS, MAX_PREFILL_QUEUE = 1000, 2
 """Dynamo 2025: max-local-prefill-length and max-prefill-queue-size."""
-
-
 NON_CACHED_TOKENS = 512
 """llm-d: 0 (off) by default, 8, 16 and 512 in its samples."""
 

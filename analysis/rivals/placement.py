@@ -18,20 +18,12 @@ from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Load, Reason, RequestFacts
 
 Place = Callable[[PlacementView], Candidate]
-
-
 BALANCE_ABS_THRESHOLD, BALANCE_REL_THRESHOLD, CACHE_THRESHOLD = 64, 1.5, 0.3
 """SGLang gateway's command line defaults (vllm-project/router: 32, 1.1 and 0.5)."""
-
-
 PREFIX_WEIGHT, QUEUE_WEIGHT, KV_WEIGHT = 3.0, 2.0, 2.0
 """llm-d's built-in weights of prefix-cache-, queue- and kv-cache-utilization-scorer."""
-
-
 AIBRIX_IMBALANCE, AIBRIX_DEVIATIONS = 8, 1.0
 """AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT and ..._STANDARD_DEVIATION_FACTOR."""
-
-
 BLOCK_TOKENS = 16
 """vLLM's block: Dynamo counts load in blocks, which matters only beside the +1 of lmetric."""
 

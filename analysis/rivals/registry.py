@@ -115,11 +115,7 @@ RIVALS: dict[str, Rival] = {
         lambda kv: Placed(llm_d_scorers(kv), always_remote),
     ),
 }
-
-
 BASELINE = "session-sticky"
 """Whose saturation is load 1.0."""
-
-
 DEFAULT = "cost"
 """What the proxy does when nothing is said."""

@@ -15,14 +15,8 @@ from proxy.state.proxy_state import ProxyState
 from proxy.telemetry.log import Throttle
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
-
-
 BODY_BYTES = 64 << 10
-
-
 _OVER = f"body over {BODY_BYTES} bytes"
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -21,14 +21,8 @@ from proxy.net.server.responses import json_response
 from proxy.state.proxy_state import ProxyState
 
 DECODE, TOKENS, FRAC = THRESHOLD_FIELDS
-
-
 _KNOWN = ("model", *THRESHOLD_FIELDS, "unset", "dry_run")
-
-
 _KEYS = frozenset(_KNOWN)
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -25,11 +25,7 @@ from proxy.state.proxy_state import DECISIONS_KEPT, ProxyState
 from proxy.telemetry.request_log import record_json
 
 MODELS_TIMEOUT_S = 2.0
-
-
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -19,11 +19,7 @@ from proxy.config.secrets import SecretStr
 from proxy.config.values import ByteSize
 
 _YES = frozenset({"1", "on", "t", "true", "y", "yes"})
-
-
 _NO = frozenset({"0", "off", "f", "false", "n", "no"})
-
-
 _CHECKED: dict[Any, Any] = {ByteSize: int}
 """As what msgspec knows a type; of a tuple, whose members a `Before` has made, the length."""
 

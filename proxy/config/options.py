@@ -33,68 +33,26 @@ from proxy.config.values import (
 from proxy.core.placement.alternatives import MOST_KEPT
 
 LISTENING = "Listening"
-
-
 ACCESS = "Access and TLS"
-
-
 INSTANCES = "Instances"
-
-
 CLASSES = "Route classes"
-
-
 PLACEMENT = "Placement and sessions"
-
-
 OFFLOAD = "Prefill offload"
-
-
 GATE = "Busy gate"
-
-
 QUEUE = "Wait queue and limits"
-
-
 TIMEOUTS = "Timeouts"
-
-
 OBSERVING = "Watching the instances"
-
-
 LOGS = "Logs"
-
-
 WORD = r"^\S+$"
-
-
 Word = Annotated[str, Meta(pattern=WORD)]
-
-
 Port = Annotated[int, Meta(ge=0, le=65535)]
-
-
 Count = Annotated[int, Meta(ge=1)]
-
-
 Tokens = Annotated[int, Meta(ge=0)]
-
-
 Seconds = Annotated[float, Meta(gt=0)]
-
-
 NonNegative = Annotated[float, Meta(ge=0)]
-
-
 Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list), Meta(min_length=1)]
-
-
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Meta(min_length=1)]
-
-
 SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
-
-
 NEEDS = (
     ("tls_key", "tls_cert"),
     ("tls_client_ca", "tls_cert"),
@@ -102,11 +60,7 @@ NEEDS = (
     ("cache_salt_secret", "api_key"),
 )
 """The first is of no use without the second."""
-
-
 OffloadPolicy = Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"]
-
-
 MIB = 1 << 20
 
 

@@ -12,17 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 
 KEYS_FORM = "[tenant:]key, several with commas, or @FILE with one per line"
-
-
 SECRET_FILE_BYTES = 1 << 20
-
-
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
-
-
 _SHOWN_FROM = 16
 """The first four characters of a shorter key would be a good part of it."""
 

@@ -21,15 +21,9 @@ from proxy.config.secrets import SecretStr
 from proxy.config.values import ByteSize, value_text
 
 ENV_PREFIX = "CACHE_PROXY_"
-
-
 # Kubernetes puts these into every pod beside a Service called cache-proxy: they are not options.
 _KUBERNETES = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT_[0-9]+_)")
-
-
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<="}
-
-
 _KINDS: dict[Any, str] = {
     int: "integer",
     float: "number",
@@ -39,8 +33,6 @@ _KINDS: dict[Any, str] = {
     ByteSize: "integer, or with KiB, MiB, GiB",
     SecretStr: "text, never shown",
 }
-
-
 _METAVARS: dict[Any, str] = {
     int: "N",
     float: "X",

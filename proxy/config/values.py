@@ -13,42 +13,20 @@ INSTANCE_FORM = (
     "[name=]host:port or [name=]http(s)://host:port, then optionally ;bootstrap=PORT "
     "or ;bootstrap=http(s)://host:port"
 )
-
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
-
-
 _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
-
-
 # Fixed form instead of urlsplit: no path, query or userinfo, and nothing is silently dropped.
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?"
 )
-
-
 USERINFO = re.compile(r"[^\s'\",;/]+@")
 """A password in an address must not reach a terminal, a log or an answer."""
-
-
 MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
-
-
 WEIGHTS_FORM = "tenant=weight, comma separated, weights 0.1 to 100"
-
-
 _WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
-
-
 _BYTE_UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
-
-
 _SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([A-Za-z]*)")
-
-
 _PREFIXES = "kmgtpe"
-
-
 _SIZES = {
     "": 1,
     "b": 1,

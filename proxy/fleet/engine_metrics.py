@@ -15,32 +15,14 @@ from proxy.core.admission.engine_reports import EngineStats
 
 MOST = 1 << 53
 """No count and no time is larger; beyond it a float is no whole number any more."""
-
-
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
-
-
 _CONFIG = ("vllm:cache_config_info",)
-
-
 _SOURCES = ("vllm:prompt_tokens_by_source_total",)
-
-
 _RUNNING = ("vllm:num_requests_running",)
-
-
 _WAITING = ("vllm:num_requests_waiting",)
-
-
 _QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
-
-
 _HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
-
-
 _STARTED = ("process_start_time_seconds",)
-
-
 _WANTED = tuple(
     name.encode()
     for names in (_USAGE, _CONFIG, _SOURCES, _RUNNING, _WAITING, _QUERIES, _HITS, _STARTED)

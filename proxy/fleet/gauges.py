@@ -16,11 +16,7 @@ from proxy.core.types import Load, RejectReason
 from proxy.telemetry.metrics import PREFIX, single
 
 _STARTED_S = time.time_ns() / 1e9
-
-
 _CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.DECODE_BLOCKS)
-
-
 _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("ongoing_tokens", "Prefill, inbound and decode tokens", lambda x: x.ongoing_tokens),
     ("ongoing_prefill_tokens", "New tokens before a first token", lambda x: x.prefill_tokens),
@@ -28,8 +24,6 @@ _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("ongoing_decode_tokens", "Context of running streams", lambda x: x.decode_tokens),
     ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
 )
-
-
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
     ("kv_cache_usage_ratio", "As the engine reports", lambda s: s.kv_used_ratio),
     ("prefix_cache_hit_ratio", "Local hits per token looked up", lambda s: s.hit_ratio),

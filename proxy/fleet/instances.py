@@ -17,17 +17,9 @@ _WORDS = {
     Change.OPENED: "ejected, requests to it fail",
     Change.GONE: "down",
 }
-
-
 _NOBODY = "no instance is up: every request is refused"
-
-
 _PANIC = "more than half of the instances are out: ejected ones are used too"
-
-
 _FINE = "enough instances are up again"
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -28,30 +28,16 @@ from proxy.net.timeouts import Limit
 from proxy.protocol.errors import UpstreamFailure
 
 Address = IPv4Address | IPv6Address
-
-
 Networks = Sequence[IPv4Network | IPv6Network]
-
-
 TTL_S = 5.0
 """An answer is used so long before the name server is asked again."""
-
-
 GOOD_S = 60.0
 """While the name server fails, the last good answer is used so long."""
-
-
 ANSWER_S = 1.0
 """A name server that takes longer has failed, where there is a last good answer."""
-
-
 NAMES = 4096
-
-
 _METADATA = frozenset({"100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
 """Those of clouds that are not link-local, and so may be within an allowed network."""
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -189,15 +175,9 @@ _NEVER: tuple[tuple[str, Callable[[Address], bool]], ...] = (
     ("no machine's", lambda a: a.is_unspecified or a.is_multicast),
     ("reserved", lambda a: a.is_reserved and not a.is_loopback),
 )
-
-
 LOOK_UP_S = 2.0
-
-
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
 """A last label like this makes a host an IPv4 address in one of its forgotten spellings."""
-
-
 _LABELS = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*\.?")
 
 

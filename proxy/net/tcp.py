@@ -8,20 +8,14 @@ from contextlib import suppress
 
 IDLE_S, INTERVAL_S, PROBES = 30, 10, 3
 """TCP keep-alive: a silent peer is asked after 30 s, and given up 30 s later."""
-
-
 UNTAKEN_MS = 60_000
 """Bytes that the peer has not taken for so long, or a window closed for so long, end it."""
-
-
 _OPTIONS = (
     ("TCP_KEEPIDLE", IDLE_S),
     ("TCP_KEEPINTVL", INTERVAL_S),
     ("TCP_KEEPCNT", PROBES),
     ("TCP_USER_TIMEOUT", UNTAKEN_MS),
 )
-
-
 READ_BYTES = 64 << 10
 """What one read of an instance's answer can bring, twice with the kernel's own margin: so much may
 wait for a client that reads nothing, beside its transport's 64 KiB."""

@@ -38,11 +38,7 @@ class Clock:
 
 
 TICK_S = 0.05
-
-
 FAR_S, FAR_TICKS = 10.0, 10
-
-
 LOST_S = 1.0
 """A tick that comes later than this was kept from running: stopped, or starved of the processor."""
 

@@ -25,50 +25,28 @@ from proxy.state.proxy_state import ProxyState
 from proxy.telemetry.log import Throttle
 
 LAG_INTERVAL_S = 0.25
-
-
 TICKS = 4
 """Looks in an interval at who is due: what begins to change is probed again at the next."""
-
-
 TRIAL_S = 5.0
-
-
 TRIAL_BYTES = 65536
-
-
 ENGINE_ID_EVERY = 3
 """With so many probes the engine's id is asked again: a new one is another process."""
-
-
 _JSON = b"Content-Type: application/json\r\n"
-
-
 MEMORY_INTERVAL_S = 0.5
-
-
 GIVE_BACK_S, CALM_S = 5.0, 2.0
 """So long between two returns of free memory to the kernel, and from a giant prompt to the next.
 
 They take 0.1 ms; behind a burst of such prompts ten and more, if not all in one go.
 """
-
-
 FIRST_LOOK_S = 10.0
-
-
 _MEMORY_WORDS = {
     Level.NORMAL: "nothing is refused",
     Level.NO_KEEPALIVE: "connections are closed after each answer",
     Level.NO_HEAVY: "HEAVY requests are refused",
     Level.NOTHING: "all requests are refused",
 }
-
-
 MODELS_EVERY = 15
 """Models are asked again with every n-th probe: adapters come and go, but rarely."""
-
-
 _log = logging.getLogger(__name__)
 
 
@@ -86,8 +64,6 @@ async def run(service: ProxyState) -> None:
 
 
 Job = Callable[[ProxyState, Upstream], Coroutine[Any, Any, None]]
-
-
 IsDue = Callable[[ProxyState, Upstream], bool]
 
 

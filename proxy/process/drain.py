@@ -14,24 +14,14 @@ from proxy.state.proxy_state import ProxyState
 
 ACCEPT_WHILE_DRAINING_S = 5.0
 """How long a draining proxy still takes what a load balancer sends before it notices."""
-
-
 KEPT_S = 1.0
 """How long a drain leaves a kept connection open that nobody uses: closed at once, it would be
 under the feet of a client who is just sending."""
-
-
 CUT_S = 1.0
 """For the last words of requests that are cut."""
-
-
 ACCEPTED_S = 0.2
 """A connection that was just accepted is counted by then; in TLS, after its handshake."""
-
-
 _LOOK_S = 0.1
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -36,24 +36,12 @@ from proxy.config.sources import ConfigError
 from proxy.telemetry.log import printable
 
 FIRST_FD = 3
-
-
 FDS, NAMES, PID = "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"
-
-
 READY, ESTATE = "ready", "estate"
-
-
 OWN = "own-"
-
-
 TAKEN_OVER = b"ready\n"
 """What a predecessor is told; anything else is why not."""
-
-
 _MOST = 64
-
-
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -167,18 +155,10 @@ async def _is_at(sockets: list[socket.socket], host: str, port: int) -> bool:
 
 START_S = 60.0
 """A new process that has not said anything by then is stopped."""
-
-
 STOP_S = 5.0
 """One that is stopped has this long to go by itself."""
-
-
 _LOOK_S = 0.02
-
-
 _LINE_BYTES = 4096
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -58,19 +58,11 @@ def resident_bytes() -> int:
 
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-
-
 KEEP_BYTES = 256 << 20
 """Freed memory at the heap's end that is kept until `give_back`. JSON of 4 MB is parsed in a block
 of twelve times its size, of which long texts touch a twelfth."""
-
-
 STEP_BYTES = 16 << 20
-
-
 SWITCH_S = 0.0005
-
-
 GC_THRESHOLDS = (5_000, 200, 20)
 """A collection of 20,000 young objects, as 500 streams that begin make them, takes 5 ms. At 2,000
 records that wait for the request log set off so many that they cost 1.6 % of all."""

@@ -35,11 +35,7 @@ RELOADABLE = frozenset(
     }
 )
 """What is read anew for each request or probe, or can be exchanged; all else needs a restart."""
-
-
 FILE_BYTES = 4 << 20
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -28,12 +28,8 @@ from proxy.state.proxy_state import ProxyState
 
 FORM = 1
 """Another number as soon as block hashes or rows mean something else."""
-
-
 SESSIONS_PER_LINE = 2000
 """Made in one go, about a millisecond: the event loop waits that long for the interpreter."""
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -20,15 +20,9 @@ from typing import Any
 from proxy.core.connectors.base import KV_PARAMS
 
 MAX_DEPTH = 128
-
-
 MAX_MESSAGES = 4096
-
-
 MAX_FIELDS = 4096
 """Of the body, and of the plug-ins' arguments: each name is looked at."""
-
-
 _ORDINARY = frozenset(
     {
         "model",
@@ -58,28 +52,14 @@ _ORDINARY = frozenset(
         "prompt_cache_key",
     }
 )
-
-
 _STEERING = frozenset({KV_PARAMS, "ec_transfer_params", "data_parallel_rank"})
-
-
 _STEERING_PREFIX = "do_remote_"
-
-
 _COUNTED_BYTES = 4096
-
-
 _MANY = 1 << 16
 """Values of one level, token ids as a rule, from which on counting is cheaper after all."""
-
-
 _is_nest = frozenset({dict, list}).__contains__
-
-
 PLUGINS = "vllm_xargs"
 """Arguments for an engine's plug-ins; vLLM takes `kv_transfer_params` from there too, as text."""
-
-
 _SALT = re.compile(r"[^@/\\\x00-\x1f\x7f]{1,128}")
 """What vLLM takes as cache_salt; others ended engines before 0.30 (CVE-2026-105756)."""
 
@@ -157,14 +137,8 @@ def is_deep(body: Mapping[str, Any], raw: bytes) -> bool:
 
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^][{}"]*+\]|[][{},]', re.DOTALL)
 """Strings, arrays without strings or nesting (token ids: thousands of them), single marks."""
-
-
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
-
-
 _SHORT = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
-
-
 _OPEN, _CLOSE = frozenset(b"{["), frozenset(b"}]")
 
 

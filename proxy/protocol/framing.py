@@ -11,27 +11,13 @@ import re
 
 LINE_BYTES = 256
 """A longer chunk size line, extensions included, is refused; a trailer line may have 8 KiB."""
-
-
 TRAILER_BYTES = 8192
-
-
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
-
-
 _TRAILER_LINE = re.compile(rb"[!#-'*+.^-z|~0-9A-Z-]+:[^\r\n\0]*\r\n")
-
-
 _sizes: dict[bytes, int] = {}
 """Sizes of chunks by their size lines, without the line's end: few different ones occur."""
-
-
 _SIZES_MAX = 4096
-
-
 _NEWLINE = ord("\n")
-
-
 _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 
 

@@ -17,8 +17,6 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-
-
 _NOT_FORWARDED = HOP_BY_HOP | {
     b"host",
     b"content-length",
@@ -30,16 +28,10 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"transfer_encoding",
     b"content_length",
 }
-
-
 _NOT_FORWARDED_PREFIX = b"x-prefiller-"
 """Which engine or rank computes is not a client's to say (llm-d's and vLLM's headers)."""
-
-
 _NOT_NOMINATED = frozenset({b"authorization", b"content-type", b"cookie"})
 """What a client's Connection header cannot declare to be for the proxy only."""
-
-
 _OURS = HOP_BY_HOP | {
     b"content-length",
     b"x-request-id",
@@ -47,26 +39,12 @@ _OURS = HOP_BY_HOP | {
     b"x-cache-proxy-route",
     b"x-cache-proxy-reason",
 }
-
-
 _PLAIN_CONNECTION = frozenset({b"", b"close", b"keep-alive"})
-
-
 _GOES_MAX, _GOES_NAME = 512, 64
-
-
 _goes: dict[bytes, bool] = {}
-
-
 _IDENTITY = b"Accept-Encoding: identity\r\n"
-
-
 _ROUTES_MAX = 1024
-
-
 _route_lines: dict[tuple[str, str, str], bytes] = {}
-
-
 _NOTHING: frozenset[bytes] = frozenset()
 
 

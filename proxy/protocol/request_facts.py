@@ -20,12 +20,8 @@ from proxy.core.connectors.base import KV_PARAMS
 from proxy.core.types import RequestFacts
 
 BLOCK_BYTES = 1024
-
-
 BYTES_PER_TOKEN_PRIOR = 4.0
 """English and code in the usual 100k-entry vocabularies; replaced by what each model reports."""
-
-
 SESSION_HEADERS = (
     "X-Session-ID",
     "X-Session-Affinity",
@@ -35,8 +31,6 @@ SESSION_HEADERS = (
     "thread-id",
     "X-Dynamo-Session-ID",
 )
-
-
 PROMPT_KEYS = (
     "tools",
     "system",
@@ -47,27 +41,13 @@ PROMPT_KEYS = (
     "query",
     "documents",
 )
-
-
 OFFLOAD_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions"})
-
-
 _UNUSUAL = frozenset({"use_beam_search", "echo", "prompt_logprobs", "prompt_embeds", KV_PARAMS})
-
-
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
-
-
 _SESSION_ID_MAX = 128
-
-
 _MODELS_MAX = 64
-
-
 _ITEMS_MAX = 1 << 20
 """Values of a prompt that are looked at, for its hashes; token ids are one value."""
-
-
 _IDS = "I"
 """Array type of token ids: 4 bytes each, as a token of text has by the prior."""
 

@@ -16,21 +16,11 @@ from proxy.protocol.framing import Chunked, FramingError
 
 HEAD_BYTES = 65536
 """A longer head is refused."""
-
-
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-
-
 SMALL_CHUNKS, CHUNK_BYTES = 4096, 64
 """So many chunks of any size, then one for each so many bytes: a chunk costs what 1 KiB does."""
-
-
 _TARGET = re.compile(r"/[!\"$-\[\]-~]*")
-
-
 _NAME = re.compile(r"([A-Za-z0-9._~-]+|\[([0-9A-Fa-f:.]{2,45})\])?(?::([0-9]{0,5}))?")
-
-
 _END = b"\r\n\r\n"
 
 

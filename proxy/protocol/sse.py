@@ -17,44 +17,24 @@ import re
 from collections.abc import Callable
 
 TAIL_BYTES = 4096
-
-
 CARRY_BYTES = 65536
 """How much of an answer is waited for until its first event is there."""
-
-
 _CONTENT = re.compile(
     rb'"(?:content|reasoning_content|reasoning|text|refusal|delta|thinking|partial_json)"'
     rb'\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{'
 )
-
-
 _CONTENT_BYTES = 64
 """No match of `_CONTENT` is longer, unless somebody pads JSON with blanks."""
-
-
 _INNER = rb"\{(?:[^{}]++|\{[^{}]*+\})*+\}"
-
-
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]++|' + _INNER + rb")*+\})")
-
-
 _ERROR = re.compile(rb'event:\s*error\b|(?:event:[^\n]*\n)?data:\s*\{\s*"error"')
-
-
 _ERROR_LINE = re.compile(
     rb'\n(?:event:\s*error\b[^\n]*\ndata:\s*|data:\s*(?=\{\s*"error"\s*:\s*[{"]))(\{[^\n]*)'
 )
-
-
 _LAST_EVENT = re.compile(rb"(?:\A|\n)data:\s*\[DONE\][^\n]*\n\r?\n")
-
-
 _LAST_NAMED = re.compile(
     rb"(?:\A|\n)event:\s*(?:message_stop|response\.(?:completed|incomplete|failed))\b"
 )
-
-
 _ENDS = (
     b"\ndata: [DONE]",
     b"\ndata:[DONE]",
@@ -64,22 +44,12 @@ _ENDS = (
     b"\nevent: response.failed",
 )
 """Each at the start of a line: inside a JSON string, where a model may write it, none begins."""
-
-
 _HINTS = (b"[DONE]", b"\nevent:")
-
-
 _UNKNOWN = b"\n"
-
-
 _starts: list[bytes] = [_UNKNOWN] * 4103
 """How a chunk of one event begins, by the size of both: a size has only one way to be written, but
 for leading zeros and capitals. Up to three digits; what has not occurred yet is not known."""
-
-
 _LINE_START = b'data: {"'
-
-
 _ERROR_KEY = ord("e")
 
 

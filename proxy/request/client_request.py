@@ -28,11 +28,7 @@ from proxy.state.access import SALT, Grant
 
 MIN_RATE = 1024
 """Bytes per second that a body must come with on average, once a third of its time is over."""
-
-
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
-
-
 _OPERATORS_ONLY = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 

@@ -13,14 +13,8 @@ from proxy.protocol.framing import Chunked, Length, UntilClose
 from proxy.protocol.sse import last_usage
 
 CLOSE = b"Connection: close\r\n"
-
-
 KEEP_ALIVE = b"Connection: keep-alive\r\n"
-
-
 CUT_S = 1.0
-
-
 _NO_HEADERS = CIMultiDict[str]()
 """Of answers whose head goes round aiohttp: one for all."""
 

@@ -59,12 +59,8 @@ ENDPOINTS = frozenset(
     }
 )
 """Paths that are a value of the label `endpoint`; every other one counts as `other`."""
-
-
 _GIANT_BYTES = 1 << 19
 """From here on a body's texts take about a millisecond and more."""
-
-
 SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
 """Streams end meanwhile, and their buffers with them."""
 

@@ -25,15 +25,9 @@ from proxy.state.detached import DetachedLeg
 from proxy.state.proxy_state import ProxyState
 
 RELEASE_S = 5.0
-
-
 RELEASERS = 2
 """Instances that are asked, the second where the first cannot be reached."""
-
-
 _NO_MODEL = "cache-proxy-release"
-
-
 _HEADERS = b"Content-Type: application/json\r\nAccept: application/json\r\n"
 
 

@@ -82,8 +82,6 @@ def for_silence(service: ProxyState, route: Route) -> float:
 
 
 _log = logging.getLogger(__name__)
-
-
 _FALLBACKS = {
     FailureKind.CONNECT: Fallback.P_REFUSED,
     FailureKind.TIMEOUT: Fallback.P_TIMEOUT,

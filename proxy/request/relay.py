@@ -26,22 +26,12 @@ from proxy.request.client_response import ClientResponse
 
 GROW_EVENTS = 16
 """Output is charged in steps of this many events."""
-
-
 EVENT_BYTES = 1 << 20
 """A longer event is refused: until its end is there it is kept."""
-
-
 LAST_CHUNK = b"0\r\n\r\n"
-
-
 HEARTBEAT = b": keepalive\n\n"
-
-
 GRACE_S = 1.0
 """How long an instance may take from the end of its stream to the end of its answer."""
-
-
 NAMED_EVENTS = frozenset({"/v1/messages", "/v1/responses"})
 """Paths whose streams end with an event of a certain name; others end with [DONE]."""
 

@@ -19,15 +19,9 @@ from proxy.protocol.errors import DEFECTS, UpstreamFailure
 
 GRACE_S = 0.8
 """An idle engine takes a leg in within 50 ms; no connection outlives its client by a second."""
-
-
 _log = logging.getLogger(__name__)
-
-
 MOST = 1024
 """Legs under way; beyond it one is run by its request, and cut with it."""
-
-
 T = TypeVar("T")
 
 

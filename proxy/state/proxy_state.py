@@ -42,8 +42,6 @@ from proxy.telemetry.request_log import RequestLog
 
 DECISIONS_KEPT = 200
 """For a look; the request log has them all. With what it could have done each is 3 kB and more."""
-
-
 SCRAPES_RATIO, SHOWN_S = 0.2, 1.0
 
 

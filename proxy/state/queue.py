@@ -23,19 +23,11 @@ from proxy.protocol.errors import DRAIN_RETRY_S
 from proxy.telemetry.metrics import Metrics
 
 PRIORITY_HEADER = "X-Request-Priority"
-
-
 _BY_NAME = {priority.name.lower(): priority for priority in Priority}
-
-
 TRIALS, TRIAL_S = 4, 0.1
 """After an engine's own "busy" so many are let in, twice as many that much later, and so on until
 it says so again: it alone knows what it can take, and says it only to who has been sent."""
-
-
 _FULL = Reject(RejectReason.QUEUE_FULL, 1)
-
-
 _HARDLY_LATER_S = 0.001
 """A report is too old just after its time, not at it."""
 

@@ -38,8 +38,6 @@ def printable_json(line: bytes) -> bytes:
 
 
 LINES = 1000
-
-
 CLOSE_S = 1.0
 """At the end: a reader that is stuck does not keep the process."""
 
@@ -135,19 +133,11 @@ def set_up(level: str, form: str) -> None:
 
 
 LOG_EVERY_S = 10.0
-
-
 KEYS = 1024
 """Causes remembered; beyond it the one that was said longest ago is forgotten."""
-
-
 DETAIL_CHARS = 300
-
-
 _NO_FAULT = frozenset({FailureKind.BUSY, FailureKind.NO_MODEL})
 """Answers to a fleet under load, and to a client that asks for what is not there."""
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -22,32 +22,14 @@ from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.record import RequestRecord
 
 PREFIX = "cache_proxy"
-
-
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240)
-
-
 PER_TOKEN_S = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.25, 1)
-
-
 TOKENS = (64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
-
-
 ERROR_TOKENS = (-32768, -8192, -2048, -512, -128, 0, 128, 512, 2048, 8192, 32768)
-
-
 ERROR_SECONDS = (-30, -10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30)
-
-
 ERROR_RATIO = (-0.9, -0.75, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2, 5, 10)
-
-
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
-
-
 NO_CLASS = "none"
-
-
 _KEPT = ("missed", "kept")
 """route_class of a request that was never placed, or that has no prompt to classify."""
 

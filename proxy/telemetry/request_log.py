@@ -22,26 +22,14 @@ from proxy.telemetry.log import printable_json
 from proxy.telemetry.record import RequestRecord
 
 QUEUE_LINES = 10_000
-
-
 BATCH_LINES = 64
 """Lines made in one go: the event loop waits that long for the interpreter, a few 0.1 ms."""
-
-
 LOOK_S = 0.05
-
-
 PIPE_S = 1.0
 """How long a pipe that is full is given; a file is never full for a while only."""
-
-
 CLOSE_S = 5.0
 """At the end: a disk that hangs does not keep the process."""
-
-
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -24,17 +24,9 @@ from replayer.demo.checks import Evidence, checks
 from replayer.demo.processes import ChildProcess, Children, Stopped, write_record
 
 SAMPLE = "agentic_sample.trace.jsonl.gz"
-
-
 PREFILL_TPS = 20_000
-
-
 TRANSFER_S = 0.5
-
-
 EXIT_SIGNAL = 128  # plus the signal's number
-
-
 _log = logging.getLogger("demo")
 
 

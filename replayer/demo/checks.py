@@ -11,15 +11,9 @@ from typing import Any
 import orjson
 
 CLASSES = ("WARM", "MEDIUM", "HEAVY_P2P", "HEAVY_COLO")
-
-
 STREAMED = frozenset({"disconnect_mid", "stream_error", "truncated"})
 """Client outcomes of a request that had begun to stream."""
-
-
 Check = tuple[bool, str]
-
-
 Rows = list[dict[str, Any]]
 
 

@@ -25,14 +25,8 @@ import orjson
 from replayer.simulator.options import SimOptions
 
 READY_S = 30.0
-
-
 STOP_S = 15.0
-
-
 LAST_CHARS = 500
-
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

@@ -18,32 +18,14 @@ from typing import TypeAlias
 import xxhash
 
 TokenIds: TypeAlias = "array[int]"
-
-
 _SYLLABLES = tuple(c + v for c in ("b", "d", "f", "g", "k", "l", "m", "n") for v in "aeio")
-
-
 WORDS = tuple(first + second for first in _SYLLABLES for second in _SYLLABLES)
-
-
 IM_START, IM_END = "<|im_start|>", "<|im_end|>"
-
-
 _TOKEN_BYTES = 4
-
-
 _VOCABULARY_BITS = 10
-
-
 _FIRST_HASHED_ID = 2_048
-
-
 _CACHED_WORDS = 200_000
-
-
 _CACHED_WORD_CHARS = 64
-
-
 MAX_TOKEN_ID = 2**32 - 1
 
 
@@ -70,8 +52,6 @@ class _WordIds(dict[str, int]):
 
 
 _IDS = _WordIds()
-
-
 _ID_BYTES = tuple(array("I", (index,)).tobytes() for index in range(len(WORDS)))
 
 

@@ -11,8 +11,6 @@ from replayer.engine.costs import IntakeCost, StepCost, TransferCost
 from replayer.engine.kvcache import Holding
 
 FinishReason = Literal["length", "stop", "abort", "error"]
-
-
 NULL_BLOCKS = 1
 """vLLM's pool keeps its first block as a placeholder; what it reports includes that one."""
 

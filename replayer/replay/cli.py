@@ -27,11 +27,7 @@ from replayer.replay.run import Run, TargetError, run_blocking
 from replayer.trace.rows import TraceError
 
 EXIT_FAILURES = 1
-
-
 EXIT_BAD_INPUT = 2
-
-
 EXIT_INTERRUPTED = 130
 
 

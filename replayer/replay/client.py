@@ -20,8 +20,6 @@ import orjson
 import xxhash
 
 CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
-
-
 DONE = b"[DONE]"
 
 
@@ -121,23 +119,11 @@ def _error_text(error: Any) -> str:
 
 # vLLM closes an idle connection after 5 s; reusing one at that moment would fail a request.
 KEEPALIVE_S = 4.0
-
-
 CONNECT_TIMEOUT_S = 10.0
-
-
 READ_BUFFER_BYTES = 1 << 20  # the default 64 KiB makes long answers stop and go
-
-
 LARGE_BODY_BYTES = 1 << 20  # above this aiohttp wants a body it can send in pieces
-
-
 ERROR_CHARS = 300
-
-
 MESSAGE_KEYS = ("message", "error", "detail")
-
-
 MAX_RETRY_AFTER_S = 60.0
 
 

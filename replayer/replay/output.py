@@ -20,8 +20,6 @@ ROUTE_HEADERS = {
     "route_class": "X-Cache-Proxy-Route",
     "offload_decision_reason": "X-Cache-Proxy-Reason",
 }
-
-
 GAPS = "itl_s"  # samples that feed the summary and are too many for the file
 
 

@@ -21,22 +21,12 @@ import orjson
 from replayer.trace.loaders import TraceRequest, block_ids, shared_blocks
 
 BASE_BITS = 10
-
-
 HEAD_WORDS = 7
-
-
 POOL_WORDS = 1 << 16
-
-
 CACHED_WORDS = 1 << 22  # bound of the block cache: about 24 MB of text
-
-
 # Token ids that stand for words where ids are sent: above the special and single-byte tokens that
 # vocabularies put first, below the size of even a tiny test model's vocabulary (4,096).
 FIRST_TOKEN_ID = 1024
-
-
 Cuts = tuple[int, ...]  # token positions where one message ends and the next begins
 
 

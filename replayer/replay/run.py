@@ -32,17 +32,9 @@ from replayer.trace.loaders import TraceRequest
 
 # A request is prepared this long before it is due, so that writing its body delays nothing.
 LEAD_S = 0.02
-
-
 UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
-
-
 HEADER_CHARS = 96
-
-
 MODELS_TIMEOUT_S = 15.0  # longer than it may take to connect
-
-
 UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 

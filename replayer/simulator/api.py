@@ -34,17 +34,9 @@ from replayer.simulator.openai.requests import (
 from replayer.simulator.options import SimOptions
 
 log = logging.getLogger(__name__)
-
-
 VERSION = "0.33.0"
-
-
 _MAX_BODY_BYTES = 256 * 2**20
-
-
 _BUSY = "The engine is currently busy and cannot accept new requests. Please try again later."
-
-
 Release = Callable[[RemoteKv], None]
 
 

@@ -21,17 +21,9 @@ from replayer.engine.types import Pull, RemoteKv
 from replayer.simulator.faults import Faults
 
 log = logging.getLogger(__name__)
-
-
 _QUERY_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
-
-
 _PULL_TIMEOUT = aiohttp.ClientTimeout(total=None)
-
-
 _KNOWN_WORKERS = 1_024
-
-
 # Unreachable, too slow, not JSON, or JSON of another shape.
 _LOOK_UP_ERRORS = (
     aiohttp.ClientError,
@@ -41,8 +33,6 @@ _LOOK_UP_ERRORS = (
     TypeError,
     AttributeError,
 )
-
-
 Serve = Callable[[Pull], Awaitable[bool]]
 
 

@@ -41,12 +41,8 @@ from replayer.simulator.options import SimOptions
 from replayer.simulator.request_log import EngineRequestLog, record
 
 log = logging.getLogger(__name__)
-
-
 _KEEP_ALIVE_S = 5.0
 """uvicorn's default, which vLLM uses: shorter than most clients' own."""
-
-
 Record = Callable[[dict[str, Any]], None]
 
 

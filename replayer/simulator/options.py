@@ -11,14 +11,8 @@ from replayer.engine.types import NULL_BLOCKS, EngineOptions
 from replayer.simulator.openai.kv_params import READERS
 
 _STEP, _TRANSFER, _ENGINE = StepCost(), TransferCost(), EngineOptions()
-
-
 POLICIES = ("recompute", "fail")
-
-
 CONNECTORS = tuple(READERS)
-
-
 _NO_SLOTS = 1 << 20
 """NIXL has no senders to wait for."""
 

@@ -17,22 +17,12 @@ import xxhash
 from replayer.trace.rows import Meta, Row, Runs, TraceError, read_meta, read_sidecar, rows
 
 MOONCAKE_BLOCK_TOKENS = 512
-
-
 # Ids of blocks that belong to one row alone lie above every id a file can hold (64 bits).
 PRIVATE_ID = 1 << 64
-
-
 PRIVATE_IDS_PER_ROW = 1 << 32
-
-
 # A file with this share of later turns that share no block with the turn before holds deltas.
 DELTA_RATIO = 0.5
-
-
 COMMON_FIELDS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
-
-
 SUPERSET_FIELDS = frozenset(
     {
         *("session_id", "turn", "request_id", "wait_for", "parent_session_id"),

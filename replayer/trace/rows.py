@@ -14,11 +14,7 @@ from typing import Any
 import orjson
 
 MAX_BLOCK_ID = 2**64 - 1  # ids stay 64-bit: narrower ones have merged prefixes that were different
-
-
 SHOWN_CHARS = 40
-
-
 Runs = tuple[tuple[int, int], ...]  # (first id, count): consecutive block ids, stored compactly
 
 

@@ -18,16 +18,10 @@ from replayer.trace.loaders import TraceRequest, block_ids, read_trace
 
 MEAN_BLOCKS = 192
 """A coarser block is chosen when prompts have more than this on average: it bounds CPU time."""
-
-
 NOMINAL_TTFT_S, NOMINAL_TPOT_S = 0.1, 0.01
 """Service time taken out of the gap between two turns where a trace gives no think time."""
-
-
 TIED_RATIO = 0.5
 """With this share of equal timestamps the clock of a trace is taken to be coarse."""
-
-
 Blocks = tuple[int, ...]
 
 

@@ -29,18 +29,12 @@ from replayer.virtual.arrivals import Planned
 from replayer.virtual.load import TraceTurn
 
 RECORD = "run.json"
-
-
 _SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
 THRESHOLDS = (
     "active_decode_blocks_threshold",
     "active_prefill_tokens_threshold",
     "active_prefill_tokens_threshold_frac",
 )
-
-
 TIMEOUTS = ("prefill_timeout", "transfer_timeout", "ttft_timeout", "scrape_interval")
 
 

@@ -46,8 +46,6 @@ ANSWERS = {
     "stream": b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
     b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(EVENTS), EVENTS),
 }
-
-
 _SOCKET = socket.socket(socket.AF_UNIX)
 """One that takes no TCP options."""
 

@@ -24,8 +24,6 @@ BODY = orjson.dumps(chat("leaver"))
 BIG = orjson.dumps(chat(words(80_000)))
 HALF = STREAM_HEAD + chunk(event("half"))
 ALL = HALF + chunk(b"data: [DONE]\n\n")
-
-
 _SO_ATTACH_FILTER = 26
 """Of Linux; the module `socket` does not know it."""
 

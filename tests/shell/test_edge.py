@@ -294,8 +294,6 @@ CHUNKS = CHUNKED.replace(b"Host: a\r\n", b"Host: a\r\n" + H2C) + chunk(CHAT)
 LAST = b"0\r\n\r\n"
 INNER = b"GET /instances HTTP/1.1\r\nHost: a\r\n\r\n"
 OUTER = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n"
-
-
 LAST_ONES: list[tuple[list[bytes], int]] = [
     ([LIVE + H2C + b"\r\n"], 0),
     ([LIVE + H2C + b"\r\n" + LIVE + b"\r\n"], 0),

@@ -63,8 +63,6 @@ keep_big_blocks()
 body = orjson.dumps({"messages": ["x" * 1000] * 4000})
 print(parse(), parse(), parse())
 """
-
-
 is_glibc = platform.libc_ver()[0] == "glibc"
 
 

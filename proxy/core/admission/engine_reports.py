@@ -36,8 +36,6 @@ class EngineKv:
 FROZEN_S, ANSWERS = 60.0, 8
 """For so long it must stay the same, while so many answers are given: some may come in between a
 report's being made and read."""
-
-
 IN_USE_S = 600.0
 """Or for so long, with the cache in use: what a broken hand-over has left pinned is for 480 s, and
 nothing else need move meanwhile."""

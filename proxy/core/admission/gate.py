@@ -21,11 +21,7 @@ from proxy.core.types import OFF, Load, RejectReason, Thresholds
 
 STALE_S = 10.0
 """An engine's report older than this is ignored; the own count goes on alone."""
-
-
 ANY_MODEL = "*"
-
-
 _HELD = attrgetter("held_tokens")
 
 

@@ -21,8 +21,6 @@ class Level(IntEnum):
 
 MARKS = {Level.NO_KEEPALIVE: 0.92, Level.NO_HEAVY: 0.95, Level.NOTHING: 0.98}
 """Part of the limit in use from which a level holds."""
-
-
 MARGIN = 0.02
 """So much below its mark it is left."""
 

@@ -125,12 +125,8 @@ CAUTION = 3.0
 With less, a lasting overload fills the queue until the order turns around: then those who came
 first wait for nothing, and their refusal comes at the end of their time instead of at once.
 """
-
-
 RATE_MEMORY_S = 10.0
 """What was served longer ago than this hardly counts for the drain rate."""
-
-
 PRIOR_S = 1.0
 """The rate assumed at first weighs as much as one second of watching."""
 
@@ -153,11 +149,7 @@ class Offer:
 
 
 TAKEN = Offer()
-
-
 FULL = Offer(RejectReason.QUEUE_FULL)
-
-
 TOO_LATE = Offer(RejectReason.QUEUE_DEADLINE)
 
 

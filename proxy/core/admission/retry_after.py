@@ -8,8 +8,6 @@ from dataclasses import replace
 from proxy.core.types import Reject
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1, 30
-
-
 UNKNOWN_DRAIN_S = 10.0
 """Predicted wait while no stream has ended yet, so that the rate of release is unknown."""
 
@@ -22,8 +20,6 @@ def retry_after_s(waits_s: list[float]) -> int:
 
 PROMISED_RATIO = 0.5
 """Of the rate: a fleet that took in nobody but the promised ones would refuse all new ones."""
-
-
 LEAST_WAIT_S = 0.05
 """Less than this a client's own round trip is about as long."""
 

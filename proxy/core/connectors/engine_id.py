@@ -8,11 +8,7 @@ request waits for it. An engine that has none yet says so; that holds at once.
 from __future__ import annotations
 
 KEEP_S = 30.0
-
-
 BREAK_AFTER = 3
-
-
 OPEN_MIN_S, OPEN_MAX_S = 5.0, 30.0
 
 

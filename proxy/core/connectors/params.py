@@ -13,11 +13,7 @@ from proxy.core.types import Instance
 
 NODES, DEPTH, TEXT_CHARS = 262_144, 6, 4096
 """A prompt of a million tokens has 65,536 blocks of 16 in each group of layers."""
-
-
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
-
-
 PORTS = range(1, 65536)
 
 

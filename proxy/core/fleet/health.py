@@ -26,31 +26,15 @@ from enum import StrEnum
 from proxy.core.types import FailureKind
 
 FALL = 2
-
-
 RISE = 2
-
-
 CONNECTS = 3
-
-
 FAULTS = 5
-
-
 WINDOW_S = 10.0
-
-
 OPEN_S, OPEN_MAX_S = 5.0, 60.0
 """A breaker is open for the first, twice as long each time it opens again, at most the second."""
-
-
 CALM_S = 10.0
-
-
 JITTER_RATIO = 0.2
 """Probes of one interval are spread by this part of it to either side."""
-
-
 FAULT_KINDS = frozenset(
     {
         FailureKind.CONNECT,

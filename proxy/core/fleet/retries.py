@@ -17,30 +17,18 @@ from enum import Enum
 from proxy.core.types import FailureKind, Fallback
 
 MAX_RETRIES = 2
-
-
 BUDGET_RATIO, BUDGET_MIN = 0.2, 3
 """Of the requests in flight may be repetitions, and so many always may."""
-
-
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.025, 0.25
-
-
 BUSY_MIN_S, BUSY_MAX_S = 1, 30
-
-
 _D_INNOCENT = {
     FailureKind.PEER_GONE: Fallback.P_GONE,
     FailureKind.TIMEOUT: Fallback.TRANSFER_TIMEOUT,
     FailureKind.LATE: Fallback.TRANSFER_TIMEOUT,
     FailureKind.SERVER_ERROR: Fallback.D_FAILED,
 }
-
-
 _ONCE = frozenset({FailureKind.TIMEOUT, FailureKind.NO_MODEL})
 """The next instance would be as late, and twice as much computed; or would not know it either."""
-
-
 _SAME_AGAIN = frozenset({FailureKind.CONNECT, FailureKind.RESET})
 """Worth another try even where there is nobody else: nothing was computed for an answer."""
 

@@ -28,8 +28,6 @@ BYTES_PER_BLOCK = 600
 """Memory of one block on one instance, at its worst (tests/core/test_prefix.py measures it): a
 prompt of one block, just after the tables grew, in a compiled installation (interpreted: 500). Of
 long prompts a block takes less than half."""
-
-
 GROUPS_MAX = 256
 
 

@@ -23,20 +23,12 @@ from proxy.core.types import RequestFacts
 JOIN_TOKENS = 16_384
 """From this length on a sibling's computation is worth waiting for; a shorter prefix is cheaper
 computed twice than all its sessions in one place (seen in the league)."""
-
-
 SLACK_BLOCKS = 2
-
-
 SLACK_RATIO = 0.1
 """A shortfall within these is none: the index counts bytes, the engine tokens in blocks of its own,
 and text is not equally dense in tokens everywhere."""
-
-
 GROWTH = 1.05
 """A learned size that is too small shows in hits that nobody expected: it grows by this factor."""
-
-
 STEP = 0.5
 """Part of the way that a learned size goes towards a smaller one: a flushed cache is not small."""
 

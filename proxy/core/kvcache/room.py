@@ -6,8 +6,6 @@ from collections import deque
 from typing import ClassVar
 
 KV_USABLE_RATIO = 0.95
-
-
 KV_TURNOVER_S = 20.0
 """Until streams have ended on an instance: it is taken to free its whole cache in this time."""
 

@@ -26,53 +26,27 @@ from typing import NamedTuple
 from proxy.core.latency.regression import PRIOR_WEIGHT, WINDOW, OnlineRegression, Residuals
 
 TYPICAL_PREFILL_TOKENS = 8192.0
-
-
 ATTENTION_SHARE = 0.06
 """Part of such a prefill that grows with the square of its length, for an 8B model on an H100.
 Without it, the first prompts of 100k tokens would be promised in half of their time."""
-
-
 TYPICAL_TRANSFER_TOKENS = 30_000.0
 """The default transfer time of 0.5 s was seen with prompts of about this length."""
-
-
 TRANSFER_FIXED_SHARE = 0.1
-
-
 STEP_PRIOR_S = 0.010
 """An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
-
-
 TYPICAL_KV_TOKENS = 100_000.0
-
-
 PAIRS_MAX = 4096
-
-
 RECENT_S = 60.0
 """How far back an instance's load is looked at: some turns of a session."""
-
-
 FIRST_STEP = 0.5
 """A prompt that finds no other waits for the end of a step under way: on average half of it."""
-
-
 SAME_STEP_RATIO = 0.3
 """A prefill that took less than this part of what it should shared its step with the one before."""
-
-
 LATE = 0.95
 """What is later than this share of its like is late."""
-
-
 MOVED = 0.05
 """By how much the fleet's line must have moved before it is told to every instance's."""
-
-
 PREFILL_POINT = TYPICAL_PREFILL_TOKENS, TYPICAL_PREFILL_TOKENS**2 / 2
-
-
 STEP_POINT = 1.0, TYPICAL_KV_TOKENS
 
 

@@ -9,17 +9,11 @@ from collections.abc import Sequence
 
 WINDOW = 128
 """Observations that a line remembers: older ones fade by 1 - 1/WINDOW each."""
-
-
 CLIP = 2.0
 """An observation counts as at most this many times, and at least this part of, what was expected:
 one stall does not move a model."""
-
-
 PRIOR_WEIGHT = 4.0
 """Each point of the prior counts as this many observations; they fade like others."""
-
-
 SHAPE_WEIGHT = 2.0
 
 
@@ -166,16 +160,10 @@ def _faded(
 
 RESIDUALS_WINDOW = 128
 """Ratios kept: about a 95th percentile's worth (six above it)."""
-
-
 FEW = 8
 """Below so many, the prior speaks."""
-
-
 PRIOR_RATIO = 2.0
 """What is late before anything was seen: twice the prediction."""
-
-
 SHORT_S = 0.05
 """A shorter prediction is mostly the network and an engine's step: its ratio says nothing of
 longer ones, so it is not kept, and nothing is called late before this time's ratio is up."""

@@ -12,12 +12,8 @@ import math
 
 MISS_RATIO = 0.1
 """The target is one for the 90th percentile."""
-
-
 RATE = 0.02
 """Some hundred answers move the price from one bound to the other."""
-
-
 LOWEST, HIGHEST = 0.7, 1.4
 """Measured in the league: beyond these either steps or first tokens pay too much."""
 

@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from proxy.core.types import Candidate, Instance, Load, Reason, RouteClass
 
 COLOCATIONS_KEPT = 16
-
-
 OFFLOADS_KEPT = 8
-
-
 MOST_KEPT = COLOCATIONS_KEPT + OFFLOADS_KEPT
 
 

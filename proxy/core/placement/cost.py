@@ -43,20 +43,12 @@ from proxy.core.placement.scene import Choice, PlacementView, Size, can_prefill,
 from proxy.core.types import Reason
 
 MARGIN_S = 0.020
-
-
 MARGIN_RATIO = 0.15
-
-
 MAX_WAIT_S = 4.0
 """P takes no offload behind a longer queue: a first design, without a bound, lost a quarter of its
 HEAVY requests in such queues."""
-
-
 MISSED = 0.7
 """What a stall counts at least for streams that miss their target anyway."""
-
-
 BUSY_MOST = 0.95
 """Steps of an instance that only prefills would be endless."""
 

@@ -42,16 +42,10 @@ SCORERS: dict[str, Scorer] = {
     "least-tokens": least_tokens,
     "round-robin": round_robin,
 }
-
-
 STICKY = frozenset({"affinity", "least-tokens"})
 """Placements that keep a session on its home."""
-
-
 OVERLOAD_FACTOR = 1.5
 """`seed-heuristic`: P above this multiple of the fleet's mean ongoing tokens is overloaded."""
-
-
 DISRUPTION_FACTOR = 0.5
 """`seed-cost`: chunked prefill blocks decoding only in part."""
 
@@ -134,8 +128,6 @@ def always(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
 
 
 Policy = Callable[[OffloadQuestion, Candidate], OffloadDecision]
-
-
 POLICIES: dict[str, Policy] = {
     "seed-heuristic": seed_heuristic,
     "seed-cost": seed_cost,

@@ -36,8 +36,6 @@ MISTAKES = (
 A policy has neither IO nor locks, and imports nothing while it runs, so nothing else can come of
 its code. What is not of its making passes: MemoryError, and what ends a task or the process.
 """
-
-
 _WORDS = 200
 """Of a mistake's own text, characters."""
 

@@ -49,12 +49,8 @@ from proxy.core.types import (
 
 DECIDERS: dict[str, Decide] = {"cost": by_cost}
 """Policies that choose D and P together; any other is a rule of POLICIES behind a placement."""
-
-
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
-
-
 _STRANDING = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
 """P keeps its KV although nobody will fetch it; after any other end it has let go, or is gone."""
 

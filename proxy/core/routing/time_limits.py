@@ -12,17 +12,9 @@ from proxy.core.routing.route import Route
 from proxy.core.types import Load
 
 FIRST_TOKEN_FIXED_S = 5.0
-
-
 LEG_FIXED_S = 2.0
-
-
 IDLE_FIXED_S = 60.0
-
-
 FACTOR = 3.0
-
-
 IDLE_STEPS = 200.0
 """Steps that a running stream may have to wait while others are preempted, loaded or prefilled."""
 

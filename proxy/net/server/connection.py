@@ -37,19 +37,11 @@ from proxy.protocol.request_framing import (
 QUEUED_MAX = 8
 """Requests that may wait behind the one in service. aiohttp would stop reading, and never see the
 client leave, from 32 on."""
-
-
 LONG_READ_BYTES, LONG_READS = 131072, 3
 """After so many reads of such length it is everybody else's turn. libuv would read on up to 32
 times, and a turn after each was 2 % dearer for 400 kB."""
-
-
 LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
-
-
 _HOSTS_MAX = 256
-
-
 _hosts: set[str] = set()
 """Hosts that were looked at and are fine: clients name few."""
 

@@ -21,8 +21,6 @@ from aiohttp import web
 
 HANDSHAKE_S = 10.0
 """A client that has not shaken hands by then holds a connection for nothing."""
-
-
 GOODBYE_S = 2.0
 """How long a client may take to say goodbye in TLS before its connection is closed without."""
 
@@ -94,37 +92,23 @@ def no_listener(listener: str, host: str, port: int, error: OSError) -> str:
 
 CLIENTS_RATIO = 0.45
 """Of the descriptors: less than half, as Envoy advises, so each client can have an instance."""
-
-
 OWN_DESCRIPTORS = 32
 """Listeners, logs, event loop, probes, the reserved places."""
-
-
 MOST_DESCRIPTORS = 1 << 20
 """A hard limit may be absurd; more than this is not asked for."""
-
-
 PLACES = 8
 """Refusals that are being said; others are closed without a word."""
-
-
 REFUSED_LINGER_S = 1.0
 """How long a refused client may take to read it: an early close could reset the words away."""
-
-
 _BODY = (
     b'{"message":"Service temporarily unavailable: too many connections",'
     b'"type":"service_unavailable","code":503,"error":{"message":"Service temporarily unavailable: '
     b'too many connections","type":"service_unavailable","code":503,"param":null}}'
 )
-
-
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 )
-
-
 _log = logging.getLogger(__name__)
 
 

@@ -22,8 +22,6 @@ from proxy.protocol.request_framing import HEAD_BYTES, Refusal
 from proxy.telemetry.log import Throttle
 
 _log = logging.getLogger(__name__)
-
-
 _SAID: dict[Refusal, tuple[int, str]] = {
     Refusal.SYNTAX: (400, "the request is not valid HTTP"),
     Refusal.LINE: (400, "request line: must be METHOD TARGET HTTP/1.1, one blank between each"),
@@ -44,8 +42,6 @@ _SAID: dict[Refusal, tuple[int, str]] = {
     Refusal.UPGRADE: (400, "Upgrade: no other protocol is spoken here"),
     Refusal.PIPELINED: (400, "too many requests on one connection at once"),
 }
-
-
 _BY_ERROR: tuple[tuple[type[HttpProcessingError], Refusal], ...] = (
     (LineTooLong, Refusal.HEAD_SIZE),
     (BadHttpMethod, Refusal.LINE),
@@ -55,8 +51,6 @@ _BY_ERROR: tuple[tuple[type[HttpProcessingError], Refusal], ...] = (
     (TransferEncodingError, Refusal.FRAMING),
     (ContentLengthError, Refusal.FRAMING),
 )
-
-
 _BY_WORDS = {
     "Missing 'Host' header in request.": Refusal.HOST,
     "Duplicate 'Host' header found.": Refusal.HOST,

@@ -20,22 +20,14 @@ from proxy.protocol.errors import (
 )
 
 BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
-
-
 NO_INSTANCE_MESSAGE = "Service temporarily unavailable: no instance is up"
-
-
 MESSAGES = {
     RejectReason.NO_INSTANCE: NO_INSTANCE_MESSAGE,
     RejectReason.DRAINING: "Service temporarily unavailable: the proxy is stopping",
     RejectReason.MEMORY: "Service temporarily unavailable: the proxy is short of memory",
 }
 """What is no overload of the instances, and a 503 whatever the status for that is."""
-
-
 Headers = CIMultiDict[str]
-
-
 SERVER = "cache-proxy"
 """Of every answer that is not an instance's: what it is made with is nobody's business."""
 

@@ -25,16 +25,10 @@ from proxy.telemetry.log import Throttle
 
 ANSWER_BYTES = 2 << 20
 """A longer answer of a prefill leg is not looked at: what it may name takes less (kvparams)."""
-
-
 PROBE_BYTES = 64 << 10
 """The most that is read of an answer to a probe."""
-
-
 LIST_BYTES = 1 << 20
 """The same where the answer is a list: models, metrics."""
-
-
 OnSent = Callable[[UpstreamResponse], None]
 
 

@@ -22,39 +22,21 @@ from proxy.protocol.sse import FastPath
 
 HEAD_BYTES = 65536
 """A longer head is refused; informational ones before it count in."""
-
-
 READ_BYTES = 65536
 """The most that is read at once."""
-
-
 JOIN_BYTES = 32768
 """Up to here a body is copied behind its head: one buffer is written faster than two."""
-
-
 SLICE_BYTES = 524288
 """So much of a body is sent in one turn of the event loop: a system call that takes 4 MB holds
 every stream up for milliseconds."""
-
-
 KNOWN_HEADS, KNOWN_HEAD_BYTES = 256, 2048
 """An instance's answers of one second, and streams of one length, begin with the same bytes: so
 many heads, up to this size, are kept as they were read."""
-
-
 INTERIM_MAX = 20
 """Informational answers (1xx) before the one that counts."""
-
-
 _NOT_HTTP = "the answer is not HTTP"
-
-
 _CLOSED = "the connection was closed"
-
-
 _known: dict[bytes, Head] = {}
-
-
 _reads = memoryview(bytearray(READ_BYTES))
 
 

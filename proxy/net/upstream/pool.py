@@ -51,8 +51,6 @@ class ConnectOptions:
 
 
 KEEPALIVE_S = 4.0
-
-
 _OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
 """Errors that say nothing of the instance."""
 

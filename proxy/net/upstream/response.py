@@ -17,14 +17,8 @@ from proxy.protocol.headers import answer_lines
 from proxy.protocol.sse import FastPath
 
 HOLD_BYTES = 65536
-
-
 _NO_BODY = Length(0)
-
-
 Fields = list[tuple[bytes, bytes]]
-
-
 Sink = Callable[[bytes], None]
 
 

@@ -10,14 +10,8 @@ from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.sse import CARRY_BYTES, first_event, is_error_event
 
 BUSY_STATUSES = frozenset({429, 503, 529})
-
-
 ERROR_BODY_BYTES = 65536
-
-
 _NOT_MODIFIED, _NOT_FOUND = 304, 404
-
-
 _ANSWERS = frozenset({501, 505})
 """Server errors that answer the request: any other instance would say the same."""
 

@@ -13,15 +13,9 @@ from replayer.engine.types import SimRequest
 from replayer.simulator.openai.requests import AnswerChoice, Ask
 
 DONE = b"data: [DONE]\n\n"
-
-
 FINGERPRINT = "vllm-sim"
-
-
 _SIGNED = b',"system_fingerprint":"%s"' % FINGERPRINT.encode()
 """In the last object of a stream."""
-
-
 _NO_IDS = b',"prompt_token_ids":null,"token_ids":null'
 
 

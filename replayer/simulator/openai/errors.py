@@ -54,8 +54,6 @@ def _shown(value: Any) -> Any:
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
 _PERMISSION = {
     "id": "modelperm-sim",
     "object": "model_permission",

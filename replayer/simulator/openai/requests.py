@@ -24,21 +24,11 @@ from replayer.simulator.openai.errors import ApiError, invalid, wrong
 from replayer.simulator.openai.kv_params import Handing, handing_of
 
 _COMPLETIONS_MAX_TOKENS = 16
-
-
 _MOST_CHOICES = 128
-
-
 _NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
-
-
 _NO_MESSAGES = "Cannot apply chat template to an empty conversation. Provide at least one message."
-
-
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 """Texts that stand for booleans."""
-
-
 _NAMED = frozenset({"max_tokens", "max_completion_tokens"})
 """Fields whose value an error repeats."""
 
