@@ -32,6 +32,7 @@ def blockbuster() -> Iterator[BlockBuster]:
     with blockbuster_ctx("proxy") as found:
         for function in found.functions.values():
             function.can_block_in("proxy/state/proxy_state.py", "start")
+            function.can_block_in("proxy/app.py", "start")
         yield found
 
 

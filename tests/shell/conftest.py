@@ -20,6 +20,7 @@ def blockbuster() -> Iterator[BlockBuster]:
         for function in found.functions.values():
             # Opening the log and reading the version happen once, before the first request.
             function.can_block_in("proxy/state/proxy_state.py", "start")
+            function.can_block_in("proxy/app.py", "start")
         yield found
 
 
