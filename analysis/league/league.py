@@ -1,8 +1,7 @@
 """The league: every policy on the same trace, fleet, loads and seeds, in virtual time.
 
-Rows are computed by worker processes that share nothing; each row depends on its task alone, so
-the result does not depend on their number. The table shows means over seeds with bootstrap
-intervals; the rows themselves go to `--json`.
+Worker processes compute the rows. A row depends only on its task, so the result does not depend on
+their number. The tables show means over seeds with bootstrap intervals; `--json` writes the rows.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class LeagueError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LeagueOptions:
-    """What to compare, where, how hard."""
+    """The options of a league; times in virtual seconds."""
 
     trace: Path
     instances: int = 8
@@ -53,27 +52,27 @@ class LeagueOptions:
     timeout_s: float = 60.0
     jobs: int = 1
     given: Scale | None = None
-    """A scale from an earlier run, in place of the search for those of `regimes`."""
+    """A scale of an earlier run, instead of a search for the scales of `regimes`."""
 
     def check(self) -> None:
-        """Refuse names that do not exist."""
-        for what, names, known in (
+        """Raise LeagueError for an unknown name."""
+        for option, names, known in (
             ("policies", self.policies, RIVALS.keys()),
             ("regime", self.regimes, REGIMES.keys()),
             ("perturb", self.perturbations, PERTURBATIONS.keys()),
         ):
             wrong = [name for name in names if name not in known]
             if wrong:
-                raise LeagueError(f"--{what}: must be of {', '.join(known)}, not {wrong[0]}")
+                raise LeagueError(f"--{option}: must be of {', '.join(known)}, not {wrong[0]}")
 
 
 _source: Source | None = None
 
 
-def _begin(trace: Path) -> None:
+def _start_worker(trace: Path) -> None:
     global _source  # noqa: PLW0603 - a worker process reads its trace once
     _source = load_source(trace)
-    # A run makes few cycles and many objects that live to its end: a tenth of the time saved.
+    # A run makes few cycles, and many objects that live to its end: saves a tenth of the time.
     gc.freeze()
     gc.set_threshold(GC_OBJECTS, 50, 100)
 
@@ -98,13 +97,13 @@ def _row(task: Task) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class League:
-    """What came out: one scale per regime, one row per task."""
+    """The results: one scale per regime, one row of figures per task."""
 
     scales: list[Scale]
     rows: list[dict[str, Any]]
 
     def document(self, options: LeagueOptions) -> dict[str, Any]:
-        """The JSON form: null is infinite or absent."""
+        """Return the JSON form; null is infinite or absent."""
         return {
             "trace": options.trace.name,
             "instances": options.instances,
@@ -128,10 +127,10 @@ class League:
 def run_league(options: LeagueOptions, progress: Callable[[int, int], None]) -> League:
     """Find the scales, then compute every row."""
     options.check()
-    _begin(options.trace)
-    # Processes are made anew instead of forked: nothing of this one is shared but the arguments.
+    _start_worker(options.trace)
+    # Spawned, not forked: workers share nothing of this process but the arguments.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, _begin, (options.trace,)) as pool:
+    with context.Pool(options.jobs, _start_worker, (options.trace,)) as pool:
         scales = (
             [options.given]
             if options.given is not None
@@ -160,7 +159,7 @@ def _tasks(options: LeagueOptions, scale: Scale) -> Iterator[Task]:
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds, per regime, perturbation, load and policy, best goodput first."""
+    """Average over seeds, per regime, perturbation, load and policy, best goodput first."""
     groups: dict[tuple[str, str, float, str], list[dict[str, Any]]] = {}
     for row in rows:
         key = row["regime"], row["perturb"], row["load"], row["policy"]
@@ -172,11 +171,11 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for key, part in groups.items()
     ]
-    made.sort(key=lambda one: (one["regime"], one["perturb"], one["load"], _order(one)))
+    made.sort(key=lambda one: (one["regime"], one["perturb"], one["load"], _rank(one)))
     return made
 
 
-def _order(one: dict[str, Any]) -> tuple[float, float]:
+def _rank(one: dict[str, Any]) -> tuple[float, float]:
     return -one["goodput_ratio"][0], one["ttft_s.p90"][0]
 
 
@@ -188,7 +187,7 @@ def _get(row: dict[str, Any], name: str) -> float:
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean over seeds and its percentile bootstrap interval; infinite when one value is."""
+    """Return the mean and its percentile bootstrap interval; infinite if any value is."""
     found = np.asarray(values, dtype=float)
     if not np.isfinite(found).all():
         return math.inf, float(found.min()), math.inf
@@ -200,7 +199,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table: figures joined by a slash; `interval` of the first of them."""
+    """One column of the table: figures joined by a slash; `interval` adds that of the first."""
 
     title: str
     figures: tuple[str, ...]

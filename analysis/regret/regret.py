@@ -1,9 +1,9 @@
-"""How far a policy is from an oracle that tries every action at every HEAVY decision.
+"""The regret of a policy against an oracle that tries every action at every HEAVY decision.
 
 Mean regret is that of whole runs: (J of the policy - J of the oracle-controlled run) / J of the
-oracle-controlled run, over seeds. There is one oracle for all policies: the rollout over the policy
-whose rollout has the lowest J. Beside it stand the noise floor (the same figure for an oracle that
-could only postpone by milliseconds) and, per decision, what the best action would have saved.
+oracle-controlled run, over seeds. All policies are compared with one oracle: the rollout over the
+policy whose rollout has the lowest J. Also computed are the noise floor (the same figure for an
+oracle that could only postpone by milliseconds) and, per decision, the saving of the best action.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RegretError(LeagueError):
 
 @dataclass(frozen=True, slots=True)
 class RegretOptions:
-    """What to compare with the oracle, where, how thoroughly. Times in virtual seconds."""
+    """The options of a regret; times in virtual seconds."""
 
     trace: Path
     instances: int = 4
@@ -55,16 +55,16 @@ class RegretOptions:
     given: Scale | None = None
 
     def check(self) -> None:
-        """Refuse what does not exist or makes no sense."""
-        for what, names, known in (
+        """Raise RegretError for an unknown name or a number out of range."""
+        for option, names, known in (
             ("policies", self.policies, RIVALS.keys()),
             ("regime", self.regimes, REGIMES.keys()),
         ):
             wrong = [name for name in names if name not in known]
             if wrong or not names:
                 found = wrong[0] if wrong else "nothing"
-                raise RegretError(f"--{what}: must be of {', '.join(known)}, not {found}")
-        for what, value, least in (
+                raise RegretError(f"--{option}: must be of {', '.join(known)}, not {found}")
+        for option, value, least in (
             ("instances", self.instances, 2),
             ("seeds", self.seeds, 1),
             ("first-seed", self.first_seed, 0),
@@ -73,23 +73,23 @@ class RegretOptions:
             ("jobs", self.jobs, 1),
         ):
             if value < least:
-                raise RegretError(f"--{what}: must be at least {least}, not {value}")
+                raise RegretError(f"--{option}: must be at least {least}, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """What came out: one run per policy, regime, seed and mode."""
+    """The results: one run per policy, regime, seed and mode."""
 
     scales: list[Scale]
     runs: list[RegretRun]
 
     def found(self, regime: str, mode: str, policy: str) -> list[RegretRun]:
-        """The runs of a kind, one per seed."""
+        """Return the runs of a regime, mode and policy, one per seed."""
         key = regime, mode, policy
         return [r for r in self.runs if (r.row["regime"], r.row["mode"], r.row["policy"]) == key]
 
     def objectives(self, regime: str, mode: str, policy: str) -> list[float]:
-        """Their J, by seed."""
+        """Return J of these runs, in seconds, by seed."""
         return [run.row["objective_s"] for run in self.found(regime, mode, policy)]
 
 
@@ -136,12 +136,12 @@ def _tasks(options: RegretOptions, scale: Scale, source: Source) -> Iterator[Reg
 
 
 def regret_ratios(objectives_s: Sequence[float], oracle_s: Sequence[float]) -> list[float]:
-    """Per seed, how much more J than the oracle's."""
+    """Return J over the oracle's J, less one, per seed."""
     return [j / best - 1.0 for j, best in zip(objectives_s, oracle_s, strict=True)]
 
 
 def summarise_regret(regret: Regret, options: RegretOptions) -> list[dict[str, Any]]:
-    """Means over seeds (or decisions) and their intervals, per regime and policy."""
+    """Average over seeds or decisions, with intervals, per regime and policy."""
     made = []
     for scale in regret.scales:
         regime = scale.regime
@@ -157,14 +157,14 @@ def _summary(regret: Regret, regime: str, policy: str, oracle: str) -> dict[str,
     objectives_s = regret.objectives(regime, "watch", policy)
     own_s = regret.objectives(regime, "rollout", policy)
     best_s = regret.objectives(regime, "rollout", oracle)
-    luck_s = regret.objectives(regime, "placebo", policy)
+    placebo_s = regret.objectives(regime, "placebo", policy)
     decisions = [d for run in regret.found(regime, "watch", policy) for d in run.decisions]
     return {
         "objective_s": _interval(objectives_s),
         "oracle_objective_s": _interval(best_s),
         "mean_regret": _interval(regret_ratios(objectives_s, best_s)),
         "mean_regret_own_rollout": _interval(regret_ratios(objectives_s, own_s)),
-        "noise_floor": _interval(regret_ratios(objectives_s, luck_s)),
+        "noise_floor": _interval(regret_ratios(objectives_s, placebo_s)),
         "decisions": len(decisions),
         "decision_gap": _interval([d.gap_ratio for d in decisions]),
         "decision_gap_held_out": _interval(
@@ -187,7 +187,7 @@ def _interval(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _times(runs: Sequence[RegretRun]) -> dict[str, float | None]:
-    """Means over seeds of the percentiles; None where a seed's is infinite."""
+    """Average TTFT percentiles over seeds; None if any seed's is infinite."""
     found: dict[str, float | None] = {}
     for name in ("p50", "p90"):
         values = [run.row["ttft_s"][name] for run in runs]
@@ -196,9 +196,10 @@ def _times(runs: Sequence[RegretRun]) -> dict[str, float | None]:
 
 
 def missed(decisions: Sequence[JudgedDecision]) -> list[dict[str, Any]]:
-    """What the policy did where the oracle did another, by kind; the greatest sum of gaps first.
+    """Group the decisions in which the oracle chose another action, by kinds of both.
 
-    The held-out gap of a group is biased upwards: its kind was chosen on all futures.
+    The largest sum of gaps comes first. The held-out gap of a group is biased upwards, because its
+    kind was chosen on all futures.
     """
     groups: dict[tuple[str, str], list[JudgedDecision]] = {}
     for one in decisions:
@@ -220,14 +221,14 @@ def missed(decisions: Sequence[JudgedDecision]) -> list[dict[str, Any]]:
 
 
 def worst(regret: Regret, regime: str, policy: str) -> list[tuple[int, JudgedDecision]]:
-    """The decisions of the widest gaps in seconds, with their seeds."""
+    """Return the decisions with the largest gaps in seconds, with their seeds."""
     runs = regret.found(regime, "watch", policy)
     found = [(run.row["seed"], d) for run in runs for d in run.decisions if d.gap_s > 0.0]
     return sorted(found, key=lambda one: -one[1].gap_s)[:WORST]
 
 
 def document(regret: Regret, options: RegretOptions) -> dict[str, Any]:
-    """The JSON form: null is infinite, unknown or absent."""
+    """Return the JSON form; null is infinite, unknown or absent."""
     return {
         "trace": options.trace.name,
         "instances": options.instances,
