@@ -103,7 +103,7 @@ async def test_freed_memory_is_kept_while_giants_come(
 
     async with proxied(tmp_path, 1) as (proxy, _):
         service, is_busy = proxy.server.service, True
-        monkeypatch.setattr(memory, "give_back", lambda: seen.append("give back"))
+        monkeypatch.setattr(background, "give_back", lambda: seen.append("give back"))
         monkeypatch.setattr(memory, "resident_bytes", look)
         monkeypatch.setattr(background, "GIVE_BACK_S", 0.0)
         monkeypatch.setattr(background, "CALM_S", 3600.0)
