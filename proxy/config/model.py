@@ -62,6 +62,8 @@ class Model:
     """Base of a class whose annotations are options. Its values are set once, all of them valid."""
 
     model_fields: ClassVar[dict[str, FieldInfo]]
+    topics: ClassVar[tuple[str, ...]] = ()
+    """The groups of options, in the order in which help and documentation show them."""
 
     def __init_subclass__(cls) -> None:
         hints = get_type_hints(cls, include_extras=True)

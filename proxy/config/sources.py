@@ -49,7 +49,11 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a field's type does not say. `allowed` replaces the range derived from the type."""
+    """What a field's type does not say.
+
+    `topic` is the group that help and documentation show the option in. `allowed` replaces the
+    range that is derived from the type.
+    """
 
     topic: str
     help: str
@@ -70,6 +74,17 @@ def options(model: type[Model]) -> Iterator[tuple[str, FieldInfo, Option]]:
     """Every field with its description, in the order of declaration."""
     for name, field in model.model_fields.items():
         yield name, field, next(item for item in field.metadata if isinstance(item, Option))
+
+
+def grouped(model: type[Model]) -> dict[str, list[tuple[str, FieldInfo, Option]]]:
+    """The same by topic, in the model's order of topics; a topic that it does not list comes last.
+
+    Within a topic the options keep the order of their declaration.
+    """
+    groups: dict[str, list[tuple[str, FieldInfo, Option]]] = {topic: [] for topic in model.topics}
+    for member in options(model):
+        groups.setdefault(member[2].topic, []).append(member)
+    return groups
 
 
 def flag_of(name: str) -> str:
@@ -205,11 +220,10 @@ def _parser(model: type[Model]) -> argparse.ArgumentParser:
         default=False,
         help="print every value with its origin",
     )
-    groups: dict[str, Any] = {}
-    for name, field, option in options(model):
-        if option.topic not in groups:
-            groups[option.topic] = parser.add_argument_group(option.topic)
-        _add_flag(groups[option.topic], name, field, option)
+    for topic, members in grouped(model).items():
+        group = parser.add_argument_group(topic)
+        for member in members:
+            _add_flag(group, *member)
     return parser
 
 
