@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_layers import DIRECTIONS
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -43,3 +45,33 @@ def test_every_page_is_linked_from_the_readme():
 def test_the_pictures_have_their_ends():
     for page in PAGES:
         assert page.read_text("utf-8").count("```") % 2 == 0, page
+
+
+def marked(page, mark):
+    """The code block between two marks of a page."""
+    parts = (ROOT / page).read_text("utf-8").split(f"<!-- {mark} -->")
+    assert len(parts) == 3, f"{page} needs a block between two <!-- {mark} --> lines"
+    return parts[1].strip().removeprefix("```").removesuffix("```").strip("\n")
+
+
+def test_the_tree_has_every_module():
+    drawn, above = set(), []
+    for line in marked("docs/architecture.md", "tree").splitlines():
+        name = line.split()[0]
+        del above[(len(line) - len(line.lstrip())) // 2 :]
+        drawn.add("".join((*above, name)))
+        above.append(name)
+    modules = {
+        path.relative_to(ROOT).as_posix()
+        for top in ("proxy", "replayer", "analysis")
+        for path in (ROOT / top).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert not modules - drawn
+
+
+def test_the_directions_are_those_that_are_checked():
+    rows = dict(
+        line.split(": ", 1) for line in marked("docs/architecture.md", "directions").splitlines()
+    )
+    assert rows == DIRECTIONS

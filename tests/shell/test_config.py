@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.load import Loaded, default_toml, load, print_config, option_tables
+from proxy.config.load import Loaded, default_toml, load, option_tables, print_config
 from proxy.config.options import Settings
 from proxy.config.sources import flag_of
 from proxy.config.values import ByteSize, InstanceSpec
