@@ -55,7 +55,8 @@ def marked(page, mark):
 
 
 def test_the_tree_has_every_module():
-    drawn, above = set(), []
+    drawn: set[str] = set()
+    above: list[str] = []
     for line in marked("docs/architecture.md", "tree").splitlines():
         name = line.split()[0]
         del above[(len(line) - len(line.lstrip())) // 2 :]

@@ -1,7 +1,7 @@
-"""Where option values come from (flags, environment, TOML file) and how options are described.
+"""Reads option values from flags, environment and TOML file, and describes options in `--help`.
 
-Works on any `Model` whose fields carry an `Option` and knows no option by name.
-Every source hands over text (or a list of texts), so a value means the same wherever it stands.
+This module works on any `Model` whose fields carry an `Option`, and knows no option by name. Every
+source gives text or a list of texts, so a value means the same in each of them.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from proxy.config.secrets import SecretStr
 from proxy.config.values import ByteSize, value_text
 
 ENV_PREFIX = "CACHE_PROXY_"
-# Kubernetes puts these into every pod beside a Service called cache-proxy: they are not options.
+# Kubernetes sets these in every pod next to a Service named cache-proxy: they are not options.
 _KUBERNETES = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT_[0-9]+_)")
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<="}
 _KINDS: dict[Any, str] = {
@@ -44,7 +44,7 @@ _METAVARS: dict[Any, str] = {
 
 
 class ConfigError(Exception):
-    """One line for the user: option, value, what is allowed, and where the value came from."""
+    """A message of one line: option, value, allowed values, and where the value came from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ _CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.
 _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("ongoing_tokens", "Prefill, inbound and decode tokens", lambda x: x.ongoing_tokens),
     ("ongoing_prefill_tokens", "New tokens before a first token", lambda x: x.prefill_tokens),
-    ("ongoing_inbound_tokens", "KV on its way here", lambda x: x.inbound_tokens),
+    ("ongoing_inbound_tokens", "Tokens of KV on its way here", lambda x: x.inbound_tokens),
     ("ongoing_decode_tokens", "Context of running streams", lambda x: x.decode_tokens),
     ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
 )
@@ -61,8 +61,8 @@ class FleetCollector(Collector):
         yield single("live_leases", "Requests that hold a lease", self._router.ledger.live)
         yield single("sessions", "Sessions with a home", len(self._router.sessions))
         yield single("prefix_blocks", "Blocks in the index", self._router.prefixes.total_blocks)
-        # Under the names that every exporter has. The library's own collector would list the
-        # process's descriptors, which takes milliseconds where there are many.
+        # The names that every exporter has. prometheus_client's own collector would also list
+        # the descriptors, which takes milliseconds where there are many.
         yield CounterMetricFamily("process_cpu_seconds", "CPU time", value=time.process_time())
         yield GaugeMetricFamily("process_start_time_seconds", "Unix time", value=_STARTED_S)
 
@@ -83,7 +83,7 @@ class FleetCollector(Collector):
         return family
 
     def _health(self, names: list[str]) -> Metric:
-        family = _gauge("instance_healthy", "1 when it may be chosen", "upstream")
+        family = _gauge("instance_healthy", "1 when the instance may be chosen", "upstream")
         for name in names:
             family.add_metric([name], self._router.fleet.is_up(name))
         return family
@@ -105,7 +105,9 @@ class FleetCollector(Collector):
         return family
 
     def _busy(self, names: list[str]) -> Metric:
-        family = _gauge("instance_busy", "1 when past this threshold", "upstream", "check")
+        family = _gauge(
+            "instance_busy", "1 when the instance is past this threshold", "upstream", "check"
+        )
         for name in names:
             busy = self._router.busy(name, ANY_MODEL, self.now_s)
             for check in (*_CHECKS, RejectReason.UPSTREAM_BUSY):
@@ -122,7 +124,7 @@ class FleetCollector(Collector):
             yield family
 
     def _frozen(self, names: list[str]) -> Metric:
-        text = "1 while an engine's /metrics stay the same although it works: not believed"
+        text = "1 while an engine's /metrics are ignored: they stay the same although it works"
         family = _gauge("engine_report_frozen", text, "upstream")
         for name in names:
             family.add_metric([name], name in self._router.gate.reports.frozen)
