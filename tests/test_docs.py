@@ -1,10 +1,19 @@
-"""Every link between the documents leads to a file, and to a heading, that is there."""
+"""The documents: links lead somewhere, and tables and quotes say what the code says."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from proxy.core.admission.engine_reports import EngineStats
+from proxy.core.config import RouterConfig
+from proxy.core.routing.router import Router
+from proxy.core.types import Instance, Outcome
+from proxy.fleet.gauges import FleetCollector
+from proxy.telemetry.instruments import Counts, Spreads
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.record import RequestRecord
 from tests.test_layers import DIRECTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -76,3 +85,38 @@ def test_the_directions_are_those_that_are_checked():
         line.split(": ", 1) for line in marked("docs/architecture.md", "directions").splitlines()
     )
     assert rows == DIRECTIONS
+
+
+def metric_table():
+    """The table of docs/metrics.md: every metric with its type, labels and help text."""
+    metrics = Metrics()
+    for metric in vars(metrics).values():
+        if isinstance(metric, Counts | Spreads) and metric.label_names:
+            metric.labels(*metric.label_names)
+    router = Router(RouterConfig(prefill_throughput=20000))
+    router.add(Instance("a", "http://a:1"))
+    stats = EngineStats(kv_used_ratio=0.5, hit_ratio=0.5, external_hit_ratio=0.5)
+    metrics.registry.register(FleetCollector(router, {"a": stats}))
+    rows = {}
+    for family in metrics.registry.collect():
+        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        name = f"{name}_info" if family.type == "info" else name
+        cells = (f"`{name}`", family.type, " ".join(f"`{label}`" for label in labels))
+        rows[name] = f"| {' | '.join(cells)} | {family.documentation} |"
+    head = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+    return head + "\n".join(rows[name] for name in sorted(rows)) + "\n"
+
+
+def test_the_metrics_are_those_that_are_exported():
+    # To renew them: python -c "from tests.test_docs import *; print(metric_table(), end='')"
+    assert marked("docs/metrics.md", "metrics") == metric_table().strip()
+
+
+def test_the_request_log_has_every_field():
+    table = marked("docs/request-log.md", "request log")
+    named = {
+        name for cell in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) for name in cell.split()
+    }
+    assert named == {field.name for field in fields(RequestRecord)}
+    assert all(f"`{outcome}`" in table for outcome in Outcome)

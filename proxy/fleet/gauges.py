@@ -25,7 +25,7 @@ _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
-    ("kv_cache_usage_ratio", "As the engine reports", lambda s: s.kv_used_ratio),
+    ("kv_cache_usage_ratio", "KV in use, as the engine reports", lambda s: s.kv_used_ratio),
     ("prefix_cache_hit_ratio", "Local hits per token looked up", lambda s: s.hit_ratio),
     (
         "external_prefix_cache_hit_ratio",
@@ -57,14 +57,16 @@ class FleetCollector(Collector):
         yield self._learned(names)
         yield from self._engine(names)
         yield self._frozen(names)
-        yield single("accounting_drift", "Must be 0", self._router.ledger.drift())
+        yield single(
+            "accounting_drift", "Counters less live leases; must be 0", self._router.ledger.drift()
+        )
         yield single("live_leases", "Requests that hold a lease", self._router.ledger.live)
         yield single("sessions", "Sessions with a home", len(self._router.sessions))
         yield single("prefix_blocks", "Blocks in the index", self._router.prefixes.total_blocks)
         # The names that every exporter has. prometheus_client's own collector would also list
         # the descriptors, which takes milliseconds where there are many.
         yield CounterMetricFamily("process_cpu_seconds", "CPU time", value=time.process_time())
-        yield GaugeMetricFamily("process_start_time_seconds", "Unix time", value=_STARTED_S)
+        yield GaugeMetricFamily("process_start_time_seconds", "Start, unix time", value=_STARTED_S)
 
     def _tokens(self, loads: dict[str, Load]) -> Iterator[Metric]:
         for name, text, read in _TOKEN_GAUGES:
@@ -74,7 +76,7 @@ class FleetCollector(Collector):
             yield family
 
     def _in_flight(self, loads: dict[str, Load]) -> Metric:
-        family = _gauge("in_flight", "Requests", "upstream", "phase")
+        family = _gauge("in_flight", "Requests by phase", "upstream", "phase")
         for upstream, load in loads.items():
             family.add_metric([upstream, "prefill"], load.prefill_requests)
             family.add_metric([upstream, "inbound"], load.inbound_requests)

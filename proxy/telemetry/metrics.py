@@ -45,23 +45,27 @@ class Metrics:
         self._of_times()
         self._of_overload()
         self._name_known_labels()
-        build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
+        build = Info(
+            f"{PREFIX}_build", "Version, and whether the core is compiled", registry=self.registry
+        )
         core = "compiled" if is_compiled() else "interpreted"
         build.info({"version": __version__, "core": core})
 
     def _of_requests(self) -> None:
         count = self._counter
-        self.requests = count("requests", "Requests", "endpoint", "route_class", "outcome")
+        self.requests = count("requests", "Finished requests", "endpoint", "route_class", "outcome")
         self.issued = count("issued", "Requests that reached admission")
         self.rejected = count("rejected", "Requests answered busy", "reason")
         self.hit_tokens = count("hit_tokens", "Prompt tokens believed cached where they ran")
         self.new_tokens = count("new_tokens", "Prompt tokens believed new where they ran")
-        self.decisions = count("offload_decisions", "Placements", "decision", "reason")
+        self.decisions = count("offload_decisions", "Placed requests", "decision", "reason")
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
         self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
         self.releases = count("kv_releases", "Releases of KV on P that D will not fetch", "result")
-        self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
-        self.retries_refused = count("retry_budget_refused", "Repetitions beyond the budget")
+        self.retries = count(
+            "upstream_retries", "Requests that ran again, by what failed", "reason"
+        )
+        self.retries_refused = count("retry_budget_refused", "Repetitions that the budget refused")
         self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
         self.client_errors = count("client_errors", "Malformed requests refused", "reason")
