@@ -346,7 +346,9 @@ async def test_a_late_instance_is_left_for_another(
             await proxy.at_rest()
 
 
-@pytest.mark.parametrize("script", [b[1] for b in BREAKS if b[3] != "bad_upstream"], ids=str)
+@pytest.mark.parametrize(
+    "script", [pytest.param(b[1], id=b[0]) for b in BREAKS if b[3] != "bad_upstream"]
+)
 async def test_the_official_clients_raise(tmp_path: Path, script: Script) -> None:
     said: Any = [{"role": "user", "content": "hello"}]
     options: dict[str, Any] = {"api_key": "x", "max_retries": 0}

@@ -133,8 +133,8 @@ def test_a_disk_that_fills_up_holds_whole_lines(tmp_path: Path) -> None:
     code = f"""
 import resource, signal
 from pathlib import Path
-from proxy.core.record import RequestRecord
-from proxy.reqlog import RequestLog
+from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.request_log import RequestLog
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 drops = []
 path = Path({str(tmp_path / "log")!r})
