@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,9 @@ from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.simulate import EngineFleet, Task, engines, run_task
 from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import load_source
+from tests.support.traces import SAMPLE
 
-TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
-SOURCE = load_source(TRACE)
+SOURCE = load_source(SAMPLE)
 SEEDS = tuple(range(4))
 RIVALS = ("session-sticky", "smetric", "llm-d-scorers", "cache-aware", "dynamo-isl-or-load")
 FITS, EXCEEDS = 1_000_000, 150_000

@@ -18,8 +18,8 @@ from proxy.cli import _warn
 from proxy.config.load import load
 from proxy.state import proxy_state as service_module
 from proxy.telemetry.log import LOG_EVERY_S
-from tests.proxy.admin.test_endpoints import call
 from tests.proxy.test_cli import running
+from tests.support.admin import call
 from tests.support.harness import RawEngine, ServedProxy, chat, proxied, says, until
 
 TOKEN = "operators-token-0123456789"

@@ -15,7 +15,7 @@ from proxy.net.addresses import GOOD_S, TTL_S, ForbiddenAddressError, Resolver, 
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UpstreamFailure
-from tests.proxy.admin.test_endpoints import call
+from tests.support.admin import call
 from tests.support.harness import RawEngine, ServedProxy, plain, proxied, says
 
 LIST = Path(__file__).parent / "data" / "forbidden_instances.txt"
