@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -18,3 +19,8 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The demos mostly wait for their child processes: begun last, they would be waited for."""
+    items.sort(key=lambda item: item.get_closest_marker("demo") is None)
