@@ -112,7 +112,7 @@ def test_a_model_that_is_denied_may_be_anothers(seen: Seen) -> None:
     seen.fleet.observe_models("b", {"n"})
     assert not seen.events.lacks_model("a", "m")
     assert seen.events.lacks_model("a", "n")
-    assert seen.member().models == set()
+    assert seen.member().models == frozenset()
 
 
 def test_who_is_not_there_changes_nothing(seen: Seen) -> None:
