@@ -226,6 +226,7 @@ TESTED_ELSEWHERE = {
     "proxy.core.kvcache.eviction_order": "test_prefix_index.py, against a naive model",
     "proxy.core.placement.candidates": "test_cost.py and test_rules.py choose among them",
     "proxy.core.routing.route": "test_router.py and test_lifecycle.py: every step of a route",
+    "proxy.core.routing.waiting": "state/test_queue.py: let in, refused, gone, sent elsewhere",
     "proxy.fleet.instances": "scenarios/test_breaker.py: who goes, who comes back",
     "proxy.net.server.refusals": "net/server/test_connection.py and bad_input",
     "proxy.net.server.request_loop": "request/test_relay_edges.py: keep-alive, pipelining",

@@ -2,20 +2,22 @@
 
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import psutil
 
+from tests.support.waiting import until_true
 
-def test_a_worker_ends_with_its_caller() -> None:
-    code = "import time; from analysis.regret.worker import call; call(time.sleep, 50)"
+
+def test_a_worker_ends_with_its_caller(tmp_path: Path) -> None:
+    """Its timer runs once it has read its call, which here leaves a file to say so."""
+    begun = tmp_path / "begun"
+    busy = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(50)"
+    code = f"from analysis.regret.worker import call; call(exec, {busy!r})"
     with subprocess.Popen([sys.executable, "-c", code]) as caller:
-        workers: list[psutil.Process] = []
-        while not workers or "analysis.regret.worker" not in workers[0].cmdline():
-            time.sleep(0.05)
-            workers = psutil.Process(caller.pid).children()
-        # Its timer runs once it has read its call.
-        time.sleep(1.0)
+        until_true(begun.exists)
+        workers = psutil.Process(caller.pid).children()
+        assert ["analysis.regret.worker" in worker.cmdline() for worker in workers] == [True]
         caller.kill()
     _gone, alive = psutil.wait_procs(workers, timeout=20)
     for worker in alive:

@@ -253,10 +253,10 @@ async def test_scrapers_who_leave_share_an_answer_too(
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(metrics)
             await until(lambda: proxy.server.service._writing is not None, "it is being made")
-            await asyncio.sleep(0.001)
             writer.transport.abort()
+        came = proxy.listener.requests_count
         last = asyncio.create_task(ask(port, metrics))
-        await asyncio.sleep(0.01)
+        await until(lambda: proxy.listener.requests_count > came, "the last one has asked")
         go_on.set()
         assert b"cache_proxy_live_leases 0.0" in await last
         assert written == 1

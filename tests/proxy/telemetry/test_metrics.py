@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from proxy.core.types import FailureKind, RejectReason
+from proxy.core.types import FailureKind, Outcome, RejectReason
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import RequestRecord
 
 STREAM: dict[str, Any] = {
     "route_class": "WARM",
-    "outcome": "ok",
+    "outcome": Outcome.OK,
     "t_proxy_recv": 100.0,
     "t_first_token": 101.0,
     "t_done": 103.0,
@@ -62,14 +62,14 @@ def test_a_whole_stream(metrics: Metrics) -> None:
 
 
 def test_what_ended_badly_has_no_time_to_its_end(metrics: Metrics) -> None:
-    observe(metrics, outcome="upstream_truncated")
+    observe(metrics, outcome=Outcome.UPSTREAM_TRUNCATED)
     assert value(metrics, "ttft_seconds_count", route_class="WARM") == 1
     assert value(metrics, "e2e_seconds_count", route_class="WARM") is None
 
 
 def test_what_was_never_placed_has_no_class(metrics: Metrics) -> None:
-    metrics.observe(RequestRecord(request_id="r", outcome="busy"), "chat")
-    labels = {"endpoint": "chat", "route_class": "none", "outcome": "busy"}
+    metrics.observe(RequestRecord(request_id="r", outcome=Outcome.REJECTED), "chat")
+    labels = {"endpoint": "chat", "route_class": "none", "outcome": Outcome.REJECTED}
     assert value(metrics, "requests_total", **labels) == 1
     assert value(metrics, "hit_tokens_total") == 0
 

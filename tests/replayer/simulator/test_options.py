@@ -24,8 +24,9 @@ def test_what_is_below_its_range_is_named(spec: Any) -> None:
 
 @pytest.mark.parametrize("name", ["kv_load_failure_policy", "kv_connector"])
 def test_words_are_of_a_list(name: str) -> None:
+    wrong: dict[str, Any] = {name: "sometimes"}
     with pytest.raises(ValueError, match=f"{flag(name)} sometimes: must be one of "):
-        SimOptions(**{name: "sometimes"})
+        SimOptions(**wrong)
 
 
 def test_a_request_must_fit_into_the_cache() -> None:

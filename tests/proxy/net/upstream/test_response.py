@@ -6,7 +6,7 @@ import asyncio
 from contextlib import suppress
 
 from proxy.net.timeouts import Limit
-from tests.support.harness import plain
+from tests.support.harness import plain, stands_still
 from tests.support.upstream_peer import ask, serving
 
 
@@ -53,10 +53,7 @@ async def test_nobody_reads_so_nothing_is_read() -> None:
 
     async with serving(serve) as upstream:
         reply = await upstream.send("POST", "/v1/x", b"", b"{}")
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.1)
+        await stands_still(lambda: sent)
         assert sum(map(len, reply.body)) < 1 << 20
         assert sent < 32 << 20
         reply.close()
