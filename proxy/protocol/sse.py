@@ -16,6 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from proxy.protocol.endpoints import LAST_EVENTS
+
 TAIL_BYTES = 4096
 CARRY_BYTES = 65536
 """How much of an answer is waited for until its first event is there."""
@@ -33,15 +35,12 @@ _ERROR_LINE = re.compile(
 )
 _LAST_EVENT = re.compile(rb"(?:\A|\n)data:\s*\[DONE\][^\n]*\n\r?\n")
 _LAST_NAMED = re.compile(
-    rb"(?:\A|\n)event:\s*(?:message_stop|response\.(?:completed|incomplete|failed))\b"
+    rb"(?:\A|\n)event:\s*(?:%b)\b" % "|".join(map(re.escape, LAST_EVENTS)).encode()
 )
 _ENDS = (
     b"\ndata: [DONE]",
     b"\ndata:[DONE]",
-    b"\nevent: message_stop",
-    b"\nevent: response.completed",
-    b"\nevent: response.incomplete",
-    b"\nevent: response.failed",
+    *(b"\nevent: " + name.encode() for name in LAST_EVENTS),
 )
 """Each at the start of a line: inside a JSON string, where a model may write it, none begins."""
 _HINTS = (b"[DONE]", b"\nevent:")

@@ -29,6 +29,7 @@ from proxy.net.server import responses
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import OnSent
 from proxy.net.upstream.response import UpstreamResponse
+from proxy.protocol.endpoints import ENDPOINTS, endpoint_of
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.protocol.headers import route_lines, with_request_id
 from proxy.request import client_request
@@ -45,20 +46,6 @@ from proxy.state.proxy_state import ProxyState
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
 
-ENDPOINTS = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v1/score",
-        "/tokenize",
-        "/detokenize",
-    }
-)
-"""Paths that are a value of the label `endpoint`; every other one counts as `other`."""
 _GIANT_BYTES = 1 << 19
 """From here on a body's texts take about a millisecond and more."""
 SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
@@ -358,7 +345,7 @@ class Exchange:
                 output_tokens = record.osl_tokens if whole else None
                 service.router.finish(route, service.clock.now_s(), output_tokens)
         self._learn()
-        service.metrics.observe(record, self.path if self.path in ENDPOINTS else "other")
+        service.metrics.observe(record, endpoint_of(self.path).label)
         service.request_log.write(record)
 
     def _complete(self) -> None:

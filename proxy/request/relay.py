@@ -19,6 +19,7 @@ from aiohttp import web
 from proxy.core.types import FailureKind
 from proxy.net.timeouts import IdleLimit
 from proxy.net.upstream.response import UpstreamResponse
+from proxy.protocol.endpoints import endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, wrap
 from proxy.protocol.sse import Scanner, end_of_stream, events_end, names_the_end
@@ -32,8 +33,6 @@ LAST_CHUNK = b"0\r\n\r\n"
 HEARTBEAT = b": keepalive\n\n"
 GRACE_S = 1.0
 """How long an instance may take from the end of its stream to the end of its answer."""
-NAMED_EVENTS = frozenset({"/v1/messages", "/v1/responses"})
-"""Paths whose streams end with an event of a certain name; others end with [DONE]."""
 
 
 class StreamCutError(Exception):
@@ -111,7 +110,7 @@ class Relay:
         self._frame = reply.framing.feed
         self._feed = scanner.feed
         self._is_stream = reply.is_stream
-        self._is_named = self._is_stream and request.path in NAMED_EVENTS
+        self._is_named = self._is_stream and bool(endpoint_of(request.path).last_events)
         self._always_frames = response.rechunks or response.unchunks or self._is_named
         self._frames = self._always_frames
         is_chunked = isinstance(reply.framing, Chunked) or response.rechunks

@@ -20,9 +20,9 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from proxy.net.server import responses
 from proxy.net.server.refusals import RefusalLog, RefusedError, refusal_of
 from proxy.net.server.request_loop import SerialHandler
+from proxy.protocol.endpoints import OFFLOADABLE
 from proxy.protocol.errors import ProxyError
 from proxy.protocol.framing import FramingError
-from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
 from proxy.protocol.request_framing import (
     HEAD_BYTES,
     METHODS,
@@ -195,7 +195,7 @@ class ClientConnection(SerialHandler):
             return refusal
         if message.method not in METHODS:
             return Refusal.METHOD
-        if message.path not in OFFLOAD_ENDPOINTS and not is_target(message.path):
+        if message.path not in OFFLOADABLE and not is_target(message.path):
             return Refusal.TARGET
         if (host := headers.get("Host", "")) not in _hosts and not _is_host(host):
             return Refusal.HOST

@@ -17,7 +17,10 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import orjson
 from aiohttp import web
+
+from proxy.protocol.errors import overloaded
 
 HANDSHAKE_S = 10.0
 """A client that has not shaken hands by then holds a connection for nothing."""
@@ -100,11 +103,7 @@ PLACES = 8
 """Refusals that are being said; others are closed without a word."""
 REFUSED_LINGER_S = 1.0
 """How long a refused client may take to read it: an early close could reset the words away."""
-_BODY = (
-    b'{"message":"Service temporarily unavailable: too many connections",'
-    b'"type":"service_unavailable","code":503,"error":{"message":"Service temporarily unavailable: '
-    b'too many connections","type":"service_unavailable","code":503,"param":null}}'
-)
+_BODY = orjson.dumps(overloaded("Service temporarily unavailable: too many connections", 503))
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
