@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-COMPILED_SHELL := access departure disconnect hedge intake offload overload relay reuse streams tap waiting
+TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol proxy/request proxy/state \
+	$(addprefix scenarios/test_,$(addsuffix .py,disconnect hedge offload overload reuse streams)) \
+	proxy/process/test_drain.py)
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -44,7 +46,7 @@ test: $(VENV)/.installed-dev
 ## The same for the core as it is installed with a C compiler at hand; see setup.py.
 test-compiled: compiled
 	$(BIN)/pytest -q -o pythonpath='.cache/compiled .' -o cache_dir=.cache/compiled/.pytest_cache \
-		tests/core tests/test_fuzz.py $(addprefix tests/shell/test_,$(addsuffix .py,$(COMPILED_SHELL)))
+		$(TESTS_COMPILED)
 
 ## The project as `pip install .` installs it where there is a C compiler.
 compiled: .cache/compiled/.installed

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from tests.bad_input.run import OPTIONS, rig
-from tests.shell.harness import ServedProxy, chat
+from tests.support.harness import ServedProxy, chat
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\n"
 BODY_HEAD = HEAD + b"Content-Length: 100000\r\n\r\n"

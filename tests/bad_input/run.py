@@ -15,7 +15,7 @@ from typing import Any
 
 from replayer.simulator.host import SimFleet
 from tests.bad_input.cases import CANARY, Case
-from tests.shell.harness import ServedProxy
+from tests.support.harness import ServedProxy
 
 HANG_S = 30.0
 AT_ONCE = 128

@@ -27,7 +27,7 @@ from tests.chaos.client import Got, exchange, request
 from tests.chaos.invariants import holds
 from tests.chaos.rig import CANARIES, MAX_RETRIES, PROMPT_SECRET, SECRETS
 from tests.chaos.scripted import ENGINE_SECRET
-from tests.shell.harness import chat, until
+from tests.support.harness import chat, until
 
 ROOT = Path(__file__).parents[2]
 START_S = 90.0

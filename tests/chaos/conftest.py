@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blockbuster import BlockBuster, blockbuster_ctx
 
-from proxy.net import timeouts
-from tests import turns
 from tests.chaos import figures, invariants
 from tests.chaos.rig import Floor
+from tests.support import turns
+from tests.support.fixtures import (  # noqa: F401
+    _a_hiccup_of_the_machine_is_no_timeout,
+    blockbuster,
+)
 
 ROWS = tomllib.loads((Path(__file__).parent / "faults.toml").read_text())["rows"]
 _OUTCOMES = ("passed", "failed", "error", "xfailed", "xpassed", "skipped")
@@ -24,22 +26,6 @@ _ROW = re.compile(r"::test_f(\d+)_")
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:
     return {"uvloop": turns.new_loop}
-
-
-@pytest.fixture(autouse=True)
-def blockbuster() -> Iterator[BlockBuster]:
-    """No blocking call on the loop, as in the shell's tests."""
-    with blockbuster_ctx("proxy") as found:
-        for function in found.functions.values():
-            function.can_block_in("proxy/state/proxy_state.py", "start")
-            function.can_block_in("proxy/app.py", "start")
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _a_hiccup_of_the_machine_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the shell's tests: limits of some tenths of a second do not count it."""
-    monkeypatch.setattr(timeouts, "LOST_S", timeouts.TICK_S / 5)
 
 
 @pytest.fixture(autouse=True)

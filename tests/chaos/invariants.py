@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.chaos.client import Got
-from tests.turns import turns
+from tests.support.turns import turns
 
 counted: Counter[str] = Counter()
 """Checks made in this session, by invariant."""
@@ -70,7 +70,7 @@ class LogCatcher(logging.Handler):
 class LagProbe:
     """The longest turn of the loop, in seconds that its thread computed.
 
-    The tests' own share is in it; `tests.turns` has the proxy's alone, and a bound that is tighter.
+    The tests' own share is in it; `tests.support.turns` has the proxy's alone, and a tighter bound.
     """
 
     def __init__(self) -> None:

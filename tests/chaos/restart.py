@@ -30,7 +30,7 @@ import uvloop
 from tests.chaos.client import Connection, Got, connect, request
 from tests.chaos.command import START_S, Command, command
 from tests.chaos.scripted import Scripted
-from tests.shell.harness import ANSWER, DONE, STREAM_HEAD, chat, chunk, event, until
+from tests.support.harness import ANSWER, DONE, STREAM_HEAD, chat, chunk, event, until
 
 BUSY, SLOW = 10, 20
 """Kept connections: those that take turns with half of the load, and those that are mostly idle."""

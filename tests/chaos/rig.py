@@ -31,8 +31,8 @@ from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.faultproxy import FaultProxy
 from tests.chaos.invariants import LagProbe, LogCatcher, Residue, holds
 from tests.chaos.scripted import CALM_MODEL, ENGINE_SECRET, Scripted
-from tests.shell.harness import WAIT_S, Script, ServedProxy, chat, until
-from tests.turns import slowness
+from tests.support.harness import WAIT_S, Script, ServedProxy, chat, until
+from tests.support.turns import slowness
 
 CANARIES = {
     "Authorization": "Bearer sk-canary-key-91f0",

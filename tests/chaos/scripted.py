@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
-from tests.shell.harness import ANSWER, Script, plain, says
+from tests.support.harness import ANSWER, Script, plain, says
 
 MODEL, CALM_MODEL = "sim-8b", "calm-8b"
 GOOD = says(ANSWER)

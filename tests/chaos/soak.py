@@ -30,7 +30,7 @@ from tests.chaos import invariants as inv
 from tests.chaos.client import Got, connect, exchange, request
 from tests.chaos.command import Command, command
 from tests.chaos.faultproxy import FaultProxy
-from tests.shell.harness import chat, words
+from tests.support.harness import chat, words
 
 ENGINES = 3
 FAULT_S = 10.0

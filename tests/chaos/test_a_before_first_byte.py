@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.client import Got
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import ENGINE_SECRET, GOOD, Scripted
-from tests.shell.harness import ANSWER, Script, plain, resets, says, stalls, until
+from tests.support.harness import ANSWER, Script, plain, resets, says, stalls, until
 
 REFUSED = plain(
     b'{"error":{"message":"boom %s","type":"x","code":500}}' % ENGINE_SECRET.encode(),

@@ -15,7 +15,7 @@ from tests.chaos.command import command
 from tests.chaos.invariants import samples
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, Scripted
-from tests.shell.harness import (
+from tests.support.harness import (
     DONE,
     STREAM_HEAD,
     Script,

@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.client import Connection, Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, Scripted
-from tests.shell.harness import (
+from tests.support.harness import (
     ANSWER,
     STREAM_HEAD,
     Script,

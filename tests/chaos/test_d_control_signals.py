@@ -18,7 +18,7 @@ from tests.chaos.client import Got
 from tests.chaos.invariants import holds, samples
 from tests.chaos.rig import SLOW_PROBES, Floor
 from tests.chaos.scripted import GOOD, Scripted
-from tests.shell.harness import (
+from tests.support.harness import (
     ANSWER,
     DONE,
     STREAM_HEAD,

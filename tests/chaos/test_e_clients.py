@@ -18,7 +18,7 @@ from proxy.net import tcp
 from tests.chaos.client import Connection, Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD
-from tests.shell.harness import STREAM_HEAD, Script, chat, chunk, event, stalls, until, words
+from tests.support.harness import STREAM_HEAD, Script, chat, chunk, event, stalls, until, words
 
 BODY = orjson.dumps(chat("leaver"))
 BIG = orjson.dumps(chat(words(80_000)))

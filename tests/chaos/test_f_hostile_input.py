@@ -14,8 +14,8 @@ from tests.chaos.client import Got, request
 from tests.chaos.invariants import samples
 from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD, Scripted
-from tests.shell.harness import chat
-from tests.turns import TURN_S, Turns
+from tests.support.harness import chat
+from tests.support.turns import TURN_S, Turns
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
 MESSAGE = b'{"role":"user","content":"hi"}'

@@ -21,7 +21,7 @@ from tests.chaos.scripted import GOOD, Scripted
 from tests.chaos.test_a_before_first_byte import REFUSED
 from tests.chaos.test_b_mid_stream import DONE_EVENT, LAST, is_cut
 from tests.chaos.test_e_clients import BODY, PHASES
-from tests.shell.harness import (
+from tests.support.harness import (
     STREAM_HEAD,
     Script,
     chunk,

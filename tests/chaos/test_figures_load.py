@@ -20,7 +20,7 @@ from tests.chaos.command import command
 from tests.chaos.invariants import hits
 from tests.chaos.rig import SLOW_PROBES, Floor
 from tests.chaos.scripted import GOOD, Scripted
-from tests.shell.harness import (
+from tests.support.harness import (
     DONE,
     STREAM_HEAD,
     Script,

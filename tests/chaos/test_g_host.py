@@ -23,7 +23,7 @@ from tests.chaos.command import ROOT, Command, command
 from tests.chaos.invariants import holds
 from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor
 from tests.chaos.scripted import GOOD, Scripted
-from tests.shell.harness import (
+from tests.support.harness import (
     DONE,
     STREAM_HEAD,
     Script,

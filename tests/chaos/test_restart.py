@@ -19,7 +19,7 @@ from tests.chaos.command import ROOT, Command
 from tests.chaos.restart import BODY, Seen, is_running, pid_of, replace, replaceable, run
 from tests.chaos.rig import Floor
 from tests.chaos.scripted import Scripted
-from tests.shell.harness import until
+from tests.support.harness import until
 
 TIMES, RATE, STREAMS = 3, 100.0, 20
 

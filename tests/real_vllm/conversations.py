@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.real_vllm.rig import CHAT, ask, words
-from tests.shell.harness import Answer, ServedProxy
+from tests.support.harness import Answer, ServedProxy
 
 
 @dataclass

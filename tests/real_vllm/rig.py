@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.real_vllm.engines.fleet import ABORT_S, MODEL, Engine
 from tests.real_vllm.tap import Tap
-from tests.shell.harness import ServedProxy
+from tests.support.harness import ServedProxy
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WORDS = sorted({*keyword.kwlist, *dir(builtins)})

@@ -6,7 +6,7 @@ import pytest
 
 from tests.real_vllm.engines.fleet import MODEL
 from tests.real_vllm.rig import Pair
-from tests.replayer import contract
+from tests.support import contract
 
 
 async def test_the_recording_is_true(mooncake: Pair, pytestconfig: pytest.Config) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.bench.processes import is_running
 from tests.real_vllm.engines.fleet import Engine, EngineError, Site, running
-from tests.shell.harness import until
+from tests.support.harness import until
 
 ENGINES = Path(__file__).parent / "engines"
 STARTER = """

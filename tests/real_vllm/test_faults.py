@@ -28,7 +28,7 @@ from tests.real_vllm.rig import (
     token_ids,
     words,
 )
-from tests.shell.harness import Answer, ServedProxy
+from tests.support.harness import Answer, ServedProxy
 
 STEADY: dict[str, Any] = ALWAYS | {"hedge": False, "slow_start": 0.0}
 EOS = 2

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from tests.real_vllm.rig import COMPLETIONS, HEAVY, Pair, ask, ids
-from tests.shell.harness import ServedProxy
+from tests.support.harness import ServedProxy
 
 ROUNDS = 3
 INTRUDER_TOKENS = 24_000

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.real_vllm.rig import ALWAYS, CHAT, COMPLETIONS, MOVED, Pair, ask, ids, token_ids, words
-from tests.shell.harness import ServedProxy
+from tests.support.harness import ServedProxy
 
 PROMPTS = 50
 AT_ONCE = 2

@@ -11,7 +11,7 @@ import pytest
 
 from tests.real_vllm.rig import CHAT, COMPLETIONS, SLOW, Pair, ask, words
 from tests.real_vllm.tap import Tap
-from tests.shell.harness import Answer, ServedProxy
+from tests.support.harness import Answer, ServedProxy
 
 FIELD = "kv_transfer_params"
 JSON = "application/json"

@@ -14,7 +14,7 @@ import pytest
 from tests.real_vllm.conversations import Conversation, error_ratio, mean
 from tests.real_vllm.engines.fleet import KV_BYTES_PER_TOKEN, Engine, Site, running
 from tests.real_vllm.rig import COMPLETIONS, Pair, ask, ids
-from tests.shell.harness import ServedProxy
+from tests.support.harness import ServedProxy
 
 SESSIONS, TURNS, AT_ONCE = 30, 10, 3
 WARM_UP = 30

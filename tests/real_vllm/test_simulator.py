@@ -21,7 +21,7 @@ from tests.real_vllm.engines.fleet import (
     running,
 )
 from tests.real_vllm.rig import ALWAYS, COMPLETIONS, COMPUTED, LOCAL, MOVED, Pair, ask, ids
-from tests.shell.harness import ServedProxy
+from tests.support.harness import ServedProxy
 
 REQUESTS, SESSIONS = 200, 16
 SOURCES = (LOCAL, COMPUTED, MOVED)

@@ -25,9 +25,9 @@ from typing import cast
 from proxy.core.kvcache.eviction_order import Hold, Runs
 
 BYTES_PER_BLOCK = 600
-"""Memory of one block on one instance, at its worst (tests/core/test_prefix.py measures it): a
-prompt of one block, just after the tables grew, in a compiled installation (interpreted: 500). Of
-long prompts a block takes less than half."""
+"""Memory of one block on one instance, at its worst, as test_prefix_index.py measures it: a prompt
+of one block, just after the tables grew, in a compiled installation (interpreted: 500). Of long
+prompts a block takes less than half."""
 GROUPS_MAX = 256
 
 

@@ -1,0 +1,313 @@
+"""The operator's side: liveness, readiness, instances, sessions, models, thresholds."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.config.options import Settings
+from tests.support.harness import ServedProxy, addresses, chat, proxied, until, words
+
+DECODE = "active_decode_blocks_threshold"
+TOKENS = "active_prefill_tokens_threshold"
+FRAC = "active_prefill_tokens_threshold_frac"
+
+
+async def call(
+    proxy: ServedProxy, method: str, path: str, body: Any = None, **kw: Any
+) -> tuple[int, Any]:
+    data = body if isinstance(body, bytes | None) else orjson.dumps(body)
+    headers = {"Content-Type": "application/json"} | kw.pop("headers", {})
+    async with proxy.http.request(method, path, data=data, headers=headers, **kw) as response:
+        return response.status, orjson.loads(await response.read())
+
+
+async def test_probes(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, fleet):
+        assert (await call(proxy, "GET", "/live"))[0] == 200
+        assert (await call(proxy, "GET", "/ready"))[0] == 200
+        status, health = await call(proxy, "GET", "/health")
+        assert (status, [i["is_up"] for i in health["instances"].values()]) == (200, [True, True])
+        await fleet.engines[0].kill()
+        await until(lambda: len(proxy.router.fleet.up()) == 1, "one down")
+        status, health = await call(proxy, "GET", "/health")
+        first, second = health["instances"].values()
+        assert (status, first["is_up"], second["is_up"]) == (200, False, True)
+        assert "connect" in first["last_error"]
+        assert second["last_error"] is None
+        await fleet.engines[1].kill()
+        await until(lambda: not proxy.router.fleet.up(), "both down")
+        assert (await call(proxy, "GET", "/health"))[0] == 503
+        assert (await call(proxy, "GET", "/ready"))[0] == 503
+        assert (await call(proxy, "GET", "/live"))[0] == 200
+
+
+async def test_draining_is_not_ready(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        service = proxy.server.service
+        service.is_leaving = service.is_draining = True
+        assert await call(proxy, "GET", "/ready") == (503, {"status": "draining"})
+        answer = await proxy.post(chat("x"))
+        assert (answer.status, answer.headers["Connection"]) == (200, "close")
+
+
+async def test_models_are_a_union(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        _, models = await call(proxy, "GET", "/v1/models")
+        assert [card["id"] for card in models["data"]] == ["sim-8b"]
+
+
+async def test_metrics_parse_and_carry_the_fleet(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        await proxy.post(chat("x"))
+        await until(lambda: len(proxy.server.service.stats) == 2, "engines scraped")
+        async with proxy.http.get("/metrics") as response:
+            families = {f.name for f in text_string_to_metric_families(await response.text())}
+        assert {"cache_proxy_requests", "cache_proxy_kv_cache_usage_ratio"} <= families
+        assert proxy.metric("accounting_drift") == 0
+
+
+async def test_instances_come_and_go(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 2, offload_policy="never") as (proxy, fleet):
+        first, second = addresses(fleet)
+        _, listed = await call(proxy, "GET", "/instances")
+        assert [i["is_up"] for i in listed] == [True, True]
+        name = listed[1]["name"]
+        assert (await call(proxy, "DELETE", f"/instances/{name}?drain=true"))[0] == 202
+        for i in range(4):
+            assert (await proxy.post(chat("x"), headers={"X-Session-ID": f"s{i}"})).headers[
+                "X-Cache-Proxy-Instance"
+            ] == listed[0]["name"]
+        await until(lambda: proxy.router.fleet.get(name) is None, "drained, so removed")
+        assert (await call(proxy, "DELETE", f"/instances/{name}"))[0] == 404
+        assert (await call(proxy, "POST", "/instances", {"instance": f"new={second}"}))[0] == 201
+        assert (await call(proxy, "POST", "/instances", {"instance": f"new={second}"}))[0] == 409
+        assert (await call(proxy, "POST", "/instances", {"instance": first}))[0] == 409
+        for bad in ({}, {"instance": 7}, {"instance": "nowhere"}, {"instance": "http://a:1/x"}):
+            assert (await call(proxy, "POST", "/instances", bad))[0] == 400
+        seen = {
+            (await proxy.post(chat("x"), headers={"X-Session-ID": f"t{i}"})).headers[
+                "X-Cache-Proxy-Instance"
+            ]
+            for i in range(4)
+        }
+        assert seen == {"new"}, "it has the fewest sessions"
+        await proxy.at_rest()
+
+
+async def test_removing_an_instance_under_a_stream_ends_that_stream_only(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 2, sim={"speed": 1.0}) as (proxy, _):
+        async with proxy.http.post("/v1/chat/completions", json=chat("x", max_tokens=4000)) as r:
+            await r.content.readany()
+            name = r.headers["X-Cache-Proxy-Instance"]
+            await call(proxy, "DELETE", f"/instances/{name}")
+            r.close()
+        await proxy.at_rest()
+        assert [m.instance.name for m in proxy.router.fleet.members()] != [name]
+
+
+async def test_the_last_decisions(tmp_path: Path) -> None:
+    async with proxied(tmp_path, heavy_threshold=500, warm_threshold=100) as (proxy, _):
+        for i, size in enumerate((10, 1000, 20)):
+            await proxy.post(chat(words(size)), headers={"X-Request-Id": f"r{i}"})
+        _, found = await call(proxy, "GET", "/decisions?n=2")
+        assert [d["request_id"] for d in found] == ["r2", "r1"]
+        assert found[1]["route_class"] == "HEAVY_COLO"
+        assert {c["instance"] for c in found[1]["candidates"]} == set(proxy.router.ledger._accounts)
+        for bad in ("0", "201", "x", "-1"):
+            assert (await call(proxy, "GET", f"/decisions?n={bad}"))[0] == 400
+
+
+async def test_every_decision_shows_its_options_and_the_shadow(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"offload_policy": "cost", "shadow_policy": "always"}
+    options |= {"heavy_threshold": 500, "warm_threshold": 100}
+    async with proxied(tmp_path, **options) as (proxy, _):
+        for size in (10, 2000):
+            await proxy.post(chat(words(size)))
+        _, found = await call(proxy, "GET", "/decisions")
+        large, small = found
+        for decision in found:
+            costs = [c["cost_s"] for c in decision["candidates"] if c["prefill"] is None]
+            assert costs == sorted(costs)
+            assert decision["predicted_ttft_bound_s"] >= decision["predicted_ttft_s"] > 0
+            assert decision["predicted_prefill_s"] > 0
+        assert small["shadow"]["agrees"] is True
+        assert large["shadow"]["policy"] == "always"
+        assert large["shadow"]["route_class"] == "HEAVY_P2P"
+        assert large["shadow"]["reason"] == "policy_always"
+        records = {r["request_id"]: r for r in await proxy.records(2)}
+        assert records[large["request_id"]]["candidates"] == large["candidates"]
+        assert records[large["request_id"]]["shadow"] == large["shadow"]
+        agreed = "true" if large["shadow"]["agrees"] else "false"
+        assert proxy.metric("shadow_decisions_total", policy="always", agrees=agreed) >= 1
+        assert proxy.metric("prediction_error_ratio_count", what="ttft") == 2
+        _, listed = await call(proxy, "GET", "/instances")
+        ratios = listed[0]["residual_ratios"]
+        assert ratios["queue_and_prefill"] == {"p50": None, "p95": None}, "too few yet"
+
+
+async def test_a_session_can_be_ended(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        await proxy.post(chat("x"), headers={"X-Session-ID": "s/1"})
+        assert (await call(proxy, "POST", "/sessions/s%2F1/end"))[0] == 200
+        assert (await call(proxy, "POST", "/sessions/s%2F1/end"))[0] == 404
+
+
+def row(model: str, decode: Any = None, tokens: Any = None, frac: Any = None) -> dict[str, Any]:
+    return {"model": model, DECODE: decode, TOKENS: tokens, FRAC: frac}
+
+
+class TestBusyThreshold:
+    """Every row of the contract."""
+
+    async def test_reading_and_partial_updates(self, tmp_path: Path) -> None:
+        async with proxied(tmp_path, 1) as (proxy, _):
+            path = "/busy_threshold"
+            assert await call(proxy, "GET", path) == (200, {"thresholds": [row("*")]})
+            unknown = {"model": "who"}
+            assert await call(proxy, "POST", path, unknown) == (200, row("who"))
+            nulls = {"model": "sim-8b", DECODE: None}
+            assert await call(proxy, "POST", path, nulls) == (200, row("sim-8b"))
+            first = {"model": "sim-8b", DECODE: 0.85}
+            assert await call(proxy, "POST", path, first) == (200, row("sim-8b", 0.85))
+            second = {"model": "sim-8b", TOKENS: 10_000}
+            assert await call(proxy, "POST", path, second) == (200, row("sim-8b", 0.85, 10_000))
+            third = {"model": "sim-8b", FRAC: 1.5, "unset": [DECODE]}
+            assert await call(proxy, "POST", path, third) == (200, row("sim-8b", None, 10_000, 1.5))
+            _, listed = await call(proxy, "GET", path)
+            assert listed == {"thresholds": [row("*"), row("sim-8b", None, 10_000, 1.5)]}
+            one = f"{path}?model=sim-8b&field={FRAC}"
+            assert await call(proxy, "DELETE", one) == (200, row("sim-8b", None, 10_000))
+            assert await call(proxy, "DELETE", f"{path}?model=sim-8b") == (200, row("sim-8b"))
+            for bad in ("?field=x", "?model=*&field=x", ""):
+                assert (await call(proxy, "DELETE", path + bad))[0] == 400
+            body = {"model": "sim-8b"}
+            assert (await call(proxy, "DELETE", path, body))[0] == 400, "a body names nothing"
+
+    @pytest.mark.parametrize(
+        ("body", "status", "words_"),
+        [
+            ({"model": "who", TOKENS: 1}, 404, "Model 'who' not found."),
+            ({"model": "sim-8b", DECODE: 1.01}, 400, f"{DECODE} must be between 0 and 1"),
+            ({"model": "sim-8b", DECODE: -0.1}, 400, "got -0.1"),
+            ({"model": "sim-8b", FRAC: -1}, 400, f"{FRAC} must be finite and >= 0"),
+            ({"model": "sim-8b", TOKENS: -1}, 422, TOKENS),
+            ({"model": "sim-8b", TOKENS: 1.5}, 422, TOKENS),
+            ({"model": "sim-8b", TOKENS: "9"}, 422, TOKENS),
+            ({"model": "sim-8b", DECODE: True}, 422, DECODE),
+            ({"model": "sim-8b", "unset": ["x"]}, 422, "unset"),
+            ({"model": "*", "active_prefill_token_threshold": 5}, 422, "unknown field active_pre"),
+            ({TOKENS: 1}, 422, "model"),
+            ({"model": 7, TOKENS: 1}, 422, "model"),
+            ([], 422, "object"),
+            (b"{", 400, "JSON"),
+            (b" " * 70_000, 413, "over"),
+        ],
+    )
+    async def test_refusals_change_nothing(
+        self, tmp_path: Path, body: Any, status: int, words_: str
+    ) -> None:
+        async with proxied(tmp_path, 1) as (proxy, _):
+            got, answer = await call(proxy, "POST", "/busy_threshold", body)
+            assert got == status
+            assert words_ in answer["error"]
+            assert await call(proxy, "GET", "/busy_threshold") == (
+                200,
+                {"thresholds": [row("*")]},
+            )
+
+    async def test_the_content_type_is_checked(self, tmp_path: Path) -> None:
+        async with proxied(tmp_path, 1) as (proxy, _):
+            headers = {"Content-Type": "text/plain"}
+            status, _ = await call(
+                proxy, "POST", "/busy_threshold", {"model": "*"}, headers=headers
+            )
+            assert status == 415
+
+    async def test_in_force_at_once_and_dry_run_first(self, tmp_path: Path) -> None:
+        async with proxied(tmp_path, 1, sim={"speed": 3.0}, max_queue=0) as (proxy, _):
+            limit = {"model": "*", TOKENS: 100}
+            async with proxy.http.post(
+                "/v1/chat/completions", json=chat("x", max_tokens=2000)
+            ) as r:
+                await r.content.readany()
+                async with asyncio.TaskGroup() as beside:
+                    waiting = beside.create_task(proxy.post(chat(words(40_000))))
+                    load = proxy.router.ledger.load
+                    name = proxy.settings.instances[0].name
+                    await until(lambda: load(name).prefill_tokens > 100, "a backlog")
+                    _, dry = await call(proxy, "POST", "/busy_threshold", limit | {"dry_run": True})
+                    assert dry["busy"] == [name]
+                    assert (await call(proxy, "GET", "/busy_threshold"))[1] == {
+                        "thresholds": [row("*")]
+                    }
+                    assert (await call(proxy, "POST", "/busy_threshold", limit))[0] == 200
+                    busy = await proxy.post(chat("y"))
+                    assert busy.status == 503
+                    assert int(busy.headers["Retry-After"]) >= 1
+                    assert busy.json["message"].startswith("Service temporarily unavailable: All w")
+                    assert (busy.json["type"], busy.json["code"]) == ("service_unavailable", 503)
+                    assert busy.json["error"]["code"] == 503
+                    assert (await call(proxy, "DELETE", "/busy_threshold?model=*"))[0] == 200
+                    assert (await proxy.post(chat("y", max_tokens=1))).status == 200
+                    waiting.cancel()
+            await proxy.at_rest()
+
+
+ADMIN = [
+    ("GET", "/instances"),
+    ("POST", "/instances"),
+    ("DELETE", "/instances/x"),
+    ("POST", "/sessions/x/end"),
+    ("GET", "/decisions"),
+    ("GET", "/busy_threshold"),
+    ("POST", "/busy_threshold"),
+    ("DELETE", "/busy_threshold"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+async def test_the_token_guards_every_admin_path(tmp_path: Path, method: str, path: str) -> None:
+    async with proxied(tmp_path, 1, admin_token="s3cret") as (proxy, _):
+        for given in ({}, {"Authorization": "Bearer s3cre"}, {"Authorization": "s3cret"}):
+            status, answer = await call(proxy, method, path, {}, headers=given)
+            assert (status, answer["error"]["code"]) == (401, 401)
+        known = {"Authorization": "Bearer s3cret"}
+        assert (await call(proxy, method, path, {}, headers=known))[0] != 401
+        assert (await call(proxy, "GET", "/ready"))[0] == 200
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+async def test_a_listener_of_their_own(tmp_path: Path, method: str, path: str) -> None:
+    async with proxied(tmp_path, 1, admin_port=0) as (proxy, _):
+        assert (await call(proxy, method, path, {}))[0] == 404
+        async with aiohttp.ClientSession(proxy.server.admin_url) as admin:
+            async with admin.request(method, path, json={}) as response:
+                assert response.status != 404 or "known" in await response.text() or path[1] == "s"
+            async with admin.post("/v1/chat/completions", json=chat("x")) as response:
+                assert response.status == 404, "clients are not served there"
+            async with admin.get("/metrics") as response:
+                assert response.status == 200
+        assert (await proxy.post(chat("x"))).status == 200
+
+
+async def test_the_log_lists_as_many_options_as_it_is_told(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"offload_policy": "cost", "log_candidates": 1}
+    async with proxied(tmp_path, 3, **options) as (proxy, _):
+        for at, most in enumerate((1, 0, 2)):
+            proxy.server.service.use(Settings(**vars(proxy.settings) | {"log_candidates": most}))
+            await proxy.post(chat(words(10)), headers={"X-Request-Id": f"r{at}"})
+            records = {r["request_id"]: r for r in await proxy.records(at + 1)}
+            logged = records[f"r{at}"]
+            assert len(logged["candidates"]) == most
+            if most:
+                taken = {c["instance"] for c in logged["candidates"]}
+                assert logged["decode_instance"] in taken
+        _, found = await call(proxy, "GET", "/decisions")
+        assert [len(decision["candidates"]) for decision in found] == [3, 3, 3]

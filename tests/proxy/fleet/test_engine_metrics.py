@@ -1,0 +1,100 @@
+"""What is read from an engine's metrics, also from old or broken ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.admission.engine_reports import EngineStats
+from proxy.fleet.engine_metrics import parse
+from proxy.state.proxy_state import ProxyState
+from tests.support.harness import chat, proxied, until
+
+NEW = b"""# HELP vllm:kv_cache_usage_perc KV-cache usage.
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000",cache_dtype="auto"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="1000",cache_dtype="auto"} 1.0
+vllm:prefix_cache_queries_total{engine="0"} 1000.0
+vllm:prefix_cache_hits_total{engine="0"} 400.0
+vllm:prompt_tokens_by_source_total{source="local_compute"} 50.0
+vllm:prompt_tokens_by_source_total{source="local_cache_hit"} 25.0
+vllm:prompt_tokens_by_source_total{source="external_kv_transfer"} 25.0
+vllm:e2e_request_latency_seconds_bucket{le="0.3"} 7
+process_start_time_seconds 1.7951760001e+09
+"""
+
+
+def test_two_ranks_of_a_new_engine() -> None:
+    assert parse(NEW) == EngineStats(
+        kv_used_ratio=0.75,
+        kv_total_tokens=32_000,
+        requests_running=7,
+        requests_waiting=1,
+        hit_ratio=0.4,
+        external_tokens=25.0,
+        external_hit_ratio=0.25,
+        start_s=1795176000.1,
+    )
+
+
+def test_old_names() -> None:
+    old = b"vllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries_total 10\n"
+    old += b"vllm:gpu_prefix_cache_hits_total 5\n"
+    stats = parse(old)
+    assert (stats.kv_used_ratio, stats.hit_ratio) == (0.5, 0.5)
+
+
+def test_stated_size_wins() -> None:
+    stated = b'vllm:cache_config_info{kv_cache_size_tokens="777",block_size="16"} 1\n'
+    assert parse(stated).kv_total_tokens == 777
+
+
+def test_nothing_is_unknown_not_zero() -> None:
+    assert parse(b"") == parse(b"<html>hello</html>") == EngineStats()
+
+
+@given(st.binary(max_size=300), st.integers(0, len(NEW)))
+def test_garbage_never_raises(noise: bytes, at: int) -> None:
+    assert isinstance(parse(NEW[:at] + noise + NEW[at:]), EngineStats)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b'vllm:num_requests_running{engine="%d"} 1e308\n',
+        b'vllm:num_requests_running{engine="%d"} 9e15\n',
+        b'vllm:num_requests_running{engine="%d"} 1e15\n' * 9,
+        b'vllm:cache_config_info{engine="%d",kv_cache_size_tokens="1e308"} 1\n',
+        b'vllm:cache_config_info{engine="%d",kv_cache_size_tokens="9e15"} 1\n',
+        b'vllm:cache_config_info{engine="%d",num_gpu_blocks="1e300",block_size="9"} 1\n',
+    ],
+)
+def test_what_is_too_large_is_not_known(lines: bytes) -> None:
+    """Their sum neither: it would be no number that JSON has."""
+    assert parse(lines.replace(b"%d", b"0") + lines.replace(b"%d", b"1")) == EngineStats()
+
+
+async def test_a_look_that_fails_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = 0
+
+    def fails(*args: object) -> None:
+        nonlocal looks
+        looks += 1
+        raise OverflowError("too much")
+
+    monkeypatch.setattr(ProxyState, "observe_stats", fails)
+    async with proxied(tmp_path, 1, scrape_interval=0.01) as (proxy, _):
+        await until(lambda: looks > 2, "looked at again and again")
+        assert (await proxy.post(chat("x"))).status == 200
+    lines = [r for r in caplog.records if "a look at it failed" in r.getMessage()]
+    assert len(lines) == 1, "once per while"

@@ -1,0 +1,335 @@
+"""TLS on both sides, with certificates of an own CA, exchanged under running streams."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+import trustme
+
+from proxy.config.sources import ConfigError
+from proxy.net.server import listener
+from proxy.protocol.framing import Chunked
+from replayer.simulator.host import SimFleet
+from tests.support.harness import (
+    DONE,
+    STREAM_HEAD,
+    RawEngine,
+    ServedProxy,
+    chat,
+    chunk,
+    event,
+    says,
+    until,
+    words,
+)
+
+
+class Certificates:
+    """A CA and what it signs, as files."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(exist_ok=True)
+        self._home = home
+        self._ca = trustme.CA()
+        self.ca = home / "ca.pem"
+        self._ca.cert_pem.write_to_path(str(self.ca))
+
+    def leaf(self, name: str, *identities: str) -> tuple[Path, Path]:
+        made = self._ca.issue_cert(*identities)
+        cert, key = self._home / f"{name}.pem", self._home / f"{name}.key"
+        cert.write_bytes(b"".join(p.bytes() for p in made.cert_chain_pems))
+        made.private_key_pem.write_to_path(str(key))
+        return cert, key
+
+    def server(self, *identities: str, wants: Path | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=wants)
+        context.load_cert_chain(*self.leaf("server", *identities))
+        if wants is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def client(self, leaf: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.ca)
+        if leaf is not None:
+            context.load_cert_chain(*leaf)
+        return context
+
+
+@pytest.fixture(scope="module")
+def certs(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates(tmp_path_factory.mktemp("ca"))
+
+
+@asynccontextmanager
+async def tunnel(to: int, context: ssl.SSLContext) -> AsyncIterator[int]:
+    """TLS in front of a plain port."""
+    writers: set[asyncio.StreamWriter] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner = await asyncio.open_connection("127.0.0.1", to)
+        writers.update((writer, inner))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(pump(reader, inner))
+            group.create_task(pump(inner_reader, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+
+
+@asynccontextmanager
+async def over_tls(
+    tmp_path: Path, certs: Certificates, instances: list[str], **options: Any
+) -> AsyncIterator[tuple[ServedProxy, aiohttp.ClientSession]]:
+    cert, key = certs.leaf("proxy", "127.0.0.1")
+    given = {"tls_cert": cert, "tls_key": key, "instance_ca": certs.ca} | options
+    async with ServedProxy(tmp_path / "log", instances, **given) as proxy:
+        assert proxy.server.url.startswith("https://")
+        await proxy.up()
+        connector = aiohttp.TCPConnector(ssl=certs.client(), limit=0)
+        async with aiohttp.ClientSession(proxy.server.url, connector=connector) as http:
+            yield proxy, http
+
+
+async def test_a_whole_offload_over_tls(tmp_path: Path, certs: Certificates) -> None:
+    async with SimFleet(2, speed=50.0, tick=0.0) as fleet:
+        first, second = (e.url.rpartition(":")[2] for e in fleet.engines)
+        names = certs.server("127.0.0.1")
+        async with tunnel(int(first), names) as a, tunnel(int(second), names) as b:
+            ends = zip((a, b), fleet.engines, strict=True)
+            instances = [f"https://127.0.0.1:{p};bootstrap={e.bootstrap_url}" for p, e in ends]
+            options = {"offload_policy": "always", "heavy_threshold": 500, "warm_threshold": 100}
+            async with over_tls(tmp_path, certs, instances, **options) as (proxy, http):
+                for stream in (True, False):
+                    body = chat(words(1000, f"{stream}"), stream=stream)
+                    async with http.post("/v1/chat/completions", json=body) as response:
+                        assert response.status == 200
+                        assert response.headers["X-Cache-Proxy-Route"] == "HEAVY_P2P"
+                        await response.read()
+                await proxy.at_rest()
+                assert [r["outcome"] for r in await proxy.records(2)] == ["ok", "ok"]
+
+
+async def test_a_slow_client_pauses_its_instance_and_loses_no_byte(
+    tmp_path: Path, certs: Certificates
+) -> None:
+    pieces = [chunk(event(f"{i}-" + "x" * 50_000)) for i in range(800)]
+    sent = 0
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(STREAM_HEAD)
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            sent += 1
+        writer.write(DONE)
+        await writer.drain()
+
+    async with RawEngine(flood) as engine, tunnel(engine.port, certs.server("127.0.0.1")) as port:
+        async with over_tls(tmp_path, certs, [f"https://127.0.0.1:{port}"]) as (proxy, _):
+            at = int(proxy.server.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", at, ssl=certs.client(), limit=4096
+            )
+            try:
+                body = orjson.dumps(chat("x"))
+                head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                await reader.readuntil(b"\r\n\r\n")
+                seen = -1
+                while seen != sent:
+                    seen = sent
+                    await asyncio.sleep(0.1)
+                assert 0 < sent < len(pieces), "the engine waits for the client"
+                (protocol,) = proxy.server._runner.server.connections  # type: ignore[union-attr]
+                assert protocol.transport.get_write_buffer_size() < 1 << 20  # type: ignore[union-attr]
+                wire = await reader.read(-1)
+                assert Chunked().feed(wire) == Chunked().feed(b"".join(pieces) + DONE)
+            finally:
+                writer.transport.abort()
+            await proxy.at_rest()
+
+
+async def test_a_client_that_leaves_closes_its_instance(
+    tmp_path: Path, certs: Certificates
+) -> None:
+    async with SimFleet(1, speed=1.0) as fleet:
+        to = int(fleet.engines[0].url.rpartition(":")[2])
+        async with tunnel(to, certs.server("127.0.0.1")) as port:
+            async with over_tls(tmp_path, certs, [f"https://127.0.0.1:{port}"]) as (proxy, http):
+                body = chat("x", max_tokens=5000)
+                async with http.post("/v1/chat/completions", json=body) as response:
+                    await response.content.readany()
+                    response.close()
+                await until(lambda: proxy.connections() == 0, "upstream closed")
+                await proxy.at_rest()
+
+
+def judged(health: Any) -> bool:
+    return health.was_seen or health.last_error is not None
+
+
+async def test_an_instance_is_verified_and_shown_our_certificate(
+    tmp_path: Path, certs: Certificates
+) -> None:
+    stranger = Certificates(tmp_path / "stranger")
+    cert, key = certs.leaf("ours", "proxy")
+    cases: list[tuple[ssl.SSLContext, dict[str, Any], bool]] = [
+        (certs.server("127.0.0.1"), {}, True),
+        (certs.server("localhost"), {}, False),
+        (stranger.server("127.0.0.1"), {}, False),
+        (certs.server("127.0.0.1"), {"instance_ca": None}, False),
+        (certs.server("127.0.0.1", wants=certs.ca), {}, False),
+        (
+            certs.server("127.0.0.1", wants=certs.ca),
+            {"instance_cert": cert, "instance_key": key},
+            True,
+        ),
+    ]
+    for context, options, is_good in cases:
+        async with RawEngine(says(b"")) as engine, tunnel(engine.port, context) as port:
+            given = {"instance_ca": certs.ca} | options
+            instance = f"https://127.0.0.1:{port}"
+            async with ServedProxy(tmp_path / "log", [instance], **given) as proxy:
+                (member,) = proxy.router.fleet.members()
+                health = member.health
+                await until(partial(judged, health), "probed")
+                assert health.was_seen == is_good, health.last_error
+
+
+async def test_by_name_the_name_is_verified(tmp_path: Path, certs: Certificates) -> None:
+    async with RawEngine(says(b"")) as engine:
+        async with tunnel(engine.port, certs.server("localhost")) as port:
+            instance = f"https://localhost:{port}"
+            async with ServedProxy(tmp_path / "log", [instance], instance_ca=certs.ca) as proxy:
+                await proxy.up()
+
+
+async def refused(connecting: Any) -> bool:
+    try:
+        async with connecting as response:
+            await response.read()
+    except (aiohttp.ClientError, OSError):
+        return True
+    return False
+
+
+async def test_clients_may_have_to_show_a_certificate(tmp_path: Path, certs: Certificates) -> None:
+    async with RawEngine(says(b"")) as engine:
+        options = {"tls_client_ca": certs.ca}
+        async with over_tls(tmp_path, certs, [engine.address], **options) as (proxy, http):
+            assert await refused(http.get("/live"))
+            known = certs.client(certs.leaf("client", "someone"))
+            stranger = Certificates(tmp_path / "stranger")
+            unknown = certs.client(stranger.leaf("client", "someone"))
+            for context, is_refused in ((known, False), (unknown, True)):
+                connector = aiohttp.TCPConnector(ssl=context)
+                async with aiohttp.ClientSession(proxy.server.url, connector=connector) as mine:
+                    assert await refused(mine.get("/live")) == is_refused
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_what_is_spoken(
+    tmp_path: Path,
+    certs: Certificates,
+    version: ssl.TLSVersion,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with RawEngine(says(b"")) as engine:
+        async with over_tls(tmp_path, certs, [engine.address]) as (proxy, _):
+            context = certs.client()
+            context.minimum_version = context.maximum_version = version
+            at = int(proxy.server.url.rpartition(":")[2])
+            _, writer = await asyncio.open_connection("127.0.0.1", at, ssl=context)
+            assert writer.get_extra_info("ssl_object").version() == version.name.replace("_", ".")
+            writer.close()
+            reader, plain = await asyncio.open_connection("127.0.0.1", at)
+            plain.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert not (await reader.read()).startswith(b"HTTP/1.1 200")
+            plain.close()
+            await asyncio.sleep(0)
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == []
+
+
+async def test_who_does_not_shake_hands_is_closed(
+    tmp_path: Path, certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.1)
+    async with RawEngine(says(b"")) as engine:
+        async with over_tls(tmp_path, certs, [engine.address]) as (proxy, _):
+            at = int(proxy.server.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", at)
+            async with asyncio.timeout(10):
+                assert await reader.read() == b""
+            writer.close()
+
+
+async def test_certificates_change_under_a_stream(tmp_path: Path, certs: Certificates) -> None:
+    async with SimFleet(1, speed=5.0) as fleet:
+        async with over_tls(tmp_path, certs, [fleet.engines[0].url]) as (proxy, http):
+            body = chat("x", max_tokens=60)
+            at = int(proxy.server.url.rpartition(":")[2])
+            async with http.post("/v1/chat/completions", json=body) as response:
+                await response.content.readany()
+                other = Certificates(tmp_path / "other")
+                cert, key = other.leaf("proxy", "127.0.0.1")
+                settings = proxy.server.service.settings
+                assert settings.tls_cert
+                assert settings.tls_key
+                settings.tls_cert.write_bytes(b"no certificate")
+                assert await proxy.server.reloader.reload("test") == "refused"
+                settings.tls_cert.write_bytes(cert.read_bytes())
+                assert await proxy.server.reloader.reload("test") == "refused", "not its key"
+                settings.tls_key.write_bytes(key.read_bytes())
+                assert await proxy.server.reloader.reload("test") == "applied"
+                for ca, is_good in ((other, True), (certs, False)):
+                    try:
+                        _, writer = await asyncio.open_connection("127.0.0.1", at, ssl=ca.client())
+                        writer.close()
+                        assert is_good
+                    except ssl.SSLError:
+                        assert not is_good
+                assert (await response.read()).endswith(b"data: [DONE]\n\n")
+            async with http.get("/live") as response:
+                assert response.status == 200, "a kept connection goes on"
+
+
+@pytest.mark.parametrize("name", ["tls_cert", "tls_client_ca", "instance_ca", "instance_cert"])
+@pytest.mark.parametrize("content", [None, b"no PEM", b"-----BEGIN CERTIFICATE-----\nx\n"])
+async def test_files_that_are_none_stop_the_start_with_a_line(
+    tmp_path: Path, certs: Certificates, name: str, content: bytes | None
+) -> None:
+    path = tmp_path / "x.pem"
+    if content is not None:
+        path.write_bytes(content)
+    cert, key = certs.leaf("proxy", "127.0.0.1")
+    options = {"tls_cert": cert, "tls_key": key} | {name: path}
+    with pytest.raises(ConfigError, match=name) as caught:
+        async with ServedProxy(tmp_path / "log", ["http://127.0.0.1:9"], **options):
+            pass
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,259 @@
+"""Sockets that are handed down: which are taken, which are refused, and who is told what."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import aiohttp
+import orjson
+import pytest
+
+from proxy.app import Proxy
+from proxy.config.options import Settings
+from proxy.config.sources import ConfigError
+from proxy.process import background, hot_restart, snapshot
+from proxy.process.hot_restart import HotRestart, InheritedSockets
+from proxy.process.notify import Notifier
+from replayer.simulator.host import SimFleet
+from tests.support.harness import ServedProxy, addresses, chat, until, words
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as held:
+        yield held
+
+
+def listening(stack: ExitStack, host: str = "127.0.0.1") -> socket.socket:
+    return stack.enter_context(socket.create_server((host, 0)))
+
+
+def handed(monkeypatch: pytest.MonkeyPatch, *fds: int) -> None:
+    """As if these were the descriptors from the third on: copies, which are closed by who reads."""
+    copies = [os.dup(fd) for fd in fds]
+    # Each of `_add` is asked for the n-th from FIRST_FD on.
+    add = InheritedSockets._add
+    monkeypatch.setattr(
+        InheritedSockets,
+        "_add",
+        lambda self, name, fd: add(self, name, copies[fd - hot_restart.FIRST_FD]),
+    )
+
+
+def test_the_environment_is_for_one_process(
+    monkeypatch: pytest.MonkeyPatch, stack: ExitStack
+) -> None:
+    handed(monkeypatch, listening(stack).fileno())
+    environ = {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "web", "LISTEN_PID": "1", "HOME": "/"}
+    assert not InheritedSockets.read(environ).sockets, "another process is meant"
+    assert environ == {"HOME": "/"}
+    environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
+    found = InheritedSockets.read(environ)
+    assert [name for name, _ in found.sockets] == [""]
+    assert not found.sockets[0][1].get_inheritable()
+    found.drop()
+
+
+@pytest.mark.parametrize("count", ["", "-1", "many", "65", "1.5"])
+def test_a_count_that_is_none(count: str) -> None:
+    with pytest.raises(ConfigError, match="LISTEN_FDS: a whole number, 0 to 64"):
+        InheritedSockets.read({"LISTEN_FDS": count})
+
+
+@pytest.mark.parametrize("kind", ["file", "unix", "udp", "connected"])
+def test_what_is_no_listening_tcp_socket(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack: ExitStack
+) -> None:
+    if kind == "file":
+        fd = stack.enter_context((tmp_path / "f").open("wb")).fileno()
+    else:
+        family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
+        type_ = socket.SOCK_DGRAM if kind == "udp" else socket.SOCK_STREAM
+        sock = stack.enter_context(socket.socket(family, type_))
+        if kind == "unix":
+            monkeypatch.chdir(tmp_path)  # a whole path may be too long for one
+            sock.bind("s")
+            sock.listen()
+        fd = sock.fileno()
+    handed(monkeypatch, fd)
+    with pytest.raises(ConfigError, match=r"LISTEN_FDS: descriptor \d+ \(web\)"):
+        InheritedSockets.read({"LISTEN_FDS": "1", "LISTEN_FDNAMES": "web"})
+
+
+async def test_which_sockets_are_taken(stack: ExitStack) -> None:
+    web, own, own_admin = (listening(stack) for _ in range(3))
+    given = InheritedSockets([("web", web), ("own-admin", own_admin)])
+    assert await given.take("public", "10.0.0.1", 1) == ("public", [web]), (
+        "where it is from decides"
+    )
+    port = own_admin.getsockname()[1]
+    assert await given.take("admin", "127.0.0.1", port) == ("own-admin", [own_admin])
+    assert await given.take("admin", "127.0.0.1", port) == ("own-admin", []), "once"
+    there = InheritedSockets([("own-public", own)])
+    assert await there.take("public", "127.0.0.1", 0) == ("own-public", [own]), "any port will do"
+    for host, port in (("127.0.0.1", 1), ("0.0.0.0", 0)):
+        other = socket.socket(fileno=os.dup(own.fileno()))
+        moved = InheritedSockets([("own-public", other)])
+        assert await moved.take("public", host, port) == ("own-public", [])
+        assert other.fileno() == -1, "closed: the options say another address"
+
+
+async def test_a_server_on_all_that_it_is_given(tmp_path: Path, stack: ExitStack) -> None:
+    """Two public sockets, an admin one, and one whose listener the options do not want."""
+    sockets = [listening(stack) for _ in range(4)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    names = ("", "web", "admin", "own-admin")
+    given = InheritedSockets(
+        [(n, socket.socket(fileno=os.dup(s.fileno()))) for n, s in zip(names, sockets, strict=True)]
+    )
+    async with SimFleet(1) as fleet:
+        settings = Settings(instances=addresses(fleet), port=1, admin_port=1)
+        server = Proxy(settings, heritage=given)
+        await server.start()
+        try:
+            assert [name for name, _ in server._listeners()] == ["public", "public", "admin"]
+            async with aiohttp.ClientSession() as http:
+                for port, status in zip(ports[:3], (404, 404, 200), strict=True):
+                    async with http.get(f"http://127.0.0.1:{port}/instances") as response:
+                        assert response.status == status
+            assert server.service.own_ports == set(ports[:3])
+        finally:
+            await server.close()
+
+
+async def test_who_sees_no_instance_replaces_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "FIRST_LOOK_S", 0.05)
+    hears, tells = os.pipe()
+    given = InheritedSockets(_pipe=tells)
+    try:
+        server = Proxy(Settings(instances=["127.0.0.1:1"], port=0), heritage=given)
+        with pytest.raises(ConfigError, match=r"no instance has answered in 0\.05 s") as caught:
+            await server.start()
+        assert await asyncio.to_thread(given.tell_failure, str(caught.value))
+        assert os.read(hears, 100) == b"no instance has answered in 0.05 s\n"
+        assert not given.has_predecessor
+    finally:
+        os.close(hears)
+
+
+async def nothing() -> BinaryIO:
+    return tempfile.TemporaryFile()
+
+
+async def test_a_successor_that_is_silent_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one that cannot be executed: both are one line."""
+    monkeypatch.setattr(hot_restart, "START_S", 0.1)
+    asked = HotRestart(list, nothing)
+    watching = asyncio.create_task(asked.watch(lambda pid: None))
+    monkeypatch.setattr(hot_restart, "STOP_S", 0.1)
+    monkeypatch.setattr("sys.orig_argv", ["sh", "-c", "trap '' TERM; exec sleep 60"])
+    with caplog.at_level(logging.ERROR):
+        for program in ("/bin/sh", "/nowhere/python"):
+            monkeypatch.setattr("sys.executable", program)
+            caplog.clear()
+            asked.ask()
+            await until(lambda: "carries on" in caplog.text, "given up")
+            assert ("not ready in" if program == "/bin/sh" else "No such file") in caplog.text
+    assert not watching.done()
+    watching.cancel()
+    await asyncio.wait({watching})
+    with caplog.at_level(logging.WARNING):
+        asked.ask()
+    assert "this process is stopping" in caplog.text
+
+
+def test_process_1_is_not_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    HotRestart(list, nothing).ask()
+    assert "a container ends with its process 1" in caplog.text
+
+
+def test_the_pid_file(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    one = Notifier({}, path)
+    one.started(replaces=False)
+    assert path.read_text() == f"{os.getpid()}\n"
+    path.write_text("1\n")
+    one.ended()
+    assert path.exists(), "another's"
+    one.started(replaces=True)
+    one.ended()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="nowhere"):
+        Notifier({}, tmp_path / "nowhere" / "pid").started(replaces=False)
+
+
+async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
+    """A session goes on where its KV is, and what that instance holds is known."""
+    text = words(2000)
+    async with SimFleet(3) as fleet:
+        names = addresses(fleet)
+        async with ServedProxy(tmp_path / "one", names) as one:
+            await one.up()
+            headers = {"X-Session-ID": "s"}
+            for _ in range(2):
+                assert (await one.post(chat(text), headers=headers)).status == 200
+            first = (await one.records(2))[-1]
+            step_s = one.router.latency.step_s(first["decode_instance"], 1000)
+            left = await snapshot.leave(one.server.service)
+        assert first["hit_tokens"] > 1000
+        home = first["decode_instance"]
+        fewer = [name for name in names if home in name] + ["other=127.0.0.1:1"]
+        async with ServedProxy(tmp_path / "two", fewer) as two:
+            snapshot.take(two.server.service, left)
+            assert two.router.latency.step_s(home, 1000) == step_s
+            answer = await two.post(chat(text), headers=headers)
+            assert answer.status == 200, answer.body
+            (second,) = await two.records(1)
+        same = ("decode_instance", "hit_tokens", "isl_tokens")
+        assert [second[key] for key in same] == [first[key] for key in same]
+        assert second["turn"] == first["turn"] + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"nonsense",
+        b'{"form":2}',
+        b'{"form":1}',
+        b'{"form":1,"bytes_per_token":3}',
+    ],
+)
+async def test_another_form_is_left_alone(
+    text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
+        snapshot.take(proxy.server.service, io.BytesIO(text))
+        assert "what the predecessor knew is not used" in caplog.text
+
+
+async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [{"form": 1, "bytes_per_token": {"m": 3.0}}]
+    urls = {"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2", "c": "http://127.0.0.1:3"}
+    for name, url in urls.items():
+        lines.append({"instance": name, "url": url, "start_s": None, "runs": [[1, 2**64 - 1]]})
+    lines.append({"sessions": [[f"of-{name}", name, 3, time.monotonic()] for name in urls]})
+    async with ServedProxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
+        snapshot.take(proxy.server.service, io.BytesIO(b"\n".join(map(orjson.dumps, lines))))
+        router, now_s = proxy.router, time.monotonic()
+        homes = [router.sessions.home(f"of-{name}", now_s) for name in urls]
+        assert homes == ["a", None, None]
+        assert [router.prefixes.blocks(name) for name in urls] == [2, 0, 0]
+        assert proxy.server.service.estimator.bytes_per_token("m") == 3.0

@@ -1,0 +1,255 @@
+"""New options at run time: all of them, or none and a line that says why."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.config.load import load
+from proxy.config.options import Settings
+from proxy.core.admission.gate import ANY_MODEL
+from proxy.process.reload import RELOADABLE
+from replayer.simulator.host import SimFleet
+from tests.proxy.test_cli import running
+from tests.support.harness import ServedProxy, addresses, chat, until
+
+FIXED = {
+    "port": 0,
+    "host": "127.0.0.1",
+    "health_interval": 0.05,
+    "scrape_interval": 0.1,
+}
+
+
+def toml(instances: list[str], **options: Any) -> str:
+    lines = [f"instances = {instances!r}"]
+    for name, value in (FIXED | options).items():
+        lines.append(f"{name} = {value!r}" if value is not None else "")
+    return "\n".join(lines).replace("True", "true").replace("False", "false") + "\n"
+
+
+@asynccontextmanager
+async def from_file(
+    tmp_path: Path, instances: list[str], **options: Any
+) -> AsyncIterator[tuple[ServedProxy, Path]]:
+    path = tmp_path / "proxy.toml"
+    log = tmp_path / "log.jsonl"
+    options |= {"request_log": str(log)}
+    path.write_text(toml(instances, **options))
+
+    def source() -> Settings:
+        return load(["--config", str(path)], {}).settings
+
+    given = FIXED | options | {"config": path}
+    async with ServedProxy(log, instances, source=source, **given) as proxy:
+        await proxy.up()
+        yield proxy, path
+
+
+def rewrite(path: Path, text: str) -> None:
+    """As editors and orchestrators do: another file under the same name."""
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    os.replace(beside, path)
+
+
+async def test_instances_and_thresholds_change_together(tmp_path: Path) -> None:
+    async with SimFleet(3, speed=1.0, tick=0.0) as fleet:
+        a, b, c = addresses(fleet)
+        log = str(tmp_path / "log.jsonl")
+        async with from_file(tmp_path, [a, b]) as (proxy, path):
+            reloader, fleet_of = proxy.server.reloader, proxy.router.fleet
+            body = chat("x", max_tokens=250)
+            async with proxy.http.post("/v1/chat/completions", json=body) as response:
+                await response.content.readany()
+                name = response.headers["X-Cache-Proxy-Instance"]
+                kept = next(x for x in (a, b) if name not in x)
+                more = {"active_prefill_tokens_threshold": 5000, "heavy_threshold": 4000}
+                rewrite(path, toml([kept, c], request_log=log, **more))
+                assert await reloader.reload("test") == "applied"
+                assert fleet_of.get(name).is_draining, "its stream goes on"
+                service = proxy.server.service
+                assert service.settings.heavy_threshold == 4000
+                assert proxy.router.config.heavy_threshold == 4000
+                limits = proxy.router.gate.thresholds(ANY_MODEL)
+                assert limits.active_prefill_tokens_threshold == 5000
+                assert (await response.read()).endswith(b"data: [DONE]\n\n")
+            await until(lambda: fleet_of.get(name) is None, "drained, so removed")
+            assert len(fleet_of.members()) == 2
+            await proxy.up()
+            assert await reloader.reload("test") == "unchanged"
+            await proxy.at_rest()
+            assert proxy.metric("config_reloads_total", result="applied") == 1
+            async with proxy.http.get("/health") as health:
+                assert (await health.json())["config_reload"]["result"] == "unchanged"
+
+
+async def test_one_that_was_removed_comes_back(tmp_path: Path) -> None:
+    async with SimFleet(2, speed=1.0, tick=0.0) as fleet:
+        a, b = addresses(fleet)
+        log = str(tmp_path / "log.jsonl")
+        async with from_file(tmp_path, [a, b]) as (proxy, path):
+            reloader, members = proxy.server.reloader, proxy.router.fleet.members
+            async with proxy.http.post(
+                "/v1/chat/completions", json=chat("x", max_tokens=4000)
+            ) as response:
+                await response.content.readany()
+                name = response.headers["X-Cache-Proxy-Instance"]
+                kept = next(x for x in (a, b) if name not in x)
+                rewrite(path, toml([kept], request_log=log))
+                assert await reloader.reload("test") == "applied"
+                assert [m.is_draining for m in members()].count(True) == 1
+                rewrite(path, toml([a, b], request_log=log))
+                assert await reloader.reload("test") == "applied"
+                assert not any(m.is_draining for m in members())
+                response.close()
+            await proxy.at_rest()
+
+
+BAD = {
+    "empty": "",
+    "blank": "\n\n",
+    "half-written": 'instances = ["127.0.0.1:80',
+    "not TOML": "][",
+    "no instance": "instances = []\n",
+    "unknown key": "GOOD\nno_such_key = 1\n",
+    "wrong value": "GOOD\nheavy_threshold = 'many'\n",
+    "wrong order": "GOOD\nwarm_threshold = 9\nheavy_threshold = 8\n",
+    "a fixed option": "GOOD\nmax_sessions = 7\n",
+    "two fixed options, one that could": "GOOD\nsession_ttl = 7\nmax_sessions = 7\nttft_slo = 1\n",
+    "TLS from nothing": "GOOD\ntls_cert = '/nonexistent.pem'\n",
+    "no key in the file": "GOOD\napi_key = '@/nonexistent'\n",
+    "another address": "OTHER",
+    "nested too deep": "GOOD\nmodel = " + "[" * 3000 + "]" * 3000 + "\n",
+    "an integer of 6,000 digits": "GOOD\nport = 0x" + "f" * 5000 + "\n",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_bad_file_changes_nothing(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
+        (a,) = addresses(fleet)
+        one = f"one={a}"
+        log = str(tmp_path / "log.jsonl")
+        async with from_file(tmp_path, [one]) as (proxy, path):
+            good = toml([one], request_log=log)
+            other = toml(["one=127.0.0.1:9"], request_log=log)
+            rewrite(path, BAD[name].replace("GOOD", good).replace("OTHER", other))
+            before = proxy.server.service.settings
+            assert await proxy.server.reloader.reload("test") == "refused"
+            assert proxy.server.service.settings is before
+            assert [m.instance.name for m in proxy.router.fleet.members()] == ["one"]
+            assert (await proxy.post(chat("x"))).status == 200
+            (line,) = [r.getMessage() for r in caplog.records if "not reloaded" in r.getMessage()]
+            assert "\n" not in line
+            if "fixed" in name:
+                assert "max_sessions" in line
+            assert ("session_ttl" in line) == (name.startswith("two"))
+
+
+async def test_a_vanished_file_changes_nothing(tmp_path: Path) -> None:
+    async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
+        async with from_file(tmp_path, addresses(fleet)) as (proxy, path):
+            path.unlink()
+            assert await proxy.server.reloader.reload("test") == "refused"
+            assert (await proxy.post(chat("x"))).status == 200
+
+
+async def test_a_changed_file_is_found_once_it_rests(tmp_path: Path) -> None:
+    async with SimFleet(2, speed=50.0, tick=0.0) as fleet:
+        a, b = addresses(fleet)
+        log = str(tmp_path / "log.jsonl")
+        async with from_file(tmp_path, [a]) as (proxy, path), asyncio.TaskGroup() as group:
+            watching = group.create_task(proxy.server.reloader.watch(0.02))
+            looks = proxy.server.reloader._file
+            assert looks is not None
+            await until(lambda: looks._used is not None, "the first look")
+            rewrite(path, toml([a, b], request_log=log))
+            await until(lambda: len(proxy.router.fleet.members()) == 2, "found")
+            path.unlink()
+            refused = lambda: proxy.metric("config_reloads_total", result="refused")  # noqa: E731
+            await until(lambda: refused() == 1, "told of once")
+            rewrite(path, toml([a, b], request_log=log))
+            unchanged = lambda: proxy.metric("config_reloads_total", result="unchanged")  # noqa: E731
+            await until(lambda: unchanged() == 1, "back")
+            assert refused() == 1
+            proxy.server.reloader.ask()
+            proxy.server.reloader.ask()
+            await until(lambda: unchanged() == 2, "asked for")
+            watching.cancel()
+
+
+async def test_an_operators_threshold_survives_a_reload_of_something_else(tmp_path: Path) -> None:
+    async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
+        log = str(tmp_path / "log.jsonl")
+        async with from_file(tmp_path, addresses(fleet)) as (proxy, path):
+            gate = proxy.router.gate
+            gate.set(
+                ANY_MODEL,
+                gate.thresholds(ANY_MODEL).merged({"active_decode_blocks_threshold": 0.5}),
+            )
+            rewrite(path, toml(addresses(fleet), request_log=log, ttft_slo=1.0))
+            assert await proxy.server.reloader.reload("test") == "applied"
+            assert gate.thresholds(ANY_MODEL).active_decode_blocks_threshold == 0.5
+            assert proxy.server.service.metrics.slo.ttft_s == 1.0
+
+
+def test_every_reloadable_option_is_one() -> None:
+    assert set(Settings.model_fields) >= RELOADABLE
+
+
+async def test_signals_in_any_number_end_nothing(tmp_path: Path) -> None:
+    async with SimFleet(2, speed=2.0) as fleet:
+        a, b = addresses(fleet)
+        path = tmp_path / "proxy.toml"
+        path.write_text(f"instances = ['{a}']\n")
+        async with running("--config", str(path)) as process:
+            async with aiohttp.ClientSession(process.url) as http:
+                body = chat("x", max_tokens=100)
+                async with http.post("/v1/chat/completions", json=body) as response:
+                    await response.content.readany()
+                    path.write_text(f"instances = ['{a}', '{b}']\n")
+                    for _ in range(50):
+                        process.child.send_signal(signal.SIGHUP)
+                        process.child.send_signal(signal.SIGUSR1)
+                    await until(lambda: any("reloaded" in x for x in process.lines), "reloaded")
+                    assert (await response.read()).endswith(b"data: [DONE]\n\n")
+                async with http.get("/instances") as listed:
+                    assert len(await listed.json()) == 2
+            process.child.send_signal(signal.SIGTERM)
+            assert await process.child.wait() == 0
+        assert not any("Traceback" in line for line in process.lines)
+
+
+async def test_listeners_that_cannot_be_exchanged_end_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when no descriptor is left."""
+    async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
+        async with from_file(tmp_path, addresses(fleet)) as (proxy, _):
+            reloader = proxy.server.reloader
+
+            async def fails(context: ssl.SSLContext) -> None:
+                raise OSError(24, "Too many open files")
+
+            ready = replace(
+                await asyncio.to_thread(reloader._prepare),
+                for_clients=ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+            )
+            reloader._exchange = fails
+            reloader._prepare = lambda: ready  # type: ignore[method-assign]
+            assert await reloader.reload("test") == "refused"
+            assert "Too many open files" in caplog.text
+            assert (await proxy.post(chat("x"))).status == 200

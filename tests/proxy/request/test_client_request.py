@@ -1,0 +1,169 @@
+"""What a client may not do, on raw sockets: aiohttp's own client would tidy it up first."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.proxy.protocol.test_body_fields import SHAPES, pairs, shape, steers
+from tests.support.harness import RawEngine, ServedProxy, plain, says, until
+
+BODY = b'{"kv_transfer_params":{"do_remote_prefill":true},"input":"x"}'
+
+
+async def raw(proxy: ServedProxy, request: bytes) -> bytes:
+    """Send these bytes; the whole answer, the connection closed by the request's own wish."""
+    host, port = proxy.server.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request)
+    await writer.drain()
+    try:
+        async with asyncio.timeout(10):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def post(path: str, body: bytes = b"{}", kind: str = "application/json") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: p\r\nConnection: close\r\nContent-Type: {kind}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/../sleep",
+        "/v1/%2e%2e/sleep",
+        "/v1/%2E%2e/reset_prefix_cache",
+        "/v1/x/../../sleep?level=2",
+        "/v1/x%2f..%2f..%2fsleep",
+        "/v1/./chat/completions",
+        "/v1/..",
+        "/v1/..%5csleep",
+        "//v1/../sleep",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter/",
+        "/sleep",
+        "/v1",
+    ],
+)
+async def test_an_engines_own_paths_are_out_of_reach(tmp_path: Path, path: str) -> None:
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            answer = await raw(proxy, post(path))
+            assert answer.split(b" ", 2)[1] in (b"400", b"404"), answer
+            assert not engine.posts
+
+
+async def test_what_is_asked_of_an_engine_is_what_the_client_wrote(tmp_path: Path) -> None:
+    """No normalisation on the way: query and escapes arrive as they came."""
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"POST"):
+            heads.append(head)
+            await reader.readexactly(2)
+        writer.write(plain(b"{}", extra="Connection: close\r\n"))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, ServedProxy(tmp_path / "log", [address], kv_connector="none") as proxy:
+        await raw(proxy, post("/v1/embeddings?q=%2B%2f&a=b%20c"))
+        assert heads[0].startswith(b"POST /v1/embeddings?q=%2B%2f&a=b%20c HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "", "application/octet-stream"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions/", "/v1/messages"])
+async def test_kv_transfer_params_do_not_hide_behind_a_content_type(
+    tmp_path: Path, path: str, kind: str
+) -> None:
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            await raw(proxy, post(path, BODY, kind))
+            assert engine.posts == [b'{"input":"x"}']
+
+
+@pytest.mark.parametrize(
+    "body", [BODY.decode().encode("utf-16"), b"\xef\xbb\xbf" + BODY, b"{'a':1}"]
+)
+async def test_nor_behind_an_encoding(tmp_path: Path, body: bytes) -> None:
+    """Python's JSON reads UTF-16 and byte order marks; what was not looked at is not sent."""
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            answer = await raw(proxy, post("/v1/responses", body))
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert not engine.posts
+
+
+async def test_a_form_upload_passes(tmp_path: Path) -> None:
+    form = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n\xff\xfe\r\n--b--\r\n'
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            kind = "multipart/form-data; boundary=b"
+            answer = await raw(proxy, post("/v1/audio/transcriptions", form, kind))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert engine.posts == [form]
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])
+async def test_other_methods_are_405(tmp_path: Path, method: str) -> None:
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            request = (
+                f"{method} /v1/chat/completions HTTP/1.1\r\nHost: p\r\nConnection: close\r\n\r\n"
+            )
+            answer = await raw(proxy, request.encode())
+            assert answer.startswith(b"HTTP/1.1 405 ")
+            assert b"\r\nAllow: POST\r\n" in answer
+
+
+async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        options = {"kv_connector": "none", "body_timeout": 0.2}
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
+            answer = await raw(proxy, post("/v1/chat/completions")[:-1])  # lingers for 2 s
+            assert answer.startswith(b"HTTP/1.1 408 ")
+            assert b"--body-timeout" in answer
+            (record,) = await proxy.records(1)
+            assert record["outcome"] == "bad_request"
+            await until(lambda: proxy.server.service.in_flight == 0)
+
+
+async def test_no_shape_of_steering_fields_reaches_an_engine(tmp_path: Path) -> None:
+    """Every tenth of the thousand shapes of the core's test, on the wire: the rest unchanged."""
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            for index in range(0, SHAPES, 10):
+                body = shape(index).encode()
+                await proxy.post(body, "/v1/responses")
+                wanted = [pair for pair in pairs(body) if not steers(pair[0])]
+                assert pairs(engine.posts[-1]) == wanted, body
+                if not any(steers(key) for key, _ in pairs(body)):
+                    assert engine.posts[-1] == body
+            assert len(engine.posts) == SHAPES // 10
+
+
+async def test_steering_headers_stay_here(tmp_path: Path) -> None:
+    heads: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(plain(b"{}", extra="Connection: close\r\n"))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, ServedProxy(tmp_path / "log", [address], kv_connector="none") as proxy:
+        names = ("X-data-parallel-rank", "x-prefiller-host-port", "X-Prefiller-URL")
+        more = "".join(f"{name}: 1\r\n" for name in names) + "Authorization: Bearer k\r\n"
+        request = post("/v1/embeddings").replace(
+            b"Connection: close\r\n", b"Connection: close, authorization\r\n" + more.encode()
+        )
+        await raw(proxy, request)
+        (head,) = [head for head in heads if head.startswith(b"POST")]
+        assert b"Authorization: Bearer k\r\n" in head
+        assert not any(name.lower().encode() in head.lower() for name in names)

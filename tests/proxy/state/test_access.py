@@ -1,0 +1,283 @@
+"""Keys, tenants and what of them gets where."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.config.load import load
+from proxy.config.options import Settings
+from proxy.config.secrets import fingerprint, tenants_of
+from proxy.config.sources import ConfigError
+from proxy.core.config import RouterConfig
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
+from proxy.core.types import Instance
+from proxy.protocol.request_facts import TokenEstimator
+from proxy.state.access import Access, salt_of
+from tests.support.harness import ANSWER, RawEngine, ServedProxy, chat, plain, proxied, says, words
+
+KEYS = "acme:sk-acme-0123456789abcdef,zeta:sk-zeta-0123456789abcdef,sk-nameless-0123456789"
+SECRET = "0123456789abcdef0123456789abcdef"
+ACME = {"Authorization": "Bearer sk-acme-0123456789abcdef"}
+ZETA = {"Authorization": "Bearer sk-zeta-0123456789abcdef"}
+
+
+class Listening(RawEngine):
+    """One that keeps the heads as well."""
+
+    def __init__(self, *scripts: Any) -> None:
+        super().__init__(*scripts)
+        self.heads: list[bytes] = []
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        read = reader.readuntil
+
+        async def keeping(separator: bytes = b"\n") -> bytes:
+            head = await read(separator)
+            self.heads.append(head)
+            return head
+
+        reader.readuntil = keeping  # type: ignore[method-assign,assignment]
+        await super()._serve(reader, writer)
+
+
+WRONG: list[dict[str, str]] = [
+    {},
+    {"Authorization": "Bearer"},
+    {"Authorization": "Bearer "},
+    {"Authorization": "Bearer sk-acme-0123456789abcde"},
+    {"Authorization": "Bearer sk-acme-0123456789abcdefg"},
+    {"Authorization": "sk-acme-0123456789abcdef"},
+    {"Authorization": "Basic sk-acme-0123456789abcdef"},
+    {"Authorization": "Bearer acme:sk-acme-0123456789abcdef"},
+    {"Authorization": "Bearer sk-acme-0123456789abcdef,sk-zeta-0123456789abcdef"},
+    {"x-api-key": "nobody"},
+    {"Authorization": "Basic x", "x-api-key": "sk-acme-0123456789abcdef"},
+]
+
+
+async def test_only_a_known_key_gets_in_and_probes_stay_open(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 1, api_key=KEYS) as (proxy, _):
+        for headers in WRONG:
+            answer = await proxy.post(chat("x"), headers=headers)
+            assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+            error = answer.json["error"]
+            assert (error["type"], error["code"]) == ("authentication_error", 401)
+        async with proxy.http.get("/v1/models") as response:
+            assert response.status == 401
+        async with proxy.http.get("/v1/models", headers=ACME) as response:
+            assert response.status == 200
+        assert (await proxy.post({"prompt": "x"}, "/tokenize")).status == 401
+        for path in ("/live", "/ready", "/health", "/metrics"):
+            async with proxy.http.get(path) as response:
+                assert response.status == 200
+        for good in (
+            ACME,
+            {"authorization": "bearer sk-nameless-0123456789"},
+            {"x-api-key": "sk-zeta-0123456789abcdef"},
+        ):
+            assert (await proxy.post(chat("x"), headers=good)).status == 200
+        assert proxy.metric("denied_total", who="client") == len(WRONG) + 2
+        records = await proxy.records(len(WRONG) + 4)
+        tenants = [r["tenant"] for r in records if r["outcome"] == "ok"]
+        assert tenants == ["acme", fingerprint("sk-nameless-0123456789"), "zeta"]
+        assert {r["outcome"] for r in records if r["status"] == 401} == {"bad_request"}
+        assert not any(k.partition(":")[2] in str(records) for k in KEYS.split(",")[:2])
+        await proxy.at_rest()
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({}, b"Bearer sk-acme-0123456789abcdef"),
+        ({"api_key": KEYS}, None),
+        ({"api_key": KEYS, "instance_api_key": "inner"}, b"Bearer inner"),
+        ({"instance_api_key": "inner"}, b"Bearer inner"),
+    ],
+)
+async def test_which_key_an_instance_sees(
+    tmp_path: Path, options: dict[str, str], seen: bytes | None
+) -> None:
+    async with Listening(says(ANSWER)) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
+            await proxy.up()
+            assert (await proxy.post(chat("x"), headers=ACME | {"X-Other": "y"})).status == 200
+        (post,) = (h for h in engine.heads if h.startswith(b"POST"))
+        found = re.findall(rb"(?mi)^authorization: (.*)\r$", post)
+        assert found == ([] if seen is None else [seen])
+        assert b"X-Other: y" in post
+        probes = [h for h in engine.heads if h.startswith(b"GET /v1/models")]
+        assert all((b"Bearer inner" in h) == ("instance_api_key" in options) for h in probes)
+
+
+async def test_every_body_of_a_tenant_carries_its_salt(tmp_path: Path) -> None:
+    """Whatever the client says of it; routing headers would tell of others' prompts."""
+    options = {"api_key": KEYS, "cache_salt_secret": SECRET}
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
+            await proxy.up()
+            spellings = (
+                b'{"model":"sim-8b","messages":[]}',
+                b'{"cache_salt":"mine","model":"sim-8b","messages":[]}',
+                b'{"cache_salt":null,"messages":[],"cache_salt":"twice"}',
+                b'{"\\u0063ache_salt":"escaped","messages":[ ]}',
+                b'{"messages":[{"cache_salt":"nested, kept"}],"cache_salt":{"a":[1]}}',
+                b'{"cache_salt":"' + b"a/b@" * 2560 + b'","kv_transfer_params":{"x":1}}',
+                b"{}",
+            )
+            paths = ("/v1/chat/completions", "/v1/embeddings", "/tokenize", "/v1/responses")
+            for path in paths:
+                for body in spellings:
+                    for who, tenant in ((ACME, "acme"), (ZETA, "zeta")):
+                        answer = await proxy.post(body, path, headers=who)
+                        assert answer.status == 200
+                        assert not [h for h in answer.headers if h.startswith("X-Cache-Proxy")]
+                        sent = engine.posts[-1]
+                        want = salt_of(SECRET.encode(), tenant)
+                        assert len(want) == 43
+                        assert orjson.loads(sent)["cache_salt"] == want
+                        assert sent.count(b"cache_salt") == 1 + (b"nested" in body)
+                        assert b"kv_transfer_params" not in sent
+            assert (await proxy.post(b"[1]", "/v1/embeddings", headers=ACME)).status == 400
+
+
+@pytest.mark.parametrize("salt", ["a/b@", "x" * 129, "", "a\\b", "a\0b", 7, {}, ["a"]])
+async def test_a_clients_own_salt_has_to_be_one(tmp_path: Path, salt: Any) -> None:
+    async with proxied(tmp_path, 1) as (proxy, _):
+        answer = await proxy.post(chat("x", cache_salt=salt))
+        assert (answer.status, answer.json["error"]["param"]) == (400, "cache_salt")
+        assert (await proxy.post(chat("x", cache_salt="fine-" + "x" * 100))).status == 200
+
+
+async def test_a_session_is_its_tenants(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 2, api_key=KEYS) as (proxy, _):
+        for who in (ACME, ZETA):
+            assert (await proxy.post(chat("x"), headers=who | {"X-Session-ID": "s"})).status == 200
+        assert len(proxy.router.sessions) == 2
+        async with proxy.http.post("/sessions/s/end") as response:
+            assert response.status == 404
+        async with proxy.http.post("/sessions/s/end?tenant=acme") as response:
+            assert response.status == 200
+        assert len(proxy.router.sessions) == 1
+
+
+async def test_headers_that_steer_an_engine_stay_here(tmp_path: Path) -> None:
+    async with Listening(says(ANSWER)) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
+            await proxy.up()
+            steering = {"X-data-parallel-rank": "5", "x-prefiller-host-port": "10.0.0.9:1"}
+            assert (await proxy.post(chat("x"), headers=steering)).status == 200
+        (post,) = (h for h in engine.heads if h.startswith(b"POST"))
+        assert not re.search(rb"(?i)rank|prefiller", post)
+
+
+def test_no_tenants_prompt_moves_anothers() -> None:
+    """10,000 requests for prompts that another tenant has been served: no hit, no home."""
+    settings = Settings(instances="a:1", api_key="t0:k0,t1:k1", cache_salt_secret=SECRET)
+    access = Access(settings)
+    salts = [g.salt for g in access._by_digest.values()]
+    router = Router(RouterConfig(prefill_throughput=20000))
+    for name in "abcd":
+        router.add(Instance(name, f"http://{name}:1"))
+    estimator, rng = TokenEstimator(), random.Random(5)
+    prompts = [words(200, f"p{i}-") for i in range(50)]
+
+    def facts(tenant: int, prompt: str, session: str) -> Any:
+        body = chat(prompt) | {"cache_salt": salts[tenant]}
+        headers = {"X-Session-ID": session}
+        return estimator.facts("/v1/chat/completions", headers, body, f"t{tenant}")[0]
+
+    for at, prompt in enumerate(prompts):
+        seen = facts(0, prompt, f"s{at}")
+        route = router.admit(seen, 0.0)
+        assert isinstance(route, Route)
+        router.first_token(route, seen, 0.1)
+        router.completed(route, seen)
+        router.finish(route, 0.2)
+        assert max(router.reuse.hits(facts(0, prompt, "x")).values()) > 0
+    others = [facts(1, prompt, f"s{at}") for at, prompt in enumerate(prompts)]
+    for _ in range(10_000):
+        other = rng.choice(others)
+        assert not any(router.reuse.hits(other).values())
+        assert router.sessions.home(other.session_id, 0.3) is None
+
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
+keys = st.text(
+    st.characters(min_codepoint=0x21, max_codepoint=0x7E, exclude_characters=",:#"), min_size=1
+)
+
+
+@given(st.dictionaries(keys, names, min_size=1, max_size=8), st.sampled_from([",", "\n", " , \n"]))
+def test_keys_are_read_back_whatever_parts_them(given_: dict[str, str], comma: str) -> None:
+    found = tenants_of(comma.join(f"{tenant}:{key}" for key, tenant in given_.items()))
+    assert sorted(found.values()) == sorted(given_.values())
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_two_tenants_never_share_a_salt(one: str, other: str) -> None:
+    if one != other:
+        a, b = (salt_of(SECRET.encode(), t) for t in (one, other))
+        assert a != b
+        assert re.fullmatch(r"[A-Za-z0-9_-]{43}", a)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words_"),
+    [
+        (["--api-key", ""], "empty"),
+        (["--api-key", "@/nonexistent/keys"], "No such file"),
+        (["--api-key", "a:hidden1,b:hidden1"], "key 2 is given to two tenants"),
+        (["--api-key", "a/b:hidden1"], "the tenant of key 1"),
+        (["--api-key", "a:hid den1"], "key 1"),
+        (["--api-key", "a:hidden1", "--cache-salt-secret", "hidden1"], "shorter than 16"),
+        (["--cache-salt-secret", "hidden1" * 4], "with api_key = none"),
+        (["--admin-token", "@/nonexistent/token"], "No such file"),
+        (["--admin-port", "0", "--admin-host", "0.0.0.0"], "refused with admin_token = none"),
+        (["--tls-key", "k.pem"], "with tls_cert = none"),
+        (["--allow-cidr", "10.0.0.1/8"], "host bits"),
+        (["--allow-cidr", ""], "allow_cidr"),
+    ],
+)
+def test_bad_options_say_so_without_the_secret(flags: list[str], words_: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words_)) as caught:
+        load(["--instances", "x:1", *flags], {})
+    assert "hidden" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_secrets_come_from_files(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# ours\nacme:k1\n\nzeta:k2\n")
+    given = ["--instances", "x:1", "--api-key", f"@{path}", "--admin-token", f"@{path}"]
+    settings = load(given, {}).settings
+    assert settings.api_key
+    assert set(tenants_of(settings.api_key.get_secret_value()).values()) == {"acme", "zeta"}
+    assert "k1" not in repr(settings)
+
+
+async def test_both_legs_of_an_offload_carry_the_salt(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"api_key": KEYS, "cache_salt_secret": SECRET}
+    options |= {"offload_policy": "always", "heavy_threshold": 500, "warm_threshold": 100}
+    options["hedge"] = False  # on a busy machine P is late, and a third engine's leg runs
+    prompt = words(1000)
+    async with proxied(tmp_path, 2, **options) as (proxy, fleet):
+        for who in (ACME, ZETA, ACME):
+            assert (await proxy.post(chat(prompt), headers=who)).status == 200
+        first, other, again = await proxy.records(3)
+        assert (first["route_class"], other["route_class"]) == ("HEAVY_P2P", "HEAVY_P2P")
+        assert (first["hit_tokens"], other["hit_tokens"]) == (0, 0)
+        assert again["hit_tokens"] > 0
+        hits = {r["request_id"]: r["local_hit_tokens"] for r in fleet.records}
+        assert hits.pop(again["request_id"]) > 0
+        assert list(hits.values()) == [0, 0, 0, 0], "both engines hold the other tenant's prompt"
+        await proxy.at_rest()

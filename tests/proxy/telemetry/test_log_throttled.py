@@ -1,0 +1,109 @@
+"""What an instance does to requests is said once in a while, however many they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from proxy.core.connectors import CONNECTORS
+from proxy.core.connectors.base import Transfer
+from proxy.core.types import FailureKind, Fallback, Instance
+from proxy.request.legs import _after_prefill
+from proxy.telemetry.log import KEYS, LOG_EVERY_S, FailureLog, Throttle
+from proxy.telemetry.record import RequestRecord
+from tests.support.harness import (
+    STREAM_HEAD,
+    RawEngine,
+    Script,
+    ServedProxy,
+    chat,
+    chunk,
+    event,
+    plain,
+    resets,
+    says,
+    stalls,
+)
+
+CUT = resets(STREAM_HEAD + chunk(event("half")))
+CRASHED = says(plain(b'{"error":{"message":"boom"}}', "500 Internal Server Error"))
+
+
+def test_each_cause_has_its_turns() -> None:
+    throttle = Throttle()
+    assert [throttle.turn("a", i * 0.01) for i in range(100)] == [0] + [None] * 99
+    assert throttle.turn("b", 1.0) == 0
+    assert throttle.turn("a", LOG_EVERY_S) == 99
+    assert throttle.turn("a", 2 * LOG_EVERY_S) == 0
+
+
+def test_causes_are_bounded() -> None:
+    throttle = Throttle()
+    assert all(throttle.turn(i, 0.0) == 0 for i in range(3 * KEYS))
+    assert len(throttle._causes) == KEYS
+    assert throttle.turn(3 * KEYS - 1, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "said"),
+    [
+        (CUT, 200, "instance bad: engine_lost: upstream: "),
+        (CRASHED, 500, "instance bad: server_error: status 500 "),
+        (resets(), 502, "instance bad: reset: "),
+        (stalls(), 504, "instance bad: timeout: no first event in "),
+        (says(plain(b"{}", "503 Service Unavailable")), 503, None),
+    ],
+)
+async def test_a_request_that_an_instance_failed_is_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, script: Script, status: int, said: str | None
+) -> None:
+    """With instance, kind, detail and request; that an engine is busy is no failure."""
+    async with RawEngine(script) as engine:
+        async with ServedProxy(
+            tmp_path / "log",
+            [f"bad={engine.address}"],
+            health_interval=60,
+            ttft_timeout=0.2,
+            max_queue=0,
+        ) as proxy:
+            for name in ("first", "second"):
+                async with proxy.http.post(
+                    "/v1/chat/completions", json=chat("x"), headers={"X-Request-Id": name}
+                ) as response:
+                    assert name == "second" or response.status == status
+                    with contextlib.suppress(aiohttp.ClientPayloadError):
+                        await response.read()
+            await proxy.records(2)
+    found = [line for line in caplog.messages if "failed" in line]
+    assert len(found) == (said is not None), found
+    if said is not None:
+        assert found[0].startswith(said)
+        assert found[0].endswith("(request first failed)")
+
+
+def test_a_line_says_how_many_it_stands_for(caplog: pytest.LogCaptureFixture) -> None:
+    log = FailureLog()
+    record = RequestRecord(request_id="r", endpoint="/v1/completions", t_proxy_recv=0.0)
+    record.decode_instance = "a"
+    for i in range(5):
+        log.note(record, FailureKind.RESET, "x" * 9999, float(i))
+    log.note(record, FailureKind.RESET, "gone", LOG_EVERY_S)
+    first, last = caplog.messages
+    assert len(first) < 400
+    assert last == "instance a: reset: gone (request r failed; 4 more since the last line)"
+
+
+async def test_kv_params_that_are_not_used_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    throttle, connector = Throttle(), CONNECTORS["mooncake"]
+    transfer = Transfer("xfer-1", Instance("p", "http://p:1", "http://p:2"), "engine", "r-1")
+    answer = b'{"kv_transfer_params":{"remote_engine_id":"other"}}'
+    for _ in range(100):
+        assert _after_prefill(connector, transfer, answer, throttle) is Fallback.KV_PARAMS
+    (line,) = caplog.messages
+    assert line == "instance p: its kv_transfer_params are not used: another remote_engine_id"
+    later_s = asyncio.get_running_loop().time() + LOG_EVERY_S
+    assert throttle.turn("kv_transfer_params", later_s) == 99

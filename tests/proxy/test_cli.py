@@ -1,0 +1,194 @@
+"""The command as typed: options, signals, drain, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from replayer.simulator.host import SimFleet
+from tests.support.harness import addresses, chat, until
+
+COMMAND = [sys.executable, "-m", "proxy.cli"]
+
+
+class Process:
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self.child = child
+        self.lines: list[str] = []
+        self.url = ""
+
+    async def read(self) -> None:
+        assert self.child.stderr
+        async for raw in self.child.stderr:
+            line = raw.decode()
+            self.lines.append(line)
+            if "listening on" in line:
+                self.url = next(word for word in line.split() if word.startswith("http"))
+
+
+@asynccontextmanager
+async def running(*options: str, before: tuple[str, ...] = ()) -> AsyncIterator[Process]:
+    child = await asyncio.create_subprocess_exec(
+        *before,
+        *COMMAND,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        *options,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    process = Process(child)
+    async with asyncio.TaskGroup() as group:
+        reader = group.create_task(process.read())
+        try:
+            await until(lambda: process.url or child.returncode is not None, "listening", 90.0)
+            yield process
+        finally:
+            if child.returncode is None:
+                child.kill()
+            await child.wait()
+            await reader
+
+
+async def test_sigterm_lets_a_stream_finish(tmp_path: Path) -> None:
+    async with SimFleet(1, speed=2.0) as fleet:
+        instances = ("--instances", addresses(fleet)[0], "--request-log", str(tmp_path / "log"))
+        async with running(*instances) as process, aiohttp.ClientSession(process.url) as http:
+            body = chat("x", max_tokens=250)
+            async with http.post("/v1/chat/completions", json=body) as response:
+                first = await response.content.readany()
+                process.child.send_signal(signal.SIGTERM)
+                await until(lambda: any("draining" in line for line in process.lines))
+                async with http.get("/ready") as ready:
+                    assert ready.status == 503
+                rest = await response.read()
+            assert (first + rest).endswith(b"data: [DONE]\n\n")
+            assert await process.child.wait() == 0
+            assert b'"outcome":"ok"' in (tmp_path / "log").read_bytes()
+
+
+@pytest.mark.parametrize("options", [("--drain-seconds", "0.2"), ()])
+async def test_a_drain_ends_at_its_limit_or_at_a_second_signal(options: tuple[str, ...]) -> None:
+    async with SimFleet(1, speed=1.0) as fleet:
+        instances = ("--instances", addresses(fleet)[0], *options)
+        async with running(*instances) as process, aiohttp.ClientSession(process.url) as http:
+            async with http.post("/v1/chat/completions", json=chat("x", max_tokens=9999)) as r:
+                await r.content.readany()
+                process.child.send_signal(signal.SIGTERM)
+                await until(lambda: any("draining" in line for line in process.lines))
+                if not options:
+                    process.child.send_signal(signal.SIGTERM)
+                assert await process.child.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--instances", "x:1", "--warm-threshold", "many"), 2, ["--warm-threshold", "many"]),
+        (("--instances", "nowhere"), 2, ["instances", "nowhere"]),
+        (("--instances", "x:1", "--no-such-option"), 2, ["--no-such-option"]),
+        ((), 2, ["instances is not given"]),
+        (
+            ("--instances", "x:1", "--request-log", "/nonexistent/log"),
+            1,
+            ["request_log", "/nonexistent/log"],
+        ),
+    ],
+)
+async def test_bad_options_are_one_line(
+    options: tuple[str, ...], code: int, words: list[str]
+) -> None:
+    async with running(*options) as process:
+        assert await process.child.wait() == code
+    (line,) = process.lines
+    assert all(word in line for word in words)
+
+
+async def test_a_taken_port_is_one_line() -> None:
+    server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, running("--instances", "x:1", "--admin-port", str(port)) as process:
+        assert await process.child.wait() == 1
+        (line,) = [line for line in process.lines if "cannot listen" in line]
+        assert f"127.0.0.1:{port} (admin_host, admin_port): Address already in use" in line
+        assert not any("Traceback" in line for line in process.lines)
+
+
+async def test_print_config_and_json_log() -> None:
+    options = ("--instances", "x:1", "--print-config")
+    child = await asyncio.create_subprocess_exec(*COMMAND, *options, stdout=asyncio.subprocess.PIPE)
+    out, _ = await child.communicate()
+    assert child.returncode == 0
+    assert b"prefill_throughput = 20000" in out
+    assert b"# flag --instances" in out
+    async with running("--instances", "x:1", "--log-format", "json") as process:
+        process.child.send_signal(signal.SIGTERM)
+        assert await process.child.wait() == 0
+    assert all(line.startswith('{"t":') for line in process.lines)
+
+
+async def test_a_stopped_process_blames_nobody_for_the_time(tmp_path: Path) -> None:
+    """Stopped for longer than every limit: no timeout, no instance down, nothing lost."""
+    log = tmp_path / "log"
+    async with SimFleet(2, speed=1.0) as fleet:
+        limits = ("--ttft-timeout", "2", "--idle-timeout", "2", "--health-timeout", "1")
+        options = ("--instances", ",".join(addresses(fleet)), *limits, "--health-interval", "0.05")
+        async with running(*options, "--request-log", str(log)) as process:
+            async with aiohttp.ClientSession(process.url) as http, asyncio.TaskGroup() as group:
+                body = chat("x", max_tokens=60)
+                begun = 0
+
+                async def ask() -> bytes:
+                    nonlocal begun
+                    async with http.post("/v1/chat/completions", json=body) as response:
+                        begun += 1
+                        return await response.read()
+
+                asked = [group.create_task(ask()) for _ in range(8)]
+                await until(lambda: begun == 8, "streams")
+                process.child.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(3)  # the time is what is tested: longer than any limit
+                process.child.send_signal(signal.SIGCONT)
+            assert all(task.result().endswith(b"data: [DONE]\n\n") for task in asked)
+            process.child.send_signal(signal.SIGTERM)
+            assert await process.child.wait() == 0
+        assert log.read_bytes().count(b'"outcome":"ok"') == 8
+        assert not any("is down" in line or "Traceback" in line for line in process.lines)
+
+
+async def test_a_drain_finishes_every_stream_and_says_close(tmp_path: Path) -> None:
+    async with SimFleet(2, speed=4.0) as fleet:
+        options = ("--instances", ",".join(addresses(fleet)))
+        async with running(*options) as process:
+            connector = aiohttp.TCPConnector(limit=0)
+            async with (
+                aiohttp.ClientSession(process.url, connector=connector) as http,
+                asyncio.TaskGroup() as group,
+            ):
+                body = chat("x", max_tokens=300)
+                begun = 0
+
+                async def ask() -> bytes:
+                    nonlocal begun
+                    async with http.post("/v1/chat/completions", json=body) as response:
+                        begun += 1
+                        return await response.read()
+
+                asked = [group.create_task(ask()) for _ in range(100)]
+                await until(lambda: begun > 50, "streams")
+                process.child.send_signal(signal.SIGINT)
+                await until(lambda: any("draining" in line for line in process.lines))
+                async with http.post("/v1/chat/completions", json=body) as late:
+                    assert (late.status, late.headers["Connection"]) == (200, "close")
+                async with http.get("/ready") as ready:
+                    assert (ready.status, ready.headers["Connection"]) == (503, "close")
+            assert all(task.result().endswith(b"data: [DONE]\n\n") for task in asked)
+            assert await process.child.wait() == 0

@@ -1,0 +1,151 @@
+"""One call against a server that misbehaves in every way the client has a name for."""
+
+import asyncio
+import itertools
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from replayer.replay.client import Call, Client, ClientOptions, ReplayOutcome, explain, open_session
+from tests.support.sse_server import Engine, serving
+
+BODY = b'{"messages":[{"role":"user","content":"a b c"}],"max_tokens":3,"stream":true}'
+CALL = Call(BODY, {"X-Request-ID": "r.run", "Content-Type": "application/json"})
+
+
+async def exchange(engine, call=CALL, **options):
+    ticks = itertools.count()
+    url = f"{engine.url}/v1/chat/completions"
+    async with open_session() as session:
+        client = Client(session, ClientOptions(url, **options), lambda: float(next(ticks)))
+        seen = client.open_exchange()
+        await client.run(call, seen)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "outcome", "status", "first_byte"),
+    [
+        ("ok", ReplayOutcome.OK, 200, True),
+        ("busy", ReplayOutcome.REJECTED, 503, False),
+        ("http_error", ReplayOutcome.HTTP_ERROR, 500, False),
+        ("close_before", ReplayOutcome.DISCONNECT_BEFORE_FIRST, None, False),
+        ("close_mid", ReplayOutcome.DISCONNECT_MID, 200, True),
+        ("truncated", ReplayOutcome.TRUNCATED, 200, True),
+        ("error_event", ReplayOutcome.STREAM_ERROR, 200, True),
+    ],
+)
+async def test_every_end_has_its_name(behaviour, outcome, status, first_byte):
+    async with serving(Engine(plan={"r": behaviour})) as engine:
+        seen = await exchange(engine)
+    assert (seen.outcome, seen.status) == (outcome, status)
+    assert (seen.first_byte_s is not None) == first_byte
+    assert (seen.error is None) == (outcome is ReplayOutcome.OK)
+    assert seen.end_s > seen.sent_s
+
+
+async def test_an_answer_is_timed_counted_and_hashed():
+    async with serving(Engine()) as engine:
+        one, other = await exchange(engine), await exchange(engine)
+    stream = one.stream
+    assert one.first_byte_s is not None
+    assert stream.first_token_s is not None
+    assert one.sent_s < one.first_byte_s <= stream.first_token_s < one.end_s
+    assert (stream.completion_tokens, stream.cached_tokens, len(stream.texts)) == (3, 16, 3)
+    assert one.digest == other.digest
+    assert one.digest is not None
+    assert one.headers["X-Cache-Proxy-Route"] == "WARM"
+
+
+async def test_a_call_without_an_end_times_out():
+    async with serving(Engine(plan={"r": "hang"})) as engine:
+        seen = await exchange(engine, timeout_s=0.05)
+    assert (seen.outcome, seen.error) == (ReplayOutcome.TIMEOUT, "no end after 0.05 s")
+
+
+async def test_nobody_listening_is_a_disconnect():
+    seen = await exchange(Engine(url="http://127.0.0.1:1"))
+    assert seen.outcome is ReplayOutcome.DISCONNECT_BEFORE_FIRST
+    assert seen.error == "cannot connect to 127.0.0.1:1: Connection refused"
+
+
+async def test_a_rejected_call_is_sent_again_and_its_time_goes_on():
+    async with serving(Engine(rejections={"r": 2})) as engine:
+        seen = await exchange(engine, retries_503=2)
+    assert (seen.outcome, seen.attempts) == (ReplayOutcome.OK, 3)
+    assert seen.sent_s == 0.0
+    assert seen.retry_after_s == 0.01
+
+
+async def test_retries_end():
+    async with serving(Engine(rejections={"r": 9})) as engine:
+        seen = await exchange(engine, retries_503=1)
+    assert (seen.outcome, seen.attempts) == (ReplayOutcome.REJECTED, 2)
+
+
+async def test_another_503_is_an_error_not_a_rejection():
+    engine = Engine(plan={"r": "unavailable"})
+    async with serving(engine):
+        seen = await exchange(engine, retries_503=3)
+    assert (seen.outcome, seen.attempts) == (ReplayOutcome.HTTP_ERROR, 1)
+
+
+async def test_cancelling_leaves_an_interrupted_exchange():
+    async with serving(Engine(plan={"r": "hang"})) as engine, open_session() as session:
+        ticks = itertools.count()
+        options = ClientOptions(f"{engine.url}/v1/chat/completions")
+        client = Client(session, options, lambda: float(next(ticks)))
+        seen = client.open_exchange()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(client.run(CALL, seen))
+            await engine.arrived.wait()
+            task.cancel()
+    assert seen.outcome is ReplayOutcome.INTERRUPTED
+    assert seen.end_s > seen.sent_s
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (ConnectionRefusedError(111, "Connect call failed ('::1', 1)"), "Connection refused"),
+        (socket.gaierror(-2, "Name or service not known"), "Name or service not known"),
+        (OSError("Multiple exceptions: ..."), "Multiple exceptions: ..."),
+    ],
+)
+def test_a_failed_connection_is_told_without_internals(cause, said):
+    key: Any = SimpleNamespace(host="h", port=1, ssl=True)
+    assert explain(aiohttp.ClientConnectorError(key, cause)) == f"cannot connect to h:1: {said}"
+    assert explain(aiohttp.ConnectionTimeoutError("x")) == "no connection within 10 s"
+    assert explain(aiohttp.ClientPayloadError("x")) == "the answer broke off before its end"
+    assert explain(aiohttp.ServerDisconnectedError("gone")) == "ServerDisconnectedError: gone"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"error":{"message":"no such model","type":"x"}}', "no such model"),
+        (b'{"object":"error","message":"no such model"}', "no such model"),
+        (b'{"error":"no such model"}', "no such model"),
+        (b'{"detail":"no such model"}', "no such model"),
+        (b'{"detail":[1]}', '{"detail":[1]}'),
+        (b"<html>no</html>", "<html>no</html>"),
+        (b"", "no text with it"),
+    ],
+)
+async def test_a_refusal_keeps_what_the_server_said(body, said):
+    engine = Engine(plan={"r": "refuse"}, refusal=body)
+    async with serving(engine):
+        seen = await exchange(engine)
+    assert (seen.outcome, seen.status, seen.error) == (ReplayOutcome.HTTP_ERROR, 404, said)
+
+
+async def test_a_body_beyond_a_mebibyte_is_sent_whole():
+    text = b"word " * 300_000
+    body = BODY.replace(b"a b c", text)
+    async with serving(Engine()) as engine:
+        seen = await exchange(engine, Call(body, CALL.headers))
+    assert seen.outcome is ReplayOutcome.OK
+    assert engine.seen[0][1]["messages"][0]["content"] == text.decode()

@@ -1,0 +1,393 @@
+"""Instances that misbehave: before the first byte nobody notices, after it the client is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from proxy.core.fleet.health import Health
+from tests.support.harness import (
+    ANSWER,
+    STREAM_HEAD,
+    RawEngine,
+    Script,
+    ServedProxy,
+    chat,
+    chunk,
+    event,
+    plain,
+    resets,
+    says,
+    stalls,
+    until,
+)
+
+GOOD = says(ANSWER)
+ERROR_EVENT = chunk(b'data: {"error":{"message":"KV load failed","code":500}}\n\n')
+CRASHED = STREAM_HEAD + ERROR_EVENT + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+BUSY = plain(b'{"error":{"message":"The engine is currently busy"}}', "503 Service Unavailable")
+REFUSED = plain(b'{"error":{"message":"boom","code":500}}', "500 Internal Server Error")
+MOVED = plain(b"", "301 Moved Permanently", "Location: http://169.254.169.254/\r\n")
+TWO_LENGTHS = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}"
+LENGTH_AND_CHUNKS = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+)
+NO_FRAMING = b"HTTP/1.1 400 Bad Request\r\nTransfer-Encoding: gzip\r\n\r\n{}"
+MANY_HEADERS = b"HTTP/1.1 200 OK\r\n" + b"X: 1\r\n" * 20000 + b"Content-Length: 0\r\n\r\n"
+NO_MODEL = plain(b'{"error":{"message":"The model `sim-8b` does not exist."}}', "404 Not Found")
+BUSY_EVENT = STREAM_HEAD + chunk(b'data: {"error":{"message":"full","code":503}}\n\n')
+
+
+def drips(data: bytes) -> Script:
+    """A byte now and then: never silent, never there."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for i in range(len(data)):
+            writer.write(data[i : i + 1])
+            await asyncio.sleep(0.02)
+
+    return script
+
+
+@contextlib.contextmanager
+def dead_address() -> Iterator[str]:
+    """A port on which nobody listens, and which nobody else is given meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+class Pair:
+    """A bad instance, which is asked first, and a good one."""
+
+    def __init__(self, tmp_path: Path, bad: Script | None, **options: Any) -> None:
+        self.bad = RawEngine(bad) if bad else None
+        self.good = RawEngine(GOOD)
+        self._log = tmp_path / "log"
+        self._options: dict[str, Any] = {"kv_connector": "none", "health_interval": 60} | options
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self) -> ServedProxy:
+        enter = self._stack.enter_async_context
+        await enter(self.good)
+        if self.bad is None:
+            first = self._stack.enter_context(dead_address())
+        else:
+            first = (await enter(self.bad)).address
+        instances = [f"bad={first}", f"good={self.good.address}"]
+        return await enter(ServedProxy(self._log, instances, **self._options))
+
+    async def __aexit__(self, *exc: Any) -> None:
+        await self._stack.__aexit__(*exc)
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "kind"),
+    [
+        ("nobody listens", None, "connect"),
+        ("reset before the head", resets(), "reset"),
+        ("closed before the head", says(b"", close=True), "reset"),
+        ("head, then reset", resets(STREAM_HEAD), "reset"),
+        ("head, then clean end", says(STREAM_HEAD + b"0\r\n\r\n"), "reset"),
+        ("only a comment, then reset", resets(STREAM_HEAD + chunk(b": hi\n\n")), "reset"),
+        ("half an event, then reset", resets(STREAM_HEAD + chunk(b'data: {"ch')), "reset"),
+        ("error event first", says(CRASHED), "server_error"),
+        ("status 500", says(REFUSED), "server_error"),
+        ("engine is busy", says(BUSY), "busy"),
+        ("no first event in time", stalls(STREAM_HEAD), "timeout"),
+        ("no head in time", stalls(), "timeout"),
+        ("a head in drips", drips(ANSWER), "timeout"),
+        ("a redirection", says(MOVED), "malformed"),
+        ("switches protocols", says(b"HTTP/1.1 101 Switching Protocols\r\n\r\n"), "malformed"),
+        ("two lengths", says(TWO_LENGTHS), "malformed"),
+        ("length and chunks", says(LENGTH_AND_CHUNKS), "malformed"),
+        ("a head without end", says(b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70000), "malformed"),
+        ("ten thousand headers", says(MANY_HEADERS), "malformed"),
+        (
+            "21 interim answers",
+            says(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 21 + ANSWER),
+            "malformed",
+        ),
+        ("no such model", says(NO_MODEL), "no_model"),
+        ("busy, said in the stream", says(BUSY_EVENT), "busy"),
+        ("not HTTP", says(b"SSH-2.0-OpenSSH\r\n\r\n", close=True), "malformed"),
+    ],
+)
+async def test_before_the_first_byte_another_instance_answers(
+    tmp_path: Path, name: str, bad: Script | None, kind: str
+) -> None:
+    async with Pair(tmp_path, bad, ttft_timeout=0.3 if kind == "timeout" else 10) as proxy:
+        await until(lambda: proxy.router.fleet.get("bad").health.probes, "the first probe")
+        if bad is None:
+            await until(lambda: not proxy.router.fleet.is_up("bad"), "the first probe's end")
+            proxy.router.fleet.get("bad").health = Health(was_seen=True)
+        answer = await proxy.post(chat("x"), headers={"X-Session-ID": "s"})
+        assert (answer.status, answer.text) == (200, "fine"), name
+        assert answer.headers["X-Cache-Proxy-Instance"] == "good"
+        (record,) = await proxy.records(1)
+        assert (record["outcome"], record["retries"]) == ("ok", 1)
+        assert record["decode_instance"] == "good"
+        assert proxy.metric("upstream_retries_total", reason=kind) == 1
+        assert proxy.router.sessions.home("s", 0.0) == "good"
+        await proxy.at_rest()
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "outcome"),
+    [
+        ("reset", resets(STREAM_HEAD + chunk(event("half"))), "upstream_truncated"),
+        (
+            "no [DONE]",
+            says(STREAM_HEAD + chunk(event("half")) + b"0\r\n\r\n"),
+            "upstream_truncated",
+        ),
+        ("silence", stalls(STREAM_HEAD + chunk(event("half"))), "upstream_timeout"),
+    ],
+)
+async def test_after_the_first_byte_the_client_is_told(
+    tmp_path: Path, name: str, bad: Script, outcome: str
+) -> None:
+    """An error event, and no clean end that would make half an answer look whole."""
+    async with Pair(tmp_path, bad, idle_timeout=0.2) as proxy:
+        async with proxy.http.post("/v1/chat/completions", json=chat("x")) as response:
+            got = await read_until_cut(response)
+        assert got.startswith(event("half")), name
+        assert b'data: {"error":' in got
+        assert b"[DONE]" not in got
+        (record,) = await proxy.records(1)
+        assert (record["outcome"], record["retries"]) == (outcome, 0)
+        await proxy.at_rest()
+        await until(lambda: proxy.connections() == 0, "no upstream connection in use")
+
+
+async def read_until_cut(response: aiohttp.ClientResponse) -> bytes:
+    got = b""
+    try:
+        while piece := await response.content.readany():
+            got += piece
+    except aiohttp.ClientPayloadError:
+        return got
+    raise AssertionError(f"a clean end after {got!r}")
+
+
+async def test_the_first_token_timeout_is_repeated_once(tmp_path: Path) -> None:
+    late = stalls(STREAM_HEAD)
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(RawEngine(late)) for _ in range(3)]
+        options = {"kv_connector": "none", "ttft_timeout": 0.1, "health_interval": 60}
+        urls = [e.address for e in engines]
+        proxy = await stack.enter_async_context(ServedProxy(tmp_path / "log", urls, **options))
+        answer = await proxy.post(chat("x"))
+        assert (answer.status, answer.json["error"]["type"]) == (504, "upstream_timeout")
+        (record,) = await proxy.records(1)
+        assert (record["outcome"], record["retries"]) == ("upstream_timeout", 1)
+        assert sum(len(e.posts) for e in engines) == 2
+        await proxy.at_rest()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [MOVED, TWO_LENGTHS, LENGTH_AND_CHUNKS, NO_FRAMING, b"\x16\x03\x01\x00\x02\x02\x28" * 10],
+)
+async def test_what_is_no_answer_is_502_where_there_is_nobody_else(
+    tmp_path: Path, answer: bytes
+) -> None:
+    async with RawEngine(says(answer, close=True)) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            got = await proxy.post(chat("x"))
+            assert (got.status, got.json["error"]["code"]) == (502, "bad_upstream")
+            assert b"169.254" not in got.body
+            await proxy.at_rest()
+
+
+async def test_twenty_interim_answers_are_swallowed(tmp_path: Path) -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n" + b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\n" * 19
+    async with RawEngine(says(interim + ANSWER)) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            assert [(await proxy.post(chat("x"))).text for _ in range(3)] == ["fine"] * 3
+
+
+@pytest.mark.parametrize("status", ["204 No Content", "304 Not Modified"])
+async def test_a_body_where_there_may_be_none_is_dropped(tmp_path: Path, status: str) -> None:
+    script = says(plain(b"HTTP/1.1 200 OK\r\n", status))
+    async with RawEngine(script) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            answers = [await proxy.post(chat("x", stream=False)) for _ in range(3)]
+            assert [(a.status, a.body) for a in answers] == [(int(status[:3]), b"")] * 3
+
+
+async def test_a_compressed_answer_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    body = gzip.compress(b'{"choices":[]}')
+    async with RawEngine(says(plain(body, extra="Content-Encoding: gzip\r\n"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            data, headers = b'{"model":"m"}', {"Content-Type": "application/json"}
+            async with aiohttp.ClientSession(auto_decompress=False) as http:
+                url = f"{proxy.server.url}/v1/chat/completions"
+                async with http.post(url, data=data, headers=headers) as answer:
+                    assert answer.headers["Content-Encoding"] == "gzip"
+                    assert await answer.read() == body
+
+
+async def test_a_connection_that_is_never_accepted(tmp_path: Path) -> None:
+    """The accept queue is full: SYN after SYN is dropped."""
+    with contextlib.ExitStack() as stack:
+        full = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(3):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        async with RawEngine(GOOD) as good:
+            instances = [f"bad=127.0.0.1:{full.getsockname()[1]}", f"good={good.address}"]
+            options = {"kv_connector": "none", "health_interval": 60, "connect_timeout": 0.2}
+            async with ServedProxy(tmp_path / "log", instances, **options) as proxy:
+                await until(lambda: not proxy.router.fleet.is_up("bad"), "the first probe's end")
+                proxy.router.fleet.get("bad").health = Health(was_seen=True)
+                answer = await proxy.post(chat("x"))
+                assert (answer.text, answer.headers["X-Cache-Proxy-Instance"]) == ("fine", "good")
+                assert proxy.metric("upstream_retries_total", reason="connect") == 1
+                await proxy.at_rest()
+
+
+async def test_the_total_timeout_cuts_a_running_stream(tmp_path: Path) -> None:
+    bad = stalls(STREAM_HEAD + chunk(event("half")))
+    async with Pair(tmp_path, bad, total_timeout=1.0) as proxy:
+        async with proxy.http.post("/v1/chat/completions", json=chat("x")) as response:
+            assert b"--total-timeout" in await read_until_cut(response)
+        (record,) = await proxy.records(1)
+        assert record["outcome"] == "upstream_timeout"
+        await proxy.at_rest()
+
+
+async def test_when_nobody_can_the_last_refusal_is_passed_on(tmp_path: Path) -> None:
+    async with RawEngine(says(REFUSED)) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            answer = await proxy.post(chat("x"))
+            assert (answer.status, answer.json["error"]["message"]) == (500, "boom")
+            (record,) = await proxy.records(1)
+            assert record["outcome"] == "upstream_error"
+            await proxy.at_rest()
+
+
+async def test_busy_everywhere_is_503_with_retry_after(tmp_path: Path) -> None:
+    async with RawEngine(says(BUSY)) as engine:
+        options: dict[str, Any] = {"kv_connector": "none", "max_queue": 0}
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
+            first = await proxy.post(chat("x"))
+            assert (first.status, first.headers["Retry-After"]) == (503, "1")
+            second = await proxy.post(chat("x"))
+            assert len(engine.posts) == 1, "an engine that said busy is left alone for a second"
+            assert second.json["type"] == "service_unavailable"
+            assert proxy.metric("rejected_total", reason="upstream_busy") == 1
+
+
+async def test_nobody_there_is_502_and_then_503(tmp_path: Path) -> None:
+    with dead_address() as nobody:
+        await refuses_all(ServedProxy(tmp_path / "log", [nobody], health_interval=60))
+
+
+async def refuses_all(dead: ServedProxy) -> None:
+    async with dead as proxy:
+        assert (await proxy.post(chat("x"))).status in (502, 503)
+        await proxy.post(chat("x"))
+        down = await proxy.post(chat("x"))
+        assert (down.status, down.json["message"][-17:]) == (503, "no instance is up")
+        assert int(down.headers["Retry-After"]) >= 1
+        async with proxy.http.get("/ready") as ready:
+            assert ready.status == 503
+        await proxy.at_rest()
+
+
+async def test_a_stale_connection_is_replayed_on_a_fresh_one(tmp_path: Path) -> None:
+    """The instance closes idle connections when it likes; no request may pay for that."""
+
+    async def answers_then_hangs_up(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        await GOOD(reader, writer)
+        raise ConnectionError
+
+    async with RawEngine(answers_then_hangs_up) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            answers = [await proxy.post(chat("x")) for _ in range(50)]
+            assert [a.text for a in answers] == ["fine"] * 50
+            records = await proxy.records(50)
+            assert {r["outcome"] for r in records} == {"ok"}
+            assert proxy.metric("instance_healthy", upstream=engine.address[7:]) == 1
+
+
+async def test_an_instance_goes_down_and_comes_back(tmp_path: Path) -> None:
+    engine = RawEngine(GOOD)
+    async with engine:
+        port = engine.port
+        async with ServedProxy(
+            tmp_path / "log", [f"e={engine.address}"], kv_connector="none"
+        ) as proxy:
+            await proxy.up()
+            await engine.__aexit__()
+            await until(lambda: not proxy.router.fleet.is_up("e"), "down")
+            again = RawEngine(GOOD)
+            again.port = port
+            async with again:
+                await until(lambda: proxy.router.fleet.is_up("e"), "up")
+                assert (await proxy.post(chat("x"))).text == "fine"
+                assert proxy.router.fleet.get("e").incarnation == 1
+
+
+async def test_a_frozen_instance_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """Before the first byte: the probes notice, and who waits runs elsewhere."""
+    bad = RawEngine(stalls())
+    options = {"kv_connector": "none", "health_timeout": 0.5, "ttft_timeout": 60}
+    async with bad, RawEngine(GOOD) as good:
+        instances = [f"bad={bad.address}", f"good={good.address}"]
+        async with ServedProxy(tmp_path / "log", instances, **options) as proxy:
+            await proxy.up()
+            async with asyncio.TaskGroup() as group:
+                asked = group.create_task(proxy.post(chat("x")))
+                await until(lambda: bad.posts, "the request is there")
+                bad.is_frozen = True
+                answer = await asked
+            assert (answer.text, answer.headers["X-Cache-Proxy-Instance"]) == ("fine", "good")
+            assert proxy.metric("upstream_retries_total", reason="went_down") == 1
+            await proxy.at_rest()
+
+
+@pytest.mark.parametrize("is_first_byte_out", [True, False])
+async def test_the_proxys_own_cut_is_not_the_clients(
+    tmp_path: Path, is_first_byte_out: bool
+) -> None:
+    script = stalls(STREAM_HEAD + (chunk(event("half")) if is_first_byte_out else b""))
+    async with RawEngine(script) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            async with asyncio.TaskGroup() as group:
+                asked = group.create_task(cut_or_refused(proxy))
+                await until(lambda: engine.posts)
+                if is_first_byte_out:
+                    await until(lambda: _decoding(proxy))
+                proxy.server.service.cut()
+                got = await asked
+            assert b"the proxy is stopping" in got
+            (record,) = await proxy.records(1)
+            assert record["outcome"] == "proxy_stopped"
+            assert proxy.metric("client_disconnects_total", phase="decode") == 0
+            await proxy.at_rest()
+
+
+def _decoding(proxy: ServedProxy) -> bool:
+    names = [m.instance.name for m in proxy.router.fleet.members()]
+    return any(proxy.router.ledger.load(name).decode_requests for name in names)
+
+
+async def cut_or_refused(proxy: ServedProxy) -> bytes:
+    async with proxy.http.post("/v1/chat/completions", json=chat("x")) as response:
+        if response.status != 200:
+            assert response.status == 503
+            return await response.read()
+        return await read_until_cut(response)

@@ -1,0 +1,101 @@
+"""What engines say of their caches reaches the index, and so do requests that are under way."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from proxy.core.connectors import CONNECTORS
+from proxy.core.connectors.base import Edits, Transfer
+from proxy.core.types import Instance
+from proxy.request.legs import _after_prefill
+from proxy.telemetry.log import Throttle
+from tests.support.harness import (
+    DONE,
+    STREAM_HEAD,
+    RawEngine,
+    Script,
+    ServedProxy,
+    chat,
+    chunk,
+    event,
+    plain,
+    says,
+    stalls,
+    until,
+    words,
+)
+
+USAGE = (
+    b'data: {"choices":[],"usage":{"prompt_tokens":2000,"completion_tokens":8,'
+    b'"prompt_tokens_details":{"cached_tokens":%d}}}\n\n'
+)
+
+
+def told(cached: int) -> Script:
+    return says(STREAM_HEAD + chunk(event("fine")) + chunk(USAGE % cached) + DONE)
+
+
+async def test_an_eviction_that_an_engine_reports(tmp_path: Path) -> None:
+    """The second prompt is lost, so the first, used before it, is lost as well."""
+    async with RawEngine(told(0), told(0), told(1990), told(0)) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
+            name, prefixes = proxy.settings.instances[0].name, proxy.router.prefixes
+            sizes = []
+            for text in (words(1000, "a"), *[words(1000, "b")] * 3):
+                await proxy.post(chat(text))
+                await proxy.at_rest()
+                sizes.append(prefixes.blocks(name))
+            assert sizes[1] == sizes[2] > sizes[3] == sizes[0]
+            assert prefixes.capacity(name) == sizes[0]
+            assert proxy.router.reuse.is_at_rest
+            records = await proxy.records(4)
+            assert [r["cached_tokens"] for r in records] == [0, 0, 1990, 0]
+
+
+async def test_a_whole_answer_tells_too(tmp_path: Path) -> None:
+    body = b'{"choices":[{}],"usage":{"prompt_tokens":2000,"prompt_tokens_details":%s}}'
+    answers = [says(plain(body % b'{"cached_tokens":0}'))] * 3
+    async with RawEngine(*answers) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
+            name, prefixes = proxy.settings.instances[0].name, proxy.router.prefixes
+            for text in (words(1000, "a"), words(1000, "b"), words(1000, "b")):
+                await proxy.post(chat(text, stream=False))
+            await proxy.at_rest()
+            assert prefixes.capacity(name) == prefixes.blocks(name)
+
+
+def test_a_prefill_legs_hits_are_heard() -> None:
+    """P tells in its answer what it had; D's count includes what came over and says nothing."""
+    transfer = Transfer("x", Instance("p", "http://p", "http://p:1"), "e")
+    answer = (
+        b'{"choices":[{"index":0,"finish_reason":"length"}],'
+        b'"usage":{"prompt_tokens":8,"prompt_tokens_details":{"cached_tokens":2}}}'
+    )
+    result = _after_prefill(CONNECTORS["mooncake"], transfer, answer, Throttle())
+    assert isinstance(result, Edits)
+    assert result.cached_ratio == 0.25
+
+
+async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None:
+    """One long prompt, three clients: one computes, the others wait for it there."""
+    options: dict[str, Any] = {"offload_policy": "cost", "heavy_threshold": 60_000}
+    async with RawEngine(stalls()) as a, RawEngine(stalls()) as b:
+        instances = [a.address, b.address]
+        async with ServedProxy(tmp_path / "log", instances, health_interval=60, **options) as proxy:
+            body = chat(words(20_000))
+            tasks = [asyncio.create_task(proxy.post(body))]
+            await until(lambda: len(a.posts) + len(b.posts) == 1, "the first is placed")
+            await asyncio.sleep(0.3)  # of the 2 s that it takes: waiting is shorter by now
+            tasks += [asyncio.create_task(proxy.post(body)) for _ in range(2)]
+            await until(lambda: len(a.posts) + len(b.posts) == 3, "all placed")
+            assert {len(a.posts), len(b.posts)} == {0, 3}
+            assert not proxy.router.reuse.is_at_rest
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await proxy.at_rest()
+            assert proxy.router.reuse.is_at_rest
+            new = sorted(r["new_tokens"] for r in await proxy.records(3))
+            assert new[0] == new[1] < 300 < new[2]

@@ -1,0 +1,36 @@
+"""Fixtures for every test that runs the proxy: its event loop, and no blocking call on that loop.
+
+A `conftest.py` imports what its folder needs; pytest finds fixtures and hooks there by name.
+"""
+
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Iterator
+
+import pytest
+import uvloop
+from blockbuster import BlockBuster, blockbuster_ctx
+
+from proxy.net import timeouts
+
+
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.fixture(autouse=True)
+def blockbuster() -> Iterator[BlockBuster]:
+    with blockbuster_ctx("proxy") as found:
+        for function in found.functions.values():
+            # Opening the log and reading the version happen once, before the first request.
+            function.can_block_in("proxy/state/proxy_state.py", "start")
+            function.can_block_in("proxy/app.py", "start")
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _a_hiccup_of_the_machine_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits are some tenths of a second here, so what a busy machine takes of them is given back.
+
+    Else only what is longer than a second counts as time in which nothing here could run.
+    """
+    monkeypatch.setattr(timeouts, "LOST_S", timeouts.TICK_S / 5)
