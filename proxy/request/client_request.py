@@ -12,6 +12,7 @@ import orjson
 from aiohttp import web
 
 from proxy.core.connectors.base import Edits
+from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
 from proxy.protocol.body import PLUGINS, complaint, harmless_arguments, splice, steering_keys
 from proxy.protocol.endpoints import OFFLOADABLE, endpoint_of
@@ -134,7 +135,7 @@ async def _rest(request: web.Request, limits: BodyLimits, length: int | None) ->
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(limits) from error
     except TimeoutError as error:
-        request.protocol._lingering_time = 0.0  # enough was waited for this client
+        connection_of(request).stop_lingering()
         late = f"body: not complete in {limits.seconds:g} s, or below 1 KiB/s (--body-timeout)"
         raise BodyTimeoutError(late) from error
 

@@ -272,7 +272,7 @@ class Relay:
         if self._is_moving:
             await self._run(idle_limit_s, heartbeat_s)
         if self.is_ended:
-            self.response.end()
+            self.response.note_end()
             return
         failure = self.reply.failure
         if failure is not None:
