@@ -15,7 +15,6 @@ from setuptools import Extension, setup
 COMPILED = ("proxy/core", "proxy/protocol")
 INTERPRETED = frozenset(
     {
-        "proxy/core/admission/queue.py",
         "proxy/core/connectors/base.py",
         "proxy/core/connectors/implicit.py",
         "proxy/core/connectors/mooncake.py",
@@ -25,8 +24,7 @@ INTERPRETED = frozenset(
         "proxy/protocol/headers.py",
     }
 )
-"""queue: the shell's entries inherit from its own, which compiled classes do not allow.
-slo: it goes to other processes as a part of a load's rules, and compiled ones cannot be pickled.
+"""slo: it goes to other processes as a part of a load's rules, and compiled ones cannot be pickled.
 connectors: tests and plug-ins inherit from them.
 errors: the shell's errors inherit from them. headers: compiled, it gains nothing."""
 WISH = os.environ.get("CACHE_PROXY_COMPILE", "")

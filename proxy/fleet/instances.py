@@ -32,12 +32,6 @@ class Watcher:
     clock: Clock
     _said: str = _FINE
 
-    def failed(self, name: str, failure: UpstreamFailure) -> None:
-        """A client's request failed on an instance; to be called once per request and instance."""
-        now_s = self.clock.now_s()
-        change = self.router.watch.failed(name, failure.kind, str(failure), now_s)
-        self._act(name, change, str(failure))
-
     def probe_failed(self, name: str, failure: UpstreamFailure) -> None:
         """A probe failed."""
         if failure.kind is FailureKind.NO_ROOM:
@@ -46,17 +40,17 @@ class Watcher:
         now_s = self.clock.now_s()
         watch = self.router.watch
         change = watch.probe_failed(name, str(failure), now_s, is_refused=is_refused)
-        self._act(name, change, str(failure))
+        self.act(name, change, str(failure))
 
     def probe_answered(self, name: str) -> None:
         """A probe was answered."""
-        self._act(name, self.router.watch.probe_answered(name, self.clock.now_s()), "")
+        self.act(name, self.router.watch.probe_answered(name, self.clock.now_s()), "")
 
     def trial_ended(self, name: str, failure: UpstreamFailure | None) -> None:
         """The proxy's own request to an instance with an open breaker failed, or did not."""
         error = str(failure) if failure is not None else None
         _log.info("instance %s: trial %s", name, error or "answered")
-        self._act(name, self.router.watch.trial_ended(name, error, self.clock.now_s()), "")
+        self.act(name, self.router.watch.trial_ended(name, error, self.clock.now_s()), "")
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """When an instance's process says that it started, unix seconds."""
@@ -73,7 +67,8 @@ class Watcher:
         if (upstream := self.upstreams.get(name)) is not None:
             upstream.forget_engine_id()
 
-    def _act(self, name: str, change: Change | None, error: str) -> None:
+    def act(self, name: str, change: Change | None, error: str) -> None:
+        """What follows from an event on an instance: a line, and the end of what waits there."""
         if change is None:
             if error:
                 _log.debug("instance %s: %s", name, error)

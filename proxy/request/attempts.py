@@ -1,105 +1,169 @@
-"""One request's failures before its first byte: who is blamed, and where it runs again."""
+"""The legs of one request, run until an instance answers: performs the actions of its flow.
+
+`core.routing.request_flow` decides which leg comes next, which instance is blamed and when to give
+up. Here its actions become requests to instances, log lines and counters, and their results become
+its events.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import uuid
+from collections.abc import Iterable
+from dataclasses import replace
 
-from proxy.core.fleet.retries import (
-    Next,
-    after_failure,
-    backoff_s,
-    busy_s,
-    fallback_reason,
-    is_innocent,
-    may_repeat,
+from proxy.core.connectors.base import Edits
+from proxy.core.fleet.retries import busy_s
+from proxy.core.routing.request_flow import (
+    Action,
+    FellBack,
+    GiveUp,
+    HedgeEnded,
+    InstanceFailed,
+    LegFailure,
+    LegLimit,
+    Pause,
+    RequestFlow,
+    Retried,
+    RetryRefused,
+    SendDecode,
+    SendHedge,
+    SendPrefill,
 )
-from proxy.core.routing.route import Route
-from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts
+from proxy.core.types import FailureKind, Fallback
+from proxy.net.upstream.client import OnSent
+from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.headers import with_request_id
+from proxy.request.client_request import Outgoing
+from proxy.request.kv_release import DecodeHalf
+from proxy.request.legs import FirstEventLimit, decode_leg
+from proxy.request.offload import PrefillRace
 from proxy.state.proxy_state import ProxyState
 from proxy.telemetry.record import RequestRecord
 
 
-class Retrying:
-    """Made for a request with its first failure, or its offload; `ended` when it has its answer."""
+class Attempts:
+    """Performs the actions of one request's flow."""
 
-    __slots__ = ("_blamed", "_facts", "_is_running", "_record", "_service")
+    __slots__ = ("_flow", "_half", "_record", "_service")
 
-    def __init__(self, service: ProxyState, record: RequestRecord, facts: RequestFacts) -> None:
-        self._service, self._record, self._facts = service, record, facts
-        self._blamed: set[str] = set()
-        self._is_running = False
+    def __init__(self, service: ProxyState, record: RequestRecord, flow: RequestFlow) -> None:
+        self._service, self._record, self._flow = service, record, flow
+        self._half: DecodeHalf | None = None
 
-    def ended(self) -> None:
-        """The repetition that runs, if one does, has an answer or has failed."""
-        if self._is_running:
-            self._is_running = False
-            self._service.budget.give_back()
+    @property
+    def is_kept(self) -> bool:
+        """Whether the client has left and D's leg goes on: the lease ends with that leg."""
+        return self._half is not None and self._half.is_kept
+
+    async def run(self, out: Outgoing) -> UpstreamResponse:
+        """An instance's answer whose first event is good; raises the last UpstreamFailure."""
+        flow, edits = self._flow, None
+        actions = flow.begin(self._service.clock.now_s())
+        while True:
+            leg = actions[-1]
+            try:
+                if isinstance(leg, SendPrefill):
+                    race = PrefillRace(self._service, self._record, flow, self)
+                    actions, got = await race.run(out, leg)
+                    if isinstance(got, UpstreamResponse):
+                        return got
+                    edits = got
+                    continue
+                assert isinstance(leg, SendDecode)
+                answer = await self.decode(out, leg, edits)
+            except UpstreamFailure as failure:
+                edits = None
+                actions = await self._after(failure)
+                if isinstance(actions[-1], GiveUp):
+                    raise
+            else:
+                self.tell(flow.decode_answered())
+                return answer
+
+    async def _after(self, failure: UpstreamFailure) -> list[Action]:
+        """What comes after a failed decode leg, pauses included."""
+        flow, clock = self._flow, self._service.clock
+        actions = flow.decode_failed(self.failure(failure), clock.now_s(), random.random())
+        self.tell(actions)
+        while isinstance(pause := actions[-1], Pause):
+            await asyncio.sleep(pause.seconds)
+            actions = flow.pause_over(clock.now_s(), random.random())
+            self.tell(actions)
+        return actions
+
+    async def decode(
+        self, out: Outgoing, leg: SendDecode | SendHedge, edits: Edits | None = None
+    ) -> UpstreamResponse:
+        """Ask D, and wait for its first event; raises UpstreamFailure."""
+        service, record, name = self._service, self._record, leg.instance.name
+        fetch_from = leg.fetch_from if isinstance(leg, SendDecode) else None
+        source = service.upstreams.get(fetch_from.name) if fetch_from else None
+        if isinstance(leg, SendHedge) or leg.is_repeat:
+            own_id = f"{record.request_id}-{uuid.uuid4().hex[:6]}"
+            out = replace(out, headers=with_request_id(out.headers, own_id))
+        elif edits is not None and edits.request_id is not None:
+            out = replace(out, headers=with_request_id(out.headers, edits.request_id))
+        patience = FirstEventLimit(leg.limit.seconds, leg.limit.cap_s, self._flow.has_other)
+        record.t_decode_sent = service.clock.unix_now()
+        record.decode_instance = name
+        try:
+            if edits is None or not service.connector.pins:
+                return await decode_leg(out, service.upstream(name), edits, source, patience)
+
+            async def fetching(on_sent: OnSent) -> UpstreamResponse:
+                d = service.upstream(name)
+                return await decode_leg(out, d, edits, source, patience, on_sent)
+
+            self._half = DecodeHalf(service, self._flow, edits)
+            return await self._half.run(fetching)
+        except UpstreamFailure as failure:
+            if failure.limit_s is not None:
+                self.note_limit(leg.limit, failure.limit_s)
+            raise
+
+    def note_limit(self, limit: LegLimit, seconds: float) -> None:
+        """A leg met its time limit."""
+        self._record.limit, self._record.limit_s = limit.option, seconds
+
+    def failure(self, failure: UpstreamFailure) -> LegFailure:
+        """An instance's failure as the flow hears of it."""
+        wait_s = 0.0
+        if failure.kind is FailureKind.BUSY:
+            wait_s = busy_s(failure.headers.get("Retry-After"), self._service.clock.unix_now())
+        return LegFailure(failure.kind, str(failure), wait_s)
 
     def blame(self, name: str, failure: UpstreamFailure) -> None:
-        """An instance failed; it counts against it once, however often this request tries."""
-        service = self._service
-        if failure.kind is FailureKind.BUSY:
-            wait_s = busy_s(failure.headers.get("Retry-After"), service.clock.unix_now())
-            service.router.gate.mark_busy(name, service.clock.now_s() + wait_s)
-        elif name not in self._blamed:
-            self._blamed.add(name)
-            service.watcher.failed(name, failure)
+        """An instance failed after its answer had begun."""
+        now_s = self._service.clock.now_s()
+        self.tell(self._flow.failed(name, self.failure(failure), now_s))
 
-    def fall_back(self, route: Route, why: Fallback) -> None:
-        """The offload is over: D computes by itself."""
-        service = self._service
-        p = service.upstreams.get(route.prefill.name) if route.prefill else None
+    def tell(self, actions: Iterable[Action]) -> None:
+        """Counters, the record and the log, for what the flow has decided."""
+        metrics, record = self._service.metrics, self._record
+        for action in actions:
+            if isinstance(action, InstanceFailed):
+                self._service.watcher.act(action.name, action.change, action.detail)
+            elif isinstance(action, FellBack):
+                self._tell_fallback(action)
+            elif isinstance(action, HedgeEnded):
+                record.hedge = action.winner
+                metrics.hedges.labels(action.winner).inc()
+            elif isinstance(action, Retried):
+                record.retries = self._flow.retries
+                metrics.retries.labels(action.kind).inc()
+            elif isinstance(action, RetryRefused):
+                metrics.retries_refused.inc()
+
+    def _tell_fallback(self, action: FellBack) -> None:
+        """What P said of itself may be wrong, unless it was only late."""
+        service, why = self._service, action.why
+        p = service.upstreams.get(action.prefill.name) if action.prefill else None
         if p is not None and why is not Fallback.P_LATE:
             p.forget_engine_id()
-        service.router.fall_back(route, self._facts, why, service.clock.now_s())
+        if why is Fallback.KV_PARAMS:
+            service.metrics.releases.labels("stranded").inc()
         service.metrics.fallbacks.labels(why).inc()
         self._record.fallback = why
-
-    async def around(self, route: Route, failure: UpstreamFailure, *, offloaded: bool) -> bool:
-        """Prepare the next attempt; false when there is none. `offloaded`: D waited for KV."""
-        self.ended()
-        kind, retries = failure.kind, self._record.retries
-        if not (offloaded and is_innocent(kind)):
-            self.blame(route.decode.name, failure)
-        step = after_failure(kind, offloaded=offloaded, retries=retries)
-        if offloaded:
-            self.fall_back(route, fallback_reason(kind))
-        if step is Next.GIVE_UP:
-            return False
-        if step is Next.OTHER_INSTANCE and not await self._again(route, kind, retries):
-            return False
-        self._record.retries += 1
-        self._service.metrics.retries.labels(kind).inc()
-        return True
-
-    async def _again(self, route: Route, kind: FailureKind, retries: int) -> bool:
-        """On another instance at once, later with a pause; on the same one for want of another."""
-        router, clock = self._service.router, self._service.clock
-        if kind is FailureKind.NO_MODEL and not router.watch.lacks_model(
-            route.decode.name, self._facts.model
-        ):
-            return False
-        if retries:
-            await asyncio.sleep(backoff_s(retries, random.random()))
-        free = router.elsewhere(route, self._facts, clock.now_s())
-        if not isinstance(free, Reject):
-            is_free = retries == 0 and all(router.fleet.is_spotless(c.instance.name) for c in free)
-            if not self._take(is_free=is_free):
-                return False
-            router.retry(route, self._facts, clock.now_s(), free)
-            return True
-        name = route.decode.name
-        is_there = router.fleet.is_used(name) and name not in router.fleet.open()
-        if not (may_repeat(kind, retries) and is_there and self._take(is_free=False)):
-            return False
-        await asyncio.sleep(backoff_s(retries, random.random()))
-        return True
-
-    def _take(self, *, is_free: bool) -> bool:
-        service = self._service
-        self._is_running = service.budget.take(service.in_flight, is_free=is_free)
-        if not self._is_running:
-            service.metrics.retries_refused.inc()
-        return self._is_running

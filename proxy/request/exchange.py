@@ -6,16 +6,13 @@ Whatever happens, and at whichever await, one `finally` closes the lease and wri
 from __future__ import annotations
 
 import asyncio
-import uuid
-from dataclasses import replace
 
 from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.core.admission.memory import Level
-from proxy.core.connectors.base import Edits
-from proxy.core.fleet.retries import MAX_RETRIES
 from proxy.core.kvcache.reuse import cached_ratio
+from proxy.core.routing.request_flow import RequestFlow
 from proxy.core.routing.route import Route
 from proxy.core.types import (
     FailureKind,
@@ -27,18 +24,14 @@ from proxy.core.types import (
 )
 from proxy.net.server import responses
 from proxy.net.timeouts import Limit
-from proxy.net.upstream.client import OnSent
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import ENDPOINTS, endpoint_of
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
-from proxy.protocol.headers import route_lines, with_request_id
+from proxy.protocol.headers import route_lines
 from proxy.request import client_request
-from proxy.request.attempts import Retrying
+from proxy.request.attempts import Attempts
 from proxy.request.client_request import Outgoing
 from proxy.request.client_response import CLOSE, ClientResponse, is_whole, pass_on
-from proxy.request.kv_release import DecodeHalf
-from proxy.request.legs import FirstEventLimit, decode_leg, for_first_event
-from proxy.request.offload import Offloading
 from proxy.request.relay import StalledClientError
 from proxy.request.stream_accounting import Streaming
 from proxy.state import queue
@@ -56,8 +49,8 @@ class Exchange:
     """One client's request and everything that becomes of it."""
 
     __slots__ = (
-        "_half",
-        "_retrying",
+        "_attempts",
+        "_flow",
         "_stream",
         "_usage",
         "facts",
@@ -84,8 +77,8 @@ class Exchange:
         self.prompt_bytes = 0
         self.route: Route | None = None
         self._stream: Streaming | None = None
-        self._half: DecodeHalf | None = None
-        self._retrying: Retrying | None = None
+        self._flow: RequestFlow | None = None
+        self._attempts: Attempts | None = None
 
     async def run(self) -> web.StreamResponse:
         """Serve the request; only a client that left makes this raise."""
@@ -134,9 +127,9 @@ class Exchange:
             admitted = await self._wait(admitted)
         if isinstance(admitted, Reject):
             return self._reject(admitted)
-        self._place(admitted)
+        flow, attempts = self._place(admitted)
         try:
-            answer = await self._answer(admitted)
+            answer = await attempts.run(self.out)
         except UpstreamFailure as failure:
             self._say(failure.kind, failure.detail)
             now_s = self.service.clock.unix_now()
@@ -145,7 +138,7 @@ class Exchange:
             outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
             self._end(outcome, failure.status, failure.detail)
             return response
-        return await self._relay(admitted, answer)
+        return await self._relay(flow, attempts, answer)
 
     def _look(self) -> tuple[RequestFacts, int]:
         parsed, tenant = self.out.parsed, self.record.tenant
@@ -167,124 +160,59 @@ class Exchange:
             return reject
         priority = queue.priority_of(headers, self.out.parsed)
         room, size = self.service.waiting, len(self.out.raw or b"")
-        turn = room.enter(self.facts, reject, priority, size)
-        if isinstance(turn, queue.QueuedRequest):
+        ticket = room.enter(self.facts, reject, priority, size)
+        if isinstance(ticket, queue.Ticket):
             record.t_queued = self.service.clock.unix_now()
-            admitted = await room.wait(turn)
+            admitted = await room.wait(ticket)
         else:
-            admitted = turn
+            admitted = ticket
         record.t_decided = self.service.clock.unix_now()
         return admitted
 
-    def _place(self, route: Route) -> None:
+    def _place(self, route: Route) -> tuple[RequestFlow, Attempts]:
         """An instance has been found: nothing may wait between the admission and this."""
         self.route = route
         service, record = self.service, self.record
-        record.t_decided = service.clock.unix_now()
+        now_s = service.clock.now_s()
+        record.t_decided = service.clock.unix(now_s)
+        flow = self._flow = RequestFlow(
+            service.router,
+            service.budget,
+            self.facts,
+            route,
+            service.leg_caps,
+            now_s,
+            streams=bool(record.stream),
+        )
+        attempts = self._attempts = Attempts(service, record, flow)
         telemetry_record.note_route(record, route)
         decision = "offload" if route.prefill else "colocate"
         service.metrics.decisions.labels(decision, route.reason).inc()
         service.decisions.append(record)
+        return flow, attempts
 
-    async def _answer(self, route: Route) -> UpstreamResponse:
-        """Run the legs until an instance answers; raises the last UpstreamFailure."""
-        try:
-            while True:
-                got: Edits | UpstreamResponse | None = None
-                try:
-                    if route.prefill is not None:
-                        got = await self._prefill(route, route.prefill.name)
-                    if isinstance(got, UpstreamResponse):
-                        return got
-                    return await self._decode(route, got)
-                except UpstreamFailure as failure:
-                    if not await self._trouble().around(route, failure, offloaded=got is not None):
-                        raise
-        finally:
-            if self._retrying is not None:
-                self._retrying.ended()
-
-    def _trouble(self) -> Retrying:
-        if self._retrying is None:
-            self._retrying = Retrying(self.service, self.record, self.facts)
-        return self._retrying
-
-    async def _prefill(self, route: Route, name: str) -> Edits | UpstreamResponse | None:
-        offloading = Offloading(
-            service=self.service,
-            record=self.record,
-            out=self.out,
-            facts=self.facts,
-            route=route,
-            decode=lambda: self._decode(route, None, again=True),
-            blame=self._trouble().blame,
-            fall_back=self._trouble().fall_back,
-        )
-        return await offloading.run(name)
-
-    async def _decode(
-        self, route: Route, edits: Edits | None, *, again: bool = False
-    ) -> UpstreamResponse:
-        service = self.service
-        source = service.upstreams.get(route.prefill.name) if edits and route.prefill else None
-        out = self.out
-        if again or self.record.retries or route.fallback:
-            own_id = f"{self.request_id}-{uuid.uuid4().hex[:6]}"
-            out = replace(out, headers=with_request_id(out.headers, own_id))
-        elif edits is not None and edits.request_id is not None:
-            out = replace(out, headers=with_request_id(out.headers, edits.request_id))
-        wait = for_first_event(service, self.record, route, offloaded=edits is not None)
-        patience = FirstEventLimit(wait.seconds, wait.cap_s, lambda: self._has_other(route))
-        self.record.t_decode_sent = service.clock.unix_now()
-        self.record.decode_instance = route.decode.name
-
-        async def leg(on_sent: OnSent) -> UpstreamResponse:
-            d = service.upstream(route.decode.name)
-            return await decode_leg(out, d, edits, source, patience, on_sent)
-
-        try:
-            if edits is None or not service.connector.pins:
-                d = service.upstream(route.decode.name)
-                answer = await decode_leg(out, d, edits, source, patience)
-            else:
-                self._half = DecodeHalf(service, route, edits)
-                answer = await self._half.run(leg)
-        except UpstreamFailure as failure:
-            if failure.limit_s is not None:
-                self.record.limit, self.record.limit_s = wait.option, failure.limit_s
-            raise
-        service.router.watch.answered(route.decode.name)
-        return answer
-
-    def _has_other(self, route: Route) -> bool:
-        service, retries = self.service, self.record.retries
-        if retries >= MAX_RETRIES or not service.budget.has_room(service.in_flight):
-            return False
-        return service.router.has_other(route, self.facts)
-
-    async def _relay(self, route: Route, answer: UpstreamResponse) -> web.StreamResponse:
+    async def _relay(
+        self, flow: RequestFlow, attempts: Attempts, answer: UpstreamResponse
+    ) -> web.StreamResponse:
         self.record.status = answer.status
         if not answer.is_stream:
-            router, now_s = self.service.router, self.service.clock.now_s()
-            if answer.is_over and route.prefill is None and answer.failure is None:
-                router.came_whole(route, now_s)
+            now_s = self.service.clock.now_s()
+            if answer.is_over and flow.route.prefill is None and answer.failure is None:
+                flow.came_whole(now_s)
             else:
-                router.first_token(route, self.facts, now_s, seen=False)
+                flow.first_token(now_s, seen=False)
         if is_whole(self.request, answer):
             response = ClientResponse(self.request, answer, self._extra_lines())
             self._usage = pass_on(self.request, answer, response)
             return response
         # Nobody is asked again: the prompt need not stay for as long as the stream.
         del self.out
-        self._stream = Streaming(self.service, self.record, self.facts, route, self._blame)
+        self._stream = Streaming(self.service, self.record, flow, attempts.blame)
         return await self._stream.run(self.request, answer, self._extra_lines())
 
     def _say(self, kind: str, detail: str) -> None:
         service = self.service
         service.failures.note(self.record, kind, detail, service.clock.now_s())
-
-    def _blame(self, name: str, failure: UpstreamFailure) -> None:
-        self._trouble().blame(name, failure)
 
     def _reject(self, reject: Reject) -> web.Response:
         metrics, status = self.service.metrics, self.service.settings.overload_status
@@ -333,17 +261,15 @@ class Exchange:
 
     def _finish(self) -> None:
         """Close the lease, complete the record, count it, log it. Never waits."""
-        service, record, route = self.service, self.record, self.route
+        service, record, flow = self.service, self.record, self._flow
         try:
             self._complete()
         finally:
-            if route is not None and not (self._half is not None and self._half.is_kept):
+            if flow is not None and not (self._attempts is not None and self._attempts.is_kept):
                 if record.outcome is Outcome.OK:
-                    found = cached_ratio(record.cached_tokens, record.prompt_tokens)
-                    service.router.completed(route, self.facts, found)
+                    flow.completed(cached_ratio(record.cached_tokens, record.prompt_tokens))
                 whole = record.stream and record.outcome is Outcome.OK
-                output_tokens = record.osl_tokens if whole else None
-                service.router.finish(route, service.clock.now_s(), output_tokens)
+                flow.end(service.clock.now_s(), record.osl_tokens if whole else None)
         self._learn()
         service.metrics.observe(record, endpoint_of(self.path).label)
         service.request_log.write(record)

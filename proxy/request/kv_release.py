@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from proxy.core.connectors.base import KV_PARAMS, Edits
+from proxy.core.routing.request_flow import RequestFlow
 from proxy.core.routing.route import Route
 from proxy.core.types import Fallback, Instance
 from proxy.net.timeouts import Limit
@@ -66,9 +67,9 @@ class PrefillHalf:
 class DecodeHalf:
     """D's leg. `is_kept`: the client left, D goes on, and the lease ends with it."""
 
-    def __init__(self, service: ProxyState, route: Route, edits: Edits) -> None:
-        self._service, self._route, self._edits = service, route, edits
-        self._p = route.prefill
+    def __init__(self, service: ProxyState, flow: RequestFlow, edits: Edits) -> None:
+        self._service, self._flow, self._edits = service, flow, edits
+        self._p = flow.route.prefill
         self._is_sent = False
         self.is_kept = False
 
@@ -82,7 +83,7 @@ class DecodeHalf:
             )
         except UpstreamFailure:
             if not self._is_sent:
-                release(self._service, self._route, self._p, self._edits)
+                release(self._service, self._flow.route, self._p, self._edits)
             raise
 
     def _on_sent(self, reply: UpstreamResponse) -> None:
@@ -97,9 +98,9 @@ class DecodeHalf:
         if reply is not None:
             reply.close()
         if self.is_kept:
-            self._service.router.finish(self._route, self._service.clock.now_s())
+            self._flow.end(self._service.clock.now_s())
         elif not self._is_sent:
-            release(self._service, self._route, self._p, self._edits)
+            release(self._service, self._flow.route, self._p, self._edits)
 
 
 def release(service: ProxyState, route: Route, p: Instance | None, edits: Edits) -> None:

@@ -2,7 +2,6 @@
 
 The prefill leg never fails the request: its result is an `Edits` for the decode leg, or a reason
 to colocate. The decode leg gives an answer whose first event is good, or raises UpstreamFailure.
-Each has a time limit: the core's formulas, with the options as caps.
 """
 
 from __future__ import annotations
@@ -11,15 +10,13 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import orjson
 
 from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer
 from proxy.core.connectors.params import wrong_params
 from proxy.core.kvcache.reuse import usage_ratio
-from proxy.core.routing import time_limits
-from proxy.core.routing.route import Route
 from proxy.core.types import FailureKind, Fallback
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import ANSWER_BYTES, OnSent, Upstream
@@ -28,58 +25,7 @@ from proxy.net.upstream.response_check import is_plainly_good, look_at
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import with_request_id
 from proxy.request.client_request import Outgoing
-from proxy.state.proxy_state import ProxyState
 from proxy.telemetry.log import Throttle, more
-from proxy.telemetry.record import RequestRecord
-
-LEAST_S = 1.0
-"""What a repeated attempt may wait when the first ones have used up the time."""
-
-
-@dataclass(slots=True)
-class LegLimit:
-    """`seconds`, and up to `cap_s` where nobody else could be asked. `option` says whose cap."""
-
-    option: str
-    seconds: float
-    cap_s: float
-
-
-def for_first_event(
-    service: ProxyState, record: RequestRecord, route: Route, *, offloaded: bool
-) -> LegLimit:
-    """The decode leg's limit. An answer in one piece comes when it is whole: that has the cap."""
-    settings, latency = service.settings, service.router.latency
-    cap_s = settings.ttft_timeout
-    if record.retries and record.t_decided is not None:
-        cap_s = max(min(LEAST_S, cap_s), cap_s - (service.clock.unix_now() - record.t_decided))
-    if not record.stream:
-        return LegLimit("ttft", cap_s, cap_s)
-    if offloaded:
-        now_s, most_s = service.clock.now_s(), min(settings.transfer_timeout, cap_s)
-        seconds = time_limits.transfer_limit_s(latency, route, now_s, most_s)
-        return LegLimit("transfer", seconds, seconds)
-    return LegLimit("ttft", time_limits.first_token_limit_s(latency, route, cap_s), cap_s)
-
-
-def for_prefill(service: ProxyState, route: Route) -> LegLimit:
-    """The prefill leg's limit."""
-    settings = service.settings
-    seconds = time_limits.prefill_limit_s(
-        service.router.latency, route, settings.ttft_timeout, settings.prefill_timeout
-    )
-    return LegLimit("prefill", seconds, seconds)
-
-
-def for_silence(service: ProxyState, route: Route) -> float:
-    """How long an answer that has begun may be silent, seconds."""
-    router, now_s = service.router, service.clock.now_s()
-    cap_s = service.settings.idle_timeout
-    name = route.decode.name
-    if router.fleet.get(name) is None:
-        return cap_s
-    return time_limits.idle_limit_s(router.latency, route, router.ledger.load(name), now_s, cap_s)
-
 
 _log = logging.getLogger(__name__)
 _FALLBACKS = {

@@ -2,215 +2,177 @@
 
 Both attempts run as tasks of one group, so that nothing outlives the request: the one that loses,
 or is left when the request is cancelled, is cancelled and awaited before this returns. The first to
-be ready wins; an answer that nobody takes is closed.
+be ready wins, P where both are: its KV would stay pinned. An answer that nobody takes is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Protocol
 
 from proxy.core.connectors.base import Edits
-from proxy.core.routing.route import Route
-from proxy.core.types import FailureKind, Fallback, RequestFacts
+from proxy.core.routing.request_flow import (
+    Action,
+    LegFailure,
+    LegLimit,
+    RequestFlow,
+    SendHedge,
+    SendPrefill,
+    State,
+)
+from proxy.core.types import FailureKind, Fallback
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.request.client_request import Outgoing
 from proxy.request.kv_release import PrefillHalf, release
-from proxy.request.legs import fallback_of, for_prefill, prefill_leg
+from proxy.request.legs import fallback_of, prefill_leg
 from proxy.state.proxy_state import ProxyState
 from proxy.telemetry.record import RequestRecord
 
-A = TypeVar("A")
+
+class Legs(Protocol):
+    """What a prefill leg needs of the request's other attempts."""
+
+    async def decode(self, out: Outgoing, leg: SendHedge, /) -> UpstreamResponse:
+        """Ask D to compute by itself; raises UpstreamFailure."""
+
+    def failure(self, failure: UpstreamFailure, /) -> LegFailure:
+        """An instance's failure as the flow hears of it."""
+
+    def note_limit(self, limit: LegLimit, seconds: float, /) -> None:
+        """A leg met its time limit."""
+
+    def tell(self, actions: list[Action], /) -> None:
+        """Counters, the record and the log, for what the flow has decided."""
 
 
-@dataclass(frozen=True, slots=True)
-class Local(Generic[A]):
-    """D's attempt, and who wants to know what.
+class PrefillFailed:
+    """P's leg gave no KV; `failure`: what speaks against P itself."""
 
-    `start`: whether it may begin now; `alone`: P has failed meanwhile, D goes on; `failed`: D has,
-    P goes on; `close` gives back an answer that is not wanted, `unclaimed` P's KV that nobody will
-    fetch, because the race was cancelled.
-    """
+    __slots__ = ("failure", "why")
 
-    start: Callable[[], bool]
-    run: Callable[[], Coroutine[Any, Any, A]]
-    alone: Callable[[Fallback], None]
-    failed: Callable[[UpstreamFailure], None]
-    close: Callable[[A], None]
-    unclaimed: Callable[[Edits], None]
+    def __init__(self, why: Fallback, failure: LegFailure | None = None) -> None:
+        self.why, self.failure = why, failure
 
 
-Peer = Callable[[], Coroutine[Any, Any, Edits | Fallback]]
+Prefilled = tuple[list[Action], Edits | UpstreamResponse | None]
+"""What the flow wants next; and what D needs to fetch P's KV, or D's own answer."""
 
 
-async def race(peer: Peer, local: Local[A], late_s: float) -> Edits | Fallback | A:
-    """P's result, or D's answer; raises UpstreamFailure when P failed first and D then.
+class PrefillRace:
+    """One request's prefill leg, and D's own attempt beside it."""
 
-    P has `late_s` for itself. When both are ready at once P wins: its KV would stay pinned.
-    """
-    attempts = _Attempts(peer, local)
-    try:
-        return await attempts.run(late_s)
-    except asyncio.CancelledError:
-        for edits in attempts.handed:
-            local.unclaimed(edits)
-        raise
-    finally:
-        for unused in attempts.answers:
-            local.close(unused)
+    __slots__ = ("_answers", "_failures", "_flow", "_legs", "_record", "_service", "handed")
 
-
-class _Attempts(Generic[A]):
-    """Both attempts, and what has come of them so far."""
-
-    def __init__(self, peer: Peer, local: Local[A]) -> None:
-        self._peer, self._local = peer, local
+    def __init__(
+        self, service: ProxyState, record: RequestRecord, flow: RequestFlow, legs: Legs
+    ) -> None:
+        self._service, self._record, self._flow, self._legs = service, record, flow, legs
         self.handed: list[Edits] = []
-        self.answers: list[A] = []
+        self._answers: list[UpstreamResponse] = []
         self._failures: list[UpstreamFailure] = []
 
-    async def run(self, late_s: float) -> Edits | Fallback | A:
+    async def run(self, out: Outgoing, leg: SendPrefill) -> Prefilled:
+        """P's result or D's answer; raises UpstreamFailure when P has failed and D then as well."""
+        start_s = self._service.clock.now_s()
+        self._record.t_prefill_sent = self._service.clock.unix(start_s)
+        if math.isinf(leg.hedge_at_s):
+            return self._prefilled(await self.prefill(out, leg), start_s)
+        p = leg.instance
+        try:
+            return await self._race(out, leg, start_s)
+        except asyncio.CancelledError:
+            for edits in self.handed:
+                release(self._service, self._flow.route, p, edits)
+            raise
+        finally:
+            for unused in self._answers:
+                unused.close()
+
+    async def _race(self, out: Outgoing, leg: SendPrefill, start_s: float) -> Prefilled:
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(self._from_peer())
-            await asyncio.wait({first}, timeout=late_s)
-            if first.done() or not self._local.start():
-                return await first
-            second = group.create_task(self._from_local())
-            result = await self._decided(first, second)
+            prefill = group.create_task(self.prefill(out, leg))
+            await asyncio.wait({prefill}, timeout=max(0.0, leg.hedge_at_s - start_s))
+            late = [] if prefill.done() else self._flow.prefill_late(self._service.clock.now_s())
+            if not late:
+                return self._prefilled(await prefill, start_s)
+            assert isinstance(late[-1], SendHedge)
+            hedge = group.create_task(self._hedge(out, late[-1]))
+            result = await self._first(prefill, hedge, start_s)
         if result is not None:
             self._failures.clear()  # an error holds the frames that hold this
             return result
         if self._failures:
             raise self._failures.pop()
-        return self.answers.pop()
+        if self._flow.state is State.HEDGED:
+            self._legs.tell(self._flow.hedge_answered(self._service.clock.now_s()))
+        else:
+            self._legs.tell(self._flow.decode_answered())
+        return [], self._answers.pop()
 
-    async def _from_peer(self) -> Edits | Fallback:
-        result = await self._peer()
+    async def _first(
+        self,
+        prefill: asyncio.Task[Edits | PrefillFailed],
+        hedge: asyncio.Task[None],
+        start_s: float,
+    ) -> Prefilled | None:
+        """P's result where that counts; None where D's does."""
+        await asyncio.wait({prefill, hedge}, return_when=asyncio.FIRST_COMPLETED)
+        if not prefill.done():
+            if self._failures:
+                failure = self._legs.failure(self._failures.pop())
+                self._legs.tell(self._flow.hedge_failed(failure, self._service.clock.now_s()))
+                return self._prefilled(await prefill, start_s)
+            prefill.cancel()
+            return None
+        result = prefill.result()
         if isinstance(result, Edits):
-            self.handed.append(result)
-        return result
+            hedge.cancel()
+            return self._prefilled(result, start_s)
+        self._prefilled(result, start_s)
+        await hedge
+        return None
 
-    async def _from_local(self) -> None:
+    def _prefilled(self, result: Edits | PrefillFailed, start_s: float) -> Prefilled:
+        """P's leg is over: tell the flow."""
+        service, record = self._service, self._record
+        now_s = service.clock.now_s()
+        if isinstance(result, PrefillFailed):
+            actions = self._flow.prefill_failed(result.why, now_s, result.failure)
+            self._legs.tell(actions)
+            return actions, None
+        record.t_prefill_done = service.clock.unix(now_s)
+        service.metrics.prefill_leg.observe(now_s - start_s)
+        actions = self._flow.prefill_answered(now_s, result.cached_ratio)
+        self._legs.tell(actions)
+        return actions, result
+
+    async def _hedge(self, out: Outgoing, leg: SendHedge) -> None:
         try:
-            self.answers.append(await self._local.run())
+            self._answers.append(await self._legs.decode(out, leg))
         except UpstreamFailure as failure:
             self._failures.append(failure)
 
-    async def _decided(
-        self, first: asyncio.Task[Edits | Fallback], second: asyncio.Task[None]
-    ) -> Edits | Fallback | None:
-        """P's result where that counts; None where D's does."""
-        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
-            if self._failures:
-                self._local.failed(self._failures.pop())
-                return await first
-            first.cancel()
-            return None
-        result = first.result()
-        if isinstance(result, Fallback):
-            self._local.alone(result)
-            await second
-            return None
-        second.cancel()
-        return result
-
-
-@dataclass(frozen=True, slots=True)
-class Offloading:
-    """One request's prefill leg; `decode` asks D to compute by itself, under an id of its own.
-
-    `blame` hears which instance failed how, `fall_back` why the offload ended.
-    """
-
-    service: ProxyState
-    record: RequestRecord
-    out: Outgoing
-    facts: RequestFacts
-    route: Route
-    decode: Callable[[], Coroutine[Any, Any, UpstreamResponse]]
-    blame: Callable[[str, UpstreamFailure], None]
-    fall_back: Callable[[Route, Fallback], None]
-
-    async def run(self, name: str) -> Edits | UpstreamResponse | None:
-        """What D needs to fetch P's KV, or D's own answer; None: colocate now.
-
-        Raises UpstreamFailure when P had failed and D, which was computing already, has as well.
-        """
-        service, route = self.service, self.route
-        start_s = service.clock.now_s()
-        self.record.t_prefill_sent = service.clock.unix(start_s)
-        # Of an answer in one piece nobody sees how far it is: its end would have to win.
-        due_s = service.router.hedges.due_s(route) if self.record.stream else math.inf
-        if math.isinf(due_s):
-            result: Edits | Fallback | UpstreamResponse = await self._leg(name)
-        else:
-            local = Local(
-                self._start, self.decode, self._alone, self._failed, close, self._unclaimed
-            )
-            result = await race(lambda: self._leg(name), local, max(0.0, due_s - start_s))
-        if isinstance(result, UpstreamResponse):
-            self._won("local")
-            if route.prefill is not None:
-                self.fall_back(route, Fallback.P_LATE)
-            return result
-        if isinstance(result, Fallback):
-            if result is Fallback.KV_PARAMS:
-                service.metrics.releases.labels("stranded").inc()
-            self.fall_back(route, result)
-            return None
-        if route.hedge is not None:
-            self._won("peer")
-        end_s = service.clock.now_s()
-        self.record.t_prefill_done = service.clock.unix(end_s)
-        service.metrics.prefill_leg.observe(end_s - start_s)
-        service.router.watch.answered(name)
-        service.router.prefill_done(route, self.facts, end_s, result.cached_ratio)
-        return result
-
-    async def _leg(self, name: str) -> Edits | Fallback:
-        service, leg_id = self.service, f"{self.record.request_id}-p"
-        wait = for_prefill(service, self.route)
+    async def prefill(self, out: Outgoing, leg: SendPrefill) -> Edits | PrefillFailed:
+        """P's leg, alone."""
+        service, limit = self._service, leg.limit
+        leg_id = f"{self._record.request_id}-p"
         try:
-            p = service.upstream(name)
-            leg = await PrefillHalf(service, self.route).run(
+            p = service.upstream(leg.instance.name)
+            half = PrefillHalf(service, self._flow.route)
+            result = await half.run(
                 lambda on_sent: prefill_leg(
-                    self.out, p, service.connector, leg_id, wait.seconds, on_sent
+                    out, p, service.connector, leg_id, limit.seconds, on_sent
                 )
             )
-            if leg is Fallback.P_TIMEOUT:
-                self.record.limit, self.record.limit_s = wait.option, wait.seconds
-                late = f"no prefill in {wait.seconds:.3g} s"
-                self.blame(name, UpstreamFailure(FailureKind.TIMEOUT, late))
-            return leg
         except UpstreamFailure as failure:
-            self.blame(name, failure)
-            return fallback_of(failure)
-
-    def _start(self) -> bool:
-        service = self.service
-        return service.router.hedges.start(self.route, self.facts, service.clock.now_s())
-
-    def _alone(self, why: Fallback) -> None:
-        self.fall_back(self.route, why)
-
-    def _failed(self, failure: UpstreamFailure) -> None:
-        self._won("none")
-        self.blame(self.route.decode.name, failure)
-        self.service.router.hedges.drop(self.route, self.service.clock.now_s())
-
-    def _unclaimed(self, edits: Edits) -> None:
-        release(self.service, self.route, self.route.prefill, edits)
-
-    def _won(self, winner: str) -> None:
-        self.record.hedge = winner
-        self.service.metrics.hedges.labels(winner).inc()
-
-
-def close(reply: UpstreamResponse) -> None:
-    """Give back an answer that nobody reads."""
-    reply.close()
+            return PrefillFailed(fallback_of(failure), self._legs.failure(failure))
+        if isinstance(result, Edits):
+            self.handed.append(result)
+            return result
+        if result is not Fallback.P_TIMEOUT:
+            return PrefillFailed(result)
+        self._legs.note_limit(limit, limit.seconds)
+        late = f"no prefill in {limit.seconds:.3g} s"
+        return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late))

@@ -7,19 +7,30 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from proxy.core.routing import time_limits
+from proxy.core.routing.request_flow import RequestFlow
 from proxy.core.routing.route import Route
-from proxy.core.types import Outcome, RequestFacts
+from proxy.core.types import Outcome
 from proxy.net.server.responses import error_event
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import in_band_error
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.sse import Scanner
 from proxy.request.client_response import ClientResponse
-from proxy.request.legs import for_silence
 from proxy.request.relay import GROW_EVENTS, Relay, StreamCutError
 from proxy.state.proxy_state import ProxyState
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
+
+
+def for_silence(service: ProxyState, route: Route) -> float:
+    """How long an answer that has begun may be silent, seconds."""
+    router, now_s = service.router, service.clock.now_s()
+    cap_s = service.settings.idle_timeout
+    name = route.decode.name
+    if router.fleet.get(name) is None:
+        return cap_s
+    return time_limits.idle_limit_s(router.latency, route, router.ledger.load(name), now_s, cap_s)
 
 
 class Streaming:
@@ -28,7 +39,7 @@ class Streaming:
     __slots__ = (
         "_blame",
         "_charged_events",
-        "_facts",
+        "_flow",
         "_record",
         "_relay",
         "_route",
@@ -40,11 +51,10 @@ class Streaming:
         self,
         service: ProxyState,
         record: RequestRecord,
-        facts: RequestFacts,
-        route: Route,
+        flow: RequestFlow,
         blame: Callable[[str, UpstreamFailure], None],
     ) -> None:
-        self._service, self._record, self._facts, self._route = service, record, facts, route
+        self._service, self._record, self._flow, self._route = service, record, flow, flow.route
         self._blame = blame
         self._scanner = Scanner()
         self._relay: Relay | None = None
@@ -109,7 +119,7 @@ class Streaming:
                 return 0
             now_s = self._service.clock.now_s()
             record.t_first_token = self._service.clock.unix(now_s)
-            self._service.router.first_token(route, self._facts, now_s)
+            self._flow.first_token(now_s)
             self._observe_transfer()
         elif scanner.events - self._charged_events >= GROW_EVENTS:
             route.lease.grow(scanner.events - self._charged_events)

@@ -22,6 +22,7 @@ from proxy.core.connectors import CONNECTORS
 from proxy.core.connectors.base import Connector
 from proxy.core.fleet.retries import Budget
 from proxy.core.latency.slo import Slo
+from proxy.core.routing.request_flow import LegCaps
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind, Instance, RequestFacts, Thresholds
 from proxy.fleet.gauges import FleetCollector
@@ -105,6 +106,7 @@ class ProxyState:
     failures: FailureLog = field(default_factory=FailureLog)
     collector: FleetCollector = field(init=False)
     access: Access = field(init=False)
+    leg_caps: LegCaps = field(init=False)
     shows_route: bool = field(init=False)
     """Whether X-Cache-Proxy-* are sent; between tenants they would tell of each other's prompts."""
     own_ports: set[int] = field(default_factory=set)
@@ -149,6 +151,9 @@ class ProxyState:
         self.settings = settings
         self.request_log.candidates = settings.log_candidates
         self.metrics.slo = Slo(ttft_s=settings.ttft_slo, tpot_s=settings.tpot_slo)
+        self.leg_caps = LegCaps(
+            settings.ttft_timeout, settings.prefill_timeout, settings.transfer_timeout
+        )
         self.access = Access(settings)
         self.shows_route = settings.response_headers and settings.cache_salt_secret is None
 
@@ -231,10 +236,12 @@ class ProxyState:
         if not self.scopes:
             self.idle.clear()
         self.scopes.add(scope)
+        self.budget.active = len(self.scopes)
 
     def leave(self, scope: Limit) -> None:
         """A request is over."""
         self.scopes.discard(scope)
+        self.budget.active = len(self.scopes)
         if not self.scopes:
             self.idle.set()
 

@@ -73,24 +73,26 @@ def backoff_s(retries: int, u: float) -> float:
 
 
 class Budget:
-    """How many repetitions are running, over all requests."""
+    """How many repetitions are running, over all requests; `active` requests are in flight."""
 
     def __init__(self) -> None:
         self.in_flight = 0
+        self.active = 0
 
-    def take(self, active: int, *, is_free: bool) -> bool:
-        """Begin one while `active` requests are in flight; false when there are too many.
+    def take(self, *, is_free: bool) -> bool:
+        """Begin one; false when too many run already.
 
-        `is_free`: to an instance without a spot; that counts, but is never refused.
+        `is_free`: the retry goes to an instance without a recent failure; it counts against the
+        budget but is never refused.
         """
-        if not is_free and not self.has_room(active):
+        if not is_free and not self.has_room():
             return False
         self.in_flight += 1
         return True
 
-    def has_room(self, active: int) -> bool:
-        """Whether one more may run while `active` requests are in flight."""
-        return self.in_flight < max(BUDGET_MIN, BUDGET_RATIO * active)
+    def has_room(self) -> bool:
+        """Whether one more may run beside those that do."""
+        return self.in_flight < max(BUDGET_MIN, BUDGET_RATIO * self.active)
 
     def give_back(self) -> None:
         """One that had begun has its answer, or has failed."""

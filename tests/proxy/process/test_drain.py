@@ -95,4 +95,4 @@ async def test_a_signal_turns_a_hand_over_into_a_drain(tmp_path: Path) -> None:
             assert not service.is_draining
             proxy.server._stop.set()
             await handing
-        assert service.waiting._is_closed
+        assert service.waiting.waiting.is_closed

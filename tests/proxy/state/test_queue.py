@@ -14,9 +14,10 @@ from proxy.core.admission.queue import Priority, QueueLimits
 from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
+from proxy.core.routing.waiting import TRIAL_S, TRIALS
 from proxy.core.types import Instance, Reject, RequestFacts, Thresholds
 from proxy.net.timeouts import Clock
-from proxy.state.queue import TRIAL_S, TRIALS, QueuedRequest, WaitingRoom, priority_of
+from proxy.state.queue import Ticket, WaitingRoom, priority_of
 from proxy.telemetry.metrics import Metrics
 from tests.scenarios.test_disconnect import leave, send
 from tests.support.harness import ANSWER, Answer, RawEngine, ServedProxy, chat, until
@@ -249,7 +250,7 @@ async def test_a_turn_given_to_who_just_left_is_given_back(metrics: Metrics) -> 
     assert isinstance(first, Route)
     assert isinstance(busy, Reject)
     turn = room.enter(facts, busy, Priority.NORMAL, 10)
-    assert isinstance(turn, QueuedRequest)
+    assert isinstance(turn, Ticket)
     waiting = asyncio.ensure_future(room.wait(turn))
     await asyncio.sleep(0)
     asyncio.get_running_loop().call_soon(lambda: asyncio.get_running_loop().call_soon(leaves))
@@ -289,7 +290,7 @@ async def test_after_an_engines_own_word_a_few_at_a_time(metrics: Metrics) -> No
     for _ in range(10 * TRIALS):
         busy = room.admit(facts)
         assert isinstance(busy, Reject)
-        assert isinstance(room.enter(facts, busy, Priority.NORMAL, 10), QueuedRequest)
+        assert isinstance(room.enter(facts, busy, Priority.NORMAL, 10), Ticket)
     assert await after(0.5) == 0
     assert await after(0.5 + TRIAL_S) == TRIALS
     assert await after(TRIAL_S / 2) == 0
@@ -317,7 +318,7 @@ async def test_who_comes_behind_the_waiting_holds_nobody_up(metrics: Metrics) ->
         facts = RequestFacts(model, None, 100, [], 1.0)
         busy = room.admit(facts)
         return isinstance(busy, Reject) and isinstance(
-            room.enter(facts, busy, Priority.NORMAL, 10), QueuedRequest
+            room.enter(facts, busy, Priority.NORMAL, 10), Ticket
         )
 
     router.gate.mark_busy("i", now_s + 1.0)

@@ -1,0 +1,183 @@
+"""Requests that wait because every instance is busy: which is next, and what a refused one is told.
+
+Pure: a driver calls `look` when the router says that load was freed, and at `next_look_s`, when
+time alone may let one in. It hears the end of a wait by `QueuedRequest.settle`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
+from proxy.core.admission.retry_after import RetryAdvice
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
+from proxy.core.types import Reject, RejectReason, RequestFacts
+
+TRIALS, TRIAL_S = 4, 0.1
+"""After an engine's own "busy" so many are let in, twice as many that much later, and so on until
+it says so again: the engine alone knows what it can take, and says it only when it is asked."""
+_FULL = Reject(RejectReason.QUEUE_FULL, 1)
+
+
+class QueuedRequest(Entry):
+    """A request in the queue; `result` is there once it was let in or refused."""
+
+    def __init__(
+        self,
+        facts: RequestFacts,
+        priority: Priority,
+        size_bytes: int,
+        on_settled: Callable[[], None],
+    ) -> None:
+        super().__init__(facts.model, facts.tenant, priority, facts.prompt_tokens, size_bytes)
+        self.facts = facts
+        self.result: Route | Reject | None = None
+        self._on_settled = on_settled
+
+    def settle(self, result: Route | Reject) -> None:
+        """The wait is over, in this way."""
+        self.result = result
+        self._on_settled()
+
+
+class _Ramp:
+    """Why a model's next request waits, and how many of its requests may be tried now."""
+
+    def __init__(self, reject: Reject) -> None:
+        self.reject = reject
+        self.batch = TRIALS
+        self.trials = 0
+        self.until_s = 0.0
+
+    def may_try(self, now_s: float, most: int) -> bool:
+        """Whether one more may be let in now, where an engine's own word was the last."""
+        if self.reject.reason is not RejectReason.UPSTREAM_BUSY:
+            return True
+        if now_s >= self.until_s:
+            self.trials, self.until_s = self.batch, now_s + TRIAL_S
+            self.batch = min(2 * self.batch, most)
+        return self.trials > 0
+
+
+class Waiting:
+    """The wait queue in front of a router."""
+
+    def __init__(
+        self, router: Router, limits: QueueLimits, weights: Mapping[str, float] | None = None
+    ) -> None:
+        self.queue = WaitQueue(limits, weights)
+        self.is_closed = False
+        self._router = router
+        self._advice = RetryAdvice()
+        self._ramps: dict[str, _Ramp] = {}
+
+    def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
+        """Like the router's `admit`, but behind the requests that wait for the same model."""
+        if self.queue.has(facts.model):
+            return self._ramp(facts.model).reject
+        return self._router.admit(facts, now_s)
+
+    def refusal(self, reject: Reject, tokens: int, now_s: float) -> Reject:
+        """A refusal with an honest time to come again; `tokens`: of the prompt."""
+        if reject.reason in (RejectReason.NO_INSTANCE, RejectReason.DRAINING):
+            return reject
+        tps = self.queue.drain_tps(reject.drain_tps, now_s)
+        tps_known = replace(reject, drain_tps=tps)
+        return self._advice.advise(tps_known, tokens, self.queue.tokens, now_s)
+
+    def enter(
+        self,
+        facts: RequestFacts,
+        reject: Reject,
+        now_s: float,
+        on_settled: Callable[[], None],
+        priority: Priority = Priority.NORMAL,
+        size_bytes: int = 0,
+    ) -> QueuedRequest | Reject:
+        """Take a place after `reject`; a refusal where there is none.
+
+        Turns go round among authenticated tenants only: any other name could be changed with every
+        request, and each would have a share of its own.
+        """
+        tokens = facts.prompt_tokens
+        may_wait = self.queue.limits.requests and not self.is_closed
+        if reject.reason is RejectReason.NO_INSTANCE or not may_wait:
+            return self.refusal(reject, tokens, now_s)
+        queued = QueuedRequest(facts, priority, size_bytes, on_settled)
+        offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s)
+        if offer.refused is not None:
+            return self.refusal(replace(reject, reason=offer.refused), tokens, now_s)
+        if isinstance(offer.displaced, QueuedRequest):
+            self._refuse(offer.displaced, RejectReason.QUEUE_FULL, now_s)
+        self._note(facts.model, reject)
+        return queued
+
+    def expire(self, queued: QueuedRequest, now_s: float) -> None:
+        """Its time in the queue is over."""
+        if queued.result is None:
+            self._refuse(queued, RejectReason.QUEUE_TIMEOUT, now_s)
+
+    def leave(self, queued: QueuedRequest) -> None:
+        """The request does not wait any more, for whatever reason."""
+        self.queue.leave(queued)
+        if not len(self.queue):
+            self._ramps.clear()
+
+    def close(self, retry_after_s: int) -> None:
+        """The proxy drains: every request that waits is told so, and none waits from now on."""
+        self.is_closed = True
+        for entry in self.queue.entries():
+            self.queue.leave(entry)
+            assert isinstance(entry, QueuedRequest)
+            entry.settle(Reject(RejectReason.DRAINING, retry_after_s))
+        self._ramps.clear()
+
+    def look(self, now_s: float) -> None:
+        """Let in as many as the router takes; for each model until its next one is rejected."""
+        blocked: set[str] = set()
+        while (entry := self.queue.next(blocked, now_s)) is not None:
+            assert isinstance(entry, QueuedRequest)
+            ramp = self._ramp(entry.model)
+            if not ramp.may_try(now_s, self.queue.limits.requests):
+                blocked.add(entry.model)
+                continue
+            answer = self._router.admit(entry.facts, now_s)
+            if isinstance(answer, Route):
+                ramp.trials -= 1
+                self.queue.served(entry, now_s)
+                entry.settle(answer)
+            elif answer.reason is RejectReason.NO_INSTANCE:
+                self.queue.leave(entry)
+                entry.settle(answer)
+            else:
+                self._note(entry.model, answer)
+                blocked.add(entry.model)
+
+    def next_look_s(self, now_s: float) -> float | None:
+        """When time alone may let the next request in; None: no such time is known."""
+        if not len(self.queue):
+            return None
+        at_s = self._router.gate.next_change_s(now_s)
+        spent = [r.until_s for r in self._ramps.values() if r.trials <= 0 and now_s < r.until_s]
+        return min(at_s or math.inf, *spent) if spent else at_s
+
+    def _refuse(self, queued: QueuedRequest, reason: RejectReason, now_s: float) -> None:
+        self.queue.leave(queued)
+        reject = replace(self._ramp(queued.model).reject, reason=reason)
+        queued.settle(self.refusal(reject, queued.tokens, now_s))
+
+    def _ramp(self, model: str) -> _Ramp:
+        return self._ramps.get(model) or _Ramp(_FULL)
+
+    def _note(self, model: str, reject: Reject) -> None:
+        """What was said to its next one; repeated to one who came behind it, it is nothing new."""
+        ramp = self._ramps.get(model)
+        if ramp is None:
+            if len(self._ramps) > 2 * len(self.queue):
+                self._ramps = {m: r for m, r in self._ramps.items() if self.queue.has(m)}
+            self._ramps[model] = _Ramp(reject)
+        elif reject is not ramp.reject:
+            ramp.reject, ramp.batch = reject, TRIALS

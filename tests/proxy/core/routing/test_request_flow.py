@@ -1,0 +1,332 @@
+"""Each path of a request's life as a transcript: what the driver reports, what it is told to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.config import RouterConfig
+from proxy.core.fleet.retries import Budget
+from proxy.core.placement.scene import Choice, PlacementView, Size
+from proxy.core.routing.request_flow import (
+    STEPS,
+    Action,
+    AwaitHedge,
+    CancelHedge,
+    CancelPrefill,
+    Event,
+    FellBack,
+    GiveUp,
+    HedgeEnded,
+    IllegalStepError,
+    InstanceFailed,
+    LegCaps,
+    LegFailure,
+    Pause,
+    RequestFlow,
+    Retried,
+    RetryRefused,
+    SendDecode,
+    SendHedge,
+    SendPrefill,
+    State,
+)
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
+from proxy.core.types import FailureKind, Fallback, Instance, Reason, RequestFacts
+
+CAPS = LegCaps(ttft_s=120.0, prefill_s=120.0, transfer_s=30.0)
+LOST = LegFailure(FailureKind.RESET, "lost")
+PROMPT_TOKENS = 30_000
+
+
+class Driver:
+    """A flow with its router; each call returns what it was told to do, in words."""
+
+    def __init__(self, *names: str, prefill: str | None = None, streams: bool = True) -> None:
+        def choose(view: PlacementView) -> Choice:
+            """D is the first instance that is free; P as the test wants it."""
+            by_name = {c.instance.name: c for c in view.free}
+            d = next(by_name[name] for name in names if name in by_name)
+            p = by_name.get(prefill) if prefill else None
+            return Choice(d, p, Size.HEAVY, Reason.P_IDLE_D_BUSY, placed=True)
+
+        self.router = Router(RouterConfig(prefill_throughput=20_000.0), choose)
+        for name in names:
+            self.router.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+            self.router.watch.probe_answered(name, 0.0)
+        self.budget = Budget()
+        self.facts = RequestFacts("m", "s", PROMPT_TOKENS, [], 64.0)
+        route = self.router.admit(self.facts, 0.0)
+        assert isinstance(route, Route)
+        self.flow = RequestFlow(
+            self.router, self.budget, self.facts, route, CAPS, 0.0, streams=streams
+        )
+
+    def told(self, actions: list[Action]) -> list[str]:
+        return [_words(action) for action in actions]
+
+    def has_nothing_left(self) -> bool:
+        loads = [self.router.ledger.load(m.instance.name) for m in self.router.fleet.members()]
+        return self.router.ledger.live == 0 and all(load.is_idle for load in loads)
+
+
+def _words(action: Action) -> str:
+    if isinstance(action, SendDecode):
+        repeat = " again" if action.is_repeat else ""
+        fetch = f" from {action.fetch_from.name}" if action.fetch_from else ""
+        return f"decode on {action.instance.name}{fetch}{repeat}"
+    named: list[tuple[type, Callable[[Any], str]]] = [
+        (SendPrefill, lambda a: f"prefill on {a.instance.name}"),
+        (SendHedge, lambda a: f"hedge on {a.instance.name}"),
+        (AwaitHedge, lambda a: "await hedge"),
+        (CancelHedge, lambda a: "cancel hedge"),
+        (CancelPrefill, lambda a: "cancel prefill"),
+        (Pause, lambda a: "pause"),
+        (GiveUp, lambda a: "give up"),
+        (FellBack, lambda a: f"fell back: {a.why.value}"),
+        (HedgeEnded, lambda a: f"hedge won by {a.winner}"),
+        (Retried, lambda a: f"retried after {a.kind.value}"),
+        (RetryRefused, lambda a: "retry refused"),
+        (InstanceFailed, lambda a: f"{a.name} failed"),
+    ]
+    return next(words(action) for kind, words in named if isinstance(action, kind))
+
+
+def test_computed_where_it_decodes() -> None:
+    it = Driver("d")
+    assert it.told(it.flow.begin(0.0)) == ["decode on d"]
+    assert it.told(it.flow.decode_answered()) == []
+    it.flow.first_token(1.0)
+    it.flow.completed(None)
+    it.flow.end(2.0, 100)
+    assert it.has_nothing_left()
+
+
+def test_handed_over() -> None:
+    it = Driver("d", "p", prefill="p")
+    assert it.told(it.flow.begin(0.0)) == ["prefill on p"]
+    assert it.told(it.flow.prefill_answered(1.5)) == ["decode on d from p"]
+    assert it.told(it.flow.decode_answered()) == []
+    it.flow.first_token(2.0)
+    it.flow.end(3.0, 10)
+    assert it.has_nothing_left()
+
+
+def test_p_fails_and_d_computes() -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    told = it.told(it.flow.prefill_failed(Fallback.P_ERROR, 1.0, LOST))
+    assert told == ["p failed", "fell back: p_error", "decode on d again"]
+    assert it.flow.route.prefill is None
+
+
+def test_p_is_late_and_answers_first() -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    assert it.told(it.flow.prefill_late(5.0)) == ["hedge on d"]
+    told = it.told(it.flow.prefill_answered(5.5))
+    assert told == ["hedge won by peer", "cancel hedge", "decode on d from p"]
+    it.flow.end(6.0)
+    assert it.has_nothing_left()
+
+
+def test_p_is_late_and_d_answers_first() -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_late(5.0)
+    told = it.told(it.flow.hedge_answered(6.0))
+    assert told == ["hedge won by local", "fell back: p_late", "cancel prefill"]
+    it.flow.first_token(6.0)
+    it.flow.end(7.0)
+    assert it.has_nothing_left()
+
+
+def test_p_is_late_and_fails_while_d_computes() -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_late(5.0)
+    told = it.told(it.flow.prefill_failed(Fallback.P_GONE, 5.5))
+    assert told == ["fell back: p_gone", "await hedge"]
+    assert it.told(it.flow.decode_answered()) == ["hedge won by local"]
+
+
+def test_p_is_late_and_both_fail() -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_late(5.0)
+    it.flow.prefill_failed(Fallback.P_GONE, 5.5)
+    told = it.told(it.flow.decode_failed(LOST, 6.0, 0.5))
+    assert told == ["d failed", "retried after reset", "decode on p again"]
+
+
+def test_p_is_late_and_ds_own_attempt_fails() -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_late(5.0)
+    told = it.told(it.flow.hedge_failed(LOST, 5.5))
+    assert told == ["hedge won by none", "d failed"]
+    assert it.told(it.flow.prefill_answered(6.0)) == ["decode on d from p"]
+
+
+def test_d_may_not_compute_beside_p() -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.router.hedges.switch(is_on=False)
+    assert it.told(it.flow.prefill_late(5.0)) == []
+    assert it.flow.state is State.PREFILLING
+
+
+def test_an_answer_in_one_piece_is_not_hedged() -> None:
+    it = Driver("d", "p", prefill="p", streams=False)
+    (prefill,) = it.flow.begin(0.0)
+    assert isinstance(prefill, SendPrefill)
+    assert prefill.hedge_at_s == math.inf
+
+
+@pytest.mark.parametrize("kind", [FailureKind.PEER_GONE, FailureKind.TIMEOUT, FailureKind.LATE])
+def test_kv_does_not_come_over_which_is_not_ds_fault(kind: FailureKind) -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_answered(1.0)
+    told = it.told(it.flow.decode_failed(LegFailure(kind), 2.0, 0.5))
+    why = it.flow.route.fallback
+    assert why is not None
+    assert told == [f"fell back: {why.value}", f"retried after {kind.value}", "decode on d again"]
+
+
+def test_d_is_lost_while_it_fetches() -> None:
+    it = Driver("d", "p", "q", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_answered(1.0)
+    told = it.told(it.flow.decode_failed(LOST, 2.0, 0.5))
+    assert told[:2] == ["d failed", "fell back: d_failed"]
+    assert told[2:] == ["retried after reset", "decode on p again"]
+
+
+def test_twice_elsewhere_with_a_pause_then_the_last_word() -> None:
+    it = Driver("a", "b", "c")
+    assert it.told(it.flow.begin(0.0)) == ["decode on a"]
+    told = it.told(it.flow.decode_failed(LOST, 1.0, 0.5))
+    assert told == ["a failed", "retried after reset", "decode on b again"]
+    assert it.told(it.flow.decode_failed(LOST, 2.0, 0.5)) == ["b failed", "pause"]
+    assert it.told(it.flow.pause_over(2.1, 0.5)) == ["retried after reset", "decode on c again"]
+    assert it.told(it.flow.decode_failed(LOST, 3.0, 0.5)) == ["c failed", "give up"]
+    it.flow.end(3.0)
+    assert it.has_nothing_left()
+    assert it.budget.in_flight == 0
+
+
+def test_the_same_one_after_a_pause_where_there_is_no_other() -> None:
+    it = Driver("a")
+    it.flow.begin(0.0)
+    assert it.told(it.flow.decode_failed(LOST, 1.0, 0.5)) == ["a failed", "pause"]
+    assert it.told(it.flow.pause_over(1.1, 0.5)) == ["retried after reset", "decode on a again"]
+
+
+def test_busy_is_left_alone_and_is_no_failure() -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    told = it.told(it.flow.decode_failed(LegFailure(FailureKind.BUSY, "", 5.0), 1.0, 0.5))
+    assert told == ["retried after busy", "decode on b again"]
+    busy = it.router.busy("a", "m", 1.0)
+    assert busy is not None
+    assert busy.free_in_s == 5.0
+
+
+def test_the_budget_is_used_up() -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    it.router.watch.failed("b", FailureKind.RESET, "lost", 0.5)  # so the retry is not a free one
+    while it.budget.take(is_free=False):
+        pass
+    told = it.told(it.flow.decode_failed(LOST, 1.0, 0.5))
+    assert told == ["a failed", "retry refused", "give up"]
+
+
+def test_a_denied_model_is_tried_only_where_another_may_serve_it() -> None:
+    it = Driver("a")
+    it.flow.begin(0.0)
+    denied = LegFailure(FailureKind.NO_MODEL)
+    assert it.told(it.flow.decode_failed(denied, 1.0, 0.5))[-1] == "give up"
+
+
+def test_an_instance_is_blamed_once_per_request() -> None:
+    it = Driver("a")
+    it.flow.begin(0.0)
+    assert it.told(it.flow.failed("a", LOST, 1.0)) == ["a failed"]
+    assert it.told(it.flow.failed("a", LOST, 2.0)) == []
+
+
+def test_a_repetition_has_the_time_that_is_left() -> None:
+    it = Driver("a", "b", streams=False)
+    it.flow.begin(0.0)
+    actions = it.flow.decode_failed(LOST, 100.0, 0.5)
+    assert isinstance(actions[-1], SendDecode)
+    assert actions[-1].limit.seconds == 20.0
+    assert actions[-1].limit.kind is FailureKind.TIMEOUT
+
+
+@pytest.mark.parametrize("state", State)
+def test_the_end_may_come_in_any_state(state: State) -> None:
+    assert STEPS[state, Event.END] == {State.ENDED}
+
+
+def test_what_is_not_in_the_table_is_refused() -> None:
+    it = Driver("d")
+    for state, event in product(State, Event):
+        assert all(isinstance(to, State) for to in STEPS.get((state, event), ()))
+    with pytest.raises(IllegalStepError, match="prefill_answered while placed"):
+        it.flow.prefill_answered(0.0)
+
+
+_EVENTS: dict[State, list[Callable[[RequestFlow, float], object]]] = {
+    State.PLACED: [lambda f, t: f.begin(t)],
+    State.PREFILLING: [
+        lambda f, t: f.prefill_late(t),
+        lambda f, t: f.prefill_answered(t),
+        lambda f, t: f.prefill_failed(Fallback.P_ERROR, t, LOST),
+    ],
+    State.HEDGED: [
+        lambda f, t: f.prefill_answered(t),
+        lambda f, t: f.prefill_failed(Fallback.P_GONE, t),
+        lambda f, t: f.hedge_answered(t),
+        lambda f, t: f.hedge_failed(LOST, t),
+    ],
+    State.FETCHING: [
+        lambda f, t: f.decode_answered(),
+        lambda f, t: f.decode_failed(LOST, t, 0.1),
+        lambda f, t: f.decode_failed(LegFailure(FailureKind.LATE), t, 0.1),
+    ],
+    State.COMPUTING: [
+        lambda f, t: f.decode_answered(),
+        lambda f, t: f.decode_failed(LOST, t, 0.1),
+        lambda f, t: f.decode_failed(LegFailure(FailureKind.BUSY), t, 0.1),
+    ],
+    State.PAUSED: [lambda f, t: f.pause_over(t, 0.9)],
+    State.ANSWERED: [lambda f, t: f.first_token(t), lambda f, t: f.came_whole(t)],
+}
+
+
+@given(st.sampled_from([None, "p"]), st.lists(st.integers(0, 3), max_size=20))
+def test_on_every_path_all_is_given_back(prefill: str | None, choices: list[int]) -> None:
+    """Whatever is reported, and wherever it ends: no lease and no repetition is left."""
+    it = Driver("d", "p", "q", prefill=prefill)
+    now_s = 0.0
+    for choice in choices:
+        events = _EVENTS.get(it.flow.state)
+        if events is None:
+            break
+        now_s += 1.0
+        events[choice % len(events)](it.flow, now_s)
+    it.flow.end(now_s)
+    it.flow.end(now_s)
+    assert it.has_nothing_left()
+    assert it.budget.in_flight == 0
+    assert it.router.hedges.live == 0
