@@ -91,6 +91,7 @@ class Settings(Model):
             LISTENING,
             "Admin paths want Authorization: Bearer with this; none: open.",
             allowed=SECRET_FORM,
+            reloadable=True,
         ),
     ] = None
     max_body_bytes: Annotated[
@@ -107,11 +108,17 @@ class Settings(Model):
             LISTENING,
             "A client's body, from its head to its end; past a third of it not below 1 KiB/s.",
             "s",
+            reloadable=True,
         ),
     ] = 30.0
     drain_seconds: Annotated[
         NonNegative,
-        Option(LISTENING, "After SIGTERM, running requests have this long to finish.", "s"),
+        Option(
+            LISTENING,
+            "After SIGTERM, running requests have this long to finish.",
+            "s",
+            reloadable=True,
+        ),
     ] = 30.0
     handover_seconds: Annotated[
         NonNegative,
@@ -119,6 +126,7 @@ class Settings(Model):
             LISTENING,
             "After a hot restart, the replaced process has this long for what it still serves.",
             "s",
+            reloadable=True,
         ),
     ] = 3600.0
     pid_file: Annotated[
@@ -127,7 +135,11 @@ class Settings(Model):
     ] = None
     response_headers: Annotated[
         bool,
-        Option(LISTENING, "Tell the client instance, route and reason in X-Cache-Proxy-* headers."),
+        Option(
+            LISTENING,
+            "Tell the client instance, route and reason in X-Cache-Proxy-* headers.",
+            reloadable=True,
+        ),
     ] = True
 
     api_key: Annotated[
@@ -139,6 +151,7 @@ class Settings(Model):
             "Clients need one of these as Authorization: Bearer, or x-api-key; none: open. "
             "A key's tenant is the name before it.",
             allowed=f"{KEYS_FORM}, or none",
+            reloadable=True,
         ),
     ] = None
     cache_salt_secret: Annotated[
@@ -150,16 +163,21 @@ class Settings(Model):
             "Tenants share no KV: bodies get a cache_salt made of this and the tenant; prefixes "
             "are kept apart too, and X-Cache-Proxy-* headers are not sent.",
             allowed="16 bytes or more, or @FILE that holds them, or none",
+            reloadable=True,
         ),
     ] = None
     tls_cert: Annotated[
-        Path | None, Option(ACCESS, "PEM chain for clients: the port speaks TLS, 1.2 or newer.")
+        Path | None,
+        Option(
+            ACCESS, "PEM chain for clients: the port speaks TLS, 1.2 or newer.", reloadable=True
+        ),
     ] = None
     tls_key: Annotated[
-        Path | None, Option(ACCESS, "Its private key; none: it is in --tls-cert.")
+        Path | None, Option(ACCESS, "Its private key; none: it is in --tls-cert.", reloadable=True)
     ] = None
     tls_client_ca: Annotated[
-        Path | None, Option(ACCESS, "Clients need a certificate that one of these CAs signed.")
+        Path | None,
+        Option(ACCESS, "Clients need a certificate that one of these CAs signed.", reloadable=True),
     ] = None
     instance_api_key: Annotated[
         SecretStr | None,
@@ -168,16 +186,22 @@ class Settings(Model):
             ACCESS,
             "Sent to the instances instead of a client's Authorization.",
             allowed=SECRET_FORM,
+            reloadable=True,
         ),
     ] = None
     instance_ca: Annotated[
-        Path | None, Option(ACCESS, "CAs that https instances are verified by; none: the system's.")
+        Path | None,
+        Option(
+            ACCESS, "CAs that https instances are verified by; none: the system's.", reloadable=True
+        ),
     ] = None
     instance_cert: Annotated[
-        Path | None, Option(ACCESS, "PEM chain shown to https instances that ask for one.")
+        Path | None,
+        Option(ACCESS, "PEM chain shown to https instances that ask for one.", reloadable=True),
     ] = None
     instance_key: Annotated[
-        Path | None, Option(ACCESS, "Its private key; none: it is in --instance-cert.")
+        Path | None,
+        Option(ACCESS, "Its private key; none: it is in --instance-cert.", reloadable=True),
     ] = None
     allow_cidr: Annotated[
         Networks | None,
@@ -186,6 +210,7 @@ class Settings(Model):
             ACCESS,
             "Where instances that are added at run time may be; none: where --instances are.",
             allowed="networks like 10.0.0.0/8,fd00::/8, or none",
+            reloadable=True,
         ),
     ] = None
 
@@ -196,12 +221,17 @@ class Settings(Model):
             "vLLM servers, comma separated (TOML: an array). With Mooncake one without bootstrap, "
             "its bootstrap server, never prefills for another.",
             allowed=INSTANCE_FORM,
+            reloadable=True,
         ),
     ]
     model: Annotated[
         str | None,
         Meta(pattern=WORD),
-        Option(INSTANCES, "Model served; none: learned from the instances' /v1/models."),
+        Option(
+            INSTANCES,
+            "Model served; none: learned from the instances' /v1/models.",
+            reloadable=True,
+        ),
     ] = None
     prefill_throughput: Annotated[
         float,
@@ -216,15 +246,27 @@ class Settings(Model):
     ] = 8192
 
     warm_threshold: Annotated[
-        Tokens, Option(CLASSES, "A request with fewer new (uncached) tokens is WARM.", "tokens")
+        Tokens,
+        Option(
+            CLASSES,
+            "A request with fewer new (uncached) tokens is WARM.",
+            "tokens",
+            reloadable=True,
+        ),
     ] = 1500
     heavy_threshold: Annotated[
-        Tokens, Option(CLASSES, "A request with this many new tokens or more is HEAVY.", "tokens")
+        Tokens,
+        Option(
+            CLASSES,
+            "A request with this many new tokens or more is HEAVY.",
+            "tokens",
+            reloadable=True,
+        ),
     ] = 8192
 
     placement: Annotated[
         Literal["affinity", "least-tokens", "round-robin"],
-        Option(PLACEMENT, "How the decode instance of a new session is chosen."),
+        Option(PLACEMENT, "How the decode instance of a new session is chosen.", reloadable=True),
     ] = "affinity"
     session_ttl: Annotated[
         Seconds, Option(PLACEMENT, "An idle session is forgotten after this time.", "s")
@@ -256,16 +298,27 @@ class Settings(Model):
     ] = "mooncake"
     offload_policy: Annotated[
         OffloadPolicy,
-        Option(OFFLOAD, "Who computes what: cost prices every place; others rule on HEAVY only."),
+        Option(
+            OFFLOAD,
+            "Who computes what: cost prices every place; others rule on HEAVY only.",
+            reloadable=True,
+        ),
     ] = "cost"
     shadow_policy: Annotated[
         OffloadPolicy | None,
-        Option(OFFLOAD, "A policy that only looks: logged and counted is what it would have done."),
+        Option(
+            OFFLOAD,
+            "A policy that only looks: logged and counted is what it would have done.",
+            reloadable=True,
+        ),
     ] = None
     offload_non_cached_tokens: Annotated[
         Tokens,
         Option(
-            OFFLOAD, "Policy threshold: offload from this many new tokens on; 0: never.", "tokens"
+            OFFLOAD,
+            "Policy threshold: offload from this many new tokens on; 0: never.",
+            "tokens",
+            reloadable=True,
         ),
     ] = 512
     kv_transfer_time: Annotated[
@@ -277,6 +330,7 @@ class Settings(Model):
             OFFLOAD,
             "Target for the first token, 0.1 ms more per new token: counted in the metrics.",
             "s",
+            reloadable=True,
         ),
     ] = 2.0
     tpot_slo: Annotated[
@@ -285,6 +339,7 @@ class Settings(Model):
             OFFLOAD,
             "The cost policy's target for an answer's time per token; 9 of 10 should keep it.",
             "s",
+            reloadable=True,
         ),
     ] = 0.05
     kv_pin_timeout: Annotated[
@@ -298,28 +353,42 @@ class Settings(Model):
     ] = 480.0
     hedge: Annotated[
         bool,
-        Option(OFFLOAD, "Compute on the decode instance too when a prefill leg is late."),
+        Option(
+            OFFLOAD,
+            "Compute on the decode instance too when a prefill leg is late.",
+            reloadable=True,
+        ),
     ] = True
 
     active_decode_blocks_threshold: Annotated[
         float | None,
         Meta(ge=0, le=1),
-        Option(GATE, "An instance using a larger part of its KV blocks is busy.", "ratio"),
+        Option(
+            GATE,
+            "An instance using a larger part of its KV blocks is busy.",
+            "ratio",
+            reloadable=True,
+        ),
     ] = None
     active_prefill_tokens_threshold: Annotated[
         int | None,
         Meta(ge=0),
-        Option(GATE, "An instance with more tokens waiting for prefill is busy.", "tokens"),
+        Option(
+            GATE,
+            "An instance with more tokens waiting for prefill is busy.",
+            "tokens",
+            reloadable=True,
+        ),
     ] = None
     active_prefill_tokens_threshold_frac: Annotated[
         float | None,
         Meta(ge=0),
-        Option(GATE, "The same as a multiple of max_num_batched_tokens.", "ratio"),
+        Option(GATE, "The same as a multiple of max_num_batched_tokens.", "ratio", reloadable=True),
     ] = None
     overload_status: Annotated[
         Literal[503, 529],
         Before(_number),
-        Option(GATE, "HTTP status of the answer when every instance is busy."),
+        Option(GATE, "HTTP status of the answer when every instance is busy.", reloadable=True),
     ] = 503
 
     max_queue: Annotated[
@@ -371,6 +440,7 @@ class Settings(Model):
             "The prefill leg of an offload, at most; then the request is colocated. 2 s + 3 x its "
             "late bound, where that is less.",
             "s",
+            reloadable=True,
         ),
     ] = 120.0
     transfer_timeout: Annotated[
@@ -380,6 +450,7 @@ class Settings(Model):
             "Prefill done to the decode instance's first byte, at most; then colocated. 2 s + 3 x "
             "its queue and the transfer's late bound, where that is less.",
             "s",
+            reloadable=True,
         ),
     ] = 30.0
     ttft_timeout: Annotated[
@@ -389,6 +460,7 @@ class Settings(Model):
             "Request sent to the first byte, at most; of a stream 5 s + 3 x the late bound of its "
             "prefill, where that is less and another instance can be asked.",
             "s",
+            reloadable=True,
         ),
     ] = 300.0
     idle_timeout: Annotated[
@@ -398,6 +470,7 @@ class Settings(Model):
             "Between two pieces of an answer, at most; 60 s, 200 steps and the instance's prefill "
             "queue, where that is less.",
             "s",
+            reloadable=True,
         ),
     ] = 300.0
     heartbeat_interval: Annotated[
@@ -408,9 +481,9 @@ class Settings(Model):
             "s",
         ),
     ] = 15.0
-    total_timeout: Annotated[Seconds, Option(TIMEOUTS, "One request from end to end.", "s")] = (
-        3600.0
-    )
+    total_timeout: Annotated[
+        Seconds, Option(TIMEOUTS, "One request from end to end.", "s", reloadable=True)
+    ] = 3600.0
 
     scrape_interval: Annotated[
         Seconds, Option(OBSERVING, "Between two reads of an instance's /metrics.", "s")
@@ -420,7 +493,7 @@ class Settings(Model):
         Option(OBSERVING, "Between two health checks of an instance, a fifth more or less.", "s"),
     ] = 2.0
     health_timeout: Annotated[
-        Seconds, Option(OBSERVING, "A slower health check has failed.", "s")
+        Seconds, Option(OBSERVING, "A slower health check has failed.", "s", reloadable=True)
     ] = 1.0
 
     request_log: Annotated[
@@ -429,7 +502,11 @@ class Settings(Model):
     log_candidates: Annotated[
         int,
         Meta(ge=0, le=MOST_KEPT),
-        Option(LOGS, "Options of a decision that a line lists: the cheapest, and the one taken."),
+        Option(
+            LOGS,
+            "Options of a decision that a line lists: the cheapest, and the one taken.",
+            reloadable=True,
+        ),
     ] = MOST_KEPT
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Option(LOGS, "Least severity logged.")

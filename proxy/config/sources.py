@@ -49,13 +49,18 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a field's type does not say. `allowed` replaces the range derived from the type."""
+    """What a field's type does not say. `allowed` replaces the range derived from the type.
+
+    `reloadable`: it is read anew for each request or probe, or can be exchanged; any other option
+    needs a restart.
+    """
 
     topic: str
     help: str
     unit: str = ""
     allowed: str = ""
     in_file: bool = True
+    reloadable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
