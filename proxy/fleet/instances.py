@@ -1,4 +1,4 @@
-"""What becomes of an instance's failures and recoveries: told to the core, acted on, logged."""
+"""Failures and recoveries of instances: reported to the core, acted on, logged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Watcher:
-    """Over a router and the connections of its instances."""
+    """Reports to a router, and ends what waits on the connections of its instances."""
 
     router: Router
     upstreams: dict[str, Upstream]
@@ -33,7 +33,7 @@ class Watcher:
     _said: str = _FINE
 
     def probe_failed(self, name: str, failure: UpstreamFailure) -> None:
-        """A probe failed."""
+        """A health check failed."""
         if failure.kind is FailureKind.NO_ROOM:
             return
         is_refused = failure.kind is FailureKind.CONNECT
@@ -43,32 +43,34 @@ class Watcher:
         self.act(name, change, str(failure))
 
     def probe_answered(self, name: str) -> None:
-        """A probe was answered."""
+        """A health check was answered."""
         self.act(name, self.router.watch.probe_answered(name, self.clock.now_s()), "")
 
     def trial_ended(self, name: str, failure: UpstreamFailure | None) -> None:
-        """The proxy's own request to an instance with an open breaker failed, or did not."""
+        """A trial, the proxy's own request to an instance with an open breaker, has ended."""
         error = str(failure) if failure is not None else None
         _log.info("instance %s: trial %s", name, error or "answered")
         self.act(name, self.router.watch.trial_ended(name, error, self.clock.now_s()), "")
 
     def observe_start(self, name: str, start_s: float | None) -> None:
-        """When an instance's process says that it started, unix seconds."""
+        """Take in the start time that an instance's process reports, unix seconds."""
         if self.router.watch.observe_start(name, start_s, self.clock.now_s()):
             self._restarted(name, "started later")
 
     def engine_changed(self, name: str) -> None:
-        """Its bootstrap server names another engine."""
+        """The instance's bootstrap server names another engine than before."""
         self.router.watch.restarted(name, self.clock.now_s())
         self._restarted(name, "has another engine id")
 
     def _restarted(self, name: str, why: str) -> None:
-        _log.warning("instance %s is another process (%s): what was known is forgotten", name, why)
+        _log.warning(
+            "instance %s is another process (%s): its cache and times are forgotten", name, why
+        )
         if (upstream := self.upstreams.get(name)) is not None:
             upstream.forget_engine_id()
 
     def act(self, name: str, change: Change | None, error: str) -> None:
-        """What follows from an event on an instance: a line, and the end of what waits there."""
+        """Act on an event of an instance: log it, and end what waits there."""
         if change is None:
             if error:
                 _log.debug("instance %s: %s", name, error)
@@ -82,14 +84,14 @@ class Watcher:
             return
         _log.warning("instance %s is %s: %s", name, _WORDS[change], error)
         self._note_fleet()
-        # Who waits there runs elsewhere at once, but not where that is nowhere better; with an
-        # open breaker some requests may still be answered.
+        # Requests that wait there run elsewhere at once, unless no other place is better. With an
+        # open breaker some of them may still be answered.
         is_left = change is Change.GONE or not self.router.fleet.is_used(name)
         if upstream is not None and is_left and change is not Change.OPENED:
             upstream.went_down()
 
     def _note_fleet(self) -> None:
-        """A line when what the fleet can do has changed."""
+        """Log a line when the fleet became able or unable to serve as it should."""
         fleet = self.router.fleet
         said = (_PANIC if fleet.is_panicking() else _FINE) if fleet.usable() else _NOBODY
         if said != self._said:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.load import Loaded, default_toml, load, print_config, readme_table
+from proxy.config.load import Loaded, default_toml, load, option_tables, print_config
 from proxy.config.options import Settings
 from proxy.config.sources import flag_of
 from proxy.config.values import ByteSize, InstanceSpec
@@ -201,7 +201,7 @@ def test_help_and_table_describe_every_option(capsys):
         load(["--help"], {})
     assert stopped.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    table = readme_table()
+    table = option_tables()
     for name in Settings.model_fields:
         assert flag_of(name) in shown
         assert flag_of(name)[2:] in table
