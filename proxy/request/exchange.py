@@ -120,7 +120,7 @@ class Exchange:
         if len(self.out.raw or b"") < _GIANT_BYTES:
             self.facts, self.prompt_bytes = self._look()
         else:  # in a thread, so that no stream waits for all of it
-            self.service.giants += 1
+            self.service.memory.note_giant(self.service.clock.now_s())
             self.facts, self.prompt_bytes = await asyncio.to_thread(self._look)
         admitted = self._admit()
         if isinstance(admitted, Reject):

@@ -116,8 +116,6 @@ class ProxyState:
     watcher: Watcher = field(init=False)
     waiting: WaitingRoom = field(init=False)
     memory: Watermark = field(default_factory=lambda: Watermark(None))
-    giants: int = 0
-    """Bodies so far that were too long to be looked at between two events of a stream."""
 
     def __post_init__(self) -> None:
         self.idle.set()
