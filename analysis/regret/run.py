@@ -20,8 +20,8 @@ from analysis.league.simulate import EngineFleet, figures, make_rule, setting
 from analysis.regret.branching import BranchingFleet, Terms, objective_s
 from analysis.regret.oracle import JudgedDecision, Mode, Probe
 from analysis.rivals.registry import RIVALS
-from proxy.core.placement.rules import by_rules
-from proxy.core.routing.router import DECIDERS, Router
+from proxy.core.placement.policies import POLICIES
+from proxy.core.routing.router import Router
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualRun
@@ -94,7 +94,7 @@ def run_probed(
     rival = RIVALS[task.policy]
     rule = make_rule(rival, task.fleet)
     config, options = setting(rival, task.fleet, block_tokens)
-    policy = rule or DECIDERS.get(config.offload_policy, by_rules)
+    policy = rule or POLICIES[config.offload_policy]
     probe = Probe(policy, mode, wanted)
     terms = Terms(task.rules.slo, task.horizon_s, task.futures, task.rules.seed)
     observers = [] if rule is None else [rule]

@@ -22,9 +22,9 @@ from analysis.regret.run import RegretTask, run_probed, run_regret, sample
 from analysis.regret.tables import explain
 from analysis.rivals.registry import RIVALS
 from proxy.core.latency.slo import Slo
-from proxy.core.placement.rules import by_rules
+from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.scene import Choice, Decide, PlacementView
-from proxy.core.routing.router import DECIDERS, Router
+from proxy.core.routing.router import Router
 from replayer.virtual.arrivals import LoadRules, plan
 from replayer.virtual.load import load_source
 from replayer.virtual.requests import VirtualRow, VirtualRun
@@ -82,7 +82,7 @@ def _replayed(change: Callable[[int, PlacementView, Choice], Choice]) -> Virtual
     """The run anew, from its start and in this process, with HEAVY decisions changed by number."""
     rival = RIVALS["cost"]
     config, options = setting(rival, FLEET, SOURCE.block_tokens)
-    policy: Decide = make_rule(rival, FLEET) or DECIDERS.get(config.offload_policy, by_rules)
+    policy: Decide = make_rule(rival, FLEET) or POLICIES[config.offload_policy]
     seen = -1
 
     def decide(scene: PlacementView) -> Choice:

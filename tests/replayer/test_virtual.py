@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxy.core.config import RouterConfig
-from proxy.core.placement.scene import Choice, PlacementView, size_on
+from proxy.core.placement.scene import Choice, PlacementView, chosen
 from proxy.core.routing.router import Router
 from proxy.core.types import Reason, Thresholds
 from replayer.engine.engine import Engine
@@ -72,7 +72,7 @@ def test_a_next_turn_waits_and_finds_its_prefix() -> None:
 def _split(scene: PlacementView) -> Choice:
     """D is the first instance, P the second."""
     d, p = sorted(scene.free, key=lambda c: c.instance.name)[:2]
-    return Choice(d, p, size_on(scene, d), Reason.POLICY_ALWAYS, placed=True)
+    return chosen(scene, d, p, Reason.POLICY_ALWAYS, placed=True)
 
 
 def _splitting() -> Router:

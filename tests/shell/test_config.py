@@ -13,8 +13,8 @@ from proxy.config.options import Settings
 from proxy.config.sources import flag_of
 from proxy.config.values import ByteSize, InstanceSpec
 from proxy.core.connectors import CONNECTORS
-from proxy.core.placement.rules import POLICIES, SCORERS
-from proxy.core.routing.router import DECIDERS
+from proxy.core.placement.policies import POLICIES
+from proxy.core.placement.rules import PLACEMENTS
 
 NEEDED = ["--instances", "a:1"]
 
@@ -102,8 +102,8 @@ def test_sizes(text, number):
 
 def test_words_allowed_are_those_of_the_registries():
     for name, registry in (
-        ("placement", SCORERS),
-        ("offload_policy", DECIDERS | POLICIES),
+        ("placement", PLACEMENTS),
+        ("offload_policy", POLICIES),
         ("kv_connector", CONNECTORS),
     ):
         assert get_args(Settings.model_fields[name].kind) == tuple(registry)

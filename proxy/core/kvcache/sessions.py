@@ -45,6 +45,11 @@ class Sessions:
         """How many sessions live on an instance."""
         return self._per_instance.get(instance, 0)
 
+    def counts(self, instances: Iterable[str]) -> list[int]:
+        """The same of several."""
+        per_instance = self._per_instance
+        return [per_instance.get(instance, 0) for instance in instances]
+
     def assign(self, session_id: str | None, instance: str, now_s: float) -> int:
         """Note that the session is served by `instance`; gives the turn's number, from 0."""
         if session_id is None:
