@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.core.latency.regression import PRIOR_WEIGHT, WINDOW, OnlineRegression, Residuals
 
@@ -36,9 +36,9 @@ STEP_PRIOR_S = 0.010
 """An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
 TYPICAL_KV_TOKENS = 100_000.0
 PAIRS_MAX = 4096
-RECENT_S = 60.0
+RECENT_S: Final = 60.0
 """How far back an instance's load is looked at: some turns of a session."""
-FIRST_STEP = 0.5
+FIRST_STEP: Final = 0.5
 """A prompt that finds no other waits for the end of a step under way: on average half of it."""
 SAME_STEP_RATIO = 0.3
 """A prefill that took less than this part of what it should shared its step with the one before."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from proxy.core.types import Candidate, Instance, Reason, RouteClass
 
-COLOCATIONS_KEPT = 16
-OFFLOADS_KEPT = 8
+COLOCATIONS_KEPT: Final = 16
+OFFLOADS_KEPT: Final = 8
 MOST_KEPT = COLOCATIONS_KEPT + OFFLOADS_KEPT
 
 

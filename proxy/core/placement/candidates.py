@@ -28,7 +28,7 @@ class Candidates:
     unreleased: list[tuple[int, int]]
     sessions: list[int]
     last_placed: list[int]
-    _made: dict[int, Candidate]
+    _made: list[Candidate | None]
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Candidates:
         self.hit_tokens, self.kv_full, self.kv_wait_s = hit_tokens, kv_full, kv_wait_s
         self.kv_tokens, self.unreleased = kv_tokens, unreleased
         self.sessions, self.last_placed = sessions, last_placed
-        self._made = {}
+        self._made = [None] * len(names)
 
     @classmethod
     def of(cls, free: Iterable[Candidate], prompt_tokens: int) -> Candidates:
@@ -69,7 +69,7 @@ class Candidates:
             sessions=[c.sessions for c in made],
             last_placed=[c.last_placed for c in made],
         )
-        self._made = dict(enumerate(made))
+        self._made[:] = made
         return self
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class Candidates:
 
     def at(self, at: int) -> Candidate:
         """The candidate at a place, the same one every time."""
-        found = self._made.get(at)
+        found = self._made[at]
         if found is None:
             hit = self.hit_tokens[at]
             found = self._made[at] = Candidate(

@@ -30,8 +30,10 @@ beat the best colocation by a margin, and P's queue is bounded: both keep the ta
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop
+from typing import Final
 
 from proxy.core.placement.alternatives import COLOCATIONS_KEPT, OFFLOADS_KEPT, PricedOption
 from proxy.core.placement.scene import (
@@ -44,16 +46,16 @@ from proxy.core.placement.scene import (
 )
 from proxy.core.types import Reason
 
-MARGIN_S = 0.020
-MARGIN_RATIO = 0.15
-MAX_WAIT_S = 4.0
+MARGIN_S: Final = 0.020
+MARGIN_RATIO: Final = 0.15
+MAX_WAIT_S: Final = 4.0
 """P takes no offload behind a longer queue: a first design, without a bound, lost a quarter of its
 HEAVY requests in such queues."""
-MISSED = 0.7
+MISSED: Final = 0.7
 """What a stall counts at least for streams that miss their target anyway."""
-BUSY_MOST = 0.95
+BUSY_MOST: Final = 0.95
 """Steps of an instance that only prefills would be endless."""
-PREFILLERS = 3
+PREFILLERS: Final = 3
 """So many P are looked at, the quickest ones."""
 Terms = tuple[float, float, float, float, float, float, float]
 """TTFT, harm, behind, decode, next, memory and wait: what `PricedOption` has under these names."""
@@ -90,7 +92,7 @@ def by_cost(view: PlacementView, weights: Weights | None = None) -> Choice:
     if at not in ranked:
         ranked[-1] = at
     options = [prices.option(one) for one in ranked]
-    best = prices.option(at)
+    best = options[ranked.index(at)]
     warm, heavy = view.config.warm_threshold, view.config.heavy_threshold
     size = classify(best.decode.new_tokens, warm, heavy)
     offloads = prices.offloads() if prices.may_offload(best, size) else []
@@ -134,26 +136,27 @@ class Prices:
             and view.facts.offloadable
             and view.facts.prompt_tokens >= config.heavy_threshold
         )
-        self._least_split_s = math.inf
         self.costs_s: list[float] = []
         self._decoding_s: list[float] = []
         self._computing_s: list[float] = []
         self._waits_s: list[float] = []
-        self._made: dict[int, PricedOption] = {}
+        self._least_split_s = math.inf
         self._price()
 
     def _price(self) -> None:
         """Fill the columns: most of what a decision takes."""
+        costs_s, all_decoding_s = self.costs_s, self._decoding_s
+        computing_s, waits_s, may_split = self._computing_s, self._waits_s, self._may_split
         least_p_s = least_d_s = math.inf
         for at in range(len(self._times)):
             ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s = self._terms(at)
             cost_s = ttft_s + harm_s + behind_s + decode_s + next_s + memory_s
-            self.costs_s.append(cost_s)
-            if self._may_split:
+            costs_s.append(cost_s)
+            if may_split:
                 decoding_s = decode_s + next_s + memory_s
-                self._decoding_s.append(decoding_s)
-                self._computing_s.append(ttft_s + harm_s + behind_s + memory_s)
-                self._waits_s.append(wait_s)
+                all_decoding_s.append(decoding_s)
+                computing_s.append(ttft_s + harm_s + behind_s + memory_s)
+                waits_s.append(wait_s)
                 least_p_s = min(least_p_s, cost_s - decode_s - next_s)
                 least_d_s = min(least_d_s, decoding_s)
         self._least_split_s = least_p_s + least_d_s
@@ -189,38 +192,30 @@ class Prices:
         return ttft_s, harm_s, behind_s, decode_s, self._next_turn * busy, memory_s, wait_s
 
     def option(self, at: int) -> PricedOption:
-        """Computed and decoded on one candidate; the same object every time."""
-        made = self._made.get(at)
-        if made is None:
-            ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s = self._terms(at)
-            made = self._made[at] = PricedOption(
-                decode=self._free.at(at),
-                prefill=None,
-                cost_s=self.costs_s[at],
-                ttft_s=ttft_s,
-                harm_s=harm_s,
-                behind_s=behind_s,
-                decode_s=decode_s,
-                next_s=next_s,
-                memory_s=memory_s,
-                wait_s=wait_s,
-            )
-        return made
+        """Computed and decoded on one candidate."""
+        ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s = self._terms(at)
+        return PricedOption(
+            decode=self._free.at(at),
+            prefill=None,
+            cost_s=self.costs_s[at],
+            ttft_s=ttft_s,
+            harm_s=harm_s,
+            behind_s=behind_s,
+            decode_s=decode_s,
+            next_s=next_s,
+            memory_s=memory_s,
+            wait_s=wait_s,
+        )
 
     def ranked(self) -> list[int]:
         """The cheapest ones; of equals the one with fewer sessions, then the longest unused."""
         costs_s, kept = self.costs_s, COLOCATIONS_KEPT
-        ordered_s = sorted(costs_s)
-        most_s = ordered_s[min(kept, len(ordered_s) - 1)]
-        ranked = [at for at, cost_s in enumerate(costs_s) if cost_s <= most_s]
-        ranked.sort(key=costs_s.__getitem__)
-        last_s = -math.inf
-        for cost_s in ordered_s[: kept + 1]:
-            if cost_s == last_s:
-                sessions, last_placed = self._free.sessions, self._free.last_placed
-                ranked.sort(key=lambda at: (costs_s[at], sessions[at], last_placed[at]))
-                break
-            last_s = cost_s
+        ranked = _lowest(costs_s, range(len(costs_s)), kept + 1)
+        if len({costs_s[at] for at in ranked}) < len(ranked):
+            most_s = costs_s[ranked[-1]]
+            sessions, last_placed = self._free.sessions, self._free.last_placed
+            ranked = [at for at, cost_s in enumerate(costs_s) if cost_s <= most_s]
+            ranked.sort(key=lambda at: (costs_s[at], sessions[at], last_placed[at]))
         return ranked[:kept]
 
     def stay(self, best: int) -> int:
@@ -250,19 +245,23 @@ class Prices:
         heavy = [at for at, hit in enumerate(free.hit_tokens) if hit <= most_hit]
         if not heavy:
             return []
-        heavy.sort(key=self._decoding_s.__getitem__)
-        ds = heavy[:2]
+        ds = _lowest(self._decoding_s, heavy, 2)
         home = free.place_of(self._view.home)
         if home is not None and free.hit_tokens[home] <= most_hit and home not in ds:
             ds.append(home)
-        ps = self._prefillers()
-        pairs = [self._pair(p, self.option(d)) for d in ds for p in ps if p is not self.option(d)]
+        ps = [self.option(at) for at in self._prefillers()]
+        pairs = [
+            self._pair(p, d)
+            for d in [self.option(at) for at in ds]
+            for p in ps
+            if p.decode is not d.decode
+        ]
         in_time_s = self._view.config.prefill_timeout_s
         return sorted([pair for pair in pairs if pair.ttft_s < in_time_s], key=_cost)[
             :OFFLOADS_KEPT
         ]
 
-    def _prefillers(self) -> list[PricedOption]:
+    def _prefillers(self) -> list[int]:
         """Those that may compute for another, the quickest first.
 
         Quick goes by what P costs, its KV included, before D is known.
@@ -272,11 +271,11 @@ class Prices:
             (computing_s[at], at) for at, wait_s in enumerate(self._waits_s) if wait_s <= MAX_WAIT_S
         ]
         heapify(quickest)
-        found: list[PricedOption] = []
+        found: list[int] = []
         while quickest and len(found) < PREFILLERS:
             at = heappop(quickest)[1]
             if can_prefill(self._view, self._free.at(at)):
-                found.append(self.option(at))
+                found.append(at)
         return found
 
     def _pair(self, p: PricedOption, d: PricedOption) -> PricedOption:
@@ -299,6 +298,21 @@ class Prices:
             memory_s=d.memory_s + p.memory_s,
             wait_s=p.wait_s,
         )
+
+
+def _lowest(values: list[float], places: Sequence[int], count: int) -> list[int]:
+    """The places of the lowest values, at most `count`; of equals, in the order of the places."""
+    found: list[int] = []
+    for at in places:
+        value, behind = values[at], len(found)
+        if behind == count and value >= values[found[-1]]:
+            continue
+        while behind and values[found[behind - 1]] > value:
+            behind -= 1
+        found.insert(behind, at)
+        if len(found) > count:
+            found.pop()
+    return found
 
 
 def _cost(option: PricedOption) -> float:

@@ -33,6 +33,7 @@ from proxy.core.routing.route import Route
 from proxy.core.types import (
     Fallback,
     Instance,
+    Load,
     Reason,
     Reject,
     RejectReason,
@@ -337,7 +338,7 @@ class Router:
             facts,
             home,
             free,
-            self._mean_ongoing_tokens(),
+            self._mean_ongoing_tokens(free.loads),
             now_s,
             self.latency,
             self._transfers,
@@ -350,8 +351,11 @@ class Router:
             self.mistake = choice.mistake
         return choice
 
-    def _mean_ongoing_tokens(self) -> float:
-        loads = self.ledger.loads([member.instance.name for member in self.fleet.up()])
+    def _mean_ongoing_tokens(self, loads: list[Load]) -> float:
+        """Over all that are up; `loads`: of the free ones, nearly always the same."""
+        up = self.fleet.up()
+        if not len(up) == len(loads) == len(self.fleet):
+            loads = self.ledger.loads([member.instance.name for member in up])
         return sum([load.ongoing_tokens for load in loads]) / len(loads) if loads else 0.0
 
     def _reserve(
