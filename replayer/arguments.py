@@ -51,3 +51,8 @@ def number(text: str) -> float:
     if value != value or value in (float("inf"), float("-inf")):
         raise argparse.ArgumentTypeError(f"must be a finite number, not {text!r}")
     return value
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Read names joined by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())

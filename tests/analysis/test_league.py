@@ -10,25 +10,19 @@ import pytest
 from rich.console import Console
 
 from analysis.cli import main
-from analysis.league.league import (
-    LeagueError,
-    LeagueOptions,
-    mean_and_interval,
-    run_league,
-    summarise,
-)
+from analysis.league.fleet import EngineFleet, Scale, engines
+from analysis.league.league import LeagueError, LeagueOptions, run_league
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.scale import KEEP_UP_RATIO, Bench, Scale
+from analysis.league.scale import KEEP_UP_RATIO, Bench
 from analysis.league.simulate import (
-    EngineFleet,
     Task,
-    engines,
     figures,
     run_policy,
     run_task,
     spread,
     working_set_tokens,
 )
+from analysis.league.summary import mean_and_interval, summarise
 from analysis.league.verdict import print_verdicts, verdicts
 from replayer.virtual.arrivals import LoadRules, plan
 from replayer.virtual.load import load_source

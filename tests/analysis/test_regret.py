@@ -13,12 +13,14 @@ import psutil
 import pytest
 
 from analysis.cli import main
-from analysis.league.simulate import EngineFleet, engines, make_rule, run_policy, setting
+from analysis.league.fleet import EngineFleet, engines
+from analysis.league.simulate import make_rule, run_policy, setting
 from analysis.regret.actions import Action, forced, is_heavy
 from analysis.regret.branching import BranchingFleet, Postponed, Terms, cost_s, objective_s
 from analysis.regret.oracle import JudgedDecision, Mode, Tried, held_out_ratio
-from analysis.regret.regret import RegretError, RegretOptions, compute_regret, missed, regret_ratios
+from analysis.regret.regret import RegretError, RegretOptions, compute_regret
 from analysis.regret.run import RegretTask, run_probed, run_regret, sample
+from analysis.regret.summary import missed, regret_ratios
 from analysis.regret.tables import explain
 from analysis.rivals.registry import RIVALS
 from proxy.core.latency.slo import Slo

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.league.simulate import EngineFleet, engines, run_policy
+from analysis.league.fleet import EngineFleet, engines
+from analysis.league.simulate import run_policy
 from analysis.rivals.offload import (
     AibrixCombined,
     Placed,
