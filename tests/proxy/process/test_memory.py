@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.core.admission.memory import Level
-from proxy.process import background, memory
+from proxy.process import background
 from proxy.process.memory import cgroup_limit, resident_bytes
 from tests.support.harness import chat, proxied, until, words
 
@@ -103,8 +103,8 @@ async def test_freed_memory_is_kept_while_giants_come(
 
     async with proxied(tmp_path, 1) as (proxy, _):
         service, is_busy = proxy.server.service, True
-        monkeypatch.setattr(memory, "give_back", lambda: seen.append("give back"))
-        monkeypatch.setattr(memory, "resident_bytes", look)
+        monkeypatch.setattr(background, "give_back", lambda: seen.append("give back"))
+        monkeypatch.setattr(background, "resident_bytes", look)
         monkeypatch.setattr(background, "GIVE_BACK_S", 0.0)
         monkeypatch.setattr(background, "CALM_S", 3600.0)
         monkeypatch.setattr(background, "MEMORY_INTERVAL_S", 0.01)
