@@ -51,7 +51,7 @@ async def test_probes(tmp_path: Path) -> None:
 async def test_draining_is_not_ready(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, _):
         service = proxy.server.service
-        service.is_leaving = service.is_draining = True
+        service.in_flight.is_leaving = service.in_flight.is_draining = True
         assert await call(proxy, "GET", "/ready") == (503, {"status": "draining"})
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.headers["Connection"]) == (200, "close")
@@ -66,7 +66,7 @@ async def test_models_are_a_union(tmp_path: Path) -> None:
 async def test_metrics_parse_and_carry_the_fleet(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, _):
         await proxy.post(chat("x"))
-        await until(lambda: len(proxy.server.service.stats) == 2, "engines scraped")
+        await until(lambda: len(proxy.server.service.instances.reports) == 2, "engines scraped")
         async with proxy.http.get("/metrics") as response:
             families = {f.name for f in text_string_to_metric_families(await response.text())}
         assert {"cache_proxy_requests", "cache_proxy_kv_cache_usage_ratio"} <= families
