@@ -321,7 +321,7 @@ async def _run_flow(proxy: ServedProxy, flow: Flow) -> None:
                 figures.flow_s.append(loop.time() - began_s)
             else:
                 flow.bad.append(f"{answer.status} {answer.body[:200]!r}")
-        await asyncio.sleep(_FLOW_PAUSE_S)
+        await asyncio.sleep(_FLOW_PAUSE_S)  # a client that asks now and then
 
 
 @asynccontextmanager

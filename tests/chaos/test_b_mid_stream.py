@@ -19,6 +19,7 @@ from tests.support.harness import (
     DONE,
     STREAM_HEAD,
     Script,
+    apart,
     chat,
     chunk,
     event,
@@ -127,9 +128,7 @@ async def test_f28_silence_in_mid_stream(rig: Floor) -> None:
 async def test_f29_just_within_the_idle_limit(rig: Floor) -> None:
     async def now_and_then(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
-        for _ in range(5):
-            writer.write(chunk(event("x")))
-            await asyncio.sleep(0.25)
+        await apart(writer, [chunk(event("x"))] * 5, 0.25)
         writer.write(DONE)
 
     async with rig([now_and_then], idle_timeout=0.6, **SLOW_PROBES) as r:

@@ -28,6 +28,7 @@ from tests.support.harness import (
     event,
     resets,
     says,
+    stands_still,
     until,
     words,
 )
@@ -52,7 +53,7 @@ async def test_r1_keep_alive_race(rig: Floor, tmp_path: Path) -> None:
     ) -> None:
         await GOOD(reader, writer)
         if dice.random() < 0.5:
-            await asyncio.sleep(dice.random() * 0.001)
+            await asyncio.sleep(dice.random() * 0.001)  # the race is what is counted
         raise ConnectionError
 
     async def loop(url: str, count: int) -> Counter[str]:
@@ -95,7 +96,7 @@ async def gone_after(r: Rig, phase: str, how: str) -> float:
     connection = await reach(r)
     if how == "pipelined":
         connection.send(request(BODY, {}) * 40)
-        await asyncio.sleep(0.01)
+        await stands_still(connection.writer.transport.get_write_buffer_size)
     start_s = loop.time()
     if how == "pipelined" and phase in ("header", "upload"):
         how = "FIN"
@@ -236,7 +237,7 @@ async def kill_one(r: Rig, dice: random.Random) -> None:
     """P or D: killed in mid-flight, and started again."""
     i = dice.randrange(2)
     await r.kill(i)
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # away for a moment, in which others are asked
     await r.start(i)
 
 
@@ -309,7 +310,7 @@ async def test_r21_hand_over_faults(rig: Floor, monkeypatch: pytest.MonkeyPatch)
         for i in range(FAULTS):
             kind = dice.choice(list(HAND_OVER_FAULTS))
             asked = asyncio.create_task(r.ask(words(1200, f"r{i}-"), max_tokens=2))
-            await asyncio.sleep(dice.random() * 0.03)
+            await asyncio.sleep(dice.random() * 0.03)  # at any moment of a hand-over
             if not asked.done():
                 await HAND_OVER_FAULTS[kind](r, dice)
             got = await asked
@@ -336,7 +337,7 @@ async def test_r10_overload(rig: Floor) -> None:
 
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await one_is_refused.wait()
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # less would be no overload
         await GOOD(reader, writer)
 
     options = SLOW_PROBES | {"active_prefill_tokens_threshold": 200, "max_queue": 8}

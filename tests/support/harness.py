@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -23,13 +24,41 @@ WAIT_S = 30.0
 
 
 async def until(condition: Callable[[], Any], what: str = "", limit_s: float = WAIT_S) -> None:
-    """Wait for a condition, not for a time."""
+    """Wait for a condition, not for a time. The condition may be a coroutine function."""
     try:
         async with asyncio.timeout(limit_s):
-            while not condition():
-                await asyncio.sleep(0.005)
+            while True:
+                is_true = condition()
+                if await is_true if inspect.isawaitable(is_true) else is_true:
+                    return
+                await asyncio.sleep(0.005)  # how often is looked, in the one place that does
     except TimeoutError:
         raise AssertionError(f"never came true: {what or condition}") from None
+
+
+async def stands_still(value: Callable[[], Any]) -> Any:
+    """The value, once it has not changed for a tenth of a second: nobody takes any more bytes."""
+    seen, now = object(), value()
+    while seen != now:
+        seen = now
+        await asyncio.sleep(0.1)  # nothing tells that nothing happens
+        now = value()
+    return now
+
+
+async def apart(writer: asyncio.StreamWriter, pieces: Iterable[bytes], pause_s: float) -> None:
+    """Write pieces one by one, so that each is read by itself: the pause is a part of the input."""
+    for piece in pieces:
+        if writer.is_closing():
+            return
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(pause_s)
+
+
+async def let_out() -> None:
+    """Let written bytes be read before a reset, which discards what is still queued."""
+    await asyncio.sleep(0.02)  # the kernel tells what is acknowledged, not what was read
 
 
 def words(count: int, seed: str = "w") -> str:
@@ -86,6 +115,11 @@ class ServedProxy:
     @property
     def router(self) -> Any:
         return self.server.service.router
+
+    @property
+    def listener(self) -> Any:
+        """aiohttp's server: client connections, and how many requests there were."""
+        return self.server._runner.server
 
     async def up(self) -> None:
         """Wait until every instance's models are known."""
@@ -257,7 +291,7 @@ def resets(after: bytes = b"") -> Script:
         if after:
             writer.write(after)
             await writer.drain()
-            await asyncio.sleep(0.02)  # let the bytes out: an RST discards what is queued
+            await let_out()
         writer.transport.abort()
         raise ConnectionError
 

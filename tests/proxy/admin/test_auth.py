@@ -18,8 +18,8 @@ from proxy.cli import _warn
 from proxy.config.load import load
 from proxy.telemetry import metrics as metrics_module
 from proxy.telemetry.log import LOG_EVERY_S
-from tests.proxy.admin.test_endpoints import call
 from tests.proxy.test_cli import running
+from tests.support.admin import call
 from tests.support.harness import RawEngine, ServedProxy, chat, proxied, says, until
 
 TOKEN = "operators-token-0123456789"
@@ -253,10 +253,10 @@ async def test_scrapers_who_leave_share_an_answer_too(
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(metrics)
             await until(lambda: proxy.server.service.exposition.is_being_made, "it is being made")
-            await asyncio.sleep(0.001)
             writer.transport.abort()
+        came = proxy.listener.requests_count
         last = asyncio.create_task(ask(port, metrics))
-        await asyncio.sleep(0.01)
+        await until(lambda: proxy.listener.requests_count > came, "the last one has asked")
         go_on.set()
         assert b"cache_proxy_live_leases 0.0" in await last
         assert written == 1

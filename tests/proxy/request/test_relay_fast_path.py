@@ -11,7 +11,16 @@ import pytest
 
 from proxy.request.relay import Relay
 from tests.scenarios.test_disconnect import send
-from tests.support.harness import STREAM_HEAD, RawEngine, ServedProxy, chat, chunk, event, until
+from tests.support.harness import (
+    STREAM_HEAD,
+    RawEngine,
+    ServedProxy,
+    apart,
+    chat,
+    chunk,
+    event,
+    until,
+)
 
 EVENTS = 60
 END = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\ndata: [DONE]\n\n' % EVENTS
@@ -38,9 +47,7 @@ async def test_most_events_pass_by_themselves(
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
-        for number in range(EVENTS):
-            writer.write(chunk(event(f"w{number}")))
-            await asyncio.sleep(0.001)
+        await apart(writer, (chunk(event(f"w{number}")) for number in range(EVENTS)), 0.001)
         late.append(tell(proxy))
         writer.write(chunk(END) + b"0\r\n\r\n")
 
