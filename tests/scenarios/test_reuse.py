@@ -87,7 +87,9 @@ async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None
             body = chat(words(20_000))
             tasks = [asyncio.create_task(proxy.post(body))]
             await until(lambda: len(a.posts) + len(b.posts) == 1, "the first is placed")
-            await asyncio.sleep(0.3)  # of the 2 s that it takes: waiting is shorter by now
+            clock = proxy.server.service.clock
+            real_s = clock.now_s
+            clock.now_s = lambda: real_s() + 0.3  # of the 2 s that it takes: waiting is shorter
             tasks += [asyncio.create_task(proxy.post(body)) for _ in range(2)]
             await until(lambda: len(a.posts) + len(b.posts) == 3, "all placed")
             assert {len(a.posts), len(b.posts)} == {0, 3}
