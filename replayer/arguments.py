@@ -1,7 +1,10 @@
-"""What the command lines share: errors of one line, and how numbers are read."""
+"""Shared by the command lines: parse errors in one line, types of numbers, JSON files."""
 
 import argparse
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
+
+import orjson
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -51,3 +54,9 @@ def number(text: str) -> float:
     if value != value or value in (float("inf"), float("-inf")):
         raise argparse.ArgumentTypeError(f"must be a finite number, not {text!r}")
     return value
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Write an indented JSON file, and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")

@@ -1,4 +1,4 @@
-"""The files in configs/ and the README's option table say what the code says."""
+"""The files in configs/ and the tables of docs/options.md say what the code says."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from proxy.config.load import default_toml, load, readme_table
+from proxy.config.load import default_toml, load, option_tables
 from proxy.config.options import Settings
 from proxy.core.admission.engine_reports import EngineStats
 from proxy.core.config import RouterConfig
@@ -160,8 +160,8 @@ def test_prometheus_scrapes_the_default_port_and_loads_the_alerts():
     assert all((CONFIGS / line.split()[1]).is_file() for line in rules[1].splitlines())
 
 
-def test_readme_table_is_what_the_declarations_give():
-    # To renew it: python -c "from proxy.config.load import *; print(readme_table(), end='')"
-    parts = (ROOT / "README.md").read_text("utf-8").split("<!-- options -->")
-    assert len(parts) == 3, "README.md needs the option table between two <!-- options --> lines"
-    assert parts[1].strip() == readme_table().strip()
+def test_option_tables_are_what_the_declarations_give():
+    # To renew them: python -c "from proxy.config.load import *; print(option_tables(), end='')"
+    parts = (ROOT / "docs/options.md").read_text("utf-8").split("<!-- options -->")
+    assert len(parts) == 3, "docs/options.md needs the tables between two <!-- options --> lines"
+    assert parts[1].strip() == option_tables().strip()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import orjson
 from rich.console import Console
 from rich.table import Table
 
 from analysis.check.check import Check, Compared, check_run
 from analysis.check.fit import NAMES
+from replayer.arguments import write_json
 
 KS_BOUND = 0.1
 """Quoted beside the distance: beyond it a simulator's figures are not to be believed."""
@@ -49,9 +49,7 @@ def run_check_command(options: argparse.Namespace, console: Console) -> int:
     result = check_run(options.run)
     print_check(result, options.within, Console(width=max(console.width, WIDTH)))
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        document = orjson.dumps(result.document(options.within), option=orjson.OPT_INDENT_2)
-        options.json.write_bytes(document + b"\n")
+        write_json(options.json, result.document(options.within))
         console.print(f"written: {options.json}", soft_wrap=True, markup=False)
     return 0 if result.within(options.within) else 1
 

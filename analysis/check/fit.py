@@ -1,23 +1,25 @@
-"""The engine model's constants, fitted to a run's own log.
+"""The engine model's constants, fitted to the log of a run by scipy's least squares.
 
-The model itself is the regression function: every leg is run through it at the time and on the
-engine of the log (`virtual_legs`), so that queues, batches, chunks, cache hits and pulls are those
-of the model and none has to be guessed from timestamps. Fitted are the logarithms of the legs'
-times, by Gauss-Newton steps with damping (Levenberg, Marquardt) that keep the constants from going
-below zero. Residuals are divided by their kind's own spread; beyond HUBER spreads they weigh less,
-beyond TRIM nothing.
+The regression function is the model itself: every leg is run through it at the time and on the
+engine of the log (`replayer.virtual.legs`). Queues, batches, chunks, cache hits and pulls are thus
+the model's own, and none has to be guessed from timestamps. A residual is the logarithm of modelled
+over measured time, divided by the spread of its kind of time; the loss functions give little weight
+to residuals beyond LOSS_SCALE spreads, so that a disturbed request does not move the fit.
 
-A constant that the run says nothing of (no transfer) keeps its start value and is not `seen`.
+A constant without any effect in this run (no transfer: `x0`, `x1`) is not in `Fit.seen`, and its
+value means nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import least_squares, linprog
+from scipy.sparse import eye_array, hstack
 
 from analysis.check.logs import CheckSample, Overhead
 from analysis.runs import RunError
@@ -25,38 +27,39 @@ from replayer.engine.types import EngineOptions
 from replayer.virtual.legs import run_legs
 
 Vector = NDArray[np.float64]
-HUBER, TRIM = 1.5, 6.0
 LEAST_SPREAD = 0.001
-"""Times are not taken to be known better than to a thousandth."""
-WIDTHS = (0.5, 0.2, 0.05, 0.01)
-"""Of the numerical derivative, relative, one after the other.
+"""Residuals of one kind are taken to spread by at least this: a log's times have errors too."""
+WIDTHS = (0.5, 0.5, 0.2, 0.2, 0.05, 0.05, 0.01, 0.01)
+"""Relative widths of the numerical derivative, one descent each.
 
-A leg joins its engine at the end of a step, and which step that is, and when it ends, hangs on all
-steps before it: seen closely the times jump by a step's length with every change of a constant.
-Wide differences see past that; narrow ones are of use once the steps' own times are right.
+A leg joins its engine at the end of a step, and both which step that is and when it ends depend on
+all steps before it. So the modelled times jump by a step's length with every small change of a
+constant. Wide differences average over these jumps; narrow ones are exact once the steps are right.
 """
 LEAST_WIDTH = 0.3
-"""The same is relative to a constant, but to no less than this part of its unit."""
+"""A width is relative to the constant, but at least to this part of the constant's first guess."""
 LEAST = 1e-6
-"""Of a constant, in units of its first guess: what stands for zero."""
+"""Lower bound of a constant, in units of its first guess; stands for zero."""
 SEEN = 1e-2
-"""A constant is seen when doubling it moves some time by about this many spreads."""
-STEPS, TRIES = 12, 5
-DAMPINGS = (1e-2, 1e-4)
-"""Where two constants move the same times (a1 and a4), each leads to an end of its own."""
+"""A constant is seen when doubling it moves the times by about this many spreads together."""
+LOSSES = ("cauchy", "arctan")
+"""Each loss gives a descent; the better end is taken, since either may stop at a local minimum."""
+LOSS_SCALE = 1.5
+CALLS = 8
+"""Most steps of one descent; spreads are then estimated again."""
+TOLERANCE = 1e-3
+"""A descent ends when a step lowers the cost by less than this part."""
 KEPT = 0.9
-"""The part of the residuals that tells which of two ends is the better one."""
-DONE = 1e-3
-LONGEST = 2.0
-"""Of a step, relative to the constant or its unit."""
+"""Part of the residuals, the smallest ones, that decides which of two ends is better."""
 MAD = 1.4826
+"""Median absolute residual to standard deviation, for normally distributed residuals."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """Seconds, as in `sim_cost`: steps a0..a4, a transfer, and the intake of a leg.
+    """Seconds, as in `replayer.engine.costs`: step (a0..a4), transfer (x0, x1), intake of a leg.
 
-    `x1` is a transfer's time per token: bytes per token over bandwidth, which no log can separate.
+    `x1` is a transfer's time per token: bytes per token over bandwidth, which no log tells apart.
     """
 
     a0: float
@@ -70,7 +73,7 @@ class Constants:
     intake_per_token: float
 
     def engine(self, like: EngineOptions) -> EngineOptions:
-        """An engine of another one's size with these constants."""
+        """Return `like` with these constants instead of its own."""
         bandwidth = like.transfer.bytes_per_token / self.x1
         return replace(
             like,
@@ -80,8 +83,8 @@ class Constants:
         )
 
     def scaled(self, factor: float) -> Constants:
-        """The same in another unit of time."""
-        return _constants(_values(self) * factor)
+        """Return the constants with every time multiplied by `factor`."""
+        return Constants(*(value * factor for value in astuple(self)))
 
 
 NAMES = tuple(Constants.__dataclass_fields__)
@@ -89,9 +92,10 @@ NAMES = tuple(Constants.__dataclass_fields__)
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Constants in seconds of the log; `spread`: of log(time / model's) by kind of time.
+    """Constants in seconds of the log, and the names of those that have an effect in this run.
 
-    `runs` counts the runs of the model that it took.
+    `spread` is the standard deviation of log(model / measured) by kind of time, estimated from the
+    median; `runs` counts the runs of the model that the fit took.
     """
 
     constants: Constants
@@ -101,14 +105,18 @@ class Fit:
 
 
 def fit(samples: Sequence[CheckSample], engines: Sequence[EngineOptions]) -> Fit:
-    """Fit to the legs of a run; `engines` give the sizes, their constants are not looked at."""
+    """Fit the constants to a run's legs; `engines` give the sizes, their own constants are unused.
+
+    Raises RunError when no leg is timed, or when the engines' KV is too small for a request.
+    """
     return _Fitting(samples, engines).run()
 
 
 def guess(samples: Sequence[CheckSample]) -> Constants:
-    """Orders of magnitude from the log alone, where a fit may begin.
+    """Estimate orders of magnitude from the log alone, for a fit to begin with.
 
-    a0 from the fastest streams, a1 from the fastest prefill, the rest as small parts of these.
+    a0 comes from the fastest streams, a1 from the median prefill, the others are small parts of
+    these.
     """
     tpot_s = [one.tpot_s for one in samples if one.tpot_s]
     first_s = [(one.first_s, one.leg.prompt_tokens) for one in samples if one.first_s]
@@ -130,28 +138,28 @@ def guess(samples: Sequence[CheckSample]) -> Constants:
 
 
 def line(overheads: Sequence[Overhead]) -> tuple[float, float]:
-    """Seconds of a request, and per prompt token, by least absolute deviations; neither < 0."""
-    x = np.array([one.prompt_tokens for one in overheads], dtype=float)
-    y = np.array([one.seconds for one in overheads])
-    weight = np.ones_like(y)
-    fixed = slope = 0.0
-    for _ in range(50):
-        mean_x, mean_y = np.average(x, weights=weight), np.average(y, weights=weight)
-        spread = float(np.sum(weight * (x - mean_x) ** 2))
-        slope = float(np.sum(weight * (x - mean_x) * (y - mean_y)) / spread) if spread else 0.0
-        slope = max(0.0, slope)
-        fixed = max(0.0, float(mean_y - slope * mean_x))
-        weight = 1.0 / np.maximum(np.abs(y - fixed - slope * x), 1e-6)
-    return fixed, slope
+    """Fit seconds per request and per prompt token by least absolute deviations; neither is < 0.
+
+    As a linear program: every overhead is the line plus a positive less a negative deviation.
+    """
+    # In ms and thousands of tokens, since the solver's tolerances are absolute (1e-7).
+    y_ms = np.array([one.seconds for one in overheads]) * 1e3
+    x = np.array([one.prompt_tokens for one in overheads]) / 1e3
+    deviation = eye_array(len(x))
+    sums = hstack([np.column_stack([np.ones_like(x), x]), deviation, -deviation])
+    # Prompts of one length cannot tell the two apart: the small cost then prefers a slope of 0.
+    cost = np.concatenate([[0.0, 1e-6], np.ones(2 * len(x))])
+    fixed_ms, us_per_token = linprog(cost, A_eq=sums, b_eq=y_ms).x[:2]
+    return float(fixed_ms) * 1e-3, float(us_per_token) * 1e-6
 
 
 class _Fitting:
-    """One fit: the times of the log, and the model's as a function of the constants in units."""
+    """One fit. Its variables `x` are the constants, each in units of its first guess."""
 
     def __init__(self, samples: Sequence[CheckSample], engines: Sequence[EngineOptions]) -> None:
         self._samples = samples
         self._engines = engines
-        self._unit = _values(guess(samples))
+        self._unit = np.array(astuple(guess(samples)))
         self._runs = 0
         kinds = [one.kind for one in samples if one.first_s]
         kinds += ["tpot" for one in samples if one.tpot_s]
@@ -161,47 +169,44 @@ class _Fitting:
         self._measured = np.log(np.array(measured, dtype=float))
 
     def run(self) -> Fit:
-        """Step until nothing gets better."""
+        """Descend with each loss through all widths; return the better end."""
         if not len(self._measured):
             raise RunError("the log times no leg that a fit could be made with")
         ends, seen = [], np.zeros(len(NAMES), dtype=bool)
-        for damping in DAMPINGS:
+        for loss in LOSSES:
             x = np.ones(len(NAMES))
             for width in WIDTHS:
-                x, moves = self._descend(x, width, damping)
+                x, moves = self._descend(x, width, loss)
                 seen |= moves
             residuals = self._residuals(x)
             ends.append((self._score(residuals), x, residuals))
         _, x, residuals = min(ends, key=lambda end: end[0])
         spread = {kind: _mad(residuals[of]) for kind, of in self._groups.items()}
         named = frozenset(name for name, is_seen in zip(NAMES, seen, strict=True) if is_seen)
-        return Fit(_constants(x * self._unit), named, spread, self._runs)
+        return Fit(self._constants(x), named, spread, self._runs)
 
-    def _descend(self, x: Vector, width: float, damping: float) -> tuple[Vector, NDArray[np.bool_]]:
-        """Gauss-Newton steps with one width; gives also which constants move anything."""
-        seen = np.ones(len(x), dtype=bool)
-        residuals = self._residuals(x)
-        for _ in range(STEPS):
-            scale = self._scales(residuals)
-            slopes = self._slopes(x, width)
-            seen = np.linalg.norm(slopes / scale[:, None], axis=0) * np.maximum(x, 1.0) > SEEN
-            cost, better = _cost(residuals, scale), None
-            for _ in range(TRIES):
-                tried = _stepped(x, slopes * seen, residuals, scale, damping)
-                found = self._residuals(tried)
-                if _cost(found, scale) < cost:
-                    better, damping = (tried, found), damping / 5
-                    break
-                damping *= 5
-            if better is None:
-                break
-            x, residuals = better
-            if _cost(residuals, scale) > cost * (1 - DONE):
-                break
-        return x, seen
+    def _descend(self, x: Vector, width: float, loss: str) -> tuple[Vector, NDArray[np.bool_]]:
+        """Minimise from `x` on; also tell which constants have an effect at the end."""
+        scale = self._scales(self._residuals(x))
+
+        def slopes(x: Vector) -> Vector:
+            found: Vector = self._slopes(x, width) / scale[:, None]
+            return found * _has_effect(found, x)
+
+        end = least_squares(
+            lambda x: self._residuals(x) / scale,
+            x,
+            slopes,
+            bounds=(LEAST, np.inf),
+            loss=loss,
+            f_scale=LOSS_SCALE,
+            ftol=TOLERANCE,
+            max_nfev=CALLS,
+        )
+        return end.x, _has_effect(end.jac, end.x)
 
     def _score(self, residuals: Vector) -> float:
-        """A robust log-likelihood with its sign turned: each kind's spread is its own."""
+        """Return minus a robust log-likelihood, in which every kind of time has its own spread."""
         found = 0.0
         for of in self._groups.values():
             size = np.sort(np.abs(residuals[of]))
@@ -210,9 +215,9 @@ class _Fitting:
         return found
 
     def _residuals(self, x: Vector) -> Vector:
-        """log(model / measured) of every time."""
+        """Run the model; return log(model / measured) of every time."""
         self._runs += 1
-        constants = _constants(x * self._unit)
+        constants = self._constants(x)
         engines = [constants.engine(one) for one in self._engines]
         ended = run_legs([one.leg for one in self._samples], engines)
         first, tpot = [], []
@@ -229,7 +234,7 @@ class _Fitting:
         return difference
 
     def _slopes(self, x: Vector, relative: float) -> Vector:
-        """Derivatives by differences, none of which looks below zero."""
+        """Return the derivatives by central differences, cut off at the lower bound."""
         columns = []
         for at, value in enumerate(x):
             width = relative * max(value, LEAST_WIDTH)
@@ -240,52 +245,20 @@ class _Fitting:
         return np.stack(columns, axis=1)
 
     def _scales(self, residuals: Vector) -> Vector:
+        """Return for each residual the spread of its kind."""
         scale = np.empty(len(residuals))
         for of in self._groups.values():
             scale[of] = max(LEAST_SPREAD, _mad(residuals[of]))
         return scale
 
-
-def _stepped(x: Vector, slopes: Vector, residuals: Vector, scale: Vector, damping: float) -> Vector:
-    """One damped step; what it would take below zero is set there, the rest solved again."""
-    weight = _weights(residuals / scale) / scale**2
-    square = slopes.T @ (weight[:, None] * slopes)
-    right = slopes.T @ (weight * residuals)
-    free, step = np.ones(len(x), dtype=bool), np.zeros(len(x))
-    for _ in range(len(x)):
-        at = np.flatnonzero(free)
-        part, target = square[np.ix_(at, at)], right[at] + square[np.ix_(at, ~free)] @ step[~free]
-        ridge = damping * np.diag(part) + 1e-9 * max(1e-30, float(np.trace(square)))
-        step[at] = np.linalg.solve(part + np.diag(ridge), -target)
-        low = free & (x + step < LEAST)
-        if not low.any():
-            break
-        free &= ~low
-        step[low] = LEAST - x[low]
-    most = LONGEST * np.maximum(x, 1.0)
-    stepped: Vector = np.maximum(LEAST, x + np.clip(step, -most, most))
-    return stepped
+    def _constants(self, x: Vector) -> Constants:
+        return Constants(*(x * self._unit).tolist())
 
 
-def _weights(ratios: Vector) -> Vector:
-    size = np.abs(ratios)
-    weights: Vector = np.where(size > TRIM, 0.0, np.minimum(1.0, HUBER / np.maximum(size, 1e-12)))
-    return weights
+def _has_effect(slopes: Vector, x: Vector) -> NDArray[np.bool_]:
+    effect: NDArray[np.bool_] = np.linalg.norm(slopes, axis=0) * np.maximum(x, 1.0) > SEEN
+    return effect
 
 
-def _cost(residuals: Vector, scale: Vector) -> float:
-    size = np.minimum(np.abs(residuals / scale), TRIM)
-    huber = np.where(size < HUBER, size**2 / 2, HUBER * (size - HUBER / 2))
-    return float(huber.sum())
-
-
-def _mad(values: Vector) -> float:
-    return MAD * float(np.median(np.abs(values)))
-
-
-def _values(constants: Constants) -> Vector:
-    return np.array([getattr(constants, name) for name in NAMES])
-
-
-def _constants(values: Vector) -> Constants:
-    return Constants(*(float(one) for one in values))
+def _mad(residuals: Vector) -> float:
+    return MAD * float(np.median(np.abs(residuals)))

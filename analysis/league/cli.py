@@ -6,7 +6,6 @@ import signal
 import sys
 from pathlib import Path
 
-import orjson
 from rich.console import Console
 from rich.progress import Progress
 
@@ -16,7 +15,7 @@ from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.scale import REGIMES, Scale
 from analysis.league.verdict import print_verdicts
 from analysis.rivals.registry import RIVALS
-from replayer.arguments import count, not_negative, positive, positive_count
+from replayer.arguments import count, not_negative, positive, positive_count, write_json
 
 TABLE_WIDTH = 200
 
@@ -91,9 +90,7 @@ def _write(
 ) -> None:
     written = []
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        document = orjson.dumps(league.document(wanted), option=orjson.OPT_INDENT_2)
-        options.json.write_bytes(document + b"\n")
+        write_json(options.json, league.document(wanted))
         written.append(str(options.json))
     if options.figures is not None:
         written += write_figures(options.figures, league, wanted.trace.name)

@@ -6,7 +6,6 @@ import os
 import sys
 from pathlib import Path
 
-import orjson
 from rich.console import Console
 from rich.progress import Progress
 
@@ -15,7 +14,7 @@ from analysis.league.scale import REGIMES
 from analysis.regret.regret import ORACLES, RegretOptions, compute_regret, document
 from analysis.regret.tables import print_regret
 from analysis.rivals.registry import BASELINE
-from replayer.arguments import positive
+from replayer.arguments import positive, write_json
 
 
 def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -75,9 +74,7 @@ def run_regret_command(options: argparse.Namespace, console: Console) -> int:
         regret = compute_regret(wanted, lambda n, of: bar.update(line, completed=n, total=of))
     print_regret(regret, wanted, Console(width=max(console.width, TABLE_WIDTH)))
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        made = orjson.dumps(document(regret, wanted), option=orjson.OPT_INDENT_2)
-        options.json.write_bytes(made + b"\n")
+        write_json(options.json, document(regret, wanted))
         console.print(f"written: {options.json}", soft_wrap=True, markup=False)
     return 0
 

@@ -1,1 +1,1 @@
-"""What operators ask."""
+"""The admin paths: health, instances, sessions, decisions, busy thresholds."""

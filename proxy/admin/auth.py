@@ -1,4 +1,4 @@
-"""What every admin path has in common: who may, how much they may send, and the line about it."""
+"""What all admin paths share: the token, the limit on bodies, the audit line."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _log = logging.getLogger(__name__)
 
 
 class Denials:
-    """Wrong tokens, counted for a throttled line."""
+    """Requests with a wrong token: counted, and a throttled line in the log."""
 
     def __init__(self, service: ProxyState) -> None:
         self._service = service
         self._throttle = Throttle()
 
     def note(self, request: web.Request) -> None:
-        """One more."""
+        """Count one denied request."""
         self._service.metrics.denied.labels("operator").inc()
         unsaid = self._throttle.turn(None, self._service.clock.now_s())
         if unsaid is not None:
@@ -36,9 +36,9 @@ class Denials:
 
 
 def audited(service: ProxyState, denials: Denials, handler: Handler) -> Handler:
-    """The handler, for those who know the token (compared in constant time).
+    """The handler, behind the admin token, which is compared in constant time.
 
-    A line in the log for whatever is not a mere look.
+    Every request but a GET is a line in the log.
     """
 
     async def checked(request: web.Request) -> web.Response:
@@ -68,7 +68,7 @@ def _may(request: web.Request, service: ProxyState) -> bool:
 
 
 class BodyError(Exception):
-    """What is wrong with an admin path's body; nothing was changed."""
+    """The body of a request to an admin path is wrong; nothing was changed."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -78,8 +78,8 @@ class BodyError(Exception):
 async def small_object(request: web.Request, seconds: float) -> dict[str, object]:
     """The JSON object of a body of at most `BODY_BYTES`; raises BodyError.
 
-    A browser sends no such type to another site without having asked: no page makes its reader an
-    operator.
+    The content type must be JSON: a browser does not send it to another site without a preflight
+    request, so no web page can make its reader act as an operator.
     """
     if request.content_type != "application/json":
         raise BodyError(415, "Content-Type must be application/json")
@@ -93,7 +93,7 @@ async def small_object(request: web.Request, seconds: float) -> dict[str, object
 
 
 async def _small_body(request: web.Request, seconds: float) -> bytes:
-    """Raises BodyError without having read more than `BODY_BYTES` and a piece."""
+    """The body; raises BodyError after `BODY_BYTES` and one piece at the latest."""
     if (request.content_length or 0) > BODY_BYTES:
         raise BodyError(413, _OVER)
     data = b""

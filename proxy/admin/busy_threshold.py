@@ -1,8 +1,8 @@
-"""GET, POST and DELETE /busy_threshold: the gate's limits at run time, in force at once.
+"""GET, POST and DELETE /busy_threshold: the gate's limits, changed at run time.
 
-The rows are NVIDIA Dynamo's, so existing scripts work: null or omitted leaves a value, a POST
-without any value reads, and an error is a string. Added: `unset`, `dry_run`, the model `*` for all,
-and DELETE.
+Requests and answers are NVIDIA Dynamo's, so existing scripts work: a value that is null or omitted
+stays, a POST without any value reads, and an error is a string. Added are `unset`, `dry_run`, the
+model `*` for all models, and DELETE.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _log = logging.getLogger(__name__)
 
 
 class BusyThreshold:
-    """Handlers over one service's gate."""
+    """Handlers over the gate of one proxy."""
 
     def __init__(self, service: ProxyState) -> None:
         self._service = service
 
     async def get(self, request: web.Request) -> web.Response:
-        """Every model with limits, `*` for all others."""
+        """List every model with limits; `*` stands for all others."""
         del request
         configured = self._service.router.gate.configured()
         return json_response({"thresholds": [_row(m, t) for m, t in configured.items()]})
 
     async def post(self, request: web.Request) -> web.Response:
-        """Read, or overwrite the given fields only."""
+        """Overwrite the given fields; without any, read the present ones."""
         try:
             seconds = self._service.settings.body_timeout
             return json_response(self._update(await small_object(request, seconds)))
@@ -47,11 +47,12 @@ class BusyThreshold:
             return json_response({"error": str(error)}, error.status)
 
     async def delete(self, request: web.Request) -> web.Response:
-        """Remove a model's limits, or one with &field=."""
+        """Remove all limits of a model, or with &field= one of them."""
         model, field = request.query.get("model", ""), request.query.get("field")
         gate = self._service.router.gate
         if not model:
-            # Never a default here: a body, as POST takes it, would be ignored and all limits go.
+            # No default: a caller that puts the model into a body, as in POST, would otherwise
+            # remove all limits.
             return json_response({"error": "say which: ?model=NAME, or ?model=* for all"}, 400)
         if field is None:
             gate.unset(model)
@@ -88,7 +89,7 @@ class BusyThreshold:
         return self._service.router.fleet.models() | ({configured} if configured else set())
 
     def _busy(self, model: str, wanted: Thresholds) -> list[str]:
-        """Which instances these limits would take out now."""
+        """The instances that would be busy with these limits."""
         router, now_s = self._service.router, self._service.clock.now_s()
         names = [member.instance.name for member in router.fleet.members()]
         gate = router.gate

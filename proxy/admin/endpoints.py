@@ -1,4 +1,4 @@
-"""What operators and Prometheus ask: liveness, readiness, metrics, instances, sessions, models."""
+"""Handlers for operators and Prometheus: liveness, readiness, metrics, instances, sessions."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ _log = logging.getLogger(__name__)
 
 
 class Admin:
-    """Handlers over one service."""
+    """Handlers over the state of one proxy."""
 
     def __init__(self, service: ProxyState) -> None:
         self._service = service
 
     async def live(self, request: web.Request) -> web.Response:
-        """The process runs."""
+        """Answer 200 while the process runs."""
         del request
         return json_response({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """Whether new requests should come here: not while draining, nor with nobody to serve."""
+        """Answer 503 while the proxy drains or no instance is up: send no new requests."""
         del request
-        if self._service.is_draining:
+        if self._service.in_flight.is_draining:
             return unavailable({"status": "draining"}, DRAIN_RETRY_S)
-        if not self._service.is_serving:
+        if not self._service.instances.is_serving:
             return unavailable({"status": "no instance is up"}, NO_INSTANCE_RETRY_S)
         return json_response({"status": "ready"})
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 while one instance serves; the state of each."""
+        """The state of every instance; 200 while at least one serves."""
         del request
         fleet, now_s = self._service.router.fleet, self._service.clock.now_s()
         instances = {
@@ -61,7 +61,7 @@ class Admin:
             }
             for m in fleet.members()
         }
-        serving = self._service.is_serving
+        serving = self._service.instances.is_serving
         body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
         if self._service.last_reload is not None:
             body["config_reload"] = self._service.last_reload
@@ -69,9 +69,9 @@ class Admin:
         return json_response(body) if serving else unavailable(body, NO_INSTANCE_RETRY_S)
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Prometheus text."""
+        """The metrics as Prometheus text."""
         del request
-        text = await self._service.exposition()
+        text = await self._service.exposition.text()
         return web.Response(body=text, headers={"Content-Type": EXPOSITION_TYPE})
 
     async def instances(self, request: web.Request) -> web.Response:
@@ -85,7 +85,7 @@ class Admin:
         member = router.fleet.get(name)
         assert member is not None
         busy, load = router.busy(name, ANY_MODEL, now_s), router.ledger.load(name)
-        stats = self._service.stats.get(name)
+        stats = self._service.instances.reports.get(name)
         return {
             "name": name,
             "url": member.instance.url,
@@ -106,7 +106,7 @@ class Admin:
         }
 
     async def decisions(self, request: web.Request) -> web.Response:
-        """The last ?n= requests that were placed, newest first; live ones are not complete."""
+        """The last ?n= placed requests, newest first; running ones are incomplete."""
         text = request.query.get("n", "50")
         if not text.isdecimal() or not 1 <= int(text) <= DECISIONS_KEPT:
             return error_response(400, f"n: a whole number, 1 to {DECISIONS_KEPT}")
@@ -115,7 +115,10 @@ class Admin:
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def add_instance(self, request: web.Request) -> web.Response:
-        """POST {"instance": "[name=]host:port[;bootstrap=PORT]"}; takes a draining one back."""
+        """Add the instance of {"instance": "[name=]host:port[;bootstrap=PORT]"}.
+
+        A draining instance is taken back.
+        """
         body = await small_object(request, self._service.settings.body_timeout)
         text = body.get("instance")
         if not isinstance(text, str):
@@ -148,7 +151,7 @@ class Admin:
         return json_response(self._describe(spec.name), 201)
 
     async def remove_instance(self, request: web.Request) -> web.Response:
-        """DELETE: take out at once, or with ?drain=true once its last request is over."""
+        """Remove an instance at once, or with ?drain=true when its last request is over."""
         name = request.match_info["name"]
         member = self._service.router.fleet.get(name)
         if member is None:
@@ -156,17 +159,17 @@ class Admin:
         if request.query.get("drain") == "true":
             member.is_draining = True
             return json_response(self._describe(name), 202)
-        await self._service.remove(name)
+        await self._service.instances.remove(name)
         return json_response({"removed": name})
 
     async def end_session(self, request: web.Request) -> web.Response:
-        """Forget where a session lives; ?tenant=NAME for one of a tenant."""
+        """Forget where a session lives; ?tenant=NAME for a tenant's session."""
         session = of_tenant(bounded(request.match_info["id"]), request.query.get("tenant"))
         known = self._service.router.sessions.end(session or "")
         return json_response({"ended": known}) if known else error_response(404, "no such session")
 
     async def models(self, request: web.Request) -> web.Response:
-        """The union of what the instances in use serve, each model once."""
+        """The union of the models that the instances in use serve."""
         try:
             grant = self._service.grant(request.headers)
         except ProxyError as error:
@@ -174,7 +177,7 @@ class Admin:
         auth = grant.added if grant.hidden else _auth(request)
         cards: dict[str, Mapping[str, object]] = {}
         for member in self._service.router.fleet.usable():
-            upstream = self._service.upstreams[member.instance.name]
+            upstream = self._service.instances.by_name[member.instance.name]
             try:
                 body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, auth, LIST_BYTES)
             except UpstreamFailure:
@@ -185,13 +188,13 @@ class Admin:
 
 
 def _auth(request: web.Request) -> bytes:
-    """The client's key as a header line, which engines started with one want to see."""
+    """The client's Authorization as a header line, for engines that require a key."""
     given = [value for name, value in request.raw_headers if name.lower() == b"authorization"]
     return b"Authorization: %b\r\n" % given[0] if given else b""
 
 
 def _ratios(times: Times) -> dict[str, dict[str, float | None]]:
-    """Realised over predicted: of lone prefills, of prompts with their queue, of decode steps."""
+    """Realised over predicted time: of lone prefills, of prompts with queue, of decode steps."""
     lines = (
         ("prefill", times.prefill.residuals),
         ("queue_and_prefill", times.ready),

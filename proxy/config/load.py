@@ -1,28 +1,31 @@
 """Load the configuration: flags over environment over file over defaults, checked once at start.
 
-The options themselves are declared in `config_options`; nothing here knows one by name but
+The options are declared in `proxy.config.options`. This module knows only two of them by name:
 `config`, which names the file, and `instances`, which has no default.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from proxy.config.model import OptionError
+from proxy.config.model import FieldInfo, OptionError
 from proxy.config.options import Settings
 from proxy.config.secrets import SecretStr
 from proxy.config.sources import (
     ConfigError,
     Given,
+    Option,
     allowed_of,
     env_of,
     flag_of,
+    grouped,
     options,
     parse_flags,
     read_env,
     read_file,
 )
 from proxy.config.values import USERINFO, to_toml, value_text
+
+TABLE_HEAD = ("| option | default | unit | allowed | meaning |", "|---|---|---|---|---|")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,31 +80,29 @@ def default_toml() -> str:
         "# always needed, an example stands for it.\n"
         f"# A flag (--some-option), then an environment variable ({env_of('some_option')}), wins.\n"
     ]
-    described = (
-        (name, field, option) for name, field, option in options(Settings) if option.in_file
-    )
-    for topic, members in groupby(described, key=lambda member: member[2].topic):
+    for topic, members in grouped(Settings).items():
         blocks.append(f"\n# ---- {topic} ----\n")
-        for name, field, option in members:
+        for name, field, option in (member for member in members if member[2].in_file):
             notes = "; ".join(note for note in (option.unit, allowed_of(field, option)) if note)
             default = ("127.0.0.1:8001", "127.0.0.1:8002") if field.is_required else field.default
             blocks.append(f"\n# {option.help}\n# [{notes}]\n# {name} = {to_toml(default)}\n")
     return "".join(blocks)
 
 
-def readme_table() -> str:
-    """Markdown table of every option; TOML key and variable follow from the flag."""
-    return "\n".join(_table_rows()) + "\n"
+def option_tables() -> str:
+    """The tables of docs/options.md: one per topic; TOML key and variable follow from the flag."""
+    blocks = []
+    for topic, members in grouped(Settings).items():
+        rows = [_table_row(*member) for member in members]
+        blocks.append("\n".join((f"## {topic}\n", *TABLE_HEAD, *rows)))
+    return "\n\n".join(blocks) + "\n"
 
 
-def _table_rows() -> Iterator[str]:
-    yield "| option | default | unit | allowed | meaning |"
-    yield "|---|---|---|---|---|"
-    for name, field, option in options(Settings):
-        default = "required" if field.is_required else _quoted(value_text(field.default))
-        flag = flag_of(name) if field.kind is not bool else f"--[no-]{flag_of(name)[2:]}"
-        cells = (f"`{flag}`", default, option.unit, allowed_of(field, option), option.help)
-        yield f"| {' | '.join(cells)} |"
+def _table_row(name: str, field: FieldInfo, option: Option) -> str:
+    default = "required" if field.is_required else _quoted(value_text(field.default))
+    flag = flag_of(name) if field.kind is not bool else f"--[no-]{flag_of(name)[2:]}"
+    cells = (f"`{flag}`", default, option.unit, allowed_of(field, option), option.help)
+    return f"| {' | '.join(cells)} |"
 
 
 def _quoted(text: str) -> str:

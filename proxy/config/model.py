@@ -1,7 +1,7 @@
-"""A class of options from its annotations: texts come in, typed values that cannot change go out.
+"""A class of options made from its annotations: text in, typed and unchangeable values out.
 
-msgspec checks types and bounds. What pydantic, which could do all of it, loads would be a sixth of
-the proxy's memory for as long as it runs.
+msgspec checks types and bounds. pydantic could do all of this, but would take a sixth of the
+proxy's memory for as long as it runs.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from proxy.config.values import ByteSize
 _YES = frozenset({"1", "on", "t", "true", "y", "yes"})
 _NO = frozenset({"0", "off", "f", "false", "n", "no"})
 _CHECKED: dict[Any, Any] = {ByteSize: int}
-"""As what msgspec knows a type; of a tuple, whose members a `Before` has made, the length."""
+"""The type by which msgspec checks a value. Of a tuple it checks the length only: a `Before` has
+made the members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Makes a value of what is given, or leaves it for the check; a ValueError says why not."""
+    """Converts what is given before the check of its type; raises ValueError with the reason."""
 
     change: Callable[[object], object]
 
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """Looks at a value of the right type, None too; a ValueError says why it will not do."""
+    """Checks a value of the right type, or None; raises ValueError with the reason."""
 
     check: Callable[[Any], object]
 
 
 @dataclass(frozen=True, slots=True)
 class FieldInfo:
-    """One option: `kind` is its type, less None where it is optional; `hint` what is checked."""
+    """One option: `kind` is its type without None, `hint` is what msgspec checks."""
 
     kind: Any
     hint: Any
@@ -51,7 +52,7 @@ class FieldInfo:
 
 
 class OptionError(ValueError):
-    """What is wrong with one option, or with a `pair` of them, of which `reason` then speaks."""
+    """One option is wrong, or two do not go together: then `pair` has both names."""
 
     def __init__(self, name: str, reason: str, pair: tuple[str, str] | None = None) -> None:
         super().__init__(f"{name}: {reason}")
@@ -59,9 +60,11 @@ class OptionError(ValueError):
 
 
 class Model:
-    """Base of a class whose annotations are options. Its values are set once, all of them valid."""
+    """Base of a class whose annotations are options. All values are valid and set once."""
 
     model_fields: ClassVar[dict[str, FieldInfo]]
+    topics: ClassVar[tuple[str, ...]] = ()
+    """The groups of options, in the order in which help and documentation show them."""
 
     def __init_subclass__(cls) -> None:
         hints = get_type_hints(cls, include_extras=True)
@@ -72,7 +75,7 @@ class Model:
         }
 
     def __init__(self, **given: object) -> None:
-        """Raises OptionError for the first option, in the order of declaration, that is wrong."""
+        """Raises OptionError for the first wrong option, in the order of declaration."""
         for name, field in self.model_fields.items():
             if name in given:
                 self.__dict__[name] = _valid(name, field, given.pop(name))
@@ -118,7 +121,7 @@ def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _valid(name: str, field: FieldInfo, value: object) -> object:
-    """The option's value; raises OptionError, with the validator's own reason where it has one."""
+    """The option's value; raises OptionError, with the reason of its `Before` or `After`."""
     try:
         for change in (item.change for item in field.metadata if isinstance(item, Before)):
             value = change(value)
@@ -131,9 +134,9 @@ def _valid(name: str, field: FieldInfo, value: object) -> object:
 
 
 def _made(field: FieldInfo, value: object) -> object:
-    """Of the type and within the bounds; else a ValueError without words.
+    """The value in its type and within its bounds; else a ValueError without text.
 
-    The option's allowed values say what it should be.
+    The message is made of the option's allowed values.
     """
     try:
         made = _TEXTS[field.kind](value) if field.kind in _TEXTS else value
@@ -151,7 +154,7 @@ def _bool(value: object) -> object:
 
 
 def _number(kind: type[int | float]) -> Callable[[Any], object]:
-    """Text in ASCII digits as a number; anything else as it is."""
+    """Convert text in ASCII digits to a number; leave anything else as it is."""
     return lambda value: kind(value.encode("ascii")) if isinstance(value, str) else value
 
 

@@ -6,7 +6,7 @@ allowed range; its `Option` gives topic, help and unit. Times are seconds, sizes
 
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from msgspec import Meta
 
@@ -32,17 +32,20 @@ from proxy.config.values import (
 )
 from proxy.core.placement.alternatives import MOST_KEPT
 
-LISTENING = "Listening"
-ACCESS = "Access and TLS"
-INSTANCES = "Instances"
-CLASSES = "Route classes"
-PLACEMENT = "Placement and sessions"
-OFFLOAD = "Prefill offload"
-GATE = "Busy gate"
-QUEUE = "Wait queue and limits"
+FLEET = "Fleet"
+DECISIONS = "Decisions"
+CACHES = "Sessions and caches"
+LIMITS = "Limits and queue"
 TIMEOUTS = "Timeouts"
-OBSERVING = "Watching the instances"
-LOGS = "Logs"
+NETWORK = "Network and TLS"
+ACCESS = "Access"
+TELEMETRY = "Telemetry"
+PROCESS = "Process"
+TOPICS = (
+    *(FLEET, DECISIONS, CACHES, LIMITS, TIMEOUTS),
+    *(NETWORK, ACCESS, TELEMETRY, PROCESS),
+)
+"""The groups of `--help`, of configs/proxy.toml and of docs/options.md, in their order."""
 WORD = r"^\S+$"
 Word = Annotated[str, Meta(pattern=WORD)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
@@ -59,7 +62,7 @@ NEEDS = (
     ("instance_key", "instance_cert"),
     ("cache_salt_secret", "api_key"),
 )
-"""The first is of no use without the second."""
+"""Pairs of options: the first has no effect without the second."""
 OffloadPolicy = Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"]
 MIB = 1 << 20
 
@@ -71,63 +74,77 @@ def _number(value: object) -> object:
 class Settings(Model):
     """KV-cache-aware reverse proxy for a fleet of vLLM instances, with P2P prefill offload."""
 
-    config: Annotated[Path | None, Option(LISTENING, "TOML file with options.", in_file=False)] = (
-        None
-    )
-    host: Annotated[Word, Option(LISTENING, "Address to listen on.")] = "0.0.0.0"
-    port: Annotated[Port, Option(LISTENING, "Port to listen on; 0 lets the kernel choose.")] = 8000
+    topics: ClassVar[tuple[str, ...]] = TOPICS
+
+    config: Annotated[Path | None, Option(PROCESS, "TOML file with options.", in_file=False)] = None
+    host: Annotated[Word, Option(NETWORK, "Address to listen on.")] = "0.0.0.0"
+    port: Annotated[Port, Option(NETWORK, "Port to listen on; 0: the kernel chooses.")] = 8000
     admin_host: Annotated[
-        Word, Option(LISTENING, "Address of the admin listener, see --admin-port.")
+        Word, Option(NETWORK, "Address of the admin listener; see --admin-port.")
     ] = "127.0.0.1"
     admin_port: Annotated[
         int | None,
         Meta(ge=0, le=65535),
-        Option(LISTENING, "Admin paths listen here and are 404 on --port; none: all on one."),
+        Option(
+            NETWORK,
+            "Port of a separate listener for the admin paths, which are then 404 on --port; "
+            "none: all paths are on --port.",
+        ),
     ] = None
     admin_token: Annotated[
         SecretStr | None,
         Before(secret_text),
         Option(
-            LISTENING,
-            "Admin paths want Authorization: Bearer with this; none: open.",
+            ACCESS,
+            "Token that a request to an admin path must send as Authorization: Bearer; none: no "
+            "token is required.",
             allowed=SECRET_FORM,
         ),
     ] = None
     max_body_bytes: Annotated[
         ByteSize,
         Meta(ge=1024),
-        Option(LISTENING, "A larger request body is refused with 413.", "bytes"),
+        Option(LIMITS, "A larger request body is refused with 413.", "bytes"),
     ] = ByteSize(32 * MIB)
     header_timeout: Annotated[
-        Seconds, Option(LISTENING, "A request's head, from its first byte to its end.", "s")
+        Seconds,
+        Option(
+            TIMEOUTS, "Longest time for a request's head, from its first byte to its last.", "s"
+        ),
     ] = 10.0
     body_timeout: Annotated[
         Seconds,
         Option(
-            LISTENING,
-            "A client's body, from its head to its end; past a third of it not below 1 KiB/s.",
+            TIMEOUTS,
+            "Longest time for a request's body after its head; after a third of this time the "
+            "body must come at 1 KiB/s or faster.",
             "s",
         ),
     ] = 30.0
     drain_seconds: Annotated[
         NonNegative,
-        Option(LISTENING, "After SIGTERM, running requests have this long to finish.", "s"),
+        Option(PROCESS, "How long running requests may continue after SIGTERM.", "s"),
     ] = 30.0
     handover_seconds: Annotated[
         NonNegative,
         Option(
-            LISTENING,
-            "After a hot restart, the replaced process has this long for what it still serves.",
+            PROCESS,
+            "How long the replaced process may finish its requests after a hot restart.",
             "s",
         ),
     ] = 3600.0
     pid_file: Annotated[
         Path | None,
-        Option(LISTENING, "Holds the process's id; after a hot restart, that of the new one."),
+        Option(
+            PROCESS,
+            "File that holds the process id; after a hot restart, the id of the new process.",
+        ),
     ] = None
     response_headers: Annotated[
         bool,
-        Option(LISTENING, "Tell the client instance, route and reason in X-Cache-Proxy-* headers."),
+        Option(
+            TELEMETRY, "Send X-Cache-Proxy-* headers with instance, route and reason to the client."
+        ),
     ] = True
 
     api_key: Annotated[
@@ -136,8 +153,8 @@ class Settings(Model):
         After(checked_keys),
         Option(
             ACCESS,
-            "Clients need one of these as Authorization: Bearer, or x-api-key; none: open. "
-            "A key's tenant is the name before it.",
+            "Keys, one of which a client must send as Authorization: Bearer or x-api-key; none: "
+            "no key is required. The name before the colon is the key's tenant.",
             allowed=f"{KEYS_FORM}, or none",
         ),
     ] = None
@@ -147,44 +164,60 @@ class Settings(Model):
         After(long_enough),
         Option(
             ACCESS,
-            "Tenants share no KV: bodies get a cache_salt made of this and the tenant; prefixes "
-            "are kept apart too, and X-Cache-Proxy-* headers are not sent.",
+            "Secret from which each tenant's cache_salt is made, so that tenants share no KV. "
+            "Prefixes are then looked up per tenant, and X-Cache-Proxy-* headers are not sent.",
             allowed="16 bytes or more, or @FILE that holds them, or none",
         ),
     ] = None
     tls_cert: Annotated[
-        Path | None, Option(ACCESS, "PEM chain for clients: the port speaks TLS, 1.2 or newer.")
+        Path | None,
+        Option(
+            NETWORK,
+            "PEM certificate chain for clients; with it both listeners speak TLS, 1.2 or newer.",
+        ),
     ] = None
     tls_key: Annotated[
-        Path | None, Option(ACCESS, "Its private key; none: it is in --tls-cert.")
+        Path | None,
+        Option(NETWORK, "Private key of --tls-cert; none: the key is in the same file."),
     ] = None
     tls_client_ca: Annotated[
-        Path | None, Option(ACCESS, "Clients need a certificate that one of these CAs signed.")
+        Path | None,
+        Option(
+            NETWORK, "File of CAs; a client must present a certificate that one of them signed."
+        ),
     ] = None
     instance_api_key: Annotated[
         SecretStr | None,
         Before(secret_text),
         Option(
             ACCESS,
-            "Sent to the instances instead of a client's Authorization.",
+            "Key sent to the instances in place of the client's Authorization header.",
             allowed=SECRET_FORM,
         ),
     ] = None
     instance_ca: Annotated[
-        Path | None, Option(ACCESS, "CAs that https instances are verified by; none: the system's.")
+        Path | None,
+        Option(
+            NETWORK, "File of CAs that https instances are verified by; none: the system's CAs."
+        ),
     ] = None
     instance_cert: Annotated[
-        Path | None, Option(ACCESS, "PEM chain shown to https instances that ask for one.")
+        Path | None,
+        Option(
+            NETWORK, "PEM certificate chain for https instances that ask for a client certificate."
+        ),
     ] = None
     instance_key: Annotated[
-        Path | None, Option(ACCESS, "Its private key; none: it is in --instance-cert.")
+        Path | None,
+        Option(NETWORK, "Private key of --instance-cert; none: the key is in the same file."),
     ] = None
     allow_cidr: Annotated[
         Networks | None,
         Before(cidr_list),
         Option(
             ACCESS,
-            "Where instances that are added at run time may be; none: where --instances are.",
+            "Networks in which instances may be added at run time; none: only at the addresses "
+            "of --instances.",
             allowed="networks like 10.0.0.0/8,fd00::/8, or none",
         ),
     ] = None
@@ -192,156 +225,194 @@ class Settings(Model):
     instances: Annotated[
         Instances,
         Option(
-            INSTANCES,
-            "vLLM servers, comma separated (TOML: an array). With Mooncake one without bootstrap, "
-            "its bootstrap server, never prefills for another.",
+            FLEET,
+            "vLLM servers, comma separated (TOML: an array). With --kv-connector mooncake an "
+            "instance without the address of its bootstrap server never prefills for another.",
             allowed=INSTANCE_FORM,
         ),
     ]
     model: Annotated[
         str | None,
         Meta(pattern=WORD),
-        Option(INSTANCES, "Model served; none: learned from the instances' /v1/models."),
+        Option(FLEET, "Name of the served model; none: learned from the instances' /v1/models."),
     ] = None
     prefill_throughput: Annotated[
         float,
         Meta(gt=0),
-        Option(INSTANCES, "Prefill speed of one instance.", "tokens/s"),
+        Option(
+            FLEET,
+            "Prefill speed of one instance, assumed until measured prefills correct it.",
+            "tokens/s",
+        ),
     ] = 20000.0
     max_num_batched_tokens: Annotated[
         Count,
         Option(
-            INSTANCES, "The engines' token budget per step (the vLLM flag of that name).", "tokens"
+            FLEET,
+            "The engines' token budget per step: the value of the vLLM flag of that name.",
+            "tokens",
         ),
     ] = 8192
 
     warm_threshold: Annotated[
-        Tokens, Option(CLASSES, "A request with fewer new (uncached) tokens is WARM.", "tokens")
+        Tokens, Option(DECISIONS, "A request with fewer new (uncached) tokens is WARM.", "tokens")
     ] = 1500
     heavy_threshold: Annotated[
-        Tokens, Option(CLASSES, "A request with this many new tokens or more is HEAVY.", "tokens")
+        Tokens, Option(DECISIONS, "A request with this many new tokens or more is HEAVY.", "tokens")
     ] = 8192
 
     placement: Annotated[
         Literal["affinity", "least-tokens", "round-robin"],
-        Option(PLACEMENT, "How the decode instance of a new session is chosen."),
+        Option(
+            DECISIONS, "How a policy other than cost chooses the decode instance of a new session."
+        ),
     ] = "affinity"
     session_ttl: Annotated[
-        Seconds, Option(PLACEMENT, "An idle session is forgotten after this time.", "s")
+        Seconds, Option(CACHES, "An idle session is forgotten after this time.", "s")
     ] = 3600.0
     max_sessions: Annotated[
-        Count, Option(PLACEMENT, "Sessions remembered; beyond it the longest idle is forgotten.")
+        Count,
+        Option(
+            CACHES,
+            "Most sessions remembered; beyond it the session that was idle longest is forgotten.",
+        ),
     ] = 100_000
     slow_start: Annotated[
         NonNegative,
         Option(
-            PLACEMENT,
-            "A returned instance takes part in a tenth of the placements, more until this time.",
+            FLEET,
+            "Time in which a returned instance's share of the placements grows from a tenth to "
+            "all.",
             "s",
         ),
     ] = 30.0
     prefix_cache_bytes: Annotated[
         ByteSize,
         Meta(ge=MIB),
-        Option(PLACEMENT, "Memory for the record of which instance holds which prefix.", "bytes"),
+        Option(CACHES, "Memory for the index of which instance holds which prefix.", "bytes"),
     ] = ByteSize(256 * MIB)
 
     kv_connector: Annotated[
         Literal["mooncake", "nixl", "implicit", "none"],
         Option(
-            OFFLOAD,
-            "How the engines move KV between each other; implicit: through a store they share; "
-            "none: never offload.",
+            DECISIONS,
+            "How the engines transfer KV to each other; implicit: through a store that they "
+            "share; none: requests are never offloaded.",
         ),
     ] = "mooncake"
     offload_policy: Annotated[
         OffloadPolicy,
-        Option(OFFLOAD, "Who computes what: cost prices every place; others rule on HEAVY only."),
+        Option(
+            DECISIONS,
+            "Policy that decides where a request is computed: cost prices every place; the "
+            "others decide about the offload of HEAVY requests only.",
+        ),
     ] = "cost"
     shadow_policy: Annotated[
         OffloadPolicy | None,
-        Option(OFFLOAD, "A policy that only looks: logged and counted is what it would have done."),
+        Option(
+            DECISIONS, "Second policy whose decisions are logged and counted but not carried out."
+        ),
     ] = None
     offload_non_cached_tokens: Annotated[
         Tokens,
         Option(
-            OFFLOAD, "Policy threshold: offload from this many new tokens on; 0: never.", "tokens"
+            DECISIONS, "Policy threshold: offload from this many new tokens on; 0: never.", "tokens"
         ),
     ] = 512
     kv_transfer_time: Annotated[
-        NonNegative, Option(OFFLOAD, "Cost of one KV transfer that the policies assume.", "s")
+        NonNegative,
+        Option(
+            DECISIONS,
+            "Time of one KV transfer, assumed until measured transfers correct it; seed-cost "
+            "uses it always.",
+            "s",
+        ),
     ] = 0.5
     ttft_slo: Annotated[
         Seconds,
         Option(
-            OFFLOAD,
-            "Target for the first token, 0.1 ms more per new token: counted in the metrics.",
+            DECISIONS,
+            "Target for the first token, plus 0.1 ms per new token; the metrics count the "
+            "answers that meet it.",
             "s",
         ),
     ] = 2.0
     tpot_slo: Annotated[
         Seconds,
         Option(
-            OFFLOAD,
-            "The cost policy's target for an answer's time per token; 9 of 10 should keep it.",
+            DECISIONS,
+            "Target for the time per output token; the cost policy aims at 9 of 10 answers that "
+            "meet it.",
             "s",
         ),
     ] = 0.05
     kv_pin_timeout: Annotated[
         NonNegative,
         Option(
-            OFFLOAD,
-            "How long an instance may hold KV that nobody fetched "
-            "(VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT); it counts against its room that long.",
+            CACHES,
+            "How long an instance may hold KV that was never fetched "
+            "(VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT); the KV counts as in use for that time.",
             "s",
         ),
     ] = 480.0
     hedge: Annotated[
         bool,
-        Option(OFFLOAD, "Compute on the decode instance too when a prefill leg is late."),
+        Option(
+            DECISIONS, "Compute the prompt on the decode instance too when a prefill leg is late."
+        ),
     ] = True
 
     active_decode_blocks_threshold: Annotated[
         float | None,
         Meta(ge=0, le=1),
-        Option(GATE, "An instance using a larger part of its KV blocks is busy.", "ratio"),
+        Option(LIMITS, "An instance that uses a larger part of its KV blocks is busy.", "ratio"),
     ] = None
     active_prefill_tokens_threshold: Annotated[
         int | None,
         Meta(ge=0),
-        Option(GATE, "An instance with more tokens waiting for prefill is busy.", "tokens"),
+        Option(LIMITS, "An instance with more tokens waiting for prefill is busy.", "tokens"),
     ] = None
     active_prefill_tokens_threshold_frac: Annotated[
         float | None,
         Meta(ge=0),
-        Option(GATE, "The same as a multiple of max_num_batched_tokens.", "ratio"),
+        Option(LIMITS, "The same limit as a multiple of --max-num-batched-tokens.", "ratio"),
     ] = None
     overload_status: Annotated[
         Literal[503, 529],
         Before(_number),
-        Option(GATE, "HTTP status of the answer when every instance is busy."),
+        Option(LIMITS, "HTTP status of the answer when every instance is busy."),
     ] = 503
 
     max_queue: Annotated[
         int,
         Meta(ge=0),
-        Option(QUEUE, "Requests that may wait while every instance is busy; 0: refuse at once."),
+        Option(
+            LIMITS, "Most requests that may wait while every instance is busy; 0: refuse at once."
+        ),
     ] = 256
     max_queue_bytes: Annotated[
         ByteSize,
         Meta(ge=0),
-        Option(QUEUE, "Their bodies together.", "bytes"),
+        Option(
+            LIMITS, "Most bytes that the bodies of waiting requests may have together.", "bytes"
+        ),
     ] = ByteSize(64 * MIB)
     max_queue_seconds: Annotated[
         Seconds,
-        Option(QUEUE, "Longest wait; who is predicted to wait longer is refused at once.", "s"),
+        Option(
+            LIMITS,
+            "Longest wait; a request whose predicted wait is longer is refused at once.",
+            "s",
+        ),
     ] = 10.0
     tenant_weights: Annotated[
         tuple[TenantWeight, ...],
         Before(weight_list),
         Option(
-            QUEUE,
-            "Shares of the turns of --api-key's tenants; one not named has weight 1.",
+            LIMITS,
+            "Weights of the tenants of --api-key when they take turns in the wait queue; a "
+            "tenant that is not named has weight 1.",
             allowed=WEIGHTS_FORM,
         ),
     ] = ()
@@ -350,26 +421,31 @@ class Settings(Model):
         int | None,
         Meta(ge=1),
         Option(
-            QUEUE, "Client connections; more get a 503. None: 0.45 of the descriptors, less 32."
+            LIMITS,
+            "Most client connections; a further one gets a 503. None: 0.45 of the file "
+            "descriptors, less 32.",
         ),
     ] = None
     max_memory_bytes: Annotated[
         ByteSize | None,
         Meta(ge=64 * MIB),
         Option(
-            QUEUE,
-            "Near it keep-alive is refused, nearer HEAVY requests, then all. None: the cgroup's.",
+            LIMITS,
+            "Memory limit. Close to it the proxy refuses keep-alive, closer HEAVY requests, then "
+            "all requests. None: the cgroup's limit.",
             "bytes",
         ),
     ] = None
 
-    connect_timeout: Annotated[Seconds, Option(TIMEOUTS, "TCP connect to an instance.", "s")] = 2.0
+    connect_timeout: Annotated[
+        Seconds, Option(TIMEOUTS, "Longest time for a TCP connect to an instance.", "s")
+    ] = 2.0
     prefill_timeout: Annotated[
         Seconds,
         Option(
             TIMEOUTS,
-            "The prefill leg of an offload, at most; then the request is colocated. 2 s + 3 x its "
-            "late bound, where that is less.",
+            "Longest time for the prefill leg of an offload; after it the request is colocated. "
+            "The limit is 2 s + 3 x the late bound of the prefill where that is shorter.",
             "s",
         ),
     ] = 120.0
@@ -377,8 +453,9 @@ class Settings(Model):
         Seconds,
         Option(
             TIMEOUTS,
-            "Prefill done to the decode instance's first byte, at most; then colocated. 2 s + 3 x "
-            "its queue and the transfer's late bound, where that is less.",
+            "Longest time from the end of the prefill leg to the decode instance's first byte; "
+            "after it the request is colocated. The limit is 2 s + 3 x (queue + late bound of "
+            "the transfer) where that is shorter.",
             "s",
         ),
     ] = 30.0
@@ -386,8 +463,9 @@ class Settings(Model):
         Seconds,
         Option(
             TIMEOUTS,
-            "Request sent to the first byte, at most; of a stream 5 s + 3 x the late bound of its "
-            "prefill, where that is less and another instance can be asked.",
+            "Longest time from a request's dispatch to its first byte. For a stream the limit is "
+            "5 s + 3 x the late bound of its prefill where that is shorter and another instance "
+            "can be asked.",
             "s",
         ),
     ] = 300.0
@@ -395,8 +473,8 @@ class Settings(Model):
         Seconds,
         Option(
             TIMEOUTS,
-            "Between two pieces of an answer, at most; 60 s, 200 steps and the instance's prefill "
-            "queue, where that is less.",
+            "Longest silence between two pieces of an answer. For a stream the limit is 60 s + "
+            "200 decode steps + the instance's prefill queue where that is shorter.",
             "s",
         ),
     ] = 300.0
@@ -404,39 +482,46 @@ class Settings(Model):
         NonNegative,
         Option(
             TIMEOUTS,
-            "A stream that has begun and is silent gets a comment this often; 0: never.",
+            "A stream that has begun and is silent gets an SSE comment this often; 0: never.",
             "s",
         ),
     ] = 15.0
-    total_timeout: Annotated[Seconds, Option(TIMEOUTS, "One request from end to end.", "s")] = (
-        3600.0
-    )
+    total_timeout: Annotated[
+        Seconds, Option(TIMEOUTS, "Longest time for one request from its start to its end.", "s")
+    ] = 3600.0
 
     scrape_interval: Annotated[
-        Seconds, Option(OBSERVING, "Between two reads of an instance's /metrics.", "s")
+        Seconds, Option(FLEET, "Time between two reads of an instance's /metrics.", "s")
     ] = 2.0
     health_interval: Annotated[
         Seconds,
-        Option(OBSERVING, "Between two health checks of an instance, a fifth more or less.", "s"),
+        Option(
+            FLEET, "Time between two health checks of an instance, varied by up to a fifth.", "s"
+        ),
     ] = 2.0
     health_timeout: Annotated[
-        Seconds, Option(OBSERVING, "A slower health check has failed.", "s")
+        Seconds, Option(FLEET, "A health check that takes longer has failed.", "s")
     ] = 1.0
 
     request_log: Annotated[
-        Path | None, Option(LOGS, "File that gets one JSON object per finished request.")
+        Path | None, Option(TELEMETRY, "File that gets one JSON object per finished request.")
     ] = None
     log_candidates: Annotated[
         int,
         Meta(ge=0, le=MOST_KEPT),
-        Option(LOGS, "Options of a decision that a line lists: the cheapest, and the one taken."),
+        Option(
+            TELEMETRY,
+            "Most options of a decision that a line of the request log lists: the cheapest, and "
+            "the one taken.",
+        ),
     ] = MOST_KEPT
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Option(LOGS, "Least severity logged.")
+        Literal["debug", "info", "warning", "error"],
+        Option(TELEMETRY, "Lowest severity that is logged."),
     ] = "info"
-    log_format: Annotated[Literal["text", "json"], Option(LOGS, "Form of the log on stderr.")] = (
-        "text"
-    )
+    log_format: Annotated[
+        Literal["text", "json"], Option(TELEMETRY, "Format of the log on stderr.")
+    ] = "text"
 
     def check(self) -> None:
         """Raise OptionError where values do not go together."""

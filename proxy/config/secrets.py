@@ -1,7 +1,7 @@
-"""Secrets as options give them: in the option itself, or in a file that `@/path` names.
+"""Secrets among the options: in the option itself, or in a file that `@/path` names.
 
-Client keys are kept as digests only: `tenant:key`, or `key` alone, which then names its tenant by
-a fingerprint.
+Client keys (`tenant:key`, or `key` alone with its fingerprint as the tenant) are kept as digests
+only.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ SECRET_FILE_BYTES = 1 << 20
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
 _SHOWN_FROM = 16
-"""The first four characters of a shorter key would be a good part of it."""
+"""A fingerprint shows the first four characters of a key of this length or more."""
 
 
 class SecretStr:
-    """A text that is not shown by accident: only `get_secret_value` gives it."""
+    """A text that does not print: only `get_secret_value` returns it."""
 
     __slots__ = ("_text",)
 
@@ -47,7 +47,7 @@ class SecretStr:
 
 
 def secret_text(value: object) -> object:
-    """The text of an option, or of the file that it names; raises ValueError without the path."""
+    """The text of an option, or of the file that it names; its ValueError has no path in it."""
     text = value.get_secret_value() if isinstance(value, SecretStr) else value
     if not isinstance(text, str):
         return value
@@ -69,23 +69,23 @@ def _of_file(path: str) -> str:
 
 
 def long_enough(secret: SecretStr | None) -> SecretStr | None:
-    """A key for an HMAC: 16 bytes or more, else ValueError."""
+    """The secret; raises ValueError if it has fewer than 16 bytes."""
     if secret is not None and len(secret.get_secret_value().encode()) < 16:
         raise ValueError("it is shorter than 16 bytes")
     return secret
 
 
 def checked_keys(secret: SecretStr | None) -> SecretStr | None:
-    """The same; raises ValueError when `tenants_of` cannot read it."""
+    """The keys unchanged; raises ValueError if `tenants_of` cannot read them."""
     if secret is not None:
         tenants_of(secret.get_secret_value())
     return secret
 
 
 def tenants_of(text: str) -> dict[bytes, str]:
-    """SHA-256 of each key -> its tenant; raises ValueError saying which entry is wrong, not what.
+    """SHA-256 of each key to its tenant; a ValueError names the wrong entry by number only.
 
-    Entries are parted by commas or line ends; empty ones and lines that begin with # are skipped.
+    Commas or line ends separate entries; empty ones and lines that begin with # are skipped.
     """
     found: dict[bytes, str] = {}
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
@@ -108,7 +108,7 @@ def tenants_of(text: str) -> dict[bytes, str]:
 
 
 def digest(key: bytes) -> bytes:
-    """What is kept of a key. Looking one up by it tells nothing of how near a guess was."""
+    """What is kept of a key. The time of a look-up does not show how near a guess was."""
     return sha256(key).digest()
 
 

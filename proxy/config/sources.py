@@ -1,7 +1,7 @@
-"""Where option values come from (flags, environment, TOML file) and how options are described.
+"""Reads option values from flags, environment and TOML file, and describes options in `--help`.
 
-Works on any `Model` whose fields carry an `Option` and knows no option by name.
-Every source hands over text (or a list of texts), so a value means the same wherever it stands.
+This module works on any `Model` whose fields carry an `Option`, and knows no option by name. Every
+source gives text or a list of texts, so a value means the same in each of them.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from proxy.config.secrets import SecretStr
 from proxy.config.values import ByteSize, value_text
 
 ENV_PREFIX = "CACHE_PROXY_"
-# Kubernetes puts these into every pod beside a Service called cache-proxy: they are not options.
+# Kubernetes sets these in every pod next to a Service named cache-proxy: they are not options.
 _KUBERNETES = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT_[0-9]+_)")
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<="}
 _KINDS: dict[Any, str] = {
@@ -44,12 +44,16 @@ _METAVARS: dict[Any, str] = {
 
 
 class ConfigError(Exception):
-    """One line for the user: option, value, what is allowed, and where the value came from."""
+    """A message of one line: option, value, allowed values, and where the value came from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a field's type does not say. `allowed` replaces the range derived from the type."""
+    """What a field's type does not say.
+
+    `topic` is the group that help and documentation show the option in. `allowed` replaces the
+    range that is derived from the type.
+    """
 
     topic: str
     help: str
@@ -70,6 +74,17 @@ def options(model: type[Model]) -> Iterator[tuple[str, FieldInfo, Option]]:
     """Every field with its description, in the order of declaration."""
     for name, field in model.model_fields.items():
         yield name, field, next(item for item in field.metadata if isinstance(item, Option))
+
+
+def grouped(model: type[Model]) -> dict[str, list[tuple[str, FieldInfo, Option]]]:
+    """The same by topic, in the model's order of topics; a topic that it does not list comes last.
+
+    Within a topic the options keep the order of their declaration.
+    """
+    groups: dict[str, list[tuple[str, FieldInfo, Option]]] = {topic: [] for topic in model.topics}
+    for member in options(model):
+        groups.setdefault(member[2].topic, []).append(member)
+    return groups
 
 
 def flag_of(name: str) -> str:
@@ -205,11 +220,10 @@ def _parser(model: type[Model]) -> argparse.ArgumentParser:
         default=False,
         help="print every value with its origin",
     )
-    groups: dict[str, Any] = {}
-    for name, field, option in options(model):
-        if option.topic not in groups:
-            groups[option.topic] = parser.add_argument_group(option.topic)
-        _add_flag(groups[option.topic], name, field, option)
+    for topic, members in grouped(model).items():
+        group = parser.add_argument_group(topic)
+        for member in members:
+            _add_flag(group, *member)
     return parser
 
 

@@ -1,6 +1,6 @@
-"""Option values that need more than a number or a word, and how any value is written as TOML.
+"""Option values that are more than a number or a word, and how a value is written as TOML.
 
-Knows nothing of flags, files or the environment: text comes in, a value or a `ValueError` goes out.
+Text comes in, a value or a `ValueError` goes out; flags, files and environment are elsewhere.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?"
 )
 USERINFO = re.compile(r"[^\s'\",;/]+@")
-"""A password in an address must not reach a terminal, a log or an answer."""
+"""Matches the user part of an address, to hide a password from terminals, logs and answers."""
 MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 WEIGHTS_FORM = "tenant=weight, comma separated, weights 0.1 to 100"
 _WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
@@ -36,13 +36,13 @@ _SIZES = {
 
 
 class ByteSize(int):
-    """A number of bytes, written with a unit where one divides it."""
+    """A number of bytes; its text has a unit where it is a multiple of one."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, value: object) -> Self:
-        """Read `65536`, `64KiB`, `1.5 GB` or a number; raises `ValueError` for what is none."""
+        """Read `65536`, `64KiB`, `1.5 GB` or a number; raises `ValueError` for anything else."""
         if isinstance(value, int):
             return cls(value)
         text = value.strip() if isinstance(value, str) else ""
@@ -86,7 +86,7 @@ class InstanceSpec:
 
 @dataclass(frozen=True, slots=True)
 class TenantWeight:
-    """A tenant's share of the wait queue's turns, relative to 1 for those without one."""
+    """A tenant's share of the turns in the wait queue; tenants without an entry have 1."""
 
     tenant: str
     weight: float
@@ -108,7 +108,7 @@ class TenantWeight:
 
 
 def weight_list(value: object) -> object:
-    """Make weights of `a=4,b=1` or of a list of texts; anything else is left for the check."""
+    """Weights of `a=4,b=1` or of a list of texts; anything else is left to the type check."""
     entries = [e for e in value.split(",") if e.strip()] if isinstance(value, str) else value
     if not isinstance(entries, list | tuple):
         return value
@@ -118,7 +118,7 @@ def weight_list(value: object) -> object:
 
 
 def instance_list(value: object) -> object:
-    """Make specs of `a,b,c` or of a list of texts; anything else is left for the type check."""
+    """Specs of `a,b,c` or of a list of texts; anything else is left to the type check."""
     entries = value.split(",") if isinstance(value, str) else value
     if not isinstance(entries, list | tuple):
         return value
@@ -131,7 +131,7 @@ def instance_list(value: object) -> object:
 
 
 def cidr_list(value: object) -> object:
-    """Networks of `10.0.0.0/8,fd00::/8` or of a list of texts; a bare address is one."""
+    """Networks of `10.0.0.0/8,fd00::/8` or of a list of texts; an address alone is a network."""
     entries = value.split(",") if isinstance(value, str) else value
     if not isinstance(entries, list | tuple):
         return value

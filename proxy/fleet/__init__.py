@@ -1,1 +1,1 @@
-"""The instances, as far as it takes IO."""
+"""The instances, as far as they take IO: reports, gauges, failures and recoveries."""

@@ -20,12 +20,12 @@ _CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.
 _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("ongoing_tokens", "Prefill, inbound and decode tokens", lambda x: x.ongoing_tokens),
     ("ongoing_prefill_tokens", "New tokens before a first token", lambda x: x.prefill_tokens),
-    ("ongoing_inbound_tokens", "KV on its way here", lambda x: x.inbound_tokens),
+    ("ongoing_inbound_tokens", "Tokens of KV on its way here", lambda x: x.inbound_tokens),
     ("ongoing_decode_tokens", "Context of running streams", lambda x: x.decode_tokens),
     ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
-    ("kv_cache_usage_ratio", "As the engine reports", lambda s: s.kv_used_ratio),
+    ("kv_cache_usage_ratio", "KV in use, as the engine reports", lambda s: s.kv_used_ratio),
     ("prefix_cache_hit_ratio", "Local hits per token looked up", lambda s: s.hit_ratio),
     (
         "external_prefix_cache_hit_ratio",
@@ -43,6 +43,10 @@ class FleetCollector(Collector):
         self._stats = stats
         self.now_s = 0.0
 
+    def at(self, now_s: float) -> None:
+        """The next `collect` is at this time."""
+        self.now_s = now_s
+
     def collect(self) -> Iterator[Metric]:
         """One family after the other."""
         names = [member.instance.name for member in self._router.fleet.members()]
@@ -57,14 +61,16 @@ class FleetCollector(Collector):
         yield self._learned(names)
         yield from self._engine(names)
         yield self._frozen(names)
-        yield single("accounting_drift", "Must be 0", self._router.ledger.drift())
+        yield single(
+            "accounting_drift", "Counters less live leases; must be 0", self._router.ledger.drift()
+        )
         yield single("live_leases", "Requests that hold a lease", self._router.ledger.live)
         yield single("sessions", "Sessions with a home", len(self._router.sessions))
         yield single("prefix_blocks", "Blocks in the index", self._router.prefixes.total_blocks)
-        # Under the names that every exporter has. The library's own collector would list the
-        # process's descriptors, which takes milliseconds where there are many.
+        # The names that every exporter has. prometheus_client's own collector would also list
+        # the descriptors, which takes milliseconds where there are many.
         yield CounterMetricFamily("process_cpu_seconds", "CPU time", value=time.process_time())
-        yield GaugeMetricFamily("process_start_time_seconds", "Unix time", value=_STARTED_S)
+        yield GaugeMetricFamily("process_start_time_seconds", "Start, unix time", value=_STARTED_S)
 
     def _tokens(self, loads: dict[str, Load]) -> Iterator[Metric]:
         for name, text, read in _TOKEN_GAUGES:
@@ -74,7 +80,7 @@ class FleetCollector(Collector):
             yield family
 
     def _in_flight(self, loads: dict[str, Load]) -> Metric:
-        family = _gauge("in_flight", "Requests", "upstream", "phase")
+        family = _gauge("in_flight", "Requests by phase", "upstream", "phase")
         for upstream, load in loads.items():
             family.add_metric([upstream, "prefill"], load.prefill_requests)
             family.add_metric([upstream, "inbound"], load.inbound_requests)
@@ -83,7 +89,7 @@ class FleetCollector(Collector):
         return family
 
     def _health(self, names: list[str]) -> Metric:
-        family = _gauge("instance_healthy", "1 when it may be chosen", "upstream")
+        family = _gauge("instance_healthy", "1 when the instance may be chosen", "upstream")
         for name in names:
             family.add_metric([name], self._router.fleet.is_up(name))
         return family
@@ -105,7 +111,9 @@ class FleetCollector(Collector):
         return family
 
     def _busy(self, names: list[str]) -> Metric:
-        family = _gauge("instance_busy", "1 when past this threshold", "upstream", "check")
+        family = _gauge(
+            "instance_busy", "1 when the instance is past this threshold", "upstream", "check"
+        )
         for name in names:
             busy = self._router.busy(name, ANY_MODEL, self.now_s)
             for check in (*_CHECKS, RejectReason.UPSTREAM_BUSY):
@@ -122,7 +130,7 @@ class FleetCollector(Collector):
             yield family
 
     def _frozen(self, names: list[str]) -> Metric:
-        text = "1 while an engine's /metrics stay the same although it works: not believed"
+        text = "1 while an engine's /metrics are ignored: they stay the same although it works"
         family = _gauge("engine_report_frozen", text, "upstream")
         for name in names:
             family.add_metric([name], name in self._router.gate.reports.frozen)

@@ -1,1 +1,1 @@
-"""The process among others: start, reload, drain, hot restart, memory."""
+"""The process among others: periodic tasks, reload, drain, hot restart, memory."""

@@ -1,4 +1,4 @@
-"""The periodic tasks: health, engine reports, models, loop lag. Each ends with its TaskGroup."""
+"""The periodic tasks: probes, trials, engine reports, models, loop lag, memory."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from proxy.telemetry.log import Throttle
 
 LAG_INTERVAL_S = 0.25
 TICKS = 4
-"""Looks in an interval at who is due: what begins to change is probed again at the next."""
+"""Times per health interval at which instances are checked for a due probe: an instance whose
+state begins to change is probed again at the next one."""
 TRIAL_S = 5.0
 TRIAL_BYTES = 65536
 ENGINE_ID_EVERY = 3
-"""With so many probes the engine's id is asked again: a new one is another process."""
+"""The engine's id is asked again at every n-th probe: another id is another process."""
 _JSON = b"Content-Type: application/json\r\n"
 MEMORY_INTERVAL_S = 0.5
 GIVE_BACK_S, CALM_S = 5.0, 2.0
-"""So long between two returns of free memory to the kernel, and from a giant prompt to the next.
-
-They take 0.1 ms; behind a burst of such prompts ten and more, if not all in one go.
+"""Free memory is returned to the kernel at most every GIVE_BACK_S, and not within CALM_S of a giant
+prompt. A return takes 0.1 ms, after a burst of giant prompts 10 ms or more.
 """
 FIRST_LOOK_S = 10.0
 _MEMORY_WORDS = {
@@ -46,12 +46,12 @@ _MEMORY_WORDS = {
     Level.NOTHING: "all requests are refused",
 }
 MODELS_EVERY = 15
-"""Models are asked again with every n-th probe: adapters come and go, but rarely."""
+"""Models are asked again at every n-th probe: adapters change rarely."""
 _log = logging.getLogger(__name__)
 
 
 async def run(service: ProxyState) -> None:
-    """All periodic work, until cancelled."""
+    """Run all periodic tasks until cancelled."""
     settings = service.settings
     tick_s = settings.health_interval / TICKS
     async with asyncio.TaskGroup() as group:
@@ -73,9 +73,9 @@ def _always(service: ProxyState, upstream: Upstream) -> bool:
 
 
 async def _every(interval_s: float, service: ProxyState, job: Job, is_due: IsDue = _always) -> None:
-    """Run a job for each instance that it is due for, at once and after each interval.
+    """Run a job for each instance for which it is due, at once and after each interval.
 
-    An instance that is slow to answer holds up nobody else's: it is left out while its job runs.
+    While an instance's job runs it is not started again, and the other instances' jobs go on.
     """
     running: set[Upstream] = set()
     throttle = Throttle()
@@ -83,16 +83,16 @@ async def _every(interval_s: float, service: ProxyState, job: Job, is_due: IsDue
     async def run_one(upstream: Upstream) -> None:
         try:
             await job(service, upstream)
-        except DEFECTS:  # whatever an instance says, it ends neither the looks nor the proxy
+        except DEFECTS:  # no answer of an instance may end the periodic tasks
             name, now_s = upstream.instance.name, asyncio.get_running_loop().time()
             if throttle.turn(name, now_s) is not None:
-                _log.exception("instance %s: a look at it failed", name)
+                _log.exception("instance %s: a periodic task failed", name)
         finally:
             running.discard(upstream)
 
     async with asyncio.TaskGroup() as group:
         while True:
-            for upstream in service.upstreams.values():
+            for upstream in service.instances.all():
                 if upstream not in running and is_due(service, upstream):
                     running.add(upstream)
                     group.create_task(run_one(upstream))
@@ -110,9 +110,9 @@ def _is_trial_due(service: ProxyState, upstream: Upstream) -> bool:
 
 
 async def look_round(service: ProxyState) -> bool:
-    """Look at every instance before serving; whether one has answered, in time.
+    """Probe every instance before serving; returns whether one has answered in time.
 
-    Who replaces a process that serves must not know less of its fleet than where it is.
+    A process that replaces a serving one must know its fleet before it takes over.
     """
 
     async def look(upstream: Upstream) -> None:
@@ -123,20 +123,20 @@ async def look_round(service: ProxyState) -> bool:
         async with asyncio.timeout(FIRST_LOOK_S):
             while True:
                 async with asyncio.TaskGroup() as group:
-                    for upstream in service.upstreams.values():
+                    for upstream in service.instances.all():
                         group.create_task(look(upstream))
-                if service.is_serving:
+                if service.instances.is_serving:
                     return True
                 await asyncio.sleep(LAG_INTERVAL_S)
-    return service.is_serving
+    return service.instances.is_serving
 
 
 async def probe(service: ProxyState, upstream: Upstream) -> None:
-    """GET /health; then learn what the decision needs and does not know yet."""
+    """GET /health; then read models and engine id, if they are unknown or due."""
     name, settings = upstream.instance.name, service.settings
-    if service.has_drained(name):
+    if service.instances.has_drained(name):
         _log.info("instance %s is removed: its last request is over", name)
-        await service.remove(name)
+        await service.instances.remove(name)
         return
     if (member := service.router.fleet.get(name)) is not None:
         u = random.random()
@@ -144,9 +144,9 @@ async def probe(service: ProxyState, upstream: Upstream) -> None:
     try:
         await upstream.get("/health", settings.health_timeout)
     except UpstreamFailure as failure:
-        service.watcher.probe_failed(name, failure)
+        service.instances.probe_failed(name, failure)
         return
-    service.watcher.probe_answered(name)
+    service.instances.probe_answered(name)
     try:
         with Limit(settings.health_timeout):
             await _learn(service, upstream)
@@ -154,7 +154,7 @@ async def probe(service: ProxyState, upstream: Upstream) -> None:
         _log.debug("instance %s: %s", name, failure)
     if upstream.has_new_engine:
         upstream.has_new_engine = False
-        service.watcher.engine_changed(name)
+        service.instances.engine_changed(name)
 
 
 async def _learn(service: ProxyState, upstream: Upstream) -> None:
@@ -173,9 +173,9 @@ async def _learn(service: ProxyState, upstream: Upstream) -> None:
 
 
 async def trial(service: ProxyState, upstream: Upstream) -> None:
-    """One token, asked of an instance whose breaker is open: no client need try it.
+    """Ask an instance with an open breaker for one token, so that no client has to try it.
 
-    Any answer but a server error will do: engines with a key of their own refuse ours.
+    Any answer but a server error passes: an engine with a key of its own refuses ours.
     """
     name, failure = upstream.instance.name, None
     member = service.router.fleet.get(name)
@@ -193,11 +193,11 @@ async def trial(service: ProxyState, upstream: Upstream) -> None:
         failure = UpstreamFailure(FailureKind.TIMEOUT, f"no token in {TRIAL_S:g} s")
     except UpstreamFailure as error:
         failure = error if error.kind in FAULT_KINDS else None
-    service.watcher.trial_ended(name, failure)
+    service.instances.trial_ended(name, failure)
 
 
 async def scrape(service: ProxyState, upstream: Upstream) -> None:
-    """GET /metrics; an engine without it is judged by our own counters alone."""
+    """GET /metrics; for an engine without it the proxy's own counters are all that is known."""
     try:
         limit_s = service.settings.health_timeout
         body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES)
@@ -205,13 +205,15 @@ async def scrape(service: ProxyState, upstream: Upstream) -> None:
         return
     name, frozen = upstream.instance.name, service.router.gate.reports.frozen
     was_frozen = name in frozen
-    service.observe_stats(name, parse(body), xxhash.xxh3_64_intdigest(body))
+    service.instances.observe_report(name, parse(body), xxhash.xxh3_64_intdigest(body))
     if name in frozen and not was_frozen:
-        _log.warning("instance %s: its /metrics stay the same while it works: not believed", name)
+        _log.warning(
+            "instance %s: its /metrics stay the same while it works, so they are ignored", name
+        )
 
 
 async def _lag(service: ProxyState) -> None:
-    """Of the loop; and a line about what a policy raised, which costs no request anything here."""
+    """Measure the event loop's lag, and log what a policy raised, away from any request."""
     loop, told = asyncio.get_running_loop(), None
     while True:
         due_s = loop.time() + LAG_INTERVAL_S
@@ -223,10 +225,10 @@ async def _lag(service: ProxyState) -> None:
 
 
 async def _memory(service: ProxyState) -> None:
-    """Measure now and then; give back what a burst or a giant prompt has left, first of all.
+    """Measure the memory, and return to the kernel what a burst or a giant prompt has left free.
 
-    Not while such prompts keep coming and there is room: each would have to get again
-    what the one before it had, page by page.
+    Memory is not returned while such prompts keep coming and there is room: each would get the
+    pages of the one before it again, one page fault at a time.
     """
     state, loop = service.memory, asyncio.get_running_loop()
     gave_s = giant_s = -GIVE_BACK_S

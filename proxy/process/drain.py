@@ -1,4 +1,4 @@
-"""How a proxy ends: drained by a signal, or behind a process that has taken over."""
+"""How a proxy ends: drained after a signal, or after a process that has taken over."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from proxy.net.server.listener import HANDSHAKE_S
 from proxy.state.proxy_state import ProxyState
 
 ACCEPT_WHILE_DRAINING_S = 5.0
-"""How long a draining proxy still takes what a load balancer sends before it notices."""
+"""How long a draining proxy still accepts what a load balancer sends until it notices."""
 KEPT_S = 1.0
-"""How long a drain leaves a kept connection open that nobody uses: closed at once, it would be
-under the feet of a client who is just sending."""
+"""How long a drain leaves an idle kept connection open: closed at once, it could cut off a client
+that is just sending."""
 CUT_S = 1.0
-"""For the last words of requests that are cut."""
+"""Time for cut requests to send their error events."""
 ACCEPTED_S = 0.2
-"""A connection that was just accepted is counted by then; in TLS, after its handshake."""
+"""By then a connection that was just accepted is counted; with TLS, after its handshake."""
 _LOOK_S = 0.1
 _log = logging.getLogger(__name__)
 
 
 class Drain:
-    """Of one proxy: its listeners, and the event that a signal sets."""
+    """The end of one proxy: knows its listeners and the event that a signal sets."""
 
     def __init__(
         self, service: ProxyState, runners: Sequence[web.AppRunner], stop: asyncio.Event
@@ -36,11 +36,11 @@ class Drain:
         self._stop = stop
 
     async def drain(self) -> None:
-        """Readiness off at once; accept a little longer; let what runs finish, up to the limit."""
+        """Turn readiness off, accept a little longer, let running requests finish in time."""
         service, limit_s = self._service, self._service.settings.drain_seconds
-        service.is_leaving = service.is_draining = True
+        service.in_flight.is_leaving = service.in_flight.is_draining = True
         service.waiting.close()
-        _log.info("draining: %d requests in flight", service.in_flight)
+        _log.info("draining: %d requests in flight", service.in_flight.count)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
         if await self._idle_within(accept_s) and await self._left_within(min(KEPT_S, accept_s)):
             return
@@ -49,16 +49,18 @@ class Drain:
             await self._cut("second signal" if self._stop.is_set() else f"after {limit_s:g} s")
 
     async def hand_over(self) -> None:
-        """Accept no more, and serve what is connected until it has gone.
+        """Stop accepting, and serve the connected clients until they have gone.
 
-        Nothing is refused: readiness stays on, since the address is served; who waits in the queue
-        waits on. A kept connection is not closed under its client's feet: it ends with its next
-        answer, or with its idle time, as ever. A signal turns this into a drain.
+        Nothing is refused: readiness stays on, since the address is served, and requests in the
+        queue keep waiting. A kept connection is not closed while its client may be sending: it
+        ends with its next answer or after its idle time. A signal turns this into a drain.
         """
         service, limit_s = self._service, self._service.settings.handover_seconds
-        service.is_leaving = True
+        service.in_flight.is_leaving = True
         await _stop_accepting(self._runners)
-        _log.info("handed over: %d requests, %d connections", service.in_flight, self._connected())
+        _log.info(
+            "handed over: %d requests, %d connections", service.in_flight.count, self._connected()
+        )
         least_s = HANDSHAKE_S if service.settings.tls_cert else ACCEPTED_S
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -68,42 +70,42 @@ class Drain:
         if self._stop.is_set():
             self._stop.clear()
             await self.drain()
-        elif service.in_flight:
+        elif service.in_flight.count:
             await self._cut(f"{limit_s:g} s after a hot restart")
 
     def _has_work(self) -> bool:
-        """Connections, requests, or what outlives them: KV that is to be released elsewhere."""
+        """Whether there are connections, requests, or detached tasks such as releases of KV."""
         service = self._service
-        return bool(self._connected() or service.in_flight or service.aftermath.live)
+        return bool(self._connected() or service.in_flight.count or service.aftermath.live)
 
     def _connected(self) -> int:
         return sum(len(r.server.connections) for r in self._runners if r.server is not None)
 
     async def _cut(self, why: str) -> None:
-        _log.warning("drain: %d requests cut (%s)", self._service.in_flight, why)
+        _log.warning("drain: %d requests cut (%s)", self._service.in_flight.count, why)
         self._stop.clear()
-        self._service.cut()
+        self._service.in_flight.cut()
         await self._idle_within(CUT_S)
 
     async def _left_within(self, seconds: float) -> bool:
-        """Kept connections have this long for one more request; false when one has come."""
+        """Wait so long for kept connections to close; false when one has sent a request."""
         end_s = asyncio.get_running_loop().time() + seconds
         while self._connected() and not self._stop.is_set():
             left_s = end_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 break
             await self._told_within(min(_LOOK_S, left_s))
-        return not self._service.in_flight
+        return not self._service.in_flight.count
 
     async def _told_within(self, seconds: float) -> None:
-        """Wait for a signal, or for the time."""
+        """Wait for a signal, or for this time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
 
     async def _idle_within(self, seconds: float) -> bool:
         """Wait for the last request; false when the time is over or a signal comes first."""
-        idle = self._service.idle
+        idle = self._service.in_flight.idle
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await first_of(idle, self._stop)
@@ -112,11 +114,11 @@ class Drain:
 
 
 def closing(service: ProxyState) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """A signal of routed answers: what asks on a kept connection is led to who has taken over."""
+    """A signal handler for routed answers: a leaving proxy closes kept connections with them."""
 
     async def say_close(request: web.Request, response: web.StreamResponse) -> None:
         del request
-        if service.is_leaving:
+        if service.in_flight.is_leaving:
             response.headers["Connection"] = "close"
             response.force_close()
 

@@ -1,9 +1,9 @@
 """Hot restart: on SIGUSR2 a new process takes over the listening sockets, then this one leaves.
 
-The new one has the same command line, so it is the version and the configuration that are on the
-disk by then. Both accept from the same sockets until it says that it serves; only then this one
-stops to accept. No connection is refused, none that is queued is lost. A new process that does not
-come up changes nothing here but a line in the log.
+The new process has the same command line, so it runs the version and the configuration that are on
+the disk by then. Both processes accept from the same sockets until the new one says that it serves;
+only then the old one stops accepting. No connection is refused, and none in the queue is lost. If
+the new process does not come up, the old one logs it and carries on.
 
 Sockets are handed down by systemd's protocol: descriptors 3, 4, ... (`LISTEN_FDS` says how many),
 their names in `LISTEN_FDNAMES`, for process `LISTEN_PID` where that is set. The names here:
@@ -40,14 +40,14 @@ FDS, NAMES, PID = "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"
 READY, ESTATE = "ready", "estate"
 OWN = "own-"
 TAKEN_OVER = b"ready\n"
-"""What a predecessor is told; anything else is why not."""
+"""What a predecessor is told; any other text is the reason of a failure."""
 _MOST = 64
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 @dataclass
 class InheritedSockets:
-    """What was handed down; each socket is taken once."""
+    """The sockets that were handed down; each is taken once."""
 
     sockets: list[tuple[str, socket.socket]] = field(default_factory=list)
     _pipe: int | None = None
@@ -55,9 +55,10 @@ class InheritedSockets:
 
     @classmethod
     def read(cls, environ: MutableMapping[str, str]) -> InheritedSockets:
-        """Take what the environment names, and the names from it: they are for one process only.
+        """Take over the descriptors that the environment names, and remove the names from it.
 
-        ConfigError for what is no listening TCP socket.
+        The names are for one process only. Raises ConfigError for anything but a listening TCP
+        socket.
         """
         count, names, pid = (environ.pop(key, None) for key in (FDS, NAMES, PID))
         if count is None or (pid is not None and pid != str(os.getpid())):
@@ -77,7 +78,7 @@ class InheritedSockets:
             return
         if name == ESTATE:
             os.set_inheritable(fd, False)  # noqa: FBT003 - has no keyword
-            self.estate = open(fd, "rb")  # noqa: SIM115 - closed by who reads it
+            self.estate = open(fd, "rb")  # noqa: SIM115 - its reader closes it
             return
         try:
             sock = socket.socket(fileno=fd)
@@ -92,13 +93,14 @@ class InheritedSockets:
 
     @property
     def has_predecessor(self) -> bool:
-        """Whether a process serves until this one says that it can."""
+        """Whether another process serves until this one is ready."""
         return self._pipe is not None
 
     async def take(self, listener: str, host: str, port: int) -> tuple[str, list[socket.socket]]:
-        """The sockets for `public` or `admin`, and under which name they are handed on.
+        """The sockets for `public` or `admin`, and the name under which they are handed on.
 
-        None: the caller binds. What a predecessor bound elsewhere than `host` and `port` is closed.
+        Without a socket the caller must bind. Sockets that a predecessor bound elsewhere than
+        `host` and `port` are closed.
         """
         given = self._of(listener)
         if given:
@@ -116,24 +118,24 @@ class InheritedSockets:
         return [sock for _, sock in taken]
 
     def drop(self) -> None:
-        """Close what nobody took: its listener is not among the options any more."""
+        """Close the sockets that were not taken: the options have no listener for them."""
         for _, sock in self.sockets:
             sock.close()
         self.sockets.clear()
 
     def tell_ready(self) -> None:
-        """The predecessor, if there is one, may stop to accept."""
+        """Tell the predecessor, if there is one, to stop accepting."""
         self._tell(TAKEN_OVER)
 
     def tell_failure(self, why: str) -> bool:
-        """The predecessor carries on, and logs why; false where there is none to be told."""
+        """Tell the predecessor to carry on and log `why`; false if there is no predecessor."""
         is_told = self.has_predecessor
         self._tell(why.encode(errors="backslashreplace") + b"\n")
         return is_told
 
     def _tell(self, words: bytes) -> None:
         if self._pipe is not None:
-            with suppress(OSError):  # it has ended meanwhile: this one serves all the same
+            with suppress(OSError):  # the predecessor has ended: this process serves all the same
                 os.write(self._pipe, words)
             os.close(self._pipe)
             self._pipe = None
@@ -144,7 +146,7 @@ def _listener_of(name: str) -> str:
 
 
 async def _is_at(sockets: list[socket.socket], host: str, port: int) -> bool:
-    """Whether these are the very sockets that binding would make; port 0 is any."""
+    """Whether the sockets have the addresses that `host` and `port` mean; port 0 is any."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -154,9 +156,9 @@ async def _is_at(sockets: list[socket.socket], host: str, port: int) -> bool:
 
 
 START_S = 60.0
-"""A new process that has not said anything by then is stopped."""
+"""A new process that has not reported by then is stopped."""
 STOP_S = 5.0
-"""One that is stopped has this long to go by itself."""
+"""Time between SIGTERM and SIGKILL for a new process that is stopped."""
 _LOOK_S = 0.02
 _LINE_BYTES = 4096
 _log = logging.getLogger(__name__)
@@ -174,7 +176,7 @@ class HotRestart:
         listeners: Callable[[], list[tuple[str, int]]],
         estate: Callable[[], Awaitable[BinaryIO]],
     ) -> None:
-        """`listeners`: name and descriptor of what is handed down, see `heritage`; `estate` too."""
+        """`listeners`: names and descriptors of the sockets; `estate`: writes the snapshot."""
         self._listeners = listeners
         self._estate = estate
         self._asked = asyncio.Event()
@@ -183,7 +185,7 @@ class HotRestart:
         self.is_done = asyncio.Event()
 
     def ask(self) -> None:
-        """SIGUSR2. Refused while one is under way, and where it cannot work."""
+        """Start a hot restart; refused while one is under way and where it cannot work."""
         if self._heir is not None:
             _log.warning("hot restart refused: process %d has taken over already", self._heir)
         elif self._is_under_way or self._asked.is_set():
@@ -192,14 +194,14 @@ class HotRestart:
             _log.warning("hot restart refused: this process is stopping")
         elif os.getpid() == 1:
             _log.error(
-                "hot restart refused: a container ends with its process 1, which this is; "
+                "hot restart refused: this is process 1, and a container ends with its process 1; "
                 "start an init in it, or replace the container"
             )
         else:
             self._asked.set()
 
     async def watch(self, on_heir: Callable[[int], None]) -> None:
-        """Start a new process whenever asked to, until one has taken over; `on_heir` has its id."""
+        """Start a new process whenever asked to, until one takes over; `on_heir` gets its id."""
         try:
             while not self.is_done.is_set():
                 await self._asked.wait()
@@ -223,7 +225,10 @@ class HotRestart:
 
 
 async def _start(listeners: Sequence[tuple[str, int]]) -> int:
-    """A new process that serves, its id; raises HeirError. Cancelled: it is stopped."""
+    """Start a process and return its id when it serves; raises SuccessorError.
+
+    When this is cancelled the new process is stopped.
+    """
     hears, tells = os.pipe()
     try:
         try:
@@ -249,11 +254,12 @@ async def _start(listeners: Sequence[tuple[str, int]]) -> int:
 
 
 def _spawn(handed: Sequence[tuple[str, int]]) -> int:
-    """This command again, with these descriptors, and no other of ours, from the third on."""
+    """Run this command again with these descriptors from 3 on, and no other of this process."""
     end = FIRST_FD + len(handed)
     environ = {key: value for key, value in os.environ.items() if key not in (FDS, NAMES, PID)}
     environ |= {FDS: str(len(handed)), NAMES: ":".join(name for name, _ in handed)}
-    # Copies above the targets: none is overwritten before it is copied, all close on exec.
+    # Copies with numbers above the targets, so that no descriptor is overwritten before it is
+    # copied; all copies close on exec.
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, end) for _, fd in handed]
     try:
         return os.posix_spawn(
@@ -268,7 +274,7 @@ def _spawn(handed: Sequence[tuple[str, int]]) -> int:
 
 
 async def _hear(pipe: int) -> bytes:
-    """The line that the new process says; nothing when it ends without one."""
+    """The line that the new process writes; empty when it ends without one."""
     said, loop, readable = b"", asyncio.get_running_loop(), asyncio.Event()
     os.set_blocking(pipe, False)
     loop.add_reader(pipe, readable.set)
@@ -290,7 +296,7 @@ async def _hear(pipe: int) -> bytes:
 
 
 def _stop(pid: int) -> int:
-    """End a process that is of no use; its exit status. Waits, so not for the event loop."""
+    """End a process and return its exit status. It waits, so call it in a thread."""
     _signal(pid, signal.SIGTERM)
     end_s = time.monotonic() + STOP_S
     while time.monotonic() < end_s:

@@ -1,4 +1,4 @@
-"""The process's memory: what it may use, what it uses, and when free memory is given back."""
+"""The process's memory: its limit, its use, and the return of free memory to the kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cgroup_limit(root: Path = Path("/")) -> int | None:
 
 
 def _limits(mount: Path, line: str) -> Iterator[int]:
-    """Of one line `number:controllers:path`, from its group up to the top."""
+    """The limits for one line `number:controllers:path`, from its group up to the top."""
     _, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
     if not controllers:
@@ -49,7 +49,7 @@ def _limits(mount: Path, line: str) -> Iterator[int]:
 
 
 def resident_bytes() -> int:
-    """What the process has in memory now; 0 where the kernel does not tell."""
+    """The process's resident memory; 0 where the kernel does not report it."""
     try:
         pages = Path("/proc/self/statm").read_text("utf-8").split()[1]
     except OSError:
@@ -59,23 +59,24 @@ def resident_bytes() -> int:
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 KEEP_BYTES = 256 << 20
-"""Freed memory at the heap's end that is kept until `give_back`. JSON of 4 MB is parsed in a block
-of twelve times its size, of which long texts touch a twelfth."""
+"""Freed memory that is kept at the heap's end until `give_back`. JSON of 4 MB is parsed in a block
+of twelve times its size, of which long texts use a twelfth."""
 STEP_BYTES = 16 << 20
 SWITCH_S = 0.0005
 GC_THRESHOLDS = (5_000, 200, 20)
-"""A collection of 20,000 young objects, as 500 streams that begin make them, takes 5 ms. At 2,000
-records that wait for the request log set off so many that they cost 1.6 % of all."""
+"""Objects before a collection. A collection of the 20,000 young objects that 500 new streams make
+takes 5 ms. At a threshold of 2,000, records that wait for the request log would cause so many
+collections that they took 1.6 % of the CPU time."""
 
 
 def keep_big_blocks() -> None:
     """Have glibc reuse a prompt's buffers instead of giving them back to the kernel each time.
 
     By default every body above 128 KiB costs a mapping and a page fault per 4 KiB, several times
-    over, and above 32 MiB whatever its threshold is; so nothing is mapped alone. All threads share
-    one heap: what a prompt that was read in a thread has left there, the event loop could not use,
-    nor the other way round. `give_back` is the other half: it is called every few seconds. Called
-    before the first thread is started. Without glibc nothing happens.
+    over, and above 32 MiB whatever the threshold is; so no block gets a mapping of its own. All
+    threads share one heap: otherwise the event loop could not use what a thread has freed after
+    reading a prompt, nor the thread what the event loop has freed. `give_back` is called every few
+    seconds in return. Call this before the first thread starts. Without glibc nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -87,14 +88,14 @@ def keep_big_blocks() -> None:
 
 
 def share_the_interpreter() -> None:
-    """Let the event loop wait for another thread's Python code no longer than `SWITCH_S`."""
+    """Make the event loop wait for another thread's Python code no longer than `SWITCH_S`."""
     sys.setswitchinterval(SWITCH_S)
 
 
 def collect_rarely() -> None:
-    """Leave what was loaded at start out of every collection, and collect less often.
+    """Exclude what was loaded at start from collections, and collect less often.
 
-    A request leaves no cycles behind; what little appears elsewhere can wait.
+    A request leaves no cycles behind; the few that other code makes can wait.
     """
     gc.collect()
     give_back()
@@ -103,11 +104,11 @@ def collect_rarely() -> None:
 
 
 def give_back() -> None:
-    """What is free anywhere in the heap goes back to the kernel, where glibc can.
+    """Return all free memory of the heap to the kernel, if glibc can.
 
-    Meanwhile no thread gets memory: some 0.1 ms per MB. So what is free at the heap's end, where
-    most of a burst is, goes in steps; what is free between other blocks goes in one. The next giant
-    prompt pays for every page again.
+    No thread can allocate meanwhile, some 0.1 ms per MB. So the free memory at the heap's end,
+    where most of a burst is, is returned in steps, and what is free between other blocks in one.
+    The next giant prompt pays for every page again.
     """
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
@@ -123,7 +124,7 @@ class _Heap(ctypes.Structure):
 
 
 def _free_at_end(libc: ctypes.CDLL) -> int:
-    """Bytes; 0 where glibc is older than 2.33."""
+    """Free bytes at the heap's end; 0 with a glibc older than 2.33."""
     try:
         look = libc.mallinfo2
     except AttributeError:

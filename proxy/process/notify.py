@@ -1,4 +1,4 @@
-"""Who watches this process is told which one it is: systemd by a datagram, others by a file."""
+"""Tells supervisors which process serves: systemd by a datagram, others by a file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Notifier:
         self._pid_file = pid_file
 
     def started(self, *, replaces: bool) -> None:
-        """This process serves. Raises OSError when the file cannot be written.
+        """Report that this process serves. Raises OSError if the file cannot be written.
 
-        `replaces`: systemd hears of it from the one that it knows, see `replaced_by`.
+        `replaces`: the process that this one replaces tells systemd, see `replaced_by`.
         """
         if self._pid_file is not None:
             try:
@@ -32,7 +32,7 @@ class Notifier:
             self._notify("READY=1")
 
     def replaced_by(self, pid: int) -> None:
-        """Another process is the main one from now on."""
+        """Report that another process is the main one from now on."""
         self._notify(f"MAINPID={pid}")
 
     def ended(self) -> None:

@@ -1,7 +1,7 @@
-"""New options at run time: all of them or none, and a line that says why not.
+"""New options at run time: all of them, or none and a log line with the reason.
 
-Asked for by SIGHUP, or found because the `--config` file has changed. A file is taken when two
-looks in a row found the same, so one that is being written is not.
+SIGHUP or a change of the `--config` file starts a reload. A changed file is read when two checks in
+a row found the same content, so a file that is being written is not.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Of the instances: which come, come back, and leave."""
+    """The instances to add, to take back from draining, and to drain."""
 
     new: list[InstanceSpec]
     back: list[str]
@@ -75,11 +75,11 @@ class Reloader:
         self._file = None if path is None else _WatchedFile(path)
 
     def ask(self) -> None:
-        """Reload soon; however often it is said meanwhile, once."""
+        """Reload soon; several calls before it begins are one reload."""
         self._asked.set()
 
     async def watch(self, interval_s: float) -> None:
-        """Reload when asked to, or when the file has changed; until cancelled."""
+        """Reload when asked to and when the file has changed, until cancelled."""
         if self._file is not None:
             await asyncio.to_thread(self._file.has_changed)
         while True:
@@ -98,7 +98,7 @@ class Reloader:
         return True
 
     async def reload(self, why: str) -> str:
-        """Take the options as they are now, or keep the old ones; gives what became of it."""
+        """Apply the present options, or keep the old ones; returns applied, unchanged, refused."""
         service = self._service
         try:
             ready = await asyncio.to_thread(self._prepare)
@@ -118,7 +118,7 @@ class Reloader:
         return _Prepared(settings, tls.for_clients(settings), instance_tls(settings))
 
     def _checked(self, new: Settings) -> _Change:
-        """What to do about the instances; raises ConfigError where it cannot be done."""
+        """The changes of the instances; raises ConfigError if an option cannot change."""
         old = self._service.settings
         fixed = sorted(_changed(old, new) - RELOADABLE)
         if (old.tls_cert is None) != (new.tls_cert is None):
@@ -130,7 +130,7 @@ class Reloader:
         return self._instances(old, new)
 
     def _instances(self, old: Settings, new: Settings) -> _Change:
-        """Against the last options, not the fleet: what operators did by hand stays as it is."""
+        """Compare with the last options, not with the fleet: changes by operators are kept."""
         fleet = self._service.router.fleet
         came = [spec for spec in new.instances if spec not in old.instances]
         left = [spec for spec in old.instances if spec not in new.instances]
@@ -177,7 +177,7 @@ class Reloader:
         return "applied"
 
     def _switch(self, new: Settings, change: _Change) -> None:
-        """In one step of the event loop: no request sees half of it."""
+        """Switch in one step of the event loop, so that no request sees a part of it."""
         service = self._service
         service.use(new)
         fleet = service.router.fleet
@@ -195,7 +195,7 @@ def _changed(old: Settings, new: Settings) -> set[str]:
 
 
 class _WatchedFile:
-    """A file that is looked at, in a thread."""
+    """A file that is checked for changes, in a thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -204,9 +204,10 @@ class _WatchedFile:
         self._pending: bytes | None = None
 
     def has_changed(self) -> bool:
-        """Whether two looks found the same content, and another one than was last told of.
+        """Whether two checks found the same content, and another one than last reported.
 
-        The first look tells of nothing. Unreadable is a content too, so it is told of once.
+        The first check reports nothing. An unreadable file counts as a content, so it is reported
+        once.
         """
         at = self._signature()
         if at == self._stat and self._pending is None and self._used is not None:
@@ -223,12 +224,12 @@ class _WatchedFile:
         return True
 
     def must_say_something(self) -> None:
-        """Raise ConfigError for a file without a line: nobody means all defaults by it."""
+        """Raise ConfigError for an empty file: it is a mistake, not a wish for all defaults."""
         try:
             with self._path.open("rb") as file:
                 is_empty = not file.read(FILE_BYTES).strip()
         except OSError:
-            return  # the reader of the options has the words for it
+            return  # reading the options will report it
         if is_empty:
             raise ConfigError(f"file {self._path} is empty")
 

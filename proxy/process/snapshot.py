@@ -1,15 +1,16 @@
-"""What a process leaves to the one that replaces it: homes, cached prefixes, learned times.
+"""What a process hands to its successor: sessions' homes, cached prefixes, learned times.
 
 Without it every session would lose its home, engines would compute again what they hold, and the
-first decisions would go by the options instead of by what engines were seen to do. It is an unnamed
-file of JSON lines, written when the successor starts:
+first decisions would use the options in place of measured times. It is an unnamed file of JSON
+lines, written when the successor starts:
 
     {"form": 1, "bytes_per_token": {model: ratio}}
     {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...], "times": ...}
     {"sessions": [[id, instance, turn, used_s], ...]}
 
-Runs are the oldest first, sessions the longest idle; `used_s` is of the clock that all processes of
-a machine share. What is of another form, or of an instance with another address, is left alone.
+The oldest runs and the longest idle sessions come first; `used_s` is read from the clock that all
+processes of a machine share. A file of another form is ignored, and so is an instance with another
+address.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ import orjson
 from proxy.state.proxy_state import ProxyState
 
 FORM = 1
-"""Another number as soon as block hashes or rows mean something else."""
+"""To be changed when block hashes or rows change their meaning."""
 SESSIONS_PER_LINE = 2000
-"""Made in one go, about a millisecond: the event loop waits that long for the interpreter."""
+"""Rows made without a pause, about a millisecond that the event loop waits."""
 _log = logging.getLogger(__name__)
 
 
 async def leave(service: ProxyState) -> BinaryIO:
-    """The file, at its beginning. Raises OSError when there is no room for it."""
+    """Write the file and return it at its beginning. Raises OSError if there is no room."""
     router = service.router
     head = {"form": FORM, "bytes_per_token": service.estimator.ratios()}
     with ExitStack() as unless_whole:
@@ -66,7 +67,7 @@ def _write(file: BinaryIO, line: dict[str, Any]) -> None:
 
 
 def take(service: ProxyState, file: BinaryIO) -> None:
-    """Take over what a predecessor left; before the first look at the instances."""
+    """Read what a predecessor has left; call it before the first probe of the instances."""
     router = service.router
     try:
         with file:
@@ -76,7 +77,7 @@ def take(service: ProxyState, file: BinaryIO) -> None:
         for model, ratio in lines[0]["bytes_per_token"].items():
             service.estimator.adopt(str(model), float(ratio))
         kept = {line["instance"] for line in lines[1:] if _take_instance(service, line)}
-        for line in reversed(lines[1:]):  # the longest idle are in the first
+        for line in reversed(lines[1:]):  # the first line has those that were idle longest
             rows = [tuple(row) for row in line.get("sessions", ()) if row[1] in kept]
             router.sessions.adopt(rows)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -87,9 +88,9 @@ def take(service: ProxyState, file: BinaryIO) -> None:
 
 
 def _take_instance(service: ProxyState, line: dict[str, Any]) -> bool:
-    """Whether this is a line about an instance that is known here, at the same address.
+    """Read the line of an instance; false if it is not known here under the same address.
 
-    The start time of its process tells later whether it is still the same one
+    Whether it is still the same process shows later by its start time
     (`InstanceEvents.observe_start`).
     """
     member = service.router.fleet.get(line.get("instance", ""))

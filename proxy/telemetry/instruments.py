@@ -1,7 +1,7 @@
-"""Counters and histograms at a tenth of prometheus_client's cost; its exposition shows them.
+"""Counters and histograms at a tenth of prometheus_client's cost, shown by its exposition.
 
-They are fed on the event loop alone and need no lock. A child per label values is a plain object,
-kept by whoever feeds it often. Names, labels and buckets read as prometheus_client's own.
+Only the event loop writes to them, so they need no lock. Each combination of label values is a
+plain object, which frequent users keep. Names, labels and buckets look like prometheus_client's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Count:
         self.value = 0.0
 
     def inc(self, amount: float = 1.0) -> None:
-        """Count."""
+        """Add `amount`."""
         self.value += amount
 
 
@@ -44,7 +44,7 @@ class Spread:
 
 
 class Counts(Collector):
-    """A counter with labels; one without any can be fed directly."""
+    """A counter with labels; without labels `inc` can be called on it directly."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         self._name, self._text, self.label_names = name, text, tuple(labels)
@@ -68,7 +68,7 @@ class Counts(Collector):
 
 
 class Spreads(Collector):
-    """A histogram with labels; one without any can be fed directly."""
+    """A histogram with labels; without labels `observe` can be called on it directly."""
 
     def __init__(
         self, name: str, text: str, labels: Sequence[str], buckets: Sequence[float]
@@ -87,7 +87,7 @@ class Spreads(Collector):
         return child
 
     def forget(self, value: str) -> None:
-        """Drop every histogram that has this label value: what it names is gone."""
+        """Drop every histogram with this label value, for example of a removed instance."""
         for values in [values for values in self._children if value in values]:
             del self._children[values]
 
@@ -102,7 +102,7 @@ class Spreads(Collector):
                 buckets.append((name, float(below)))
             family.add_metric(values, buckets, child.total)
             if self._bounds[0] < 0:
-                # Values below 0 make the sum no counter, so it is left out; the count is one.
+                # With values below 0 the sum is not monotonic, so it is left out.
                 named = dict(zip(self.label_names, values, strict=True))
                 family.add_sample(f"{self._name}_count", named, float(below))
         yield family

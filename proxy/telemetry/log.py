@@ -1,8 +1,8 @@
-"""The log on stderr: written by a thread, so that a pipe nobody reads stops no request.
+"""The log on stderr: written by a thread, so that a blocked pipe delays no request.
 
-What does not fit into the queue meanwhile is dropped and counted; the next line says how many. Text
-from outside is made printable: one line stays one line, and no terminal obeys it. Lines that may
-come with every request are throttled: one per cause at most every 10 s.
+Lines that do not fit into the queue are dropped and counted; the next line says how many. Text from
+outside is made printable: one message stays one line, and control sequences reach no terminal.
+Lines that may come with every request are throttled: at most one per cause and 10 s.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from proxy.core.types import FailureKind
 from proxy.telemetry.record import RequestRecord
 
 _UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Controls (ANSI sequences begin with one), what some take for a line's end, lone surrogates."""
+"""Control characters (ANSI sequences begin with one), Unicode line ends, lone surrogates."""
 
 
 def printable(text: str) -> str:
-    """The text with such characters as `\\uXXXX`, also valid where the text is JSON."""
+    """The text with unprintable characters as `\\uXXXX`; JSON stays valid JSON."""
     return _UNFIT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def printable_json(line: bytes) -> bytes:
-    """The same for a line of JSON without its end; nearly always there is nothing to do."""
+    """The same for one line of JSON without its line end; nearly always it is unchanged."""
     if line.isascii() and b"\x7f" not in line:
-        return line  # orjson has escaped what is below a blank
+        return line  # orjson has escaped everything below a space
     return printable(line.decode()).encode()
 
 
 LINES = 1000
 CLOSE_S = 1.0
-"""At the end: a reader that is stuck does not keep the process."""
+"""Longest wait at exit for a reader that is stuck."""
 
 
 class _JsonFormatter(logging.Formatter):
@@ -55,14 +55,14 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """One line per message, whatever of it came from outside."""
+    """One line per message, also with text from outside in it."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         return printable(super().formatMessage(record))
 
 
 class StderrLog(QueueHandler):
-    """The handler of all loggers; `close` writes what is left."""
+    """The handler of all loggers; `close` writes the queued lines."""
 
     def __init__(self, form: str) -> None:
         """`form`: text or json."""
@@ -101,7 +101,7 @@ class StderrLog(QueueHandler):
             try:
                 _write(line)
             except (OSError, ValueError):
-                continue  # nobody is there; the next line may find somebody
+                continue  # the reader is gone; the next line may find another one
 
     def close(self) -> None:
         """Write what is queued, `CLOSE_S` at most."""
@@ -114,10 +114,10 @@ class StderrLog(QueueHandler):
 
 
 def _write(line: str) -> None:
-    """Past `sys.stderr`: its buffer, if a reader is stuck, would be waited for at exit."""
+    """Write to the descriptor: the buffer of `sys.stderr` could block the exit."""
     try:
         number = sys.stderr.fileno()
-    except (AttributeError, OSError):  # not a file: a test's
+    except (AttributeError, OSError):  # a test's stream without a descriptor
         sys.stderr.write(line)
         sys.stderr.flush()
         return
@@ -127,22 +127,22 @@ def _write(line: str) -> None:
 
 
 def set_up(level: str, form: str) -> None:
-    """From now on everything that is logged goes to stderr in this form."""
+    """Send everything that is logged to stderr in this form."""
     logging.basicConfig(level=level.upper(), handlers=[StderrLog(form)])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
 
 
 LOG_EVERY_S = 10.0
 KEYS = 1024
-"""Causes remembered; beyond it the one that was said longest ago is forgotten."""
+"""Causes remembered; beyond it the one that was logged longest ago is forgotten."""
 DETAIL_CHARS = 300
 _NO_FAULT = frozenset({FailureKind.BUSY, FailureKind.NO_MODEL})
-"""Answers to a fleet under load, and to a client that asks for what is not there."""
+"""Not logged: a fleet under load, and a client that asks for a model that is not there."""
 _log = logging.getLogger(__name__)
 
 
 class Throttle:
-    """When each cause may be said again, and how often it was not."""
+    """When each cause may be logged again, and how often it was suppressed."""
 
     __slots__ = ("_causes",)
 
@@ -150,7 +150,7 @@ class Throttle:
         self._causes: dict[Hashable, tuple[float, int]] = {}
 
     def turn(self, cause: Hashable, now_s: float) -> int | None:
-        """How often `cause` came unsaid since its last line; None: not said now, but counted."""
+        """How often `cause` was suppressed since its last line; None: suppress and count it now."""
         until_s, unsaid = self._causes.get(cause, (now_s, 0))
         if now_s < until_s:
             self._causes[cause] = until_s, unsaid + 1
@@ -163,12 +163,12 @@ class Throttle:
 
 
 def more(unsaid: int) -> str:
-    """The end of a line that stands for others as well."""
+    """The end of a log line: how many like it were suppressed."""
     return f"; {unsaid} more since the last line" if unsaid else ""
 
 
 class FailureLog:
-    """Requests that ended badly because of an instance: what their clients saw of it."""
+    """A throttled line for each request that failed because of an instance."""
 
     __slots__ = ("_throttle",)
 
@@ -176,7 +176,7 @@ class FailureLog:
         self._throttle = Throttle()
 
     def note(self, record: RequestRecord, kind: str, detail: str, now_s: float) -> None:
-        """One request has failed, for good: it runs nowhere else."""
+        """Log that a request failed and will not be repeated."""
         if kind in _NO_FAULT:
             return
         name = record.decode_instance or "none"

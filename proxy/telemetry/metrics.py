@@ -1,14 +1,16 @@
 """Every Prometheus object of the proxy. Names are fixed; labels are closed sets, never an id.
 
-Counters and histograms are fed once per request, from its record. Gauges are read from the router
-when somebody scrapes, so they cannot disagree with it.
+Counters and histograms take each request once, from its record. Gauges are read from the router at
+each scrape, so they cannot disagree with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Gauge, Info
+from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from proxy import __version__
@@ -17,6 +19,7 @@ from proxy.core.admission.memory import Watermark
 from proxy.core.latency.regression import SHORT_S
 from proxy.core.latency.slo import Slo
 from proxy.core.types import FailureKind, Fallback, RejectReason
+from proxy.net.timeouts import Clock
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.record import RequestRecord
@@ -30,12 +33,14 @@ ERROR_SECONDS = (-30, -10, -3, -1, -0.3, -0.1, 0, 0.1, 0.3, 1, 3, 10, 30)
 ERROR_RATIO = (-0.9, -0.75, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 NO_CLASS = "none"
-_KEPT = ("missed", "kept")
 """route_class of a request that was never placed, or that has no prompt to classify."""
+SCRAPES_RATIO, SHOWN_S = 0.2, 1.0
+_KEPT = ("missed", "kept")
+"""Labels of a target that was not met and of one that was."""
 
 
 class Metrics:
-    """The registry and what is counted in it."""
+    """The registry with every counter, histogram and gauge in it."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -44,29 +49,33 @@ class Metrics:
         self._of_times()
         self._of_overload()
         self._name_known_labels()
-        build = Info(f"{PREFIX}_build", "Version", registry=self.registry)
+        build = Info(
+            f"{PREFIX}_build", "Version, and whether the core is compiled", registry=self.registry
+        )
         core = "compiled" if is_compiled() else "interpreted"
         build.info({"version": __version__, "core": core})
 
     def _of_requests(self) -> None:
         count = self._counter
-        self.requests = count("requests", "Requests", "endpoint", "route_class", "outcome")
+        self.requests = count("requests", "Finished requests", "endpoint", "route_class", "outcome")
         self.issued = count("issued", "Requests that reached admission")
         self.rejected = count("rejected", "Requests answered busy", "reason")
         self.hit_tokens = count("hit_tokens", "Prompt tokens believed cached where they ran")
         self.new_tokens = count("new_tokens", "Prompt tokens believed new where they ran")
-        self.decisions = count("offload_decisions", "Placements", "decision", "reason")
+        self.decisions = count("offload_decisions", "Placed requests", "decision", "reason")
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
         self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
-        self.releases = count("kv_releases", "KV on P that nobody will fetch", "result")
-        self.retries = count("upstream_retries", "Requests sent to another instance", "reason")
-        self.retries_refused = count("retry_budget_refused", "Repetitions beyond the budget")
+        self.releases = count("kv_releases", "Releases of KV on P that D will not fetch", "result")
+        self.retries = count(
+            "upstream_retries", "Requests that ran again, by what failed", "reason"
+        )
+        self.retries_refused = count("retry_budget_refused", "Repetitions that the budget refused")
         self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
         self.disconnects = count("client_disconnects", "Clients that left early", "phase")
         self.client_errors = count("client_errors", "Malformed requests refused", "reason")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
         self.reloads = count("config_reloads", "Options read again at run time", "result")
-        self.denied = count("denied", "Requests without a key or token that is known", "who")
+        self.denied = count("denied", "Requests without a known key or token", "who")
         self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
         self.shadow = count("shadow_decisions", "Shadow policy's choices", "policy", "agrees")
 
@@ -110,14 +119,14 @@ class Metrics:
             "retry_after_seconds", "Retry-After of busy answers", (1, 2, 5, 10, 20, 30)
         )
         self.queued_requests = gauge("queued_requests", "Requests that wait for a free instance")
-        self.queued_bytes = gauge("queued_bytes", "Bytes of their bodies")
+        self.queued_bytes = gauge("queued_bytes", "Bytes of the bodies of waiting requests")
         self.queue_wait = hist(
             "queue_wait_seconds", "Time in the wait queue, by how it ended", SECONDS, "end"
         )
         self.open_connections = gauge("open_connections", "Client connections")
         self.connections_refused = count("connections_refused", "Clients above --max-connections")
         self.memory_used = gauge("memory_used_bytes", "Resident memory, as last measured")
-        self.memory_limit = gauge("memory_limit_bytes", "What is kept below; 0: no limit")
+        self.memory_limit = gauge("memory_limit_bytes", "Memory limit; 0: none")
         self.memory_level = gauge("memory_level", "1 no keep-alive, 2 no HEAVY, 3 no requests")
 
     def _name_known_labels(self) -> None:
@@ -156,7 +165,7 @@ class Metrics:
         return spreads
 
     def show_memory(self, state: Watermark) -> None:
-        """Read the memory gauges from here when somebody scrapes."""
+        """Read the memory gauges from `state` at each scrape."""
         self.memory_used.set_function(lambda: state.used_bytes)
         self.memory_limit.set_function(lambda: state.limit_bytes or 0)
         self.memory_level.set_function(lambda: state.level)
@@ -198,7 +207,7 @@ class Metrics:
             self.hit_error.observe(record.cached_tokens - record.hit_tokens)
 
     def _observe_times(self, record: RequestRecord, ttft_s: float | None) -> None:
-        # A prediction is made when the turn has come: the wait before it is not its error.
+        # Predictions are made after the wait in the queue, so the wait is no error of theirs.
         if ttft_s is not None:
             ttft_s -= record.queue_s() or 0.0
         if ttft_s is not None and record.predicted_ttft_s is not None:
@@ -214,7 +223,7 @@ class Metrics:
 
 
 class Taken(CollectorRegistry):
-    """What a registry's collectors say now: any thread can write it out later."""
+    """A copy of a registry's present values, which any thread can write out later."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
@@ -227,3 +236,50 @@ class Taken(CollectorRegistry):
 
 def single(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value)
+
+
+class Exposition:
+    """The text of `/metrics`, made in `SCRAPES_RATIO` of the time at most, kept for `SHOWN_S`.
+
+    It takes milliseconds to make: scrapers that come at once share one, also with those that have
+    left, and a thread writes it out, so that streams move meanwhile. `prepare` is called with the
+    time before the gauges are read.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, clock: Clock, prepare: Callable[[float], None]
+    ) -> None:
+        self._registry, self._clock, self._prepare = registry, clock, prepare
+        self._shown: tuple[bytes, float] = (b"", 0.0)
+        self._writing: asyncio.Future[bytes] | None = None
+
+    @property
+    def is_being_made(self) -> bool:
+        """Whether a thread writes the text now."""
+        return self._writing is not None
+
+    @property
+    def shown_until_s(self) -> float:
+        """Until when scrapers get the text that was made last."""
+        return self._shown[1]
+
+    async def text(self) -> bytes:
+        """The text as it is now, or was a moment ago."""
+        text, until_s = self._shown
+        now_s = self._clock.now_s()
+        if self._writing is None:
+            if now_s < until_s:
+                return text
+            self._prepare(now_s)
+            taken, loop = Taken(self._registry), asyncio.get_running_loop()
+            self._writing = loop.run_in_executor(None, generate_latest, taken)
+            self._writing.add_done_callback(partial(self._written, now_s))
+        return await asyncio.shield(self._writing)
+
+    def _written(self, began_s: float, writing: asyncio.Future[bytes]) -> None:
+        self._writing = None
+        if writing.cancelled() or writing.exception() is not None:
+            return  # those that wait for it are told
+        done_s = self._clock.now_s()
+        rest_s = (done_s - began_s) * (1 / SCRAPES_RATIO - 1)
+        self._shown = writing.result(), done_s + min(rest_s, SHOWN_S)

@@ -64,7 +64,7 @@ class RequestRecord:
         return None if self.t_first_token is None else self.t_first_token - self.t_proxy_recv
 
     def queue_s(self) -> float | None:
-        """Seconds in the wait queue; None for a request that did not have to."""
+        """Seconds in the wait queue; None for a request that did not wait."""
         if self.t_queued is None or self.t_decided is None:
             return None
         return self.t_decided - self.t_queued
@@ -94,17 +94,17 @@ class RequestRecord:
 
 
 MOST_TOKENS = 100_000_000
-"""No prompt and no answer is longer: what an engine says beyond it is not believed."""
+"""No prompt and no answer is longer; a larger count of an engine is ignored."""
 
 
 def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
-    """Who asks, and how much."""
+    """Note session, model and estimated prompt length."""
     record.session_id, record.model = facts.session_id, facts.model or None
     record.isl_tokens = facts.prompt_tokens
 
 
 def note_route(record: RequestRecord, route: Route) -> None:
-    """The decision as it was first made; what became of it is noted at the end."""
+    """Note the decision as it was first made; its end is noted separately."""
     record.turn, record.policy = route.turn, route.policy
     record.route_class, record.offload_decision_reason = route.route_class, route.reason
     record.decode_instance = route.decode.name
@@ -122,13 +122,13 @@ def note_route(record: RequestRecord, route: Route) -> None:
 def note_end(
     record: RequestRecord, outcome: Outcome, status: int | None, error: str | None
 ) -> None:
-    """How it ended; what was said first stays."""
+    """Note how the request ended; the first call wins."""
     if record.outcome is None:
         record.outcome, record.status, record.error = outcome, status, error
 
 
 def note_usage(record: RequestRecord, usage: bytes | None) -> None:
-    """The engine's own counts, where the answer carried them."""
+    """Note the engine's own token counts, if the answer has them."""
     try:
         counts = orjson.loads(usage or b"{}")
     except orjson.JSONDecodeError:
@@ -142,20 +142,20 @@ def note_usage(record: RequestRecord, usage: bytes | None) -> None:
 
 
 def _count(value: Any, most: int = MOST_TOKENS) -> int | None:
-    """A plausible count; an engine's lie must not get into sums and learned rates."""
+    """A plausible count, else None: a wrong one must not get into sums and learned rates."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
     return value if is_count else None
 
 
 def outcome_of(status: int) -> Outcome:
-    """The outcome of an answer that was passed on to its end."""
+    """The outcome of an answer that was relayed to its end."""
     if status < 400:
         return Outcome.OK
     return Outcome.BAD_REQUEST if status < 500 else Outcome.UPSTREAM_ERROR
 
 
 def phase(record: RequestRecord) -> str:
-    """How far a request had come."""
+    """The phase that a request had reached."""
     if record.t_first_token is not None:
         return "decode"
     if record.t_decode_sent is not None:

@@ -1,7 +1,7 @@
-"""The request log: one JSON object per line, written by a thread, never waited for by a request.
+"""The request log: one JSON object per line, written by a thread; no request waits for it.
 
-A full queue, or a file that refuses, drops lines and counts them; serving goes on, and so does the
-log once it can. A file that was renamed or deleted is opened again under its path.
+While the queue is full or the file cannot be written, lines are dropped and counted; requests are
+served all the same. A file that was renamed or deleted is opened again under its path.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from proxy.telemetry.record import RequestRecord
 
 QUEUE_LINES = 10_000
 BATCH_LINES = 64
-"""Lines made in one go: the event loop waits that long for the interpreter, a few 0.1 ms."""
+"""Lines made without a pause; the event loop waits for the interpreter as long, a few 0.1 ms."""
 LOOK_S = 0.05
 PIPE_S = 1.0
-"""How long a pipe that is full is given; a file is never full for a while only."""
+"""Longest wait for a full pipe to be read."""
 CLOSE_S = 5.0
-"""At the end: a disk that hangs does not keep the process."""
+"""Longest wait at exit for a disk that hangs."""
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 _log = logging.getLogger(__name__)
 
 
 def record_json(record: RequestRecord, candidates: int = MOST_KEPT) -> bytes:
-    """The line of a record; here its options become dictionaries, away from the decision.
+    """The line of a record, with at most `candidates` options of its decision.
 
-    At most so many `candidates`. Raises TypeError for what JSON does not know.
+    The options become dictionaries here, so that the decision need not wait for that. Raises
+    TypeError for a value that JSON does not have.
     """
 
     def rows(value: object) -> object:
@@ -81,7 +82,7 @@ class RequestLog:
             self._thread = None
 
     def _run(self, file: _LogFile) -> None:
-        """Look every `LOOK_S`: waking the thread for each record would cost more than the line."""
+        """Read the queue every `LOOK_S`: waking the thread per record costs more than a line."""
         is_last = False
         while not is_last:
             is_last = self._closing.wait(LOOK_S)
@@ -97,13 +98,13 @@ class RequestLog:
         for record in batch:
             try:
                 lines.append(record_json(record, self.candidates) + b"\n")
-            except TypeError as error:  # orjson's, too
+            except TypeError as error:  # orjson's error is one too
                 _log.error("request log: %s cannot be written: %s", record.request_id, error)
         return lines
 
 
 class _LogFile:
-    """The log's file: opened again when its path names another one, whole lines only."""
+    """The log's file; whole lines only. It is opened again when its path names another file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -111,7 +112,7 @@ class _LogFile:
         self._is_failing = self._is_torn = False
 
     def append(self, lines: list[bytes]) -> int:
-        """Write lines; gives how many are in the file."""
+        """Write lines; returns how many are in the file."""
         try:
             self._follow()
             written = self._write((b"\n" if self._is_torn else b"") + b"".join(lines))
@@ -119,12 +120,12 @@ class _LogFile:
             self._failed(str(error))
             return 0
         if self._is_failing:
-            _log.warning("request log: written again")
+            _log.warning("request log: can be written again")
             self._is_failing = False
         return len(lines) if written else 0
 
     def _follow(self) -> None:
-        """Rotated, deleted, or its directory came back: what the path names now is the log."""
+        """Open the file that the path names now, if it was rotated or deleted."""
         if self._fd >= 0:
             is_ours = os.fstat(self._fd)
             try:
@@ -138,7 +139,7 @@ class _LogFile:
         self._fd = os.open(self._path, _FLAGS, 0o666)
 
     def _write(self, data: bytes) -> bool:
-        """All of it, or nothing that would be half a line; raises OSError."""
+        """Write all of `data` or leave no half line behind; raises OSError."""
         left = memoryview(data)
         try:
             while left:
@@ -159,7 +160,7 @@ class _LogFile:
         return bool(poll.poll(PIPE_S * 1000))
 
     def _take_back(self, size: int) -> None:
-        """Part of a batch is in the file: cut it off, or where that cannot be end its line."""
+        """Cut off the part of a batch that was written, or note that its line must be ended."""
         if not size:
             return
         try:
@@ -176,6 +177,6 @@ class _LogFile:
         self._is_failing = True
 
     def close(self) -> None:
-        """Done."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import re
 import sys
 import threading
 import time
@@ -20,8 +19,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from replayer.demo.checks import Evidence, checks
-from replayer.demo.processes import ChildProcess, Children, Stopped, write_record
+from replayer.demo.checks import Evidence, checks, metric_sum
+from replayer.demo.processes import RECORD, ChildProcess, Children, Stopped, write_record
 
 SAMPLE = "agentic_sample.trace.jsonl.gz"
 PREFILL_TPS = 20_000
@@ -117,7 +116,7 @@ class Demo:
     def _kill_one(self) -> bool:
         """Kill the first engine found at work; False when none is."""
         for engine, url in zip(self.engines, self.engine_urls, strict=True):
-            if _runs_some(url):
+            if metric_sum(_get(f"{url}/metrics"), "vllm:num_requests_running"):
                 engine.expected_to_live = False
                 engine.child.kill()
                 return True
@@ -140,14 +139,6 @@ class Demo:
         )
 
 
-def _runs_some(url: str) -> bool:
-    """Whether an engine has requests in its batch."""
-    running = re.search(
-        r"^vllm:num_requests_running\S* (\S+)$", _get(f"{url}/metrics"), re.MULTILINE
-    )
-    return running is not None and float(running[1]) > 0
-
-
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as answer:
         text: str = answer.read().decode()
@@ -167,7 +158,7 @@ def main() -> int:
     options = _options()
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    for old in (*out.glob("*.jsonl"), *out.glob("*.out"), *out.glob("run.json")):
+    for old in (*out.glob("*.jsonl"), *out.glob("*.out"), *out.glob(RECORD)):
         old.unlink()
     demo = Demo(out, options)
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from prometheus_client.parser import text_string_to_metric_families
 
 CLASSES = ("WARM", "MEDIUM", "HEAVY_P2P", "HEAVY_COLO")
 STREAMED = frozenset({"disconnect_mid", "stream_error", "truncated"})
@@ -79,7 +80,10 @@ def _moved(evidence: Evidence, proxy: Rows) -> Check:
         for row in proxy
         if row["route_class"] == "HEAVY_P2P" and row["decode_instance"] in evidence.engine_logs
     }
-    counted = sum(_external_tokens(text) for text in evidence.engine_metrics.values())
+    counted = sum(
+        metric_sum(text, "vllm:prompt_tokens_by_source_total", source="external_kv_transfer")
+        for text in evidence.engine_metrics.values()
+    )
     book = _received if evidence.killed else _sent
     evidence.wait(lambda: book(evidence, offloaded) >= counted)
     received = _received(evidence, offloaded)
@@ -94,15 +98,14 @@ def _moved(evidence: Evidence, proxy: Rows) -> Check:
     return enough and received == counted == sent, f"{found} and were sent {sent:,}"
 
 
-def _external_tokens(exposition: str) -> int:
-    """`prompt_tokens_by_source{source="external_kv_transfer"}` of one engine."""
-    lines = [
-        line
-        for line in exposition.splitlines()
-        if line.startswith("vllm:prompt_tokens_by_source_total")
-        and 'source="external_kv_transfer"' in line
-    ]
-    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines)
+def metric_sum(exposition: str, name: str, **labels: str) -> int:
+    """Sum the samples of one Prometheus series that have these labels."""
+    samples = (s for f in text_string_to_metric_families(exposition) for s in f.samples)
+    return sum(
+        int(one.value)
+        for one in samples
+        if one.name == name and labels.items() <= one.labels.items()
+    )
 
 
 def _received(evidence: Evidence, offloaded: set[str]) -> int:

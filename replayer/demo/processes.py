@@ -20,8 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-import orjson
-
+from replayer.arguments import write_json
 from replayer.simulator.options import SimOptions
 
 READY_S = 30.0
@@ -162,4 +161,4 @@ def write_record(
         "proxy": tomllib.loads(said),
         "replay": list(load),
     }
-    (folder / RECORD).write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2) + b"\n")
+    write_json(folder / RECORD, record)

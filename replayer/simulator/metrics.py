@@ -13,6 +13,9 @@ from prometheus_client.registry import Collector
 from replayer.engine.engine import Engine
 from replayer.engine.types import NULL_BLOCKS, SimRequest
 
+Value = float | dict[str, int]
+"""A number, or one for each value of a label."""
+Family = GaugeMetricFamily | CounterMetricFamily
 _RANK = "0"
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -104,7 +107,7 @@ class EngineMetrics(Collector):
         yield self._gauge("num_requests_running", "Requests in the batch", len(engine.running))
         yield self._gauge("num_requests_waiting", "Requests queued", waiting + fetching)
         reasons = {"capacity": waiting, "deferred": fetching}
-        yield self._gauges("num_requests_waiting_by_reason", "Requests queued", "reason", reasons)
+        yield self._gauge("num_requests_waiting_by_reason", "Requests queued", reasons, "reason")
         yield self._gauge("kv_cache_usage_perc", "KV in use, 0..1", engine.pool.usage_ratio)
         config = GaugeMetricFamily(
             "vllm:cache_config_info",
@@ -132,8 +135,8 @@ class EngineMetrics(Collector):
             "external_kv_transfer": done.prompt_external,
         }
         yield self._counter("prompt_tokens", "Prompt tokens in place", sum(by_source.values()))
-        yield self._counters(
-            "prompt_tokens_by_source", "Prompt tokens by origin", "source", by_source
+        yield self._counter(
+            "prompt_tokens_by_source", "Prompt tokens by origin", by_source, "source"
         )
         cached = done.prompt_local_hits + done.prompt_external
         yield self._counter("prompt_tokens_cached", "Prompt tokens not computed", cached)
@@ -154,7 +157,7 @@ class EngineMetrics(Collector):
         done = self._engine.counters
         yield self._counter("num_preemptions", "Preemptions", done.preemptions)
         finished = {r: n for r, n in done.finished.items() if r != "abort"} | {"abort": 0}
-        yield self._counters("request_success", "Requests finished", "finished_reason", finished)
+        yield self._counter("request_success", "Requests finished", finished, "finished_reason")
         rejections = CounterMetricFamily(
             "vllm:admission_rejections", "Requests refused", labels=["model_name", "reason"]
         )
@@ -167,24 +170,18 @@ class EngineMetrics(Collector):
         )
         return family.labels(**self._labels)
 
-    def _gauge(self, name: str, help_: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", help_, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
+    def _gauge(self, name: str, help_: str, value: Value, *label: str) -> Metric:
+        return self._filled(GaugeMetricFamily, name, help_, value, *label)
 
-    def _gauges(self, name: str, help_: str, label: str, values: dict[str, int]) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", help_, labels=[*self._labels, label])
-        for key, value in values.items():
-            family.add_metric([*self._labels.values(), key], value)
-        return family
+    def _counter(self, name: str, help_: str, value: Value, *label: str) -> Metric:
+        return self._filled(CounterMetricFamily, name, help_, value, *label)
 
-    def _counter(self, name: str, help_: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", help_, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
-
-    def _counters(self, name: str, help_: str, label: str, values: dict[str, int]) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", help_, labels=[*self._labels, label])
-        for key, value in values.items():
-            family.add_metric([*self._labels.values(), key], value)
+    def _filled(
+        self, kind: type[Family], name: str, help_: str, value: Value, *label: str
+    ) -> Metric:
+        """Make a series of one sample, or of one for each value of a further label."""
+        family = kind(f"vllm:{name}", help_, labels=[*self._labels, *label])
+        own = list(self._labels.values())
+        for key, one in value.items() if isinstance(value, dict) else [((), value)]:
+            family.add_metric([*own, key] if key else own, one)
         return family

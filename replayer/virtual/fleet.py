@@ -1,9 +1,10 @@
 """The router and N engine models on one virtual clock: a trace of hours in seconds of CPU time.
 
-The driver stands where the shell stands and makes the shell's calls: admit, prefill_done,
-first_token, lease.grow, finish, fall_back; engine reports at every scrape. Network and proxy
-take no time unless given some (`IntakeCost`). Nothing here reads a clock or draws a number: equal
-loads give equal rows.
+The driver stands where the proxy's shell stands: it performs the actions of each request's flow
+(`proxy.core.routing.request_flow`) on engine models and reports what they do as its events. Hedges,
+fall-backs, retries, time limits and the wait queue are the proxy's own code. Engine reports come at
+every scrape. Network and proxy take no time unless given some (`IntakeCost`). Nothing here reads a
+clock or draws a number: equal loads give equal rows.
 """
 
 import heapq
@@ -12,14 +13,32 @@ from collections.abc import Sequence
 from itertools import count
 
 from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.fleet.retries import Budget
+from proxy.core.routing.request_flow import (
+    Action,
+    AwaitHedge,
+    CancelHedge,
+    CancelPrefill,
+    GiveUp,
+    LegCaps,
+    LegFailure,
+    LegLimit,
+    Pause,
+    RequestFlow,
+    SendDecode,
+    SendHedge,
+    SendPrefill,
+    State,
+)
+from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Fallback, Instance, Reject
+from proxy.core.routing.waiting import QueuedRequest, Waiting
+from proxy.core.types import FailureKind, Fallback, Instance, Reject
 from replayer.engine.engine import Engine, deliver
 from replayer.engine.types import (
     Event,
     Finished,
     FirstToken,
-    Job,
     RemoteKv,
     SimRequest,
 )
@@ -27,6 +46,7 @@ from replayer.virtual.arrivals import Planned
 from replayer.virtual.hooks import Hooks
 from replayer.virtual.requests import (
     Kind,
+    LiveLeg,
     LiveRequest,
     VirtualOptions,
     VirtualRow,
@@ -35,8 +55,17 @@ from replayer.virtual.requests import (
     facts_of,
     job_of,
     new_row,
+    note,
 )
 
+PAUSE_RATIO = 0.5
+"""Of the random part of a pause before a repetition: its mean, so that equal runs are equal."""
+BYTES_PER_TOKEN = 4
+"""Of a request's body, for the queue's limit on bytes."""
+HARDLY_LATER_S = 0.001
+"""A report has expired just after its time, not at it."""
+_WITH_P = frozenset({State.PREFILLING, State.HEDGED})
+_UNANSWERED = _WITH_P | {State.FETCHING, State.COMPUTING}
 GROW_TOKENS = 64
 """Output is charged in steps of at least this many tokens, at scrapes: the shell charges each."""
 
@@ -64,6 +93,10 @@ class VirtualFleet:
         self._heap: list[tuple[float, int, Kind, LiveRequest | int, int]] = []
         self._order = count()
         self._legs: dict[SimRequest, LiveRequest] = {}
+        self._waiting = Waiting(router, options.queue)
+        self._is_woken = False
+        self._now_s = 0.0
+        self.budget = Budget()
         self._waits = Waits(planned)
         self._rows: list[VirtualRow | None] = [None] * len(planned)
         self._left = len(planned)
@@ -86,11 +119,18 @@ class VirtualFleet:
             while self._heap and self._heap[0][0] <= now_s:
                 _at_s, _order, kind, what, number = heapq.heappop(self._heap)
                 self._handle(kind, what, number, now_s)
+            self._now_s = now_s
             if due_s <= now_s:
                 self._dirty.update([n for n, at_s in enumerate(self._due_s) if at_s <= now_s])
-            while self._dirty:
-                self._advance(self._dirty.pop(), now_s)
+            self._settle(now_s)
         return self._result()
+
+    def _settle(self, now_s: float) -> None:
+        """Everything that follows at this moment: engines' events, then the queue's."""
+        while self._dirty:
+            self._advance(self._dirty.pop(), now_s)
+        if self._is_woken:
+            self._look(now_s)
 
     def _at(self, at_s: float, kind: Kind, what: LiveRequest | int, number: int = 0) -> None:
         heapq.heappush(self._heap, (at_s, next(self._order), kind, what, number))
@@ -98,17 +138,57 @@ class VirtualFleet:
     def _handle(self, kind: Kind, what: LiveRequest | int, number: int, now_s: float) -> None:
         if kind is Kind.SCRAPE:
             self._scrape(now_s)
+        elif kind is Kind.LOOK:
+            self._is_woken = True
         elif isinstance(what, int):
             self._arrive(what, now_s)
-        elif kind is Kind.ARRIVAL:
-            self._admit(what, now_s)
+        elif what.row.outcome == "ok":
+            self._handle_request(kind, what, number, now_s)
+
+    def _handle_request(self, kind: Kind, live: LiveRequest, number: int, now_s: float) -> None:
+        if kind is Kind.ARRIVAL:
+            self._admit(live, now_s)
+        elif kind is Kind.SETTLED:
+            self._settled(live, now_s)
         elif kind is Kind.GIVE_UP:
-            self._give_up(what, now_s)
+            self._give_up(live, now_s)
+        elif kind is Kind.QUEUE_OVER:
+            if live.queued is not None:
+                self._waiting.expire(live.queued, now_s)
+        elif live.flow is not None:
+            self._time_is_up(kind, live, live.flow, number, now_s)
+
+    def _time_is_up(
+        self, kind: Kind, live: LiveRequest, flow: RequestFlow, number: int, now_s: float
+    ) -> None:
+        """A pause is over, P is late for a hedge, or a leg has met its limit."""
+        if kind is Kind.PAUSE_OVER:
+            self._perform(live, flow.pause_over(now_s, PAUSE_RATIO), now_s)
         elif kind is Kind.PREFILL_LATE:
-            self._hedge(what, number, now_s)
-        elif what.legs == number and what.leg is not None and what.row.ttft_s is None:
-            late = Fallback.P_TIMEOUT if what.prefilling else Fallback.TRANSFER_TIMEOUT
-            self._fall_back(what, late, now_s)
+            if flow.state is State.PREFILLING and number == live.leg.number:
+                self._perform(live, flow.prefill_late(now_s), now_s)
+        elif number == live.leg.number and flow.state in _UNANSWERED:
+            self._leg_late(live, flow, live.leg, now_s)
+        elif number == live.hedge.number and flow.state is State.HEDGED:
+            self._leg_late(live, flow, live.hedge, now_s)
+
+    def _leg_late(self, live: LiveRequest, flow: RequestFlow, leg: LiveLeg, now_s: float) -> None:
+        """As in the proxy: a limit below the cap counts while another instance could be asked."""
+        limit, is_prefill = leg.limit, leg is live.leg and flow.state in _WITH_P
+        if limit.seconds < limit.cap_s and not flow.has_other():
+            leg.limit = LegLimit(limit.option, limit.cap_s, limit.cap_s)
+            rest_s = limit.cap_s - limit.seconds
+            self._at(now_s + rest_s, Kind.LEG_LATE, live, leg.number)
+            return
+        self._abort(leg, now_s)
+        failure = LegFailure(limit.kind, "late")
+        if is_prefill:
+            actions = flow.prefill_failed(Fallback.P_TIMEOUT, now_s, failure)
+        elif leg is live.hedge:
+            actions = flow.hedge_failed(failure, now_s)
+        else:
+            actions = flow.decode_failed(failure, now_s, PAUSE_RATIO)
+        self._perform(live, actions, now_s)
 
     def _advance(self, number: int, now_s: float) -> None:
         engine = self.engines[number]
@@ -119,14 +199,12 @@ class VirtualFleet:
     def _dispatch(self, event: Event, engine: Engine, now_s: float) -> None:
         if isinstance(event, FirstToken):
             live = self._legs.get(event.request)
-            if live is not None and event.request is live.hedge:
-                self._fall_back(live, Fallback.P_LATE, now_s)
-            if live is not None and not live.prefilling:
-                self._first_token(live, event.request, now_s)
+            if live is not None and live.flow is not None:
+                self._first_token(live, live.flow, event.request, now_s)
         elif isinstance(event, Finished):
             live = self._legs.pop(event.request, None)
-            if live is not None:
-                self._leg_ended(live, event.request, now_s)
+            if live is not None and live.flow is not None and event.request is live.leg.request:
+                self._leg_ended(live, live.flow, event.request, now_s)
         else:
             other = deliver(event, engine, self._by_name, now_s)
             if other is not None:
@@ -145,144 +223,186 @@ class VirtualFleet:
             self._admit(live, now_s)
 
     def _admit(self, live: LiveRequest, now_s: float) -> None:
-        if live.row.outcome != "ok":
-            return
-        answer = self.router.admit(live.facts, now_s)
+        self.budget.active += not live.is_in_service
+        live.is_in_service = True
+        waiting, answer = self._waiting, self._waiting.admit(live.facts, now_s)
         if isinstance(answer, Reject):
-            live.row.rejects += 1
-            if self.options.retry_rejects:
-                self._at(now_s + answer.retry_after_s, Kind.ARRIVAL, live)
+            size_bytes = live.row.prompt_tokens * BYTES_PER_TOKEN
+            queued = waiting.enter(
+                live.facts,
+                answer,
+                now_s,
+                lambda: self._at(self._now_s, Kind.SETTLED, live),
+                size_bytes=size_bytes,
+            )
+            if isinstance(queued, QueuedRequest):
+                live.queued = queued
+                self.router.call_when_freed(self._wake)
+                self._at(now_s + waiting.queue.limits.seconds, Kind.QUEUE_OVER, live)
+                self._look_later(now_s)
             else:
-                self._end(live, "rejected", now_s)
+                self._rejected(live, queued, now_s)
             return
-        live.route, live.admitted_s = answer, now_s
-        live.row.predicted_ttft_s = answer.predicted_ttft_s
-        live.row.estimated_new_tokens = answer.new_tokens
-        if answer.prefill is None:
-            self._submit(live, answer.decode, now_s, fetch=None)
+        self._placed(live, answer, now_s)
+
+    def _settled(self, live: LiveRequest, now_s: float) -> None:
+        """Its wait in the queue is over."""
+        queued, live.queued = live.queued, None
+        if queued is None or queued.result is None:
+            return
+        self._waiting.leave(queued)
+        if not len(self._waiting.queue):
+            self.router.call_when_freed(None)
+        if isinstance(queued.result, Reject):
+            self._rejected(live, queued.result, now_s)
         else:
-            self._submit_prefill(live, answer.prefill, now_s)
+            self._placed(live, queued.result, now_s)
 
-    def _submit_prefill(self, live: LiveRequest, p: Instance, now_s: float) -> None:
-        live.prefilling = True
-        job = job_of(live, 1, send_as=live.transfer_id)
-        self._start(live, p, job, now_s)
-        live.row.prefill = p.name
-        self._at(now_s + self.options.prefill_timeout_s, Kind.LEG_LATE, live, live.legs)
-        late_s = math.inf if live.route is None else self.router.hedges.due_s(live.route)
-        if late_s < math.inf:
-            self._at(late_s, Kind.PREFILL_LATE, live, live.legs)
+    def _wake(self) -> None:
+        self._is_woken = True
 
-    def _hedge(self, live: LiveRequest, leg: int, now_s: float) -> None:
-        """P is late: D begins as well, where the router allows it."""
-        route = live.route
-        if route is None or live.legs != leg or live.leg is None or not live.prefilling:
-            return
-        if self.router.hedges.start(route, live.facts, now_s):
-            job = job_of(live, live.row.output_tokens)
-            live.hedge = self._by_name[route.decode.name].submit(job, now_s)
-            self._legs[live.hedge] = live
-            self._dirty.add(self._place[self._by_name[route.decode.name]])
+    def _look(self, now_s: float) -> None:
+        """Load was freed, or time has passed: let in those whose turn it is."""
+        self._is_woken = False
+        self._waiting.look(now_s)
+        self._look_later(now_s)
 
-    def _drop_hedge(self, live: LiveRequest, now_s: float) -> None:
-        hedge, live.hedge = live.hedge, None
-        if hedge is not None and live.route is not None:
-            self._legs.pop(hedge, None)
-            engine = self._by_name[live.route.decode.name]
-            engine.abort(hedge, now_s)
-            self._dirty.add(self._place[engine])
+    def _look_later(self, now_s: float) -> None:
+        at_s = self._waiting.next_look_s(now_s)
+        if at_s is not None:
+            self._at(at_s + HARDLY_LATER_S, Kind.LOOK, 0)
 
-    def _submit(self, live: LiveRequest, d: Instance, now_s: float, fetch: RemoteKv | None) -> None:
-        live.prefilling = False
-        job = job_of(live, live.row.output_tokens, fetch=fetch)
-        self._start(live, d, job, now_s)
-        if fetch is not None:
-            self._at(now_s + self.options.transfer_timeout_s, Kind.LEG_LATE, live, live.legs)
+    def _rejected(self, live: LiveRequest, reject: Reject, now_s: float) -> None:
+        live.row.rejects += 1
+        self._left_service(live)
+        if self.options.retry_rejects:
+            self._at(now_s + reject.retry_after_s, Kind.ARRIVAL, live)
+        else:
+            self._end(live, "rejected", now_s)
 
-    def _start(self, live: LiveRequest, instance: Instance, job: Job, now_s: float) -> None:
-        live.legs += 1
-        live.engine = self._place[self._by_name[instance.name]]
-        live.leg = self.engines[live.engine].submit(job, now_s)
-        self._legs[live.leg] = live
-        self._dirty.add(live.engine)
+    def _left_service(self, live: LiveRequest) -> None:
+        self.budget.active -= live.is_in_service
+        live.is_in_service = False
 
-    def _leg_ended(self, live: LiveRequest, leg: SimRequest, now_s: float) -> None:
-        route = live.route
-        if route is None or leg is not live.leg:
-            return
-        if live.prefilling and route.prefill is not None:
+    def _placed(self, live: LiveRequest, route: Route, now_s: float) -> None:
+        options = self.options
+        caps = LegCaps(
+            options.ttft_timeout_s, options.prefill_timeout_s, options.transfer_timeout_s
+        )
+        live.route, live.admitted_s = route, now_s
+        live.flow = RequestFlow(
+            self.router, self.budget, live.facts, route, caps, now_s, streams=True
+        )
+        live.row.predicted_ttft_s = route.predicted_ttft_s
+        live.row.estimated_new_tokens = route.new_tokens
+        self._perform(live, live.flow.begin(now_s), now_s)
+
+    def _perform(self, live: LiveRequest, actions: Sequence[Action], now_s: float) -> None:
+        """Do what the request's flow asks for."""
+        for action in actions:
+            if isinstance(action, SendPrefill | SendDecode | SendHedge):
+                self._send(live, action, now_s)
+            elif isinstance(action, CancelHedge):
+                self._abort(live.hedge, now_s)
+            elif isinstance(action, CancelPrefill | AwaitHedge):
+                self._abort(live.leg, now_s)
+                live.leg, live.hedge = live.hedge, LiveLeg()
+            elif isinstance(action, Pause):
+                self._at(now_s + action.seconds, Kind.PAUSE_OVER, live)
+            elif isinstance(action, GiveUp):
+                self._end(live, "failed", now_s)
+            else:
+                note(live.row, action)
+
+    def _send(
+        self, live: LiveRequest, send: SendPrefill | SendDecode | SendHedge, now_s: float
+    ) -> None:
+        live.sent += 1
+        row, leg = live.row, live.hedge if isinstance(send, SendHedge) else live.leg
+        if isinstance(send, SendPrefill):
+            row.prefill = send.instance.name
+            job = job_of(live, 1, send_as=live.transfer_id)
+            if send.hedge_at_s < math.inf:
+                self._at(send.hedge_at_s, Kind.PREFILL_LATE, live, live.sent)
+        else:
+            source = send.fetch_from if isinstance(send, SendDecode) else None
+            fetch = RemoteKv(source.name, live.transfer_id) if source else None
+            job = job_of(live, row.output_tokens, fetch=fetch)
+        engine = self._by_name[send.instance.name]
+        leg.number, leg.limit, leg.engine = live.sent, send.limit, self._place[engine]
+        leg.request = engine.submit(job, now_s)
+        self._legs[leg.request] = live
+        self._dirty.add(leg.engine)
+        self._at(now_s + send.limit.seconds, Kind.LEG_LATE, live, leg.number)
+
+    def _leg_ended(
+        self, live: LiveRequest, flow: RequestFlow, leg: SimRequest, now_s: float
+    ) -> None:
+        live.leg.request = None
+        if flow.state in _WITH_P:
             live.row.computed_tokens += leg.prompt_computed_tokens
-            if live.hedge is not None:
-                live.row.hedge = "peer"
-                self._drop_hedge(live, now_s)
             found = leg.local_hit_tokens / leg.job.prompt_tokens
-            self.router.prefill_done(route, live.facts, now_s, found)
-            self._hooks.prefill_done(route, live.facts, leg, now_s)
-            fetch = RemoteKv(route.prefill.name, live.transfer_id)
-            self._submit(live, route.decode, now_s, fetch=fetch)
+            actions = flow.prefill_answered(now_s, found)
+            self._hooks.prefill_done(flow.route, live.facts, leg, now_s)
+            self._perform(live, actions, now_s)
+        elif leg.finish_reason == "error" and flow.state in _UNANSWERED:
+            failure = LegFailure(FailureKind.SERVER_ERROR, "the KV did not come")
+            self._perform(live, flow.decode_failed(failure, now_s, PAUSE_RATIO), now_s)
         elif leg.finish_reason == "error":
-            self._fall_back(live, Fallback.D_FAILED, now_s)
+            self._end(live, "failed", now_s)
         else:
-            self._finish(live, leg, now_s)
+            self._finish(live, flow, leg, now_s)
 
-    def _first_token(self, live: LiveRequest, leg: SimRequest, now_s: float) -> None:
-        row, route = live.row, live.route
-        if route is None:
+    def _first_token(
+        self, live: LiveRequest, flow: RequestFlow, leg: SimRequest, now_s: float
+    ) -> None:
+        if leg is live.hedge.request and flow.state is State.HEDGED:
+            self._perform(live, flow.hedge_answered(now_s), now_s)
+        elif leg is live.leg.request and flow.state in _UNANSWERED - _WITH_P:
+            self._perform(live, flow.decode_answered(), now_s)
+        else:
             return
+        row = live.row
         row.ttft_s = now_s - row.arrival_s
         row.cached_tokens, row.external_tokens = leg.local_hit_tokens, leg.external_tokens
         row.moved_tokens += leg.external_tokens
         row.computed_tokens += leg.prompt_computed_tokens
-        self.router.first_token(route, live.facts, now_s)
-        self._hooks.first_token(route, live.facts, now_s - live.admitted_s, leg, now_s)
+        flow.first_token(now_s)
+        self._hooks.first_token(flow.route, live.facts, now_s - live.admitted_s, leg, now_s)
 
-    def _finish(self, live: LiveRequest, leg: SimRequest, now_s: float) -> None:
+    def _finish(self, live: LiveRequest, flow: RequestFlow, leg: SimRequest, now_s: float) -> None:
         live.row.end_s = now_s
-        if live.route is not None:
-            found = leg.local_hit_tokens / leg.job.prompt_tokens
-            self.router.completed(live.route, live.facts, found)
-            self._hooks.finish(live.route, live.facts, leg, now_s)
+        flow.completed(leg.local_hit_tokens / leg.job.prompt_tokens)
+        self._hooks.finish(flow.route, live.facts, leg, now_s)
         self._end(live, "ok", now_s)
 
-    def _fall_back(self, live: LiveRequest, why: Fallback, now_s: float) -> None:
-        route = live.route
-        if route is None:
-            return
-        self._abort(live, now_s)
-        live.row.fallback = why.value
-        self.router.fall_back(route, live.facts, why, now_s)
-        if live.hedge is None:
-            self._submit(live, route.decode, now_s, fetch=None)
-            return
-        # What D has begun goes on; a late leg's timer is for another leg now.
-        live.row.hedge = "local"
-        live.leg, live.hedge, live.prefilling = live.hedge, None, False
-        live.engine = self._place[self._by_name[route.decode.name]]
-        live.legs += 1
-
     def _give_up(self, live: LiveRequest, now_s: float) -> None:
+        """The client has waited long enough for a first token."""
         if live.row.ttft_s is None and live.row.outcome == "ok" and live.row.end_s is None:
-            self._abort(live, now_s)
-            self._drop_hedge(live, now_s)
+            if live.queued is not None:
+                self._waiting.leave(live.queued)
+                live.queued = None
             if live.route is not None:
                 self._hooks.failed(live.route, live.facts, now_s)
             self._end(live, "timeout", now_s)
 
-    def _abort(self, live: LiveRequest, now_s: float) -> None:
-        leg, live.leg = live.leg, None
-        if leg is not None:
-            self._legs.pop(leg, None)
-            self.engines[live.engine].abort(leg, now_s)
-            self._dirty.add(live.engine)
+    def _abort(self, leg: LiveLeg, now_s: float) -> None:
+        request, leg.request = leg.request, None
+        if request is not None:
+            self._legs.pop(request, None)
+            self.engines[leg.engine].abort(request, now_s)
+            self._dirty.add(leg.engine)
 
     def _end(self, live: LiveRequest, outcome: str, now_s: float) -> None:
         row, route = live.row, live.route
         row.outcome = outcome
-        live.leg = None
-        if route is not None:
+        self._left_service(live)
+        for leg in (live.leg, live.hedge):
+            self._abort(leg, now_s)
+        if route is not None and live.flow is not None:
             row.route_class, row.reason = route.route_class.value, route.reason.value
             row.decode = route.decode.name
-            self.router.finish(route, now_s, row.output_tokens if outcome == "ok" else None)
+            live.flow.end(now_s, row.output_tokens if outcome == "ok" else None)
         self._left -= 1
         self._run.makespan_s = now_s
         for index in self._waits.ended(live.index, now_s):
@@ -298,6 +418,9 @@ class VirtualFleet:
             tokens = pool.total * engine.options.block_size
             self.router.gate.observe_engine(name, EngineKv(tokens, pool.usage_ratio), now_s)
             self._run.used_ratio.append(pool.usage_ratio)
+            member = self.router.fleet.get(name)
+            if member is not None and member.health.trial_due(now_s):
+                self.router.watch.trial_ended(name, None, now_s)
         for leg, live in self._legs.items():
             grown = leg.output_tokens - live.charged_tokens
             if grown >= GROW_TOKENS and live.row.ttft_s is not None and live.route is not None:

@@ -10,23 +10,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
+from proxy.core.routing.request_flow import (
+    Action,
+    FellBack,
+    HedgeEnded,
+    LegLimit,
+    RequestFlow,
+    Retried,
+)
 from proxy.core.routing.route import Route
+from proxy.core.routing.waiting import QueuedRequest
 from proxy.core.types import RequestFacts
 from replayer.engine.costs import IntakeCost
 from replayer.engine.types import EngineOptions, Job, RemoteKv, SimRequest
 from replayer.virtual.arrivals import Planned
+
+QUEUE = QueueLimits(256, 64 << 20, 10.0)
+"""The defaults of `--max-queue`, `--max-queue-bytes` and `--max-queue-seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualOptions:
     """The fleet and the client. One engine per entry of `engines`.
 
-    `timeout_s`: the client gives up when no first token has come; `prefill_timeout_s` and
-    `transfer_timeout_s` are the proxy's own. `estimate_factor` is the proxy's count of prompt
-    tokens over the engine's. A Reject is retried after its Retry-After unless `retry_rejects` is
-    off; then it is a failure. `until_s` cuts the run: what has not ended by then has no `end_s`,
-    what has not begun has no row. `proxy`: from the client's sending to the decision.
+    `timeout_s`: the client gives up when no first token has come; `prefill_timeout_s`,
+    `transfer_timeout_s`, `ttft_timeout_s` and `queue` are the proxy's own. `estimate_factor` is
+    the proxy's count of prompt tokens over the engine's. A Reject is retried after its Retry-After
+    unless `retry_rejects` is off; then it is a failure. `until_s` cuts the run: what has not ended
+    by then has no `end_s`, what has not begun has no row. `proxy`: from the client's sending to the
+    decision.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -34,6 +48,8 @@ class VirtualOptions:
     timeout_s: float = 60.0
     prefill_timeout_s: float = 120.0
     transfer_timeout_s: float = 30.0
+    ttft_timeout_s: float = 300.0
+    queue: QueueLimits = QUEUE
     scrape_interval_s: float = 2.0
     estimate_factor: float = 1.0
     retry_rejects: bool = True
@@ -44,8 +60,9 @@ class VirtualOptions:
 
 @dataclass(slots=True)
 class VirtualRow:
-    """One request. `arrival_s`: when the client sent it first; `outcome`: ok, rejected, timeout.
+    """One request. `arrival_s`: when the client sent it first.
 
+    `outcome`: ok, rejected, timeout, or failed where no attempt was left.
     `moved_tokens` is KV that crossed between instances; `computed_tokens` what P and D prefilled.
     `hedge`: who won, local or peer, where D computed as well because P was late.
     """
@@ -70,6 +87,7 @@ class VirtualRow:
     computed_tokens: int = 0
     moved_tokens: int = 0
     rejects: int = 0
+    retries: int = 0
     fallback: str | None = None
     hedge: str | None = None
 
@@ -100,38 +118,68 @@ class VirtualRun:
 
 
 class Kind(IntEnum):
-    """What is due: a request (again), the end of a client's or the proxy's patience, a scrape."""
+    """What is due: a request (again), the end of somebody's patience, a scrape, a look."""
 
     ARRIVAL = 0
     GIVE_UP = 1
     LEG_LATE = 2
     SCRAPE = 3
     PREFILL_LATE = 4
+    PAUSE_OVER = 5
+    SETTLED = 6
+    QUEUE_OVER = 7
+    LOOK = 8
+
+
+def _no_limit() -> LegLimit:
+    return LegLimit("", math.inf, math.inf)
+
+
+@dataclass(slots=True, eq=False)
+class LiveLeg:
+    """A leg that an engine works on; `number` tells it from the request's other legs."""
+
+    number: int = 0
+    engine: int = 0
+    request: SimRequest | None = None
+    limit: LegLimit = field(default_factory=_no_limit)
 
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request between arrival and end; `leg` is what an engine now works on for it.
+    """A request between arrival and end: `leg` is what an engine now works on for it.
 
-    `hedge`: the same on D, while P is late.
+    `hedge`: the same on D, while P is late. `sent`: legs so far. `is_in_service`: the proxy has it,
+    and has not refused it.
     """
 
     index: int
     row: VirtualRow
     facts: RequestFacts
     route: Route | None = None
+    flow: RequestFlow | None = None
+    queued: QueuedRequest | None = None
     admitted_s: float = 0.0
-    leg: SimRequest | None = None
-    engine: int = 0
-    prefilling: bool = False
-    legs: int = 0
-    hedge: SimRequest | None = None
+    leg: LiveLeg = field(default_factory=LiveLeg)
+    hedge: LiveLeg = field(default_factory=LiveLeg)
+    sent: int = 0
     charged_tokens: int = 0
+    is_in_service: bool = False
 
     @property
     def transfer_id(self) -> str:
         """Names the one hand-over that a request has."""
         return f"xfer-{self.index}"
+
+
+def note(row: VirtualRow, action: Action) -> None:
+    """What a row tells of the flow's decisions."""
+    if isinstance(action, FellBack):
+        row.fallback = action.why.value
+    elif isinstance(action, HedgeEnded):
+        row.hedge = action.winner
+    elif isinstance(action, Retried):
+        row.retries += 1
 
 
 @dataclass(slots=True)
@@ -191,7 +239,7 @@ def job_of(
 ) -> Job:
     """The request as an engine sees it: a prefill leg, a leg that fetches, or the whole."""
     return Job(
-        request_id=f"{live.index}.{live.legs}",
+        request_id=f"{live.index}.{live.sent}",
         prompt_tokens=live.row.prompt_tokens,
         block_hashes=live.facts.block_hashes,
         output_tokens=output_tokens,

@@ -21,7 +21,7 @@ from tests.bench.scenarios import SCENARIOS
 from tests.bench.sessions import SCENARIO as SESSIONS
 from tests.bench.sessions import WHAT as SESSIONS_WHAT
 
-README = Path("README.md")
+PUBLISHED = Path("docs/benchmark.md")
 WORK = Path(".cache/bench")
 MARK = "<!-- bench -->"
 WIDTH = 150
@@ -53,8 +53,8 @@ def _command(options: argparse.Namespace, console: Console) -> int:
     if options.markdown:
         print(tables.markdown(_merged(options.markdown)))
         return 0
-    if options.readme:
-        write_between_marks(README, tables.markdown(_merged(options.readme)))
+    if options.publish:
+        write_between_marks(PUBLISHED, tables.markdown(_merged(options.publish)))
         return 0
     return _bench(_plan(options), options, console)
 
@@ -146,10 +146,10 @@ def _parser() -> argparse.ArgumentParser:
         "--work", type=Path, default=WORK, metavar="DIR", help="binaries, bodies, logs; %(default)s"
     )
     add("--retries", type=int, default=1, help="for a window with neighbours in it, %(default)s")
-    add("--json", type=Path, metavar="OUT", help="every window, for --markdown and --readme")
+    add("--json", type=Path, metavar="OUT", help="every window, for --markdown and --publish")
     add("--no-install", dest="install", action="store_false", help="install no peers from PyPI")
     add("--list", action="store_true", help="peers and scenarios")
     earlier: dict[str, Any] = {"type": Path, "nargs": "+", "metavar": "RESULT"}
     add("--markdown", **earlier, help="print the tables of earlier runs, taken together")
-    add("--readme", **earlier, help="put them into README.md")
+    add("--publish", **earlier, help=f"put them into {PUBLISHED}")
     return parser

@@ -203,7 +203,7 @@ def test_a_result_comes_back_from_its_file_with_both_tables(tmp_path: Path) -> N
 
 
 def test_tables_go_between_the_marks_of_a_document(tmp_path: Path) -> None:
-    path = tmp_path / "README.md"
+    path = tmp_path / "page.md"
     path.write_text(f"a\n{cli.MARK}\nold\n{cli.MARK}\nb\n")
     cli.write_between_marks(path, "new")
     assert path.read_text() == f"a\n{cli.MARK}\nnew\n{cli.MARK}\nb\n"
@@ -212,9 +212,9 @@ def test_tables_go_between_the_marks_of_a_document(tmp_path: Path) -> None:
         cli.write_between_marks(path, "new")
 
 
-def test_the_readme_has_a_place_for_them() -> None:
-    readme = Path(__file__).parents[2] / cli.README
-    assert readme.read_text().count(cli.MARK) == 2
+def test_the_published_page_has_a_place_for_them() -> None:
+    page = Path(__file__).parents[2] / cli.PUBLISHED
+    assert page.read_text().count(cli.MARK) == 2
 
 
 def test_names_that_do_not_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,7 +259,7 @@ async def led_astray(log: Path, names: NameServer) -> None:
                 names.answer = answer
                 for writer in [*old.open, *new.open]:
                     writer.close()
-                pool = proxy.server.service.upstreams["e"]._pool
+                pool = proxy.server.service.instances.by_name["e"]._pool
                 await until(lambda: not pool._idle, "nothing is kept")
                 return (await proxy.post(chat("a"))).text
 

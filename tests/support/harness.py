@@ -152,7 +152,7 @@ class ServedProxy:
     async def at_rest(self) -> None:
         """Nothing in flight, every counter at zero, no drift."""
         service = self.server.service
-        await until(lambda: service.in_flight == 0, "no request in flight")
+        await until(lambda: service.in_flight.count == 0, "no request in flight")
         await until(lambda: self.router.ledger.live == 0, "no lease is open")
         assert self.router.ledger.drift() == 0
         for member in self.router.fleet.members():
@@ -160,7 +160,7 @@ class ServedProxy:
 
     def connections(self) -> int:
         """Upstream connections that are in use."""
-        return sum(u.in_use for u in self.server.service.upstreams.values())
+        return sum(u.in_use for u in self.server.service.instances.all())
 
     def metric(self, name: str, **labels: str) -> float:
         value = self.server.service.metrics.registry.get_sample_value(f"cache_proxy_{name}", labels)

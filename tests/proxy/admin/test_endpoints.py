@@ -36,7 +36,7 @@ async def test_probes(tmp_path: Path) -> None:
 async def test_draining_is_not_ready(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, _):
         service = proxy.server.service
-        service.is_leaving = service.is_draining = True
+        service.in_flight.is_leaving = service.in_flight.is_draining = True
         assert await call(proxy, "GET", "/ready") == (503, {"status": "draining"})
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.headers["Connection"]) == (200, "close")

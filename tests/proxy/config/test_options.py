@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from proxy.config.load import load, readme_table
+from proxy.config.load import load, option_tables
 from proxy.config.options import Settings
 from proxy.config.sources import flag_of
 from proxy.core.connectors import CONNECTORS
@@ -26,7 +26,7 @@ def test_help_and_table_describe_every_option(capsys):
         load(["--help"], {})
     assert stopped.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    table = readme_table()
+    table = option_tables()
     for name in Settings.model_fields:
         assert flag_of(name) in shown
         assert flag_of(name)[2:] in table

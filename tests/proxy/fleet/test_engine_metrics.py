@@ -96,5 +96,5 @@ async def test_a_look_that_fails_ends_nothing(
     async with proxied(tmp_path, 1, scrape_interval=0.01) as (proxy, _):
         await until(lambda: looks > 2, "looked at again and again")
         assert (await proxy.post(chat("x"))).status == 200
-    lines = [r for r in caplog.records if "a look at it failed" in r.getMessage()]
+    lines = [r for r in caplog.records if "a periodic task failed" in r.getMessage()]
     assert len(lines) == 1, "once per while"

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.admission.queue import QueueLimits
 from proxy.core.config import RouterConfig
 from proxy.core.placement.scene import Choice, PlacementView, size_on
 from proxy.core.routing.router import Router
@@ -112,19 +113,42 @@ def test_a_late_leg_falls_back_to_d(limits: dict[str, Any], fallback: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("slower", "hedge", "winner"),
-    [(20.0, True, "local"), (20.0, False, None), (2.2, True, "peer"), (1.0, True, None)],
+    ("slower", "hedge", "winner", "fallback"),
+    [
+        (20.0, True, "local", "p_late"),
+        (20.0, False, None, "p_timeout"),
+        (2.2, True, "peer", None),
+        (1.0, True, None, None),
+    ],
 )
-def test_a_late_p_is_hedged(slower: float, hedge: bool, winner: str | None) -> None:
-    """Late is twice the prediction: a much slower P loses, a little slower one is ready first."""
+def test_a_late_p_is_hedged(
+    slower: float, hedge: bool, winner: str | None, fallback: str | None
+) -> None:
+    """Late is twice the prediction: a much slower P loses, a little slower one is ready first.
+
+    Without hedges a much slower one meets the prefill leg's limit, which scales with predictions.
+    """
     step = ENGINE.step
     slow = replace(ENGINE, step=replace(step, a1=step.a1 * slower, a4=step.a4 * slower))
     config = RouterConfig(prefill_throughput=1 / step.a1, hedge=hedge)
     options = VirtualOptions((ENGINE, slow), BLOCK)
     row = _run([_planned("a", 40)], Router(config, decide=_split), options).rows[0]
-    assert (row.outcome, row.hedge) == ("ok", winner)
-    assert (row.fallback == "p_late") == (winner == "local")
-    assert (row.moved_tokens > 0) == (winner != "local")
+    assert (row.outcome, row.hedge, row.fallback) == ("ok", winner, fallback)
+    assert (row.moved_tokens > 0) == (fallback is None)
+
+
+def test_one_that_is_late_is_tried_elsewhere_once() -> None:
+    """An engine that has slowed down without a sign: the first token limit sends its request on."""
+    step = ENGINE.step
+    slow = replace(ENGINE, step=replace(step, a1=step.a1 * 50, a4=step.a4 * 50))
+    router = Router(RouterConfig(prefill_throughput=1 / step.a1), decide=_first)
+    row = _run([_planned("a", 40)], router, VirtualOptions((slow, ENGINE), BLOCK)).rows[0]
+    assert (row.outcome, row.decode, row.retries) == ("ok", "e1", 1)
+
+
+def _first(view: PlacementView) -> Choice:
+    d = min(view.free, key=lambda c: c.instance.name)
+    return Choice(d, None, size_on(view, d), Reason.D_IDLE, placed=True)
 
 
 def test_a_client_that_waits_too_long_goes_and_its_session_goes_on() -> None:
@@ -136,6 +160,15 @@ def test_a_client_that_waits_too_long_goes_and_its_session_goes_on() -> None:
     assert second.outcome == "ok"
 
 
+def test_a_rejected_request_waits_in_the_queue_for_its_turn() -> None:
+    planned = [_planned("a", 40), _planned("b", 40, 0.1)]
+    first, second = _run(planned, _router(thresholds=BUSY), _options(1)).rows
+    assert (second.outcome, second.rejects) == ("ok", 0)
+    assert first.ttft_s is not None
+    assert second.ttft_s is not None
+    assert second.ttft_s > first.ttft_s, "it began when the first prefill had ended"
+
+
 BUSY = Thresholds(active_prefill_tokens_threshold=1)
 
 
@@ -143,7 +176,8 @@ BUSY = Thresholds(active_prefill_tokens_threshold=1)
 def test_a_rejected_request_comes_back_after_retry_after(again: bool, outcome: str) -> None:
     planned = [_planned("a", 40), _planned("b", 40, 0.1)]
     router = _router(thresholds=BUSY)
-    second = _run(planned, router, _options(1, retry_rejects=again)).rows[1]
+    options = _options(1, retry_rejects=again, queue=QueueLimits(0, 0, 0.0))
+    second = _run(planned, router, options).rows[1]
     assert second.outcome == outcome
     assert second.rejects == 1 if not again else second.rejects >= 1
     if again:

@@ -1,0 +1,122 @@
+"""The documents: links lead somewhere, and tables and quotes say what the code says."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from proxy.core.admission.engine_reports import EngineStats
+from proxy.core.config import RouterConfig
+from proxy.core.routing.router import Router
+from proxy.core.types import Instance, Outcome
+from proxy.fleet.gauges import FleetCollector
+from proxy.telemetry.instruments import Counts, Spreads
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.record import RequestRecord
+from tests.test_layers import DIRECTIONS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def links(page):
+    return LINK.findall(CODE.sub("", page.read_text("utf-8")))
+
+
+def anchors(page):
+    """The names that GitHub gives the headings of a page."""
+    titles = HEADING.findall(FENCE.sub("", page.read_text("utf-8")))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_relative_links_lead_somewhere(page):
+    for link in links(page):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = {link.partition("#")[0] for link in links(ROOT / "README.md")}
+    missing = {page.relative_to(ROOT).as_posix() for page in PAGES} - linked - {"README.md"}
+    assert not missing
+
+
+def test_the_pictures_have_their_ends():
+    for page in PAGES:
+        assert page.read_text("utf-8").count("```") % 2 == 0, page
+
+
+def marked(page, mark):
+    """The code block between two marks of a page."""
+    parts = (ROOT / page).read_text("utf-8").split(f"<!-- {mark} -->")
+    assert len(parts) == 3, f"{page} needs a block between two <!-- {mark} --> lines"
+    return parts[1].strip().removeprefix("```").removesuffix("```").strip("\n")
+
+
+def test_the_tree_has_every_module():
+    drawn: set[str] = set()
+    above: list[str] = []
+    for line in marked("docs/architecture.md", "tree").splitlines():
+        name = line.split()[0]
+        del above[(len(line) - len(line.lstrip())) // 2 :]
+        drawn.add("".join((*above, name)))
+        above.append(name)
+    modules = {
+        path.relative_to(ROOT).as_posix()
+        for top in ("proxy", "replayer", "analysis")
+        for path in (ROOT / top).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert not modules - drawn
+
+
+def test_the_directions_are_those_that_are_checked():
+    rows = dict(
+        line.split(": ", 1) for line in marked("docs/architecture.md", "directions").splitlines()
+    )
+    assert rows == DIRECTIONS
+
+
+def metric_table():
+    """The table of docs/metrics.md: every metric with its type, labels and help text."""
+    metrics = Metrics()
+    for metric in vars(metrics).values():
+        if isinstance(metric, Counts | Spreads) and metric.label_names:
+            metric.labels(*metric.label_names)
+    router = Router(RouterConfig(prefill_throughput=20000))
+    router.add(Instance("a", "http://a:1"))
+    stats = EngineStats(kv_used_ratio=0.5, hit_ratio=0.5, external_hit_ratio=0.5)
+    metrics.registry.register(FleetCollector(router, {"a": stats}))
+    rows = {}
+    for family in metrics.registry.collect():
+        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        name = f"{name}_info" if family.type == "info" else name
+        cells = (f"`{name}`", family.type, " ".join(f"`{label}`" for label in labels))
+        rows[name] = f"| {' | '.join(cells)} | {family.documentation} |"
+    head = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+    return head + "\n".join(rows[name] for name in sorted(rows)) + "\n"
+
+
+def test_the_metrics_are_those_that_are_exported():
+    # To renew them: python -c "from tests.test_docs import *; print(metric_table(), end='')"
+    assert marked("docs/metrics.md", "metrics") == metric_table().strip()
+
+
+def test_the_request_log_has_every_field():
+    table = marked("docs/request-log.md", "request log")
+    named = {
+        name for cell in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) for name in cell.split()
+    }
+    assert named == {field.name for field in fields(RequestRecord)}
+    assert all(f"`{outcome}`" in table for outcome in Outcome)
