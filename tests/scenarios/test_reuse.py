@@ -6,11 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from proxy.core.connectors import CONNECTORS
-from proxy.core.connectors.base import Edits, Transfer
-from proxy.core.types import Instance
-from proxy.request.legs import _after_prefill
-from proxy.telemetry.log import Throttle
 from tests.support.harness import (
     DONE,
     STREAM_HEAD,
@@ -64,18 +59,6 @@ async def test_a_whole_answer_tells_too(tmp_path: Path) -> None:
                 await proxy.post(chat(text, stream=False))
             await proxy.at_rest()
             assert prefixes.capacity(name) == prefixes.blocks(name)
-
-
-def test_a_prefill_legs_hits_are_heard() -> None:
-    """P tells in its answer what it had; D's count includes what came over and says nothing."""
-    transfer = Transfer("x", Instance("p", "http://p", "http://p:1"), "e")
-    answer = (
-        b'{"choices":[{"index":0,"finish_reason":"length"}],'
-        b'"usage":{"prompt_tokens":8,"prompt_tokens_details":{"cached_tokens":2}}}'
-    )
-    result = _after_prefill(CONNECTORS["mooncake"], transfer, answer, Throttle())
-    assert isinstance(result, Edits)
-    assert result.cached_ratio == 0.25
 
 
 async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None:
