@@ -28,7 +28,7 @@ from proxy.process.drain import Drain, closing, first_of
 from proxy.process.hot_restart import HotRestart, InheritedSockets
 from proxy.process.memory import cgroup_limit
 from proxy.process.reload import Reloader
-from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
+from proxy.protocol.endpoints import BESIDE_V1, OFFLOADABLE
 from proxy.request.exchange import Exchange
 from proxy.state.proxy_state import ProxyState
 
@@ -107,8 +107,7 @@ def _relayed(service: ProxyState) -> list[web.RouteDef]:
     return [
         web.get("/v1/models", Admin(service).models),
         web.route("*", "/v1/{tail:.+}", relay),
-        web.post("/tokenize", relay),
-        web.post("/detokenize", relay),
+        *(web.post(path, relay) for path in BESIDE_V1),
     ]
 
 
@@ -263,7 +262,7 @@ class Proxy:
         service, routed = self.service, server.request_handler
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-            is_short = request.raw_path in OFFLOAD_ENDPOINTS and "Expect" not in request.headers
+            is_short = request.raw_path in OFFLOADABLE and "Expect" not in request.headers
             if is_short and isinstance(request, web.Request):
                 return Exchange(service, request).run()
             return routed(request)

@@ -10,14 +10,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from analysis.league.figures import write_figures
-from analysis.league.league import League, LeagueOptions, print_league, run_league, summarise
+from analysis.league.league import League, LeagueOptions, run_league
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.scale import REGIMES, Scale
+from analysis.league.scale import REGIMES, given_scale
+from analysis.league.summary import TABLE_WIDTH, print_league, summarise
 from analysis.league.verdict import print_verdicts
 from analysis.rivals.registry import RIVALS
-from replayer.arguments import count, not_negative, positive, positive_count, write_json
-
-TABLE_WIDTH = 200
+from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
 
 
 def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -37,7 +36,7 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
     add(
         "--scale",
-        type=scale,
+        type=given_scale,
         help="RATE:KV instead of --regime: load 1.0 and KV tokens per engine",
     )
     add("--perturb", type=names, default="none", help=f"of {', '.join(PERTURBATIONS)}, or all")
@@ -79,7 +78,7 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
         league = run_league(wanted, lambda n, of: bar.update(line, completed=n, total=of))
     # A line of the table is never cut or wrapped, whatever the terminal.
     wide = Console(width=max(console.width, TABLE_WIDTH))
-    print_league(league, wide)
+    print_league(league.scales, league.rows, wide)
     print_verdicts(summarise(league.rows), wide)
     _write(league, wanted, options, console)
     return 0
@@ -93,26 +92,13 @@ def _write(
         write_json(options.json, league.document(wanted))
         written.append(str(options.json))
     if options.figures is not None:
-        written += write_figures(options.figures, league, wanted.trace.name)
+        written += write_figures(options.figures, league.rows, wanted.trace.name)
     for one in written:
         console.print(f"written: {one}", soft_wrap=True, markup=False)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Names joined by commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def _policies(text: str) -> tuple[str, ...]:
     return tuple(RIVALS) if text == "all" else names(text)
-
-
-def scale(text: str) -> Scale:
-    """RATE:KV, session starts per second at load 1.0 and KV tokens per engine."""
-    rate, _, kv_tokens = text.partition(":")
-    if not kv_tokens:
-        raise argparse.ArgumentTypeError(f"must be RATE:KV, not {text!r}")
-    return Scale("given", positive(kv_tokens), positive(rate), 0.0)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -99,6 +99,7 @@ class Settings(Model):
             "Token that a request to an admin path must send as Authorization: Bearer; none: no "
             "token is required.",
             allowed=SECRET_FORM,
+            reloadable=True,
         ),
     ] = None
     max_body_bytes: Annotated[
@@ -119,11 +120,14 @@ class Settings(Model):
             "Longest time for a request's body after its head; after a third of this time the "
             "body must come at 1 KiB/s or faster.",
             "s",
+            reloadable=True,
         ),
     ] = 30.0
     drain_seconds: Annotated[
         NonNegative,
-        Option(PROCESS, "How long running requests may continue after SIGTERM.", "s"),
+        Option(
+            PROCESS, "How long running requests may continue after SIGTERM.", "s", reloadable=True
+        ),
     ] = 30.0
     handover_seconds: Annotated[
         NonNegative,
@@ -131,6 +135,7 @@ class Settings(Model):
             PROCESS,
             "How long the replaced process may finish its requests after a hot restart.",
             "s",
+            reloadable=True,
         ),
     ] = 3600.0
     pid_file: Annotated[
@@ -143,7 +148,9 @@ class Settings(Model):
     response_headers: Annotated[
         bool,
         Option(
-            TELEMETRY, "Send X-Cache-Proxy-* headers with instance, route and reason to the client."
+            TELEMETRY,
+            "Send X-Cache-Proxy-* headers with instance, route and reason to the client.",
+            reloadable=True,
         ),
     ] = True
 
@@ -156,6 +163,7 @@ class Settings(Model):
             "Keys, one of which a client must send as Authorization: Bearer or x-api-key; none: "
             "no key is required. The name before the colon is the key's tenant.",
             allowed=f"{KEYS_FORM}, or none",
+            reloadable=True,
         ),
     ] = None
     cache_salt_secret: Annotated[
@@ -167,6 +175,7 @@ class Settings(Model):
             "Secret from which each tenant's cache_salt is made, so that tenants share no KV. "
             "Prefixes are then looked up per tenant, and X-Cache-Proxy-* headers are not sent.",
             allowed="16 bytes or more, or @FILE that holds them, or none",
+            reloadable=True,
         ),
     ] = None
     tls_cert: Annotated[
@@ -174,16 +183,23 @@ class Settings(Model):
         Option(
             NETWORK,
             "PEM certificate chain for clients; with it both listeners speak TLS, 1.2 or newer.",
+            reloadable=True,
         ),
     ] = None
     tls_key: Annotated[
         Path | None,
-        Option(NETWORK, "Private key of --tls-cert; none: the key is in the same file."),
+        Option(
+            NETWORK,
+            "Private key of --tls-cert; none: the key is in the same file.",
+            reloadable=True,
+        ),
     ] = None
     tls_client_ca: Annotated[
         Path | None,
         Option(
-            NETWORK, "File of CAs; a client must present a certificate that one of them signed."
+            NETWORK,
+            "File of CAs; a client must present a certificate that one of them signed.",
+            reloadable=True,
         ),
     ] = None
     instance_api_key: Annotated[
@@ -193,23 +209,32 @@ class Settings(Model):
             ACCESS,
             "Key sent to the instances in place of the client's Authorization header.",
             allowed=SECRET_FORM,
+            reloadable=True,
         ),
     ] = None
     instance_ca: Annotated[
         Path | None,
         Option(
-            NETWORK, "File of CAs that https instances are verified by; none: the system's CAs."
+            NETWORK,
+            "File of CAs that https instances are verified by; none: the system's CAs.",
+            reloadable=True,
         ),
     ] = None
     instance_cert: Annotated[
         Path | None,
         Option(
-            NETWORK, "PEM certificate chain for https instances that ask for a client certificate."
+            NETWORK,
+            "PEM certificate chain for https instances that ask for a client certificate.",
+            reloadable=True,
         ),
     ] = None
     instance_key: Annotated[
         Path | None,
-        Option(NETWORK, "Private key of --instance-cert; none: the key is in the same file."),
+        Option(
+            NETWORK,
+            "Private key of --instance-cert; none: the key is in the same file.",
+            reloadable=True,
+        ),
     ] = None
     allow_cidr: Annotated[
         Networks | None,
@@ -219,6 +244,7 @@ class Settings(Model):
             "Networks in which instances may be added at run time; none: only at the addresses "
             "of --instances.",
             allowed="networks like 10.0.0.0/8,fd00::/8, or none",
+            reloadable=True,
         ),
     ] = None
 
@@ -229,12 +255,17 @@ class Settings(Model):
             "vLLM servers, comma separated (TOML: an array). With --kv-connector mooncake an "
             "instance without the address of its bootstrap server never prefills for another.",
             allowed=INSTANCE_FORM,
+            reloadable=True,
         ),
     ]
     model: Annotated[
         str | None,
         Meta(pattern=WORD),
-        Option(FLEET, "Name of the served model; none: learned from the instances' /v1/models."),
+        Option(
+            FLEET,
+            "Name of the served model; none: learned from the instances' /v1/models.",
+            reloadable=True,
+        ),
     ] = None
     prefill_throughput: Annotated[
         float,
@@ -255,16 +286,30 @@ class Settings(Model):
     ] = 8192
 
     warm_threshold: Annotated[
-        Tokens, Option(DECISIONS, "A request with fewer new (uncached) tokens is WARM.", "tokens")
+        Tokens,
+        Option(
+            DECISIONS,
+            "A request with fewer new (uncached) tokens is WARM.",
+            "tokens",
+            reloadable=True,
+        ),
     ] = 1500
     heavy_threshold: Annotated[
-        Tokens, Option(DECISIONS, "A request with this many new tokens or more is HEAVY.", "tokens")
+        Tokens,
+        Option(
+            DECISIONS,
+            "A request with this many new tokens or more is HEAVY.",
+            "tokens",
+            reloadable=True,
+        ),
     ] = 8192
 
     placement: Annotated[
         Literal["affinity", "least-tokens", "round-robin"],
         Option(
-            DECISIONS, "How a policy other than cost chooses the decode instance of a new session."
+            DECISIONS,
+            "How a policy other than cost chooses the decode instance of a new session.",
+            reloadable=True,
         ),
     ] = "affinity"
     session_ttl: Annotated[
@@ -306,18 +351,24 @@ class Settings(Model):
             DECISIONS,
             "Policy that decides where a request is computed: cost prices every place; the "
             "others decide about the offload of HEAVY requests only.",
+            reloadable=True,
         ),
     ] = "cost"
     shadow_policy: Annotated[
         OffloadPolicy | None,
         Option(
-            DECISIONS, "Second policy whose decisions are logged and counted but not carried out."
+            DECISIONS,
+            "Second policy whose decisions are logged and counted but not carried out.",
+            reloadable=True,
         ),
     ] = None
     offload_non_cached_tokens: Annotated[
         Tokens,
         Option(
-            DECISIONS, "Policy threshold: offload from this many new tokens on; 0: never.", "tokens"
+            DECISIONS,
+            "Policy threshold: offload from this many new tokens on; 0: never.",
+            "tokens",
+            reloadable=True,
         ),
     ] = 512
     kv_transfer_time: Annotated[
@@ -336,6 +387,7 @@ class Settings(Model):
             "Target for the first token, plus 0.1 ms per new token; the metrics count the "
             "answers that meet it.",
             "s",
+            reloadable=True,
         ),
     ] = 2.0
     tpot_slo: Annotated[
@@ -345,6 +397,7 @@ class Settings(Model):
             "Target for the time per output token; the cost policy aims at 9 of 10 answers that "
             "meet it.",
             "s",
+            reloadable=True,
         ),
     ] = 0.05
     kv_pin_timeout: Annotated[
@@ -359,29 +412,46 @@ class Settings(Model):
     hedge: Annotated[
         bool,
         Option(
-            DECISIONS, "Compute the prompt on the decode instance too when a prefill leg is late."
+            DECISIONS,
+            "Compute the prompt on the decode instance too when a prefill leg is late.",
+            reloadable=True,
         ),
     ] = True
 
     active_decode_blocks_threshold: Annotated[
         float | None,
         Meta(ge=0, le=1),
-        Option(LIMITS, "An instance that uses a larger part of its KV blocks is busy.", "ratio"),
+        Option(
+            LIMITS,
+            "An instance that uses a larger part of its KV blocks is busy.",
+            "ratio",
+            reloadable=True,
+        ),
     ] = None
     active_prefill_tokens_threshold: Annotated[
         int | None,
         Meta(ge=0),
-        Option(LIMITS, "An instance with more tokens waiting for prefill is busy.", "tokens"),
+        Option(
+            LIMITS,
+            "An instance with more tokens waiting for prefill is busy.",
+            "tokens",
+            reloadable=True,
+        ),
     ] = None
     active_prefill_tokens_threshold_frac: Annotated[
         float | None,
         Meta(ge=0),
-        Option(LIMITS, "The same limit as a multiple of --max-num-batched-tokens.", "ratio"),
+        Option(
+            LIMITS,
+            "The same limit as a multiple of --max-num-batched-tokens.",
+            "ratio",
+            reloadable=True,
+        ),
     ] = None
     overload_status: Annotated[
         Literal[503, 529],
         Before(_number),
-        Option(LIMITS, "HTTP status of the answer when every instance is busy."),
+        Option(LIMITS, "HTTP status of the answer when every instance is busy.", reloadable=True),
     ] = 503
 
     max_queue: Annotated[
@@ -447,6 +517,7 @@ class Settings(Model):
             "Longest time for the prefill leg of an offload; after it the request is colocated. "
             "The limit is 2 s + 3 x the late bound of the prefill where that is shorter.",
             "s",
+            reloadable=True,
         ),
     ] = 120.0
     transfer_timeout: Annotated[
@@ -457,6 +528,7 @@ class Settings(Model):
             "after it the request is colocated. The limit is 2 s + 3 x (queue + late bound of "
             "the transfer) where that is shorter.",
             "s",
+            reloadable=True,
         ),
     ] = 30.0
     ttft_timeout: Annotated[
@@ -467,6 +539,7 @@ class Settings(Model):
             "5 s + 3 x the late bound of its prefill where that is shorter and another instance "
             "can be asked.",
             "s",
+            reloadable=True,
         ),
     ] = 300.0
     idle_timeout: Annotated[
@@ -476,6 +549,7 @@ class Settings(Model):
             "Longest silence between two pieces of an answer. For a stream the limit is 60 s + "
             "200 decode steps + the instance's prefill queue where that is shorter.",
             "s",
+            reloadable=True,
         ),
     ] = 300.0
     heartbeat_interval: Annotated[
@@ -487,7 +561,13 @@ class Settings(Model):
         ),
     ] = 15.0
     total_timeout: Annotated[
-        Seconds, Option(TIMEOUTS, "Longest time for one request from its start to its end.", "s")
+        Seconds,
+        Option(
+            TIMEOUTS,
+            "Longest time for one request from its start to its end.",
+            "s",
+            reloadable=True,
+        ),
     ] = 3600.0
 
     scrape_interval: Annotated[
@@ -500,7 +580,7 @@ class Settings(Model):
         ),
     ] = 2.0
     health_timeout: Annotated[
-        Seconds, Option(FLEET, "A health check that takes longer has failed.", "s")
+        Seconds, Option(FLEET, "A health check that takes longer has failed.", "s", reloadable=True)
     ] = 1.0
 
     request_log: Annotated[
@@ -513,6 +593,7 @@ class Settings(Model):
             TELEMETRY,
             "Most options of a decision that a line of the request log lists: the cheapest, and "
             "the one taken.",
+            reloadable=True,
         ),
     ] = MOST_KEPT
     log_level: Annotated[

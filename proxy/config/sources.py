@@ -52,7 +52,8 @@ class Option:
     """What a field's type does not say.
 
     `topic` is the group that help and documentation show the option in. `allowed` replaces the
-    range that is derived from the type.
+    range that is derived from the type. `reloadable`: the option is read anew for each request or
+    probe, or can be exchanged; any other option needs a restart.
     """
 
     topic: str
@@ -60,6 +61,7 @@ class Option:
     unit: str = ""
     allowed: str = ""
     in_file: bool = True
+    reloadable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

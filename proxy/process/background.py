@@ -230,17 +230,15 @@ async def _memory(service: ProxyState) -> None:
     Memory is not returned while such prompts keep coming and there is room: each would get the
     pages of the one before it again, one page fault at a time.
     """
-    state, loop = service.memory, asyncio.get_running_loop()
-    gave_s = giant_s = -GIVE_BACK_S
-    giants = service.giants
+    state, clock = service.memory, service.clock
+    gave_s = -GIVE_BACK_S
     while True:
         before = state.level
         level = state.observe(await asyncio.to_thread(resident_bytes))
-        if service.giants != giants:
-            giants, giant_s = service.giants, loop.time()
-        is_calm = loop.time() - giant_s >= CALM_S
-        if (is_calm or level is not Level.NORMAL) and loop.time() - gave_s >= GIVE_BACK_S:
-            gave_s = loop.time()
+        now_s = clock.now_s()
+        is_calm = now_s - state.giant_s >= CALM_S
+        if (is_calm or level is not Level.NORMAL) and now_s - gave_s >= GIVE_BACK_S:
+            gave_s = now_s
             await asyncio.to_thread(give_back)
             level = state.observe(await asyncio.to_thread(resident_bytes))
         if level is not before:

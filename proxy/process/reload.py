@@ -15,26 +15,13 @@ from hashlib import sha256
 from pathlib import Path
 
 from proxy.config.options import Settings
-from proxy.config.sources import ConfigError
+from proxy.config.sources import ConfigError, options
 from proxy.config.values import InstanceSpec
 from proxy.net import tls
 from proxy.state.access import bearer
 from proxy.state.proxy_state import ProxyState, instance_tls, router_config
 
-RELOADABLE = frozenset(
-    {
-        *("instances", "model", "warm_threshold", "heavy_threshold", "placement"),
-        *("offload_policy", "shadow_policy", "offload_non_cached_tokens", "hedge"),
-        *("ttft_slo", "tpot_slo", "overload_status", "active_decode_blocks_threshold"),
-        *("active_prefill_tokens_threshold", "active_prefill_tokens_threshold_frac"),
-        *("prefill_timeout", "transfer_timeout", "ttft_timeout", "idle_timeout", "total_timeout"),
-        *("health_timeout", "body_timeout", "drain_seconds", "handover_seconds"),
-        *("response_headers", "admin_token", "log_candidates"),
-        *("api_key", "cache_salt_secret", "instance_api_key", "allow_cidr"),
-        *("tls_cert", "tls_key", "tls_client_ca", "instance_ca", "instance_cert", "instance_key"),
-    }
-)
-"""What is read anew for each request or probe, or can be exchanged; all else needs a restart."""
+RELOADABLE = frozenset(name for name, _, option in options(Settings) if option.reloadable)
 FILE_BYTES = 4 << 20
 _log = logging.getLogger(__name__)
 

@@ -10,6 +10,26 @@ DRAIN_RETRY_S = 1
 """A draining proxy has a successor, or a neighbour behind the same balancer."""
 
 
+def openai_error(
+    message: str, kind: str, code: str | int, param: str | None = None
+) -> dict[str, object]:
+    """The object that clients of OpenAI's API look for under `error`.
+
+    `kind` is its `type`, `code` for programs, `param` the field of the request that is at fault.
+    """
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def overloaded(message: str, status: int) -> dict[str, object]:
+    """The body of an answer that refuses what cannot be served now.
+
+    `message`, `type` and `code` stand at its top, and the OpenAI error object beside them.
+    """
+    kind = "service_unavailable"
+    own = {"message": message, "type": kind, "code": status}
+    return {**own, "error": openai_error(message, kind, status)}
+
+
 class ProxyError(Exception):
     """An answer the proxy gives itself instead of an instance's."""
 
@@ -29,8 +49,8 @@ class ProxyError(Exception):
 
     def body(self) -> dict[str, object]:
         """The OpenAI error object."""
-        error = {"message": self.message, "type": self.type, "param": self.param}
-        return {"error": {**error, "code": self.code or self.status}}
+        code = self.code or self.status
+        return {"error": openai_error(self.message, self.type, code, self.param)}
 
 
 class BadRequestError(ProxyError):

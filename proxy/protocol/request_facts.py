@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from proxy.core.connectors.base import KV_PARAMS
 from proxy.core.types import RequestFacts
+from proxy.protocol.endpoints import OFFLOADABLE
 
 BLOCK_BYTES = 1024
 BYTES_PER_TOKEN_PRIOR = 4.0
@@ -41,7 +42,6 @@ PROMPT_KEYS = (
     "query",
     "documents",
 )
-OFFLOAD_ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/completions"})
 _UNUSUAL = frozenset({"use_beam_search", "echo", "prompt_logprobs", "prompt_embeds", KV_PARAMS})
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
@@ -163,7 +163,7 @@ def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
 
 def is_offloadable(endpoint: str, body: Mapping[str, Any]) -> bool:
     """Whether two legs give the same answer as one request, and there is something to decode."""
-    if endpoint not in OFFLOAD_ENDPOINTS:
+    if endpoint not in OFFLOADABLE:
         return False
     get = body.get
     if get("n") not in (None, 1) or get("best_of") not in (None, 1):

@@ -16,6 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from proxy.protocol.endpoints import LAST_EVENTS
+
 TAIL_BYTES = 4096
 CARRY_BYTES = 65536
 """How much of an answer is waited for until its first event is there."""
@@ -33,15 +35,12 @@ _ERROR_LINE = re.compile(
 )
 _LAST_EVENT = re.compile(rb"(?:\A|\n)data:\s*\[DONE\][^\n]*\n\r?\n")
 _LAST_NAMED = re.compile(
-    rb"(?:\A|\n)event:\s*(?:message_stop|response\.(?:completed|incomplete|failed))\b"
+    rb"(?:\A|\n)event:\s*(?:%b)\b" % "|".join(map(re.escape, LAST_EVENTS)).encode()
 )
 _ENDS = (
     b"\ndata: [DONE]",
     b"\ndata:[DONE]",
-    b"\nevent: message_stop",
-    b"\nevent: response.completed",
-    b"\nevent: response.incomplete",
-    b"\nevent: response.failed",
+    *(b"\nevent: " + name.encode() for name in LAST_EVENTS),
 )
 """Each at the start of a line: inside a JSON string, where a model may write it, none begins."""
 _HINTS = (b"[DONE]", b"\nevent:")
@@ -89,8 +88,6 @@ class Scanner:
     """Watches one answer. Feed it every piece; read its fields at any time.
 
     `comments_size`: bytes of pieces that are nothing but comments, which are no sign of progress.
-    `is_smooth`: between two events, which lie between two chunks (for the owner to say); `mark`: at
-    so many events the owner wants the piece itself.
     """
 
     __slots__ = (
@@ -103,14 +100,11 @@ class Scanner:
         "comments_size",
         "events",
         "has_content",
-        "is_smooth",
-        "mark",
         "size",
     )
 
     def __init__(self) -> None:
-        self.events = self.mark = 0
-        self.is_smooth = False
+        self.events = 0
         self.size = self._recent_to = 0
         self.comments_size = 0
         self.has_content = False
@@ -124,10 +118,11 @@ class Scanner:
         """Take in a piece of the wire if it is one chunk, of one event, of one line: content.
 
         That is, a line which can tell no more than that: no usage, no error, no end. Nothing of it
-        is kept. Anything else is refused, to be framed and fed: false.
+        is kept. Anything else is refused, to be framed and fed: false. The piece must begin between
+        two chunks and two events (`is_between`).
         """
         size = len(wire)
-        if not self.is_smooth or self.events + 1 >= self.mark or size >= len(_starts):
+        if size >= len(_starts):
             return False
         start = _starts[size]
         if not wire.startswith(start):
@@ -233,15 +228,17 @@ def _nothing() -> int:
 
 
 class FastPath:
-    """One connection's reads, which it finds in `buffer`. What it does not pass on goes to `rest`.
+    """One connection's reads, which it finds in `buffer`: those of plain content go on at once.
 
-    Its two methods are those of `asyncio.BufferedProtocol`.
+    All others go to `rest`, and so do those, unless it serves an answer (`serve`) and is open
+    (`open`). Two of its methods are those of `asyncio.BufferedProtocol`.
     """
 
-    __slots__ = ("_buffer", "_full", "_gone", "_scanner", "_waiting", "_write", "rest")
+    __slots__ = ("_buffer", "_full", "_gone", "_scanner", "_until", "_waiting", "_write", "rest")
 
     def __init__(self, buffer: memoryview) -> None:
         self._buffer = buffer
+        self._until = 0
         self.rest: Callable[[bytes], None] = _drop
         self._scanner: Scanner | None = None
         self._write: Callable[[bytes], object] = _drop
@@ -249,7 +246,7 @@ class FastPath:
         self._full: Callable[[], object] = _nothing
         self._gone: Callable[[], object] = _nothing
 
-    def open(
+    def serve(
         self,
         scanner: Scanner,
         write: Callable[[bytes], object],
@@ -257,16 +254,27 @@ class FastPath:
         full: Callable[[], object],
         gone: Callable[[], object],
     ) -> None:
-        """Until it is shut, pieces that `scanner` takes are written, as they are.
+        """Pieces are now those of one answer: what `scanner` takes can be written, as it is.
 
         `waiting` says how many bytes the receiver has not taken yet, and if there are any, `full`
         looks whether they are too many. `gone`: a write was refused (RuntimeError).
         """
         self._scanner, self._write, self._waiting = scanner, write, waiting
         self._full, self._gone = full, gone
+        self._until = 0
+
+    def open(self, until: int) -> None:
+        """The last piece ended between two events; pieces may pass up to before event `until`."""
+        if self._scanner is not None:
+            self._until = until
 
     def shut(self) -> None:
-        """Everything goes to `rest`."""
+        """The next piece goes to `rest`."""
+        self._until = 0
+
+    def leave(self) -> None:
+        """Shut, and serve no answer any more."""
+        self._until = 0
         if self._scanner is not None:
             self._scanner = None
             self._write, self._waiting = _drop, _nothing
@@ -280,7 +288,7 @@ class FastPath:
         """So many bytes were read from the instance."""
         data: bytes = self._buffer[:nbytes].tobytes()
         scanner = self._scanner
-        if scanner is None or not scanner.takes(data):
+        if scanner is None or scanner.events + 1 >= self._until or not scanner.takes(data):
             self.rest(data)
             return
         try:

@@ -12,8 +12,10 @@ import orjson
 from aiohttp import web
 
 from proxy.core.connectors.base import Edits
+from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
 from proxy.protocol.body import PLUGINS, complaint, harmless_arguments, splice, steering_keys
+from proxy.protocol.endpoints import OFFLOADABLE, endpoint_of
 from proxy.protocol.errors import (
     BadRequestError,
     BodyTimeoutError,
@@ -23,13 +25,11 @@ from proxy.protocol.errors import (
     UnsupportedEncodingError,
 )
 from proxy.protocol.headers import forwarded
-from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
 from proxy.state.access import SALT, Grant
 
 MIN_RATE = 1024
 """Bytes per second that a body must come with on average, once a third of its time is over."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
-_OPERATORS_ONLY = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ async def read(request: web.Request, name: str, limits: BodyLimits, grant: Grant
 
     What could steer an engine's KV connector or rank is taken out, see `core.steering`.
     """
-    is_ours = request.raw_path in OFFLOAD_ENDPOINTS
+    is_ours = request.raw_path in OFFLOADABLE
     if not is_ours or request.method != "POST":
         _check_path(request)
     raw = await _body(request, limits)
@@ -93,9 +93,9 @@ def _check_path(request: web.Request) -> None:
     segments = request.path.split("/")
     if {".", ".."} & set(segments) or "\\" in request.path:
         raise BadRequestError("path: must not have . or .. in it")
-    if request.path.rstrip("/") in _OPERATORS_ONLY:
+    if endpoint_of(request.path.rstrip("/")).operators_only:
         raise NotForClientsError("path: changes one engine only; ask that engine itself")
-    if request.path in OFFLOAD_ENDPOINTS and request.method != "POST":
+    if request.path in OFFLOADABLE and request.method != "POST":
         raise MethodNotAllowedError(f"method: {request.method} is not for this path, POST is")
 
 
@@ -135,7 +135,7 @@ async def _rest(request: web.Request, limits: BodyLimits, length: int | None) ->
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(limits) from error
     except TimeoutError as error:
-        request.protocol._lingering_time = 0.0  # enough was waited for this client
+        connection_of(request).stop_lingering()
         late = f"body: not complete in {limits.seconds:g} s, or below 1 KiB/s (--body-timeout)"
         raise BodyTimeoutError(late) from error
 
@@ -145,7 +145,7 @@ def _parse(request: web.Request, raw: bytes, *, is_ours: bool) -> Mapping[str, A
 
     What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
     """
-    is_ours = is_ours or request.path in OFFLOAD_ENDPOINTS
+    is_ours = is_ours or request.path in OFFLOADABLE
     if not is_ours and (not raw or request.content_type.startswith("multipart/")):
         return {}
     try:

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 
 from aiohttp import HttpVersion11, web
-from multidict import CIMultiDict
 
+from proxy.net.server.aiohttp_adapter import AiohttpResponse
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.framing import Chunked, Length, UntilClose
 from proxy.protocol.sse import last_usage
@@ -15,21 +15,18 @@ from proxy.protocol.sse import last_usage
 CLOSE = b"Connection: close\r\n"
 KEEP_ALIVE = b"Connection: keep-alive\r\n"
 CUT_S = 1.0
-_NO_HEADERS = CIMultiDict[str]()
-"""Of answers whose head goes round aiohttp: one for all."""
 
 
-class ClientResponse(web.StreamResponse):
+class ClientResponse(AiohttpResponse):
     """What aiohttp sees of an answer whose bytes go round it.
 
-    Its state is that of a response whose head is out (`begin`) and then whole (`end`), so that
+    Its state is that of a response whose head is out (`begin`) and then whole (`note_end`), so that
     keep-alive, pipelined requests and errors are handled as for any other. One that is `cut`
     closes the connection instead.
     """
 
     def __init__(self, request: web.Request, reply: UpstreamResponse, extra: bytes) -> None:
         """`extra`: our own header lines, each with its end."""
-        super().__init__(status=reply.status, reason="", _real_headers=_NO_HEADERS)
         self._request = request
         self._extra = extra
         self._is_1_1 = request.version >= HttpVersion11
@@ -41,7 +38,8 @@ class ClientResponse(web.StreamResponse):
         self.unchunks = isinstance(framing, Chunked) and not self._is_1_1
         self.closes = CLOSE in extra
         ends_with_close = self.unchunks or (is_open and not self._is_1_1)
-        self._keep_alive = request.keep_alive and not ends_with_close and not self.closes
+        keep_alive = request.keep_alive and not ends_with_close and not self.closes
+        super().__init__(reply.status, keep_alive=keep_alive)
 
     def begin(self, reply: UpstreamResponse) -> bytes:
         """The head, for the caller to write: from now on no other answer can be given."""
@@ -54,29 +52,24 @@ class ClientResponse(web.StreamResponse):
             and not (self.unchunks or reply.is_stream)
         ):
             parts.append(b"Content-Length: %b\r\n" % length)
-        if self._keep_alive != self._is_1_1 and not self.closes:
+        if self.keep_alive != self._is_1_1 and not self.closes:
             parts.append(CLOSE if self._is_1_1 else KEEP_ALIVE)
         parts += (self._extra, b"\r\n")
         head = b"".join(parts)
-        self._payload_writer = self._request.writer
-        self._payload_writer.output_size = len(head)
+        self.note_head(self._request.writer, len(head))
         return head
 
     async def taken(self) -> None:
         """Wait until the client has taken most of what was written; bounded by the caller."""
         await self._request.writer.drain()
 
-    def end(self) -> None:
-        """Everything is written."""
-        self._eof_sent = True
-
     def cut(self, last_words: bytes | None) -> None:
         """Close after what was written, without the terminal chunk or the missing bytes.
 
         A client that does not read has `CUT_S` to take the rest of it.
         """
-        self._eof_sent = True
-        self._keep_alive = False
+        self.note_end()
+        self.force_close()
         transport = self._request.transport
         if transport is not None and last_words and not transport.is_closing():
             transport.write(last_words)
@@ -108,6 +101,6 @@ def pass_on(
     # uvloop's word for closed in this turn of the loop: the task is cancelled in the next one.
     with suppress(RuntimeError):
         request.transport.write(response.begin(reply) + body)
-    response.end()
+    response.note_end()
     reply.close()
     return last_usage(body)

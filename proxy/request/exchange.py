@@ -25,6 +25,7 @@ from proxy.core.types import (
 from proxy.net.server import responses
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.response import UpstreamResponse
+from proxy.protocol.endpoints import ENDPOINTS, endpoint_of
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.protocol.headers import route_lines
 from proxy.request import client_request
@@ -38,20 +39,6 @@ from proxy.state.proxy_state import ProxyState
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
 
-ENDPOINTS = frozenset(
-    {
-        "/v1/chat/completions",
-        "/v1/completions",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/embeddings",
-        "/v1/rerank",
-        "/v1/score",
-        "/tokenize",
-        "/detokenize",
-    }
-)
-"""Paths that are a value of the label `endpoint`; every other one counts as `other`."""
 _GIANT_BYTES = 1 << 19
 """From here on a body's texts take about a millisecond and more."""
 SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
@@ -133,7 +120,7 @@ class Exchange:
         if len(self.out.raw or b"") < _GIANT_BYTES:
             self.facts, self.prompt_bytes = self._look()
         else:  # in a thread, so that no stream waits for all of it
-            self.service.giants += 1
+            self.service.memory.note_giant(self.service.clock.now_s())
             self.facts, self.prompt_bytes = await asyncio.to_thread(self._look)
         admitted = self._admit()
         if isinstance(admitted, Reject):
@@ -284,7 +271,7 @@ class Exchange:
                 whole = record.stream and record.outcome is Outcome.OK
                 flow.end(service.clock.now_s(), record.osl_tokens if whole else None)
         self._learn()
-        service.metrics.observe(record, self.path if self.path in ENDPOINTS else "other")
+        service.metrics.observe(record, endpoint_of(self.path).label)
         service.request_log.write(record)
 
     def _complete(self) -> None:

@@ -13,15 +13,17 @@ here. So a heartbeat or an error can follow at any time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 
 from aiohttp import web
 
 from proxy.core.types import FailureKind
 from proxy.net.timeouts import IdleLimit
 from proxy.net.upstream.response import UpstreamResponse
+from proxy.protocol.endpoints import endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, wrap
-from proxy.protocol.sse import Scanner, end_of_stream, events_end, names_the_end
+from proxy.protocol.sse import FastPath, Scanner, end_of_stream, events_end, names_the_end
 from proxy.request.client_response import ClientResponse
 
 GROW_EVENTS = 16
@@ -32,8 +34,32 @@ LAST_CHUNK = b"0\r\n\r\n"
 HEARTBEAT = b": keepalive\n\n"
 GRACE_S = 1.0
 """How long an instance may take from the end of its stream to the end of its answer."""
-NAMED_EVENTS = frozenset({"/v1/messages", "/v1/responses"})
-"""Paths whose streams end with an event of a certain name; others end with [DONE]."""
+
+
+class RelayState(IntEnum):
+    """How far an answer has come on its way to the client."""
+
+    WAITING = 0
+    """The client has nothing of it."""
+    STREAMING = 1
+    ENDING = 2
+    """The last event of a stream has passed: its instance has a moment to end the answer."""
+    ENDED = 3
+    """The client has all of it, or will with what is being written."""
+    CUT = 4
+    """The client was told that no more comes."""
+
+
+# A member of an enum is a slower look-up than a global.
+_WAITING, _STREAMING, _ENDING, _ENDED, _CUT = RelayState
+_STEPS: dict[RelayState, tuple[RelayState, ...]] = {
+    _WAITING: (_STREAMING,),
+    _STREAMING: (_ENDING, _ENDED, _CUT),
+    _ENDING: (_ENDED, _CUT),
+    _ENDED: (),
+    _CUT: (),
+}
+"""What may follow which state."""
 
 
 class StreamCutError(Exception):
@@ -66,25 +92,25 @@ class Relay:
 
     __slots__ = (
         "_always_frames",
-        "_can_hurry",
         "_client",
+        "_fast_path",
         "_feed",
         "_frame",
         "_frames",
         "_framing",
         "_held",
-        "_is_ending",
         "_is_named",
         "_is_stream",
         "_limit",
+        "_mark",
         "_on_mark",
         "_wraps",
         "_write",
-        "is_ended",
         "is_paused",
         "reply",
         "response",
         "scanner",
+        "state",
         "transport",
     )
 
@@ -111,24 +137,44 @@ class Relay:
         self._frame = reply.framing.feed
         self._feed = scanner.feed
         self._is_stream = reply.is_stream
-        self._is_named = self._is_stream and request.path in NAMED_EVENTS
+        self._is_named = self._is_stream and bool(endpoint_of(request.path).last_events)
         self._always_frames = response.rechunks or response.unchunks or self._is_named
         self._frames = self._always_frames
         is_chunked = isinstance(reply.framing, Chunked) or response.rechunks
         self._wraps = is_chunked and not response.unchunks
-        self._can_hurry = self._is_stream and is_chunked and not self._always_frames
+        self._fast_path: FastPath | None = None
         self._on_mark = on_mark
+        self._mark = 0
         self._held = bytearray()
         self._limit: IdleLimit | None = None
-        self.is_paused = self.is_ended = self._is_ending = False
+        self.state = _WAITING
+        self.is_paused = False
+
+    def _move(self, state: RelayState) -> None:
+        """Every change of the state, and what follows from the state alone."""
+        assert state in _STEPS[self.state], f"from {self.state} to {state}"
+        self.state = state
+        if state is _ENDED:
+            # A stream that has said so is over, whether or not its instance ends the answer.
+            self.reply.turn_to(self._drop)
+        elif state is _ENDING and self._limit is not None and not self.is_paused:
+            self._limit.change(min(self._limit.seconds, GRACE_S))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the client has the head of this answer: no other one can be given."""
+        return self.state is not _WAITING
 
     def begin(self) -> None:
         """Write the head, and what is already there of the body."""
         reply = self.reply
+        self._move(_STREAMING)
         body = reply.pour(self._piece)
-        if self._can_hurry and (tap := reply.tap()) is not None:
-            waiting = self.transport.get_write_buffer_size
-            tap.open(self.scanner, self._write, waiting, self._look, self._is_gone)
+        if self._is_stream and self._wraps and not self._always_frames:
+            self._fast_path = reads = reply.fast_path()
+            if reads is not None:
+                waiting = self.transport.get_write_buffer_size
+                reads.serve(self.scanner, self._write, waiting, self._look, self._is_gone)
         try:
             self._pass(body, self.response.begin(reply))
         except FramingError as error:
@@ -142,7 +188,7 @@ class Relay:
             self._hold()
 
     def _piece(self, wire: bytes) -> None:
-        """A piece was read that the tap did not pass on. Raises FramingError."""
+        """A piece was read that the fast path did not pass on. Raises FramingError."""
         body = self._frame(wire)
         if (
             self._frames
@@ -163,10 +209,14 @@ class Relay:
     def _scan(self, body: bytes) -> None:
         scanner = self.scanner
         self._feed(body)
-        if scanner.events >= scanner.mark:
-            scanner.mark = self._on_mark()
-        is_between = self._can_hurry and self._framing.is_whole and not self._frames
-        scanner.is_smooth = is_between and not self.is_ended and scanner.is_between
+        if scanner.events >= self._mark:
+            self._mark = self._on_mark()
+        if (fast_path := self._fast_path) is None:
+            return
+        if self._framing.is_whole and not self._frames and scanner.is_between:
+            fast_path.open(self._mark)
+        else:
+            fast_path.shut()
 
     def _is_gone(self) -> None:
         """The client's connection was closed in this turn of the loop (so says uvloop).
@@ -180,16 +230,15 @@ class Relay:
         if self._is_stream:
             body = self._whole_events(body)
         self._scan(body)
-        if self._framing.is_done and not self.is_ended:
-            self.is_ended = not self._is_stream or self.scanner.is_done
+        is_whole = self._framing.is_done and self.state is not _ENDED
+        if is_whole and (not self._is_stream or self.scanner.is_done):
+            self._move(_ENDED)
         if data := head + self._framed(body):
             try:
                 self._write(data)
             except RuntimeError:
                 self._is_gone()
-        if self.is_ended:
-            # A stream that has said so is over, whether or not its instance ends the answer.
-            self.reply.sink = self._drop
+        if self.state is _ENDED:
             self.reply.wake()
         if self._client.writing_paused:
             self._hold()
@@ -209,30 +258,24 @@ class Relay:
             body = body[:end]
         if self._framing.is_done and held.rstrip() == b"data: [DONE]":
             body += held  # an end that is not followed by an empty line
-            self.is_ended = True
+            self._move(_ENDED)
         elif (end := end_of_stream(body) if b"[DONE]" in body else 0) > 0:
             if end < len(body) or held:
-                self.reply.keeps = False
+                self.reply.note_excess()
             body = body[:end]
             held.clear()
-            self.is_ended = True
+            self._move(_ENDED)
         elif len(held) > EVENT_BYTES:
             raise FramingError(f"an event of more than {EVENT_BYTES} bytes")
-        if self._is_named and names_the_end(body):
-            self._hurry_up()
+        elif self._is_named and self.state is _STREAMING and names_the_end(body):
+            self._move(_ENDING)
         self._frames = self._always_frames or bool(held)
         return body
-
-    def _hurry_up(self) -> None:
-        """Its last event is there, [DONE] may follow: its instance has a moment to end it."""
-        self._is_ending = True
-        if self._limit is not None and not self.is_paused:
-            self._limit.change(min(self._limit.seconds, GRACE_S))
 
     def _drop(self, wire: bytes) -> None:
         """What comes after the end is nobody's."""
         if self._frame(wire):
-            self.reply.keeps = False
+            self.reply.note_excess()
         self.reply.note_end(wire)
 
     def _hold(self) -> None:
@@ -249,7 +292,7 @@ class Relay:
 
     def _beat(self) -> None:
         """Nothing has come for a while: show the client, and what is in between, that we live."""
-        is_idle = not (self.is_paused or self.is_ended or self.transport.is_closing())
+        is_idle = not (self.is_paused or self.state is _ENDED or self.transport.is_closing())
         if self._is_stream and is_idle and not self.transport.get_write_buffer_size():
             self._write(self._framed(HEARTBEAT))
 
@@ -257,11 +300,17 @@ class Relay:
         """Wire bytes for the client, with the end of the body where this is it."""
         if not self._wraps:
             return body
-        return (wrap(body) if body else b"") + (LAST_CHUNK if self.is_ended else b"")
+        return (wrap(body) if body else b"") + (LAST_CHUNK if self.state is _ENDED else b"")
 
-    def last_words(self, event: bytes) -> bytes:
-        """Wire bytes for an event after a cut."""
-        return self._framed(event)
+    def cut(self, event: bytes) -> None:
+        """Close after what was written, in a stream with this event as the last one.
+
+        Its client has no clean end, unless it has the whole answer already.
+        """
+        is_open = self.state in (_STREAMING, _ENDING)
+        if is_open:
+            self._move(_CUT)
+        self.response.cut(self._framed(event) if is_open and self._is_stream else None)
 
     async def run(self, idle_limit_s: float, heartbeat_s: float) -> None:
         """Pass the body on until its end; raises StreamCutError when either side stops moving.
@@ -272,8 +321,8 @@ class Relay:
         self.begin()
         if self._is_moving:
             await self._run(idle_limit_s, heartbeat_s)
-        if self.is_ended:
-            self.response.end()
+        if self.state is _ENDED:
+            self.response.note_end()
             return
         failure = self.reply.failure
         if failure is not None:
@@ -286,18 +335,19 @@ class Relay:
 
     def close(self) -> None:
         """Done: an answer whose end the client has may end by itself, any other one is closed."""
-        if self.is_ended:
+        if self.state is _ENDED:
             self.reply.let_end(GRACE_S)
         else:
             self.reply.close()
 
     @property
     def _is_moving(self) -> bool:
-        return self.is_paused or not (self.is_ended or self.reply.is_over)
+        return self.is_paused or not (self.state is _ENDED or self.reply.is_over)
 
     async def _run(self, idle_limit_s: float, heartbeat_s: float) -> None:
-        self._is_ending |= self._is_stream and self.scanner.is_done
-        start_s = min(idle_limit_s, GRACE_S) if self._is_ending else idle_limit_s
+        if self._is_stream and self.state is _STREAMING and self.scanner.is_done:
+            self._move(_ENDING)
+        start_s = min(idle_limit_s, GRACE_S) if self.state is _ENDING else idle_limit_s
         limit = IdleLimit(start_s, self._progress, heartbeat_s, self._beat)
         self._limit = limit
         try:
@@ -308,33 +358,37 @@ class Relay:
                     else:
                         await self.reply.moved()
         except TimeoutError as error:
-            late = f"for {limit.seconds:.3g} s (--idle-timeout)"
-            if self.is_paused:
-                raise StalledClientError(f"the client took nothing {late}") from error
-            if self._is_stream and self.scanner.is_done:
-                self._end_late()
-                return
-            code = "stream_idle_timeout" if self.scanner.has_content else "ttft_timeout"
-            failure = UpstreamFailure(FailureKind.TIMEOUT, f"silent {late}")
-            what = f"upstream: silent {late}"
-            raise StreamCutError(what, code, failure=failure, limit_s=limit.seconds) from error
+            self._time_is_up(limit.seconds, error)
         finally:
             self._limit = None  # a cycle that only the collector would end
 
+    def _time_is_up(self, seconds: float, error: TimeoutError) -> None:
+        """Nothing has moved for so long: raises unless the client has all events of a stream."""
+        late = f"for {seconds:.3g} s (--idle-timeout)"
+        if self.is_paused:
+            raise StalledClientError(f"the client took nothing {late}") from error
+        if self.state is _ENDED:
+            return  # in the turn of the loop in which the time was up
+        if self._is_stream and self.scanner.is_done:
+            self._end_late()
+            return
+        code = "stream_idle_timeout" if self.scanner.has_content else "ttft_timeout"
+        failure = UpstreamFailure(FailureKind.TIMEOUT, f"silent {late}")
+        what = f"upstream: silent {late}"
+        raise StreamCutError(what, code, failure=failure, limit_s=seconds) from error
+
     async def _taken(self, limit: IdleLimit, idle_limit_s: float) -> None:
         """Wait for the client, which has its own time also where the instance's is nearly over."""
-        if self._is_ending:
+        if limit.seconds != idle_limit_s:
             limit.change(idle_limit_s)
         await self.response.taken()
         self.is_paused = False
-        if self._is_ending:
+        if self.state is _ENDING:
             limit.change(min(idle_limit_s, GRACE_S))
         self.reply.resume()
 
     def _end_late(self) -> None:
         """The stream's last event has long passed; its instance does not end the answer."""
-        self.is_ended = True
-        self.scanner.is_smooth = False  # else the tap would pass on what comes now
+        self._move(_ENDED)
         if self._wraps and not self.transport.is_closing():
             self._write(LAST_CHUNK)
-        self.reply.sink = self._drop

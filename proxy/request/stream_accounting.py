@@ -63,7 +63,7 @@ class Streaming:
     @property
     def has_begun(self) -> bool:
         """Whether the client has the head of this answer: no other one can be given."""
-        return self._relay is not None and self._relay.response.prepared
+        return self._relay is not None and self._relay.has_begun
 
     @property
     def usage(self) -> bytes | None:
@@ -98,18 +98,15 @@ class Streaming:
         relay, record = self._relay, self._record
         assert relay is not None
         telemetry_record.note_end(record, outcome, record.status, detail)
-        words = None
-        if relay.reply.is_stream and not relay.is_ended:
-            event = error_event(
-                record.endpoint,
-                message=detail,
-                type_=str(outcome),
-                code=code,
-                request_id=record.request_id,
-                events=self._scanner.events,
-            )
-            words = relay.last_words(event)
-        relay.response.cut(words)
+        event = error_event(
+            record.endpoint,
+            message=detail,
+            type_=str(outcome),
+            code=code,
+            request_id=record.request_id,
+            events=self._scanner.events,
+        )
+        relay.cut(event)
         return relay.response
 
     def _on_mark(self) -> int:

@@ -112,8 +112,6 @@ class ProxyState:
         self.waiting = WaitingRoom(router, clock, metrics, limits, weights)
         self.own_ports: set[int] = set()
         self.last_reload: dict[str, object] | None = None
-        self.giants = 0
-        """Bodies so far that were too long to be looked at between two events of a stream."""
         self.settings: Settings
         self.access: Access
         self.leg_caps: LegCaps

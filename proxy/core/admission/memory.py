@@ -7,6 +7,7 @@ around a mark does not make every second client a victim.
 
 from __future__ import annotations
 
+import math
 from enum import IntEnum
 
 
@@ -32,6 +33,12 @@ class Watermark:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.level = Level.NORMAL
+        self.giant_s = -math.inf
+        """When the last prompt of megabytes came, which leaves much free memory behind."""
+
+    def note_giant(self, now_s: float) -> None:
+        """A prompt of megabytes has come; another one may follow, into the same memory."""
+        self.giant_s = now_s
 
     def observe(self, used_bytes: int) -> Level:
         """Take in a measurement; returns the level from now on."""

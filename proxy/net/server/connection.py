@@ -10,19 +10,25 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import HttpVersion10, HttpVersion11, web
 from aiohttp.http_parser import HttpRequestParser, HttpRequestParserPy, RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
-from aiohttp.web_protocol import RequestHandler, _ErrInfo
+from aiohttp.web_protocol import RequestHandler
 
 from proxy.net.server import responses
+from proxy.net.server.aiohttp_adapter import (
+    AiohttpRunner,
+    AiohttpServer,
+    Unreadable,
+    unreadable,
+)
 from proxy.net.server.refusals import RefusalLog, RefusedError, refusal_of
 from proxy.net.server.request_loop import SerialHandler
+from proxy.protocol.endpoints import OFFLOADABLE
 from proxy.protocol.errors import ProxyError
 from proxy.protocol.framing import FramingError
-from proxy.protocol.request_facts import OFFLOAD_ENDPOINTS
 from proxy.protocol.request_framing import (
     HEAD_BYTES,
     METHODS,
@@ -94,9 +100,9 @@ class ClientConnection(SerialHandler):
             return
         if len(data) >= LONG_READ_BYTES:
             self._yield()
-        before, bounds = self._request_count, self._bounds
+        before, bounds = self.request_count, self._bounds
         super().data_received(data)
-        new = self._request_count - before
+        new = self.request_count - before
         if self._is_refused:
             self._drop(new)
         elif not new and bounds.left > len(data):
@@ -105,13 +111,13 @@ class ClientConnection(SerialHandler):
             self._take_more(data, new)
         elif new != 1 or not bounds.is_between or not self._take_whole(data):
             self._take(data, new)
-        is_alone = self._current_request is None and len(self._messages) <= 1
-        if self._messages and not is_alone and (self._is_crowded() or self._is_deaf()):
+        is_alone = self.current_request is None and len(self.messages) <= 1
+        if self.messages and not is_alone and (self._is_crowded() or self._is_deaf()):
             self._give_up()
 
     def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002
         """Read on. aiohttp asks for it with every body, though nothing was ever paused."""
-        if self._reading_paused:
+        if self.reading_paused:
             super().resume_reading(resume_parser)
 
     def _yield(self) -> None:
@@ -119,18 +125,18 @@ class ClientConnection(SerialHandler):
         self._long_reads += 1
         if self._long_reads >= LONG_READS:
             self._long_reads = 0
-            self._pause_transport_reading()
-            self._loop.call_soon(self._read_on)
+            self.pause_transport()
+            self.loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
         """They had it."""
-        if not self._reading_paused and not self._buffer_paused:
-            self._resume_transport_reading()
+        if not self.reading_paused and not self.buffer_paused:
+            self.resume_transport()
 
     def _take_whole(self, data: bytes) -> bool:
         """The nearly only case, cheaply: one message begins here, and no other behind it."""
-        message, payload = self._messages[-1]
-        if isinstance(message, _ErrInfo) or message.chunked or message.upgrade:
+        message, payload = self.messages[-1]
+        if isinstance(message, Unreadable) or message.chunked or message.upgrade:
             return False
         if self._complaint(message):
             return False
@@ -147,8 +153,8 @@ class ClientConnection(SerialHandler):
         """Any other piece: parts of heads, chunks, several messages, errors."""
         try:
             self._bounds.feed(data)
-            self._take_messages(len(self._messages) - new)
-            if len(self._bounds.pending) > HEAD_BYTES and not self._reading_paused:
+            self._take_messages(len(self.messages) - new)
+            if len(self._bounds.pending) > HEAD_BYTES and not self.reading_paused:
                 self._refuse(Refusal.HEAD_SIZE)
         except FramingError as error:
             small = isinstance(error, SmallChunksError)
@@ -170,9 +176,9 @@ class ClientConnection(SerialHandler):
 
     def _take_messages(self, first: int) -> None:
         """Look at the queue's messages from `first` on; raises FramingError."""
-        for index in range(first, len(self._messages)):
-            message, payload = self._messages[index]
-            if isinstance(message, _ErrInfo):
+        for index in range(first, len(self.messages)):
+            message, payload = self.messages[index]
+            if isinstance(message, Unreadable):
                 self._failed(index, refusal_of(message.exc))
                 message.exc.__traceback__ = None  # aiohttp's frame, which holds the message
                 return
@@ -195,7 +201,7 @@ class ClientConnection(SerialHandler):
             return refusal
         if message.method not in METHODS:
             return Refusal.METHOD
-        if message.path not in OFFLOAD_ENDPOINTS and not is_target(message.path):
+        if message.path not in OFFLOADABLE and not is_target(message.path):
             return Refusal.TARGET
         if (host := headers.get("Host", "")) not in _hosts and not _is_host(host):
             return Refusal.HOST
@@ -208,10 +214,10 @@ class ClientConnection(SerialHandler):
 
         The parser drops what came behind it in one piece: what follows that may begin anywhere.
         """
-        message, payload = self._messages[index]
-        assert not isinstance(message, _ErrInfo)
-        self._messages[index] = (message._replace(should_close=True), payload)
-        self._drop(len(self._messages) - index - 1)
+        message, payload = self.messages[index]
+        assert not isinstance(message, Unreadable)
+        self.messages[index] = (message._replace(should_close=True), payload)
+        self._drop(len(self.messages) - index - 1)
         self._is_last = True
         self._take_rest()
 
@@ -230,18 +236,18 @@ class ClientConnection(SerialHandler):
         return Refusal.BODY_SIZE if length > self._rules.max_body_bytes else None
 
     def _is_crowded(self) -> bool:
-        is_serving = self._current_request is not None
-        return len(self._messages) > QUEUED_MAX + (not is_serving)
+        is_serving = self.current_request is not None
+        return len(self.messages) > QUEUED_MAX + (not is_serving)
 
     def _is_deaf(self) -> bool:
         """Whether a waiting request's body has stopped the reading: no news of the client then."""
-        return self._reading_paused and self._current_request is not None
+        return self.reading_paused and self.current_request is not None
 
     def _give_up(self) -> None:
         """Too much at once: the request in service is cancelled, as by a client that leaves."""
         self._note(Refusal.PIPELINED)
         self._is_broken = True
-        self._messages.clear()
+        self.messages.clear()
         self._heads.forget(self)
         if self.transport is not None:
             self.transport.abort()
@@ -254,31 +260,31 @@ class ClientConnection(SerialHandler):
         """Answer with an error behind whatever is in service, then close."""
         self._note(refusal)
         self._is_broken = True
-        self._messages.append((_error(refusal), EMPTY_PAYLOAD))
+        self.messages.append((_error(refusal), EMPTY_PAYLOAD))
         self._wake()
 
     def _refuse_at(self, index: int, refusal: Refusal) -> None:
         """Answer a message with an error instead of a handler's answer, and none behind it."""
-        _, payload = self._messages[index]
-        self._drop(len(self._messages) - index)
+        _, payload = self.messages[index]
+        self._drop(len(self.messages) - index)
         self._note(refusal)
         self._is_refused = True
-        self._messages.append((_error(refusal), payload))
+        self.messages.append((_error(refusal), payload))
 
     def _failed(self, index: int, refusal: Refusal) -> None:
         """The parser has given up: on a head, or on a body that a handler may be waiting for."""
         if self._body.is_eof():
             self._refuse_at(index, refusal)
         else:
-            self._drop(len(self._messages) - index)
+            self._drop(len(self.messages) - index)
             self._broke(Refusal.FRAMING)
         self._is_broken = True
 
     def _drop(self, count: int) -> None:
         """Forget the last messages of the queue."""
         for _ in range(count):
-            message, _ = self._messages.pop()
-            self._is_broken |= isinstance(message, _ErrInfo)
+            message, _ = self.messages.pop()
+            self._is_broken |= isinstance(message, Unreadable)
 
     def _broke(self, refusal: Refusal) -> None:
         """The body's framing is broken: who waits for it is told, and answers; then it closes.
@@ -286,16 +292,20 @@ class ClientConnection(SerialHandler):
         aiohttp would queue an error behind a handler that waits for ever.
         """
         self._note(refusal)
-        self._is_broken = self._close = True
-        self._lingering_time = 0.0
+        self._is_broken = self.is_closing = True
+        self.stop_lingering()
         self._body.set_exception(RefusedError(refusal))
 
+    def stop_lingering(self) -> None:
+        """Enough was waited for this client: the rest of its body is not read."""
+        self.lingering_s = 0.0
+
     def _note(self, refusal: Refusal) -> None:
-        self._rules.log.note(refusal, self._loop.time())
+        self._rules.log.note(refusal, self.loop.time())
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Gone; its last body lets go, else a cycle would keep both."""
@@ -348,9 +358,9 @@ def _is_host(host: str) -> bool:
     return True
 
 
-def _error(refusal: Refusal) -> _ErrInfo:
+def _error(refusal: Refusal) -> Unreadable:
     error = RefusedError(refusal)
-    return _ErrInfo(status=error.status, exc=error, message="")
+    return unreadable(error.status, error)
 
 
 class HeaderTimeouts:
@@ -385,27 +395,21 @@ class HeaderTimeouts:
             connection.head_is_late()
 
 
-class ConnectionFactory(web.Server):
+class ConnectionFactory(AiohttpServer):
     """Makes the connections of one listener."""
 
     def __init__(self, made: web.Server, rules: Rules) -> None:
         """`made`: aiohttp's own server over the same application."""
-        super().__init__(
-            made.request_handler,
-            request_factory=made.request_factory,
-            handler_cancellation=made.handler_cancellation,
-            loop=made._loop,
-        )
-        self._options = made._kwargs
+        super().__init__(made)
         self._rules = rules
-        self._heads = HeaderTimeouts(made._loop, rules.header_timeout_s)
+        self._heads = HeaderTimeouts(self.loop, rules.header_timeout_s)
 
     def __call__(self) -> RequestHandler:
         """A connection was accepted."""
-        return ClientConnection(self, self._rules, self._heads, loop=self._loop, **self._options)
+        return ClientConnection(self, self._rules, self._heads, loop=self.loop, **self.options)
 
 
-class Runner(web.AppRunner):
+class Runner(AiohttpRunner):
     """Runs an application behind this edge."""
 
     __slots__ = ("_rules",)
@@ -414,5 +418,11 @@ class Runner(web.AppRunner):
         super().__init__(app, **{**LIMITS, **options})
         self._rules = rules
 
-    async def _make_server(self) -> web.Server:
-        return ConnectionFactory(await super()._make_server(), self._rules)
+    def exchange_server(self, made: web.Server) -> ConnectionFactory:
+        """One that makes the connections of here."""
+        return ConnectionFactory(made, self._rules)
+
+
+def connection_of(request: web.BaseRequest) -> ClientConnection:
+    """The connection that a request came over."""
+    return cast(ClientConnection, request.protocol)

@@ -17,7 +17,11 @@ import ssl
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import orjson
 from aiohttp import web
+
+from proxy.net.server.aiohttp_adapter import AiohttpServer, AiohttpSite
+from proxy.protocol.errors import overloaded
 
 HANDSHAKE_S = 10.0
 """A client that has not shaken hands by then holds a connection for nothing."""
@@ -25,7 +29,7 @@ GOODBYE_S = 2.0
 """How long a client may take to say goodbye in TLS before its connection is closed without."""
 
 
-class Site(web.TCPSite):
+class Site(AiohttpSite):
     """As aiohttp's, and `exchange`, and on sockets that were handed down."""
 
     inherited: Sequence[socket.socket] = ()
@@ -33,29 +37,29 @@ class Site(web.TCPSite):
 
     def answerer(self) -> Callable[[], asyncio.Protocol]:
         """What makes a new connection's protocol; asked once."""
-        return cast(Callable[[], asyncio.Protocol], self._runner.server)
+        return cast(Callable[[], asyncio.Protocol], self.runner.server)
 
     async def start(self) -> None:
         """Listen."""
-        await super(web.TCPSite, self).start()
+        await self.register()
         self._answerer = self.answerer()
         if self.inherited:
-            await self._listen_on(self.inherited, self._ssl_context)
+            await self._listen_on(self.inherited, self.ssl_context)
             return
-        self._server = await self._listen(self._ssl_context, host=self._host, port=self._port)
+        self.server = await self._listen(self.ssl_context, host=self.host, port=self.wanted_port)
 
     async def _listen(self, secure: ssl.SSLContext | None, **where: Any) -> asyncio.AbstractServer:
         loop: Any = asyncio.get_running_loop()  # its overloads know no keywords by name
         limits = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S}
         given = where | (limits if secure is not None else {})
         server: asyncio.AbstractServer = await loop.create_server(
-            self._answerer, ssl=secure, backlog=self._backlog, **given
+            self._answerer, ssl=secure, backlog=self.backlog, **given
         )
         return server
 
     async def exchange(self, secure: ssl.SSLContext) -> None:
         """Accept with another context from now on: on the same sockets, so nobody is refused."""
-        old = self._server
+        old = self.server
         assert old is not None
         shared = [socket.socket(fileno=os.dup(s.fileno())) for s in self.sockets]
         await self._listen_on(shared, secure)
@@ -64,7 +68,7 @@ class Site(web.TCPSite):
     @property
     def sockets(self) -> list[socket.socket]:
         """Those that it listens on."""
-        return getattr(self._server, "sockets", [])
+        return getattr(self.server, "sockets", [])
 
     async def _listen_on(
         self, sockets: Sequence[socket.socket], secure: ssl.SSLContext | None
@@ -73,13 +77,13 @@ class Site(web.TCPSite):
         servers = [await self._listen(secure, sock=s) for s in sockets]
         self._take(servers[0], secure)
         for server in servers[1:]:
-            beside = Site(self._runner, self._host, self._port, backlog=self._backlog)
-            await super(web.TCPSite, beside).start()
+            beside = Site(self.runner, self.host, self.wanted_port, backlog=self.backlog)
+            await beside.register()
             beside._answerer = self._answerer
             beside._take(server, secure)
 
     def _take(self, server: asyncio.AbstractServer, secure: ssl.SSLContext | None) -> None:
-        self._server, self._ssl_context = server, secure
+        self.server, self.ssl_context = server, secure
 
 
 def no_listener(listener: str, host: str, port: int, error: OSError) -> str:
@@ -100,11 +104,7 @@ PLACES = 8
 """Refusals that are being said; others are closed without a word."""
 REFUSED_LINGER_S = 1.0
 """How long a refused client may take to read it: an early close could reset the words away."""
-_BODY = (
-    b'{"message":"Service temporarily unavailable: too many connections",'
-    b'"type":"service_unavailable","code":503,"error":{"message":"Service temporarily unavailable: '
-    b'too many connections","type":"service_unavailable","code":503,"param":null}}'
-)
+_BODY = orjson.dumps(overloaded("Service temporarily unavailable: too many connections", 503))
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
@@ -148,14 +148,14 @@ class ConnectionLimit:
         self.cap = cap
         self.refusing: set[PendingConnection] = set()
         self.on_refused = on_refused
-        self._server: web.Server | None = None
+        self._server: AiohttpServer | None = None
 
     @property
     def open(self) -> int:
         """Connections that are being served."""
-        return len(self._server._connections) if self._server is not None else 0
+        return self._server.open_connections if self._server is not None else 0
 
-    def guard(self, server: web.Server) -> Callable[[], asyncio.Protocol]:
+    def guard(self, server: AiohttpServer) -> Callable[[], asyncio.Protocol]:
         """The protocol factory to listen with, instead of `server` itself."""
         self._server = server
         return lambda: PendingConnection(self, server)
@@ -168,7 +168,7 @@ class PendingConnection(asyncio.Protocol):
     makes all protocols first.
     """
 
-    def __init__(self, door: ConnectionLimit, server: web.Server) -> None:
+    def __init__(self, door: ConnectionLimit, server: AiohttpServer) -> None:
         self._door, self._server = door, server
         self._timer: asyncio.TimerHandle | None = None
 
@@ -220,6 +220,6 @@ class GuardedSite(Site):
 
     def answerer(self) -> Callable[[], asyncio.Protocol]:
         """The server's, behind the door."""
-        server = self._runner.server
-        assert isinstance(server, web.Server)
+        server = self.runner.server
+        assert isinstance(server, AiohttpServer)
         return self._door.guard(server)

@@ -9,7 +9,9 @@ from multidict import CIMultiDict
 from proxy.core.admission.retry_after import milliseconds
 from proxy.core.fleet.retries import busy_s
 from proxy.core.types import FailureKind, Reject, RejectReason
+from proxy.protocol.endpoints import ErrorForm, endpoint_of
 from proxy.protocol.errors import (
+    BadRequestError,
     BadUpstreamError,
     MethodNotAllowedError,
     NoRoomError,
@@ -17,6 +19,8 @@ from proxy.protocol.errors import (
     UpstreamFailure,
     UpstreamLostError,
     UpstreamTimeoutError,
+    openai_error,
+    overloaded,
 )
 
 BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
@@ -33,13 +37,12 @@ SERVER = "cache-proxy"
 
 
 def busy(reject: Reject, overload_status: int, headers: Headers) -> web.Response:
-    """The busy answer: `message`, `type`, `code`, and an OpenAI error beside them."""
+    """The answer to a request that no instance can take now."""
     status = 503 if reject.reason in MESSAGES else overload_status
     message = MESSAGES.get(reject.reason, BUSY_MESSAGE)
-    plain = {"message": message, "type": "service_unavailable", "code": status}
     headers["Retry-After"] = str(reject.retry_after_s)
     headers["Retry-After-Ms"] = str(milliseconds(reject))
-    return _json(status, {**plain, "error": {**plain, "param": None}}, headers)
+    return _json(status, overloaded(message, status), headers)
 
 
 def error(failed: ProxyError, headers: Headers) -> web.Response:
@@ -82,18 +85,14 @@ def _json(status: int, body: object, headers: Headers) -> web.Response:
 def error_event(
     path: str, *, message: str, type_: str, code: str, request_id: str, events: int
 ) -> bytes:
-    """One event; `events`: how many the client got before it.
-
-    Clients of OpenAI's chat raise at `data: {"error": ...}`, Anthropic's at `event: error`; of the
-    Responses API this is the event `error`, with the same object beside it.
-    """
-    error = {"message": message, "type": type_, "param": None, "code": code}
-    error["request_id"] = request_id
-    if path == "/v1/messages":
+    """The event that ends a stream of this path early; `events`: how many the client got before."""
+    form = endpoint_of(path).error_form
+    error = {**openai_error(message, type_, code), "request_id": request_id}
+    if form is ErrorForm.MESSAGES:
         said = {"type": "api_error", "message": message, "code": code}
         body = {"type": "error", "error": said, "request_id": request_id}
         return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
-    if path == "/v1/responses":
+    if form is ErrorForm.RESPONSES:
         own = {"type": "error", "code": code, "message": message, "param": None}
         whole = own | {"sequence_number": events, "error": error}
         return b"event: error\ndata: " + orjson.dumps(whole) + b"\n\n"
@@ -116,5 +115,5 @@ def unavailable(body: object, retry_after_s: float) -> web.Response:
 
 def error_response(status: int, message: str) -> web.Response:
     """An OpenAI-shaped error of an admin path."""
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
+    error = openai_error(message, BadRequestError.type, status)
     return json_response({"error": error}, status)

@@ -69,6 +69,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer",
+        "_fast_path",
         "_head_bytes",
         "_interim",
         "_is_full",
@@ -76,7 +77,6 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         "_on_lost",
         "_on_rest",
         "_reply",
-        "_tap",
         "_transport",
         "_unsent",
         "buffer_updated",
@@ -100,8 +100,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._on_rest, self._on_lost = on_rest, on_lost
         self._reply: UpstreamResponse | None = None
         # The event loop asks for these once, and calls them with every read.
-        self._tap = tap = FastPath(_reads)
-        self.get_buffer, self.buffer_updated = tap.get_buffer, tap.buffer_updated
+        self._fast_path = reads = FastPath(_reads)
+        self.get_buffer, self.buffer_updated = reads.get_buffer, reads.buffer_updated
         self._buffer = b""
         self._head_bytes = self._interim = 0
         self._is_paused = self._is_full = False
@@ -113,7 +113,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connected, TLS included."""
-        self._tap.rest = self._take
+        self._fast_path.rest = self._take
         self._transport = cast(asyncio.Transport, transport)
         tcp.bound_reads(transport.get_extra_info("socket"))
         if (sock := transport.get_extra_info("socket")) is not None:
@@ -174,7 +174,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self.loop.call_soon(self._send_on, self._reply)
 
     def _take(self, data: bytes) -> None:
-        """A piece that the tap did not pass on."""
+        """A piece that the fast path did not pass on."""
         reply = self._reply
         if reply is None:
             self.abort()  # unasked for: nothing that follows could be told from an answer
@@ -250,7 +250,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Gone."""
         self.is_closed = True
-        self._tap.rest = _drop
+        self._fast_path.rest = _drop
         detail = "the connection broke" if exc is not None else _CLOSED
         self._end(UpstreamFailure(FailureKind.RESET, detail), is_clean=exc is None)
         self._on_lost(self)
@@ -284,14 +284,19 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def _forget(self) -> None:
         self._reply = self._unsent = None
-        self._tap.shut()
+        self._fast_path.leave()
 
-    def tap(self, reply: UpstreamResponse) -> FastPath | None:
+    def fast_path(self, reply: UpstreamResponse) -> FastPath | None:
         """For the pieces of this answer, which is a stream; none when it is over."""
         if self._reply is not reply:
             return None
         tcp.acknowledge_late(self._transport.get_extra_info("socket"))
-        return self._tap
+        return self._fast_path
+
+    def leave_fast_path(self, reply: UpstreamResponse) -> None:
+        """Every further piece of this answer goes to its sink."""
+        if self._reply is reply:
+            self._fast_path.leave()
 
     def hang_up(self, reply: UpstreamResponse) -> bool:
         """Send nothing more; false where one cannot and still read."""

@@ -36,8 +36,11 @@ class ResponseSource(Protocol):
     def leave(self, reply: UpstreamResponse, /) -> None:
         """Nobody wants the rest of this answer."""
 
-    def tap(self, reply: UpstreamResponse, /) -> FastPath | None:
+    def fast_path(self, reply: UpstreamResponse, /) -> FastPath | None:
         """For the pieces of this answer, which is a stream; none when it is over."""
+
+    def leave_fast_path(self, reply: UpstreamResponse, /) -> None:
+        """Every further piece of this answer goes to its sink."""
 
     def hang_up(self, reply: UpstreamResponse, /) -> bool:
         """Send nothing more; false where one cannot and still read."""
@@ -170,8 +173,7 @@ class UpstreamResponse:
         framing = self.framing
         self.is_over = framing.is_done
         if self.is_over and framing.end != len(data):
-            # Bytes that nobody asked for: they are not the client's, and the connection ends.
-            self.keeps = False
+            self.note_excess()
 
     def wake(self) -> None:
         """Let who waits look again."""
@@ -223,14 +225,23 @@ class UpstreamResponse:
 
     def pour(self, sink: Sink) -> bytes:
         """From now on each piece of the wire goes to `sink`; the body held so far is returned."""
-        self.sink = sink
+        self.turn_to(sink)
         held = b"".join(self.body)
         self.body.clear()
         return held
 
-    def tap(self) -> FastPath | None:
+    def fast_path(self) -> FastPath | None:
         """What can pass pieces on before the sink sees them; it is a stream. None: it is over."""
-        return self._connection.tap(self)
+        return self._connection.fast_path(self)
+
+    def turn_to(self, sink: Sink) -> None:
+        """Every further piece goes to `sink`, none by the fast path."""
+        self.sink = sink
+        self._connection.leave_fast_path(self)
+
+    def note_excess(self) -> None:
+        """Bytes came that nobody asked for: they are not the client's, and the connection ends."""
+        self.keeps = False
 
     def pause(self) -> None:
         """Read no more from the instance, whose connection is another's once this is over."""
@@ -253,11 +264,11 @@ class UpstreamResponse:
         A piece of its body ends the connection at once.
         """
         if self.is_over:
-            self.sink = _nowhere  # else a cycle that only the collector would end
+            self.turn_to(_nowhere)  # else a cycle that only the collector would end
         elif not self.keeps:
             self.close()
         else:
-            self.sink = self._expect_nothing
+            self.turn_to(self._expect_nothing)
             self.resume()
             self._alarm = Alarm(seconds, self.close)
 
@@ -267,7 +278,7 @@ class UpstreamResponse:
         if body:
             self.close()
         if self.is_over:
-            self.sink = _nowhere
+            self.turn_to(_nowhere)
             if self._alarm is not None:
                 self._alarm.stop()
                 self._alarm = None
@@ -280,4 +291,4 @@ class UpstreamResponse:
     def close(self) -> None:
         """Done with it. One that is not over takes its connection along."""
         self.sink = _nowhere
-        self._connection.leave(self)
+        self._connection.leave(self)  # by the fast path too

@@ -92,7 +92,8 @@ async def test_freed_memory_is_kept_while_giants_come(
 
     def look() -> int:
         seen.append("look")
-        service.giants += is_busy
+        if is_busy:
+            service.memory.note_giant(service.clock.now_s())
         return resident_bytes()
 
     async def some_looks() -> list[str]:
@@ -121,6 +122,6 @@ async def test_freed_memory_is_kept_while_giants_come(
         monkeypatch.setattr(background, "CALM_S", 0.0)
         await some_looks()
         assert "give back" in await some_looks()
-        giants = service.giants
+        before_s = service.clock.now_s()
         assert (await proxy.post(chat(words(80_000)))).status == 200
-        assert service.giants == giants + 1
+        assert service.memory.giant_s > before_s

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.types import RequestFacts
+from proxy.protocol.endpoints import OFFLOADABLE
 from proxy.protocol.request_facts import (
     BLOCK_BYTES,
     BYTES_PER_TOKEN_PRIOR,
-    OFFLOAD_ENDPOINTS,
     SESSION_HEADERS,
     TokenEstimator,
     block_hashes,
@@ -265,7 +265,7 @@ class TestOffloadable:
         ],
         ids=repr,
     )
-    @pytest.mark.parametrize("endpoint", sorted(OFFLOAD_ENDPOINTS))
+    @pytest.mark.parametrize("endpoint", sorted(OFFLOADABLE))
     def test_bodies(self, endpoint: str, expected: bool, extra: dict[str, Any]) -> None:
         assert is_offloadable(endpoint, {"model": "m", **extra}) is expected
 

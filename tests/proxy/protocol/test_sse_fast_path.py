@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -44,19 +45,35 @@ def ready() -> Scanner:
     """One that has seen content."""
     scanner = Scanner()
     scanner.feed(ROLE + TEXT)
-    scanner.mark, scanner.is_smooth = 1 << 30, scanner.is_between
     return scanner
 
 
-def take(scanner: Scanner, framing: Chunked, wire: bytes) -> bool:
-    """As its owner does; whether the piece was taken."""
-    if scanner.takes(wire):
-        return True
-    body = framing.feed(wire)
-    scanner.feed(body)
-    is_whole = framing.is_whole and body.endswith(b"\n\n")
-    scanner.is_smooth = is_whole and scanner.is_between
-    return False
+class Owner:
+    """Feeds its scanner what the fast path leaves, and opens that again, as a relay does."""
+
+    def __init__(self, mark: int) -> None:
+        self.scanner, self.framing, self.mark = Scanner(), Chunked(), mark
+        self.written: list[bytes] = []
+        self.buffer = memoryview(bytearray(65536))
+        self.fast_path = FastPath(self.buffer)
+        self.fast_path.rest = self.rest
+        nothing: Callable[[], int] = lambda: 0  # noqa: E731
+        self.fast_path.serve(self.scanner, self.written.append, nothing, nothing, nothing)
+
+    def rest(self, wire: bytes) -> None:
+        body = self.framing.feed(wire)
+        self.scanner.feed(body)
+        if self.framing.is_whole and body.endswith(b"\n\n") and self.scanner.is_between:
+            self.fast_path.open(self.mark)
+        else:
+            self.fast_path.shut()
+
+    def take(self, wire: bytes) -> bool:
+        """Whether the piece was passed on."""
+        before = len(self.written)
+        self.buffer[: len(wire)] = wire
+        self.fast_path.buffer_updated(len(wire))
+        return len(self.written) > before
 
 
 @pytest.mark.parametrize("body", PLAIN, ids=lambda body: repr(body[:60]))
@@ -104,12 +121,11 @@ def test_what_is_not_one_chunk_is_not(wire: bytes) -> None:
 
 
 def test_not_before_content_nor_at_the_mark() -> None:
-    scanner, framing = Scanner(), Chunked()
-    scanner.mark = 6
-    taken = [take(scanner, framing, wrap(piece)) for piece in (ROLE, ROLE, *[TEXT] * 4)]
+    owner = Owner(mark=6)
+    taken = [owner.take(wrap(piece)) for piece in (ROLE, ROLE, *[TEXT] * 4)]
     assert taken[:3] == [False] * 3, "without content"
     assert taken[4:] == [True, False], "the sixth event is at the mark"
-    assert scanner.events == 6
+    assert owner.scanner.events == 6
 
 
 @settings(max_examples=150)
@@ -124,14 +140,13 @@ def test_taken_or_fed_it_says_the_same(bodies: list[bytes], cuts: list[int]) -> 
         wire = b"".join(wires)
         edges = sorted({0, len(wire), *(cut % len(wire) for cut in cuts)})
         wires = [wire[a:b] for a, b in pairwise(edges)]
-    scanner, framing, fed = Scanner(), Chunked(), Scanner()
-    scanner.mark = 1 << 30
+    owner, fed = Owner(mark=1 << 30), Scanner()
     for wire in wires:
-        take(scanner, framing, wire)
+        owner.take(wire)
     fed.feed(b"".join(bodies))
-    assert said(scanner) == said(fed)
+    assert said(owner.scanner) == said(fed)
     if fed.size < 4096:
-        assert scanner.error() == fed.error()
+        assert owner.scanner.error() == fed.error()
 
 
 def test_an_error_long_ago_is_not_among_the_last_events() -> None:
@@ -144,7 +159,7 @@ def test_an_error_long_ago_is_not_among_the_last_events() -> None:
 
 
 class Receiver:
-    """What a tap is opened with."""
+    """What a fast path serves."""
 
     def __init__(self) -> None:
         self.got: list[bytes] = []
@@ -154,9 +169,10 @@ class Receiver:
         self.is_gone = self.refuses = False
         self.buffer = memoryview(bytearray(65536))
         self.scanner = ready()
-        self.tap = FastPath(self.buffer)
-        self.tap.rest = self.left.append
-        self.tap.open(self.scanner, self.write, lambda: self.waits, self.full, self.gone)
+        self.fast_path = FastPath(self.buffer)
+        self.fast_path.rest = self.left.append
+        self.fast_path.serve(self.scanner, self.write, lambda: self.waits, self.full, self.gone)
+        self.fast_path.open(1 << 30)
 
     def write(self, data: bytes) -> None:
         if self.refuses:
@@ -170,11 +186,11 @@ class Receiver:
         self.is_gone = True
 
     def read(self, data: bytes) -> None:
-        self.tap.get_buffer(65536)[: len(data)] = data
-        self.tap.buffer_updated(len(data))
+        self.fast_path.get_buffer(65536)[: len(data)] = data
+        self.fast_path.buffer_updated(len(data))
 
 
-def test_a_tap_writes_what_is_content_and_leaves_the_rest() -> None:
+def test_a_fast_path_writes_what_is_content_and_leaves_the_rest() -> None:
     receiver = Receiver()
     receiver.scanner.takes(wrap(TEXT))
     for body in (TEXT, DONE, TEXT):
@@ -188,6 +204,10 @@ def test_a_tap_writes_what_is_content_and_leaves_the_rest() -> None:
     receiver.refuses = True
     receiver.read(wrap(TEXT))
     assert receiver.is_gone
-    receiver.tap.shut()
+    for shut in (receiver.fast_path.shut, receiver.fast_path.leave):
+        shut()
+        receiver.read(wrap(TEXT))
+        assert receiver.left.pop() == wrap(TEXT)
+        receiver.fast_path.open(1 << 30)
     receiver.read(wrap(TEXT))
-    assert receiver.left == [wrap(DONE), wrap(TEXT)]
+    assert receiver.left == [wrap(DONE), wrap(TEXT)], "it cannot be opened once it was left"

@@ -1,0 +1,190 @@
+"""aiohttp's private parts under public names: the only file of the proxy that knows them.
+
+aiohttp keeps a client's connection, its parser and its limits, and offers no other way to refuse a
+message that was parsed, to serve a connection in one task, or to write an answer's bytes past its
+writer. Any release of aiohttp may rename some of this: `test_aiohttp_adapter.py` lists all of it,
+and says what is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.http_writer import StreamWriter
+from aiohttp.streams import StreamReader
+from aiohttp.web_protocol import ERROR, RequestHandler, _ErrInfo
+from multidict import CIMultiDict
+
+Unreadable = _ErrInfo
+"""Stands in the queue for a message that could not be read, with the exception that says why."""
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+T = TypeVar("T")
+_NO_HEADERS = CIMultiDict[str]()
+"""Of answers whose head goes round aiohttp: one for all."""
+
+
+class Slot(Protocol[T]):
+    """An attribute of aiohttp's object that goes by another name here."""
+
+    def __get__(self, holder: object, kind: type | None = None, /) -> T:
+        """Read it."""
+
+    def __set__(self, holder: object, value: T, /) -> None:
+        """Write it."""
+
+
+def _slot(owner: type, name: str) -> Any:
+    """The descriptor of a slot: under another name it is as fast, which a property is not."""
+    return getattr(owner, name)
+
+
+def unreadable(status: int, error: Exception) -> Unreadable:
+    """What stands in the queue for a message that is refused."""
+    return _ErrInfo(status=status, exc=error, message="")
+
+
+class AiohttpConnection(RequestHandler):
+    """A client's connection as aiohttp has it.
+
+    `messages`: what was parsed and is not served yet, with each one's body. `waiter`: set while
+    the serving task waits for a message. `has_closed`: nothing more is written. `is_closing`:
+    closed after the message in service. `reading_paused`: a body that nobody reads is long enough;
+    `buffer_paused`: the queue is.
+    """
+
+    __slots__ = ()
+
+    loop: Slot[asyncio.AbstractEventLoop] = _slot(RequestHandler, "_loop")
+    messages: Slot[deque[tuple[RawRequestMessage | Unreadable, StreamReader]]] = _slot(
+        RequestHandler, "_messages"
+    )
+    request_count: Slot[int] = _slot(RequestHandler, "_request_count")
+    current_request: Slot[web.BaseRequest | None] = _slot(RequestHandler, "_current_request")
+    waiter: Slot[asyncio.Future[None] | None] = _slot(RequestHandler, "_waiter")
+    serving_task: Slot[asyncio.Task[None] | None] = _slot(RequestHandler, "_task_handler")
+    has_closed: Slot[bool] = _slot(RequestHandler, "_force_close")
+    is_closing: Slot[bool] = _slot(RequestHandler, "_close")
+    keeps_alive: Slot[bool] = _slot(RequestHandler, "_keepalive")
+    lingering_s: Slot[float] = _slot(RequestHandler, "_lingering_time")
+    reading_paused: Slot[bool] = _slot(RequestHandler, "_reading_paused")
+    buffer_paused: Slot[bool] = _slot(RequestHandler, "_buffer_paused")
+    pause_transport = RequestHandler._pause_transport_reading
+    resume_transport = RequestHandler._resume_transport_reading
+    handle_request = RequestHandler._handle_request
+
+    def next_message(self) -> tuple[RawRequestMessage | Unreadable, StreamReader]:
+        """Take the next message off the queue; its parser may go on."""
+        taken = self.messages.popleft()
+        if self._parser is not None:
+            self._parser.message_consumed()
+        if self.buffer_paused and len(self.messages) <= self._msg_queue_resume_size:
+            self._resume_reading_if_drained()
+        return taken
+
+    def request_of(
+        self, message: RawRequestMessage | Unreadable, payload: StreamReader
+    ) -> tuple[web.BaseRequest, Handler]:
+        """The request that a message makes, and what answers it."""
+        handler = self._request_handler
+        if isinstance(message, _ErrInfo):
+            handler, message = self._make_error_handler(message), ERROR
+        assert handler is not None
+        assert self._manager is not None
+        assert self._request_factory is not None
+        self._manager.requests_count += 1
+        task = self.serving_task or asyncio.current_task(self.loop)
+        assert task is not None
+        writer = StreamWriter(self, self.loop)
+        return self._request_factory(message, payload, self, writer, task), handler
+
+    def begin_idle_time(self) -> None:
+        """The connection is kept for another request, for as long as an idle one may be."""
+        close_s = self.loop.time() + self._keepalive_timeout
+        self._next_keepalive_close_time = close_s
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self.loop.call_at(close_s, self._process_keepalive)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """What aiohttp does with an answer; nothing where its bytes have gone round it."""
+        if resp._eof_sent and not self._upgraded:
+            return resp, False
+        return await super().finish_response(request, resp, start_time)
+
+
+def release_task(request: web.BaseRequest) -> None:
+    """Break the cycle of a request and the task that served it."""
+    request._task = None  # type: ignore[assignment]
+
+
+class AiohttpServer(web.Server):
+    """Makes the connections of one listener, in the place of the server that aiohttp `made`."""
+
+    def __init__(self, made: web.Server) -> None:
+        super().__init__(
+            made.request_handler,
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            loop=made._loop,
+        )
+        self.loop = made._loop
+        self.options = made._kwargs
+        """What each connection is made with."""
+
+    @property
+    def open_connections(self) -> int:
+        """Connections that are being served."""
+        return len(self._connections)
+
+
+class AiohttpRunner(web.AppRunner):
+    """Runs an application behind a server that it `exchanges` for aiohttp's own."""
+
+    __slots__ = ()
+
+    def exchange_server(self, made: web.Server) -> web.Server:
+        """The server to use instead of aiohttp's."""
+        raise NotImplementedError
+
+    async def _make_server(self) -> web.Server:
+        return self.exchange_server(await super()._make_server())
+
+
+class AiohttpSite(web.TCPSite):
+    """A site whose listening socket its subclass makes: `server` is what accepts on it."""
+
+    runner: Slot[web.AppRunner] = _slot(web.TCPSite, "_runner")
+    server: Slot[asyncio.AbstractServer | None] = _slot(web.TCPSite, "_server")
+    ssl_context: Slot[ssl.SSLContext | None] = _slot(web.TCPSite, "_ssl_context")
+    host: Slot[str] = _slot(web.TCPSite, "_host")
+    wanted_port: Slot[int] = _slot(web.TCPSite, "_port")
+    backlog: Slot[int] = _slot(web.TCPSite, "_backlog")
+
+    async def register(self) -> None:
+        """Enter it in the list of its runner, without listening."""
+        await super(web.TCPSite, self).start()
+
+
+class AiohttpResponse(web.StreamResponse):
+    """A response whose bytes go round aiohttp, which is told how far they have come."""
+
+    def __init__(self, status: int, *, keep_alive: bool) -> None:
+        super().__init__(status=status, reason="", _real_headers=_NO_HEADERS)
+        self._keep_alive = keep_alive
+
+    def note_head(self, writer: AbstractStreamWriter, size: int) -> None:
+        """The head is out: `size` bytes, which aiohttp's writer of the request is told of."""
+        self._payload_writer = writer
+        writer.output_size = size
+
+    def note_end(self) -> None:
+        """Everything is out that will be."""
+        self._eof_sent = True

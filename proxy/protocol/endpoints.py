@@ -1,0 +1,73 @@
+"""The API paths that the proxy knows: one row each, and nowhere else a list of them.
+
+A path without a row is passed on all the same, as `OTHER`, where it is below /v1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class ErrorForm(Enum):
+    """How an error is said inside a stream that has begun."""
+
+    OPENAI = "openai"
+    """`data: {"error": ...}`: clients of OpenAI's chat raise at it."""
+    MESSAGES = "messages"
+    """Anthropic's event `error`."""
+    RESPONSES = "responses"
+    """The event `error` of OpenAI's Responses API, with the plain error object in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One API path.
+
+    `is_counted`: metrics count it under its own label. `offloadable`: it takes a JSON object by
+    POST and nothing else, and two instances may serve it, one for the prompt and one for the
+    answer. `last_events`: names of the events that end its stream; none: [DONE] ends it.
+    `operators_only`: it changes one engine, and is refused to clients.
+    """
+
+    path: str
+    is_counted: bool = True
+    offloadable: bool = False
+    last_events: tuple[str, ...] = ()
+    error_form: ErrorForm = ErrorForm.OPENAI
+    operators_only: bool = False
+
+    @property
+    def label(self) -> str:
+        """Its value of the metrics' label `endpoint`."""
+        return self.path if self.is_counted else "other"
+
+
+OTHER = Endpoint("", is_counted=False)
+"""Every path without a row."""
+_RESPONSES_END = ("response.completed", "response.incomplete", "response.failed")
+_ROWS = (
+    Endpoint("/v1/chat/completions", offloadable=True),
+    Endpoint("/v1/completions", offloadable=True),
+    Endpoint("/v1/responses", last_events=_RESPONSES_END, error_form=ErrorForm.RESPONSES),
+    Endpoint("/v1/messages", last_events=("message_stop",), error_form=ErrorForm.MESSAGES),
+    Endpoint("/v1/embeddings"),
+    Endpoint("/v1/rerank"),
+    Endpoint("/v1/score"),
+    Endpoint("/tokenize"),
+    Endpoint("/detokenize"),
+    Endpoint("/v1/load_lora_adapter", is_counted=False, operators_only=True),
+    Endpoint("/v1/unload_lora_adapter", is_counted=False, operators_only=True),
+)
+ENDPOINTS = {row.path: row for row in _ROWS}
+OFFLOADABLE = frozenset(row.path for row in _ROWS if row.offloadable)
+"""The paths of nearly all requests; a set, because each request is looked up in it four times."""
+BESIDE_V1 = tuple(path for path in ENDPOINTS if not path.startswith("/v1/"))
+"""Paths that are passed on although they are not below /v1."""
+LAST_EVENTS = tuple(dict.fromkeys(name for row in _ROWS for name in row.last_events))
+"""Names of the events that end the stream of some endpoint."""
+
+
+def endpoint_of(path: str) -> Endpoint:
+    """The row of a path; `OTHER` for a path without one."""
+    return ENDPOINTS.get(path, OTHER)
