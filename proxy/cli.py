@@ -75,7 +75,7 @@ async def _serve(loaded: Loaded, given: Sequence[str], heritage: InheritedSocket
     count = len(loaded.settings.instances)
     logger.info("cache-proxy %s, process %d", described(), os.getpid())
     logger.info("listening on %s (instances: %d)", server.url, count)
-    _warn(logger, loaded.settings)
+    warn_of_options(logger, loaded.settings)
     try:
         supervisor.started(replaces=heritage.has_predecessor)
     except OSError:
@@ -89,7 +89,7 @@ async def _serve(loaded: Loaded, given: Sequence[str], heritage: InheritedSocket
         supervisor.ended()
 
 
-def _warn(logger: logging.Logger, settings: Settings) -> None:
+def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
     """Log settings that may surprise an operator."""
     without = [spec.name for spec in settings.instances if spec.bootstrap_url is None]
     if settings.kv_connector != "none" and without:
