@@ -1,4 +1,4 @@
-"""The command `analyze`: reports and comparisons of what `replay` wrote; league, regret, check."""
+"""The command `analyze`: reports and comparisons of replayed runs; league, regret, check."""
 
 import argparse
 import sys
@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `analyze`; 0 done, 1 outputs differ (--require-identical) or check fails, 2 bad input."""
+    """Run `analyze`: 0 done, 1 outputs differ (--require-identical) or check fails, 2 bad input."""
     options = build_parser().parse_args(arguments)
     console = Console()
     try:

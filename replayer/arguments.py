@@ -11,7 +11,7 @@ class OneLineParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """End with exit status 2."""
+        """Print one line and exit with status 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
 

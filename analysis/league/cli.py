@@ -23,17 +23,27 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Declare the subcommand."""
     parser = commands.add_parser(
         "league",
-        help="every published routing rule on one trace, in virtual time",
+        help="compare published routing rules on one trace, in virtual time",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("trace", type=Path, help="trace file, as for replay")
     add("--instances", type=positive_count, default=8, help="engines")
-    add("--load", type=_numbers, default="0.5,0.8,1.0", help="parts of the saturation rate")
+    add(
+        "--load",
+        type=_numbers,
+        default="0.5,0.8,1.0",
+        help="loads, as parts of the saturation rate, by commas",
+    )
     add("--policies", type=_policies, default="all", help=f"all, or of {', '.join(RIVALS)}")
     add("--seeds", type=positive_count, default=3, help="runs per policy and load")
-    add("--first-seed", type=count, default=0, help="of the seeds, which follow one another")
-    add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
+    add("--first-seed", type=count, default=0, help="lowest of the seeds, which are consecutive")
+    add(
+        "--regime",
+        type=names,
+        default=",".join(REGIMES),
+        help="whether the working set fits the fleet's KV or exceeds it",
+    )
     add(
         "--scale",
         type=given_scale,
@@ -47,16 +57,21 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default=60.0,
         help="longest pause between two turns, seconds",
     )
-    add("--timeout", type=positive, default=60.0, help="a later first token is a failure, seconds")
+    add(
+        "--timeout",
+        type=positive,
+        default=60.0,
+        help="seconds to the first token after which a request fails",
+    )
     add("--jobs", type=positive_count, default=os.cpu_count() or 1, help="worker processes")
     add("--json", type=Path, help="file for all rows")
     add("--figures", type=Path, help="folder for a figure per load")
 
 
 def run_command(options: argparse.Namespace, console: Console) -> int:
-    """Run the league as asked, print and write it."""
+    """Run the league, print and write the results."""
     perturb = tuple(PERTURBATIONS) if options.perturb == ("all",) else options.perturb
-    # A worker outlives a parent that is killed; one that exits takes its workers along.
+    # Workers outlive a parent that a signal kills, but not one that exits.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wanted = LeagueOptions(
         trace=options.trace,
@@ -76,7 +91,7 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
     with Progress(console=Console(file=sys.stderr), transient=True) as bar:
         line = bar.add_task("league", total=None)
         league = run_league(wanted, lambda n, of: bar.update(line, completed=n, total=of))
-    # A line of the table is never cut or wrapped, whatever the terminal.
+    # Lines of the table are never cut or wrapped, even if the terminal is narrower.
     wide = Console(width=max(console.width, TABLE_WIDTH))
     print_league(league.scales, league.rows, wide)
     print_verdicts(summarise(league.rows), wide)

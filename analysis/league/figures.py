@@ -1,7 +1,7 @@
-"""A figure per load: every policy's goodput against its TTFT p90, one panel per regime.
+"""The league's figures, one per load: every policy's goodput and TTFT p90, a column per regime.
 
-HTML needs nothing beyond plotly. PNG needs plotly's renderer, kaleido, and a Chrome or Chromium;
-where either is absent, no PNG is written and the list of what was written says so.
+PNG needs kaleido, plotly's renderer, and a Chrome or Chromium; without them only HTML is written,
+and the list of written files says so.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def _png(figure: Any, path: Path) -> str:
     try:
         figure.write_image(path, width=1400, height=900)
     except (ValueError, RuntimeError) as error:
-        # Without kaleido plotly raises the one, without a browser kaleido the other.
+        # ValueError: plotly without kaleido; RuntimeError: kaleido without a browser.
         first = next((line for line in str(error).splitlines() if line), type(error).__name__)
         return f"(no {path.name}: {first})"
     return str(path)
 
 
 def draw(summary: list[dict[str, Any]], title: str) -> Any:
-    """One load: bars of goodput and of TTFT p90 with their intervals, a column per regime."""
+    """Draw one load: bars of goodput and TTFT p90 with their intervals, a column per regime."""
     regimes = list(dict.fromkeys(one["regime"] for one in summary))
     names = [f"{regime}: {what}" for what in ("goodput", "TTFT p90, s") for regime in regimes]
     figure = make_subplots(rows=2, cols=len(regimes), subplot_titles=names)

@@ -30,7 +30,7 @@ class LeagueError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LeagueOptions:
-    """What to compare, where, how hard."""
+    """The options of a league; times in virtual seconds."""
 
     trace: Path
     instances: int = 8
@@ -45,27 +45,27 @@ class LeagueOptions:
     timeout_s: float = 60.0
     jobs: int = 1
     given: Scale | None = None
-    """A scale from an earlier run, in place of the search for those of `regimes`."""
+    """A scale of an earlier run, instead of a search for the scales of `regimes`."""
 
     def check(self) -> None:
-        """Refuse names that do not exist."""
-        for what, names, known in (
+        """Raise LeagueError for an unknown name."""
+        for option, names, known in (
             ("policies", self.policies, RIVALS.keys()),
             ("regime", self.regimes, REGIMES.keys()),
             ("perturb", self.perturbations, PERTURBATIONS.keys()),
         ):
             wrong = [name for name in names if name not in known]
             if wrong:
-                raise LeagueError(f"--{what}: must be of {', '.join(known)}, not {wrong[0]}")
+                raise LeagueError(f"--{option}: must be of {', '.join(known)}, not {wrong[0]}")
 
 
 _source: Source | None = None
 
 
-def _begin(trace: Path) -> None:
+def _start_worker(trace: Path) -> None:
     global _source  # noqa: PLW0603 - a worker process reads its trace once
     _source = load_source(trace)
-    # A run makes few cycles and many objects that live to its end: a tenth of the time saved.
+    # A run makes few cycles, and many objects that live to its end: saves a tenth of the time.
     gc.freeze()
     gc.set_threshold(GC_OBJECTS, 50, 100)
 
@@ -90,13 +90,13 @@ def _row(task: Task) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class League:
-    """What came out: one scale per regime, one row per task."""
+    """The results: one scale per regime, one row of figures per task."""
 
     scales: list[Scale]
     rows: list[dict[str, Any]]
 
     def document(self, options: LeagueOptions) -> dict[str, Any]:
-        """The JSON form: null is infinite or absent."""
+        """Return the JSON form; null is infinite or absent."""
         return {
             "trace": options.trace.name,
             "instances": options.instances,
@@ -120,10 +120,10 @@ class League:
 def run_league(options: LeagueOptions, progress: Callable[[int, int], None]) -> League:
     """Find the scales, then compute every row."""
     options.check()
-    _begin(options.trace)
-    # Processes are made anew instead of forked: nothing of this one is shared but the arguments.
+    _start_worker(options.trace)
+    # Spawned, not forked: workers share nothing of this process but the arguments.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, _begin, (options.trace,)) as pool:
+    with context.Pool(options.jobs, _start_worker, (options.trace,)) as pool:
         scales = (
             [options.given]
             if options.given is not None

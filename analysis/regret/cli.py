@@ -21,18 +21,23 @@ def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     """Declare the subcommand."""
     parser = commands.add_parser(
         "regret",
-        help="how far policies are from an oracle that tries every action",
+        help="compare policies with an oracle that tries every action",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("trace", type=Path, help="trace file, as for replay")
-    add("--oracle", choices=ORACLES, default="rollout", help="how the oracle knows")
+    add("--oracle", choices=ORACLES, default="rollout", help="kind of the oracle")
     add("--instances", type=int, default=4, help="engines")
-    add("--load", type=positive, default=0.8, help="part of the saturation rate")
-    add("--policies", type=names, default=f"cost,{BASELINE}", help="as of the league, by commas")
+    add("--load", type=positive, default=0.8, help="load, as a part of the saturation rate")
+    add(
+        "--policies",
+        type=names,
+        default=f"cost,{BASELINE}",
+        help="names of the league's policies, by commas",
+    )
     add("--seeds", type=int, default=3, help="runs per policy")
-    add("--first-seed", type=int, default=0, help="of the seeds, which follow one another")
-    add("--decisions", type=int, default=30, help="HEAVY decisions looked at per seed")
+    add("--first-seed", type=int, default=0, help="lowest of the seeds, which are consecutive")
+    add("--decisions", type=int, default=30, help="HEAVY decisions examined per seed")
     add(
         "--futures",
         type=int,
@@ -44,13 +49,18 @@ def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--scale", type=given_scale, help="RATE:KV instead of --regime, as of the league")
     add("--load-horizon", type=positive, default=900.0, help="virtual seconds of load")
     add("--think-cap", type=positive, default=60.0, help="longest pause between turns, seconds")
-    add("--timeout", type=positive, default=60.0, help="a later first token is a failure, seconds")
+    add(
+        "--timeout",
+        type=positive,
+        default=60.0,
+        help="seconds to the first token after which a request fails",
+    )
     add("--jobs", type=int, default=os.cpu_count() or 1, help="worker processes")
     add("--json", type=Path, help="file for summary, runs and decisions")
 
 
 def run_regret_command(options: argparse.Namespace, console: Console) -> int:
-    """Compute as asked, print and write."""
+    """Compute the regret, print and write the results."""
     wanted = RegretOptions(
         trace=options.trace,
         instances=options.instances,

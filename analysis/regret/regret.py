@@ -1,9 +1,9 @@
-"""How far a policy is from an oracle that tries every action at every HEAVY decision.
+"""The regret of a policy against an oracle that tries every action at every HEAVY decision.
 
 Mean regret is that of whole runs: (J of the policy - J of the oracle-controlled run) / J of the
-oracle-controlled run, over seeds. There is one oracle for all policies: the rollout over the policy
-whose rollout has the lowest J. Beside it stand the noise floor (the same figure for an oracle that
-could only postpone by milliseconds) and, per decision, what the best action would have saved.
+oracle-controlled run, over seeds. All policies are compared with one oracle: the rollout over the
+policy whose rollout has the lowest J. Also computed are the noise floor (the same figure for an
+oracle that could only postpone by milliseconds) and, per decision, the saving of the best action.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RegretError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RegretOptions:
-    """What to compare with the oracle, where, how thoroughly. Times in virtual seconds."""
+    """The options of a regret; times in virtual seconds."""
 
     trace: Path
     instances: int = 4
@@ -52,16 +52,16 @@ class RegretOptions:
     given: Scale | None = None
 
     def check(self) -> None:
-        """Refuse what does not exist or makes no sense."""
-        for what, names, known in (
+        """Raise RegretError for an unknown name or a number out of range."""
+        for option, names, known in (
             ("policies", self.policies, RIVALS.keys()),
             ("regime", self.regimes, REGIMES.keys()),
         ):
             wrong = [name for name in names if name not in known]
             if wrong or not names:
                 found = wrong[0] if wrong else "nothing"
-                raise RegretError(f"--{what}: must be of {', '.join(known)}, not {found}")
-        for what, value, least in (
+                raise RegretError(f"--{option}: must be of {', '.join(known)}, not {found}")
+        for option, value, least in (
             ("instances", self.instances, 2),
             ("seeds", self.seeds, 1),
             ("first-seed", self.first_seed, 0),
@@ -70,7 +70,7 @@ class RegretOptions:
             ("jobs", self.jobs, 1),
         ):
             if value < least:
-                raise RegretError(f"--{what}: must be at least {least}, not {value}")
+                raise RegretError(f"--{option}: must be at least {least}, not {value}")
 
 
 def compute_regret(options: RegretOptions, progress: Callable[[int, int], None]) -> Regret:
@@ -116,7 +116,7 @@ def _tasks(options: RegretOptions, scale: Scale, source: Source) -> Iterator[Reg
 
 
 def document(regret: Regret, options: RegretOptions) -> dict[str, Any]:
-    """The JSON form: null is infinite, unknown or absent."""
+    """Return the JSON form; null is infinite, unknown or absent."""
     return {
         "trace": options.trace.name,
         "instances": options.instances,

@@ -29,7 +29,7 @@ BLOCK_TOKENS = 16
 
 
 def requests(load: Load) -> int:
-    """Requests in flight, in whatever phase."""
+    """Count the requests in flight, in any phase."""
     return load.prefill_requests + load.inbound_requests + load.decode_requests
 
 
@@ -38,18 +38,18 @@ def _least(c: Candidate) -> tuple[float, int]:
 
 
 def least_requests(scene: PlacementView) -> Candidate:
-    """The fewest requests in flight."""
+    """Choose the instance with the fewest requests in flight."""
     return min(scene.free, key=_least)
 
 
 def sticky(scene: PlacementView) -> Candidate:
-    """The session's home; a new session goes to the fewest requests in flight."""
+    """Choose the session's home; for a new session, the fewest requests in flight."""
     home = next((c for c in scene.free if c.instance.name == scene.home), None)
     return home or least_requests(scene)
 
 
 class RoundRobin:
-    """Every request to the next instance."""
+    """Each request goes to the next instance in turn."""
 
     def __init__(self) -> None:
         self._next = 0
