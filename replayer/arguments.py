@@ -60,3 +60,8 @@ def write_json(path: Path, document: Any) -> None:
     """Write an indented JSON file, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Read names joined by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())

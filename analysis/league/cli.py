@@ -10,14 +10,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from analysis.league.figures import write_figures
-from analysis.league.league import League, LeagueOptions, print_league, run_league, summarise
+from analysis.league.league import League, LeagueOptions, run_league
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.scale import REGIMES, Scale
+from analysis.league.scale import REGIMES, given_scale
+from analysis.league.summary import TABLE_WIDTH, print_league, summarise
 from analysis.league.verdict import print_verdicts
 from analysis.rivals.registry import RIVALS
-from replayer.arguments import count, not_negative, positive, positive_count, write_json
-
-TABLE_WIDTH = 200
+from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
 
 
 def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -47,8 +46,8 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add(
         "--scale",
-        type=scale,
-        help="RATE:KV instead of --regime: session starts/s at load 1.0, KV tokens per engine",
+        type=given_scale,
+        help="RATE:KV instead of --regime: load 1.0 and KV tokens per engine",
     )
     add("--perturb", type=names, default="none", help=f"of {', '.join(PERTURBATIONS)}, or all")
     add("--horizon", type=positive, default=900.0, help="virtual seconds of load")
@@ -94,7 +93,7 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
         league = run_league(wanted, lambda n, of: bar.update(line, completed=n, total=of))
     # Lines of the table are never cut or wrapped, even if the terminal is narrower.
     wide = Console(width=max(console.width, TABLE_WIDTH))
-    print_league(league, wide)
+    print_league(league.scales, league.rows, wide)
     print_verdicts(summarise(league.rows), wide)
     _write(league, wanted, options, console)
     return 0
@@ -108,26 +107,13 @@ def _write(
         write_json(options.json, league.document(wanted))
         written.append(str(options.json))
     if options.figures is not None:
-        written += write_figures(options.figures, league, wanted.trace.name)
+        written += write_figures(options.figures, league.rows, wanted.trace.name)
     for one in written:
         console.print(f"written: {one}", soft_wrap=True, markup=False)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Read names joined by commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def _policies(text: str) -> tuple[str, ...]:
     return tuple(RIVALS) if text == "all" else names(text)
-
-
-def scale(text: str) -> Scale:
-    """Read RATE:KV, session starts per second at load 1.0 and KV tokens per engine."""
-    rate, _, kv_tokens = text.partition(":")
-    if not kv_tokens:
-        raise argparse.ArgumentTypeError(f"must be RATE:KV, not {text!r}")
-    return Scale("given", positive(kv_tokens), positive(rate), 0.0)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -6,20 +6,21 @@ and the list of written files says so.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from analysis.league.league import League, summarise
+from analysis.league.summary import summarise
 from analysis.rivals.registry import DEFAULT
 
 
-def write_figures(folder: Path, league: League, title: str) -> list[str]:
-    """Write the figures; returns the paths written, and a note for each PNG that was not."""
+def write_figures(folder: Path, rows: Sequence[dict[str, Any]], title: str) -> list[str]:
+    """Write the figures; returns what was written, and what was not."""
     folder.mkdir(parents=True, exist_ok=True)
-    summary = [one for one in summarise(league.rows) if one["perturb"] == "none"]
+    summary = [one for one in summarise(rows) if one["perturb"] == "none"]
     written = []
     for load in sorted({one["load"] for one in summary}):
         figure = draw([one for one in summary if one["load"] == load], f"{title}, load {load:g}")

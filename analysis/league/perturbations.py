@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from analysis.league.simulate import EngineFleet, slower
+from analysis.league.fleet import EngineFleet, slower
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import LoadRules
 

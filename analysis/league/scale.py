@@ -13,12 +13,15 @@ the load could not take twice that load.
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from analysis.league.simulate import EngineFleet, engines, run_policy, working_set_tokens
+from analysis.league.fleet import EngineFleet, Scale, engines
+from analysis.league.simulate import run_policy, working_set_tokens
 from analysis.rivals.registry import BASELINE
+from replayer.arguments import positive
 from replayer.virtual.arrivals import LoadRules, plan
 from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualRun
@@ -36,16 +39,6 @@ SPAN, SPAN_OF_EXCEEDS = 32.0, 8.0
 RAISE = 2.0
 """Factor on `high` while the baseline keeps up even there, as with very short horizons."""
 ROUNDS = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """A regime's fleet KV per engine, saturation rate, and working set at that rate."""
-
-    regime: str
-    kv_tokens: float
-    rate: float
-    working_set_tokens: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,3 +122,11 @@ def exceeds(bench: Bench) -> Scale:
 
 
 REGIMES: dict[str, Callable[[Bench], Scale]] = {"fits": fits, "exceeds": exceeds}
+
+
+def given_scale(text: str) -> Scale:
+    """Read RATE:KV, session starts per second at load 1.0 and KV tokens per engine."""
+    rate, _, kv_tokens = text.partition(":")
+    if not kv_tokens:
+        raise argparse.ArgumentTypeError(f"must be RATE:KV, not {text!r}")
+    return Scale("given", positive(kv_tokens), positive(rate), 0.0)

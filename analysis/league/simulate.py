@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
+from analysis.league.fleet import EngineFleet
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.config import RouterConfig
 from proxy.core.placement.scene import Decide
 from proxy.core.routing.router import Router
-from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.fleet import simulate
 from replayer.virtual.load import Source
@@ -26,27 +26,6 @@ from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun, ke
 
 WARM_UP_RATIO = 0.25
 PREFILL_THROUGHPUT = 20_000.0
-ABORT_TIMEOUT_S = 60.0
-"""VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's 480 pins KV for minutes."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFleet:
-    """Engines and client of a run; `options` are fields of RouterConfig.
-
-    `longest_tokens`: tokens of the trace's longest request, the least KV of an engine.
-    """
-
-    engines: tuple[EngineOptions, ...]
-    timeout_s: float = 60.0
-    longest_tokens: int = 0
-    estimate_factor: float = 1.0
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def kv_tokens(self) -> int:
-        """KV of the whole fleet, in tokens."""
-        return sum(one.num_blocks * one.block_size for one in self.engines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +38,6 @@ class Task:
     perturb: str
     rules: LoadRules
     fleet: EngineFleet
-
-
-def engines(instances: int, kv_tokens: float, block_tokens: int) -> tuple[EngineOptions, ...]:
-    """Make equal engines with so many tokens of KV each."""
-    blocks = max(2, math.ceil(kv_tokens / block_tokens))
-    one = EngineOptions(
-        block_size=block_tokens,
-        num_blocks=blocks,
-        max_model_len=blocks * block_tokens,
-        abort_timeout_s=ABORT_TIMEOUT_S,
-    )
-    return (one,) * instances
 
 
 def run_task(source: Source, task: Task) -> dict[str, Any]:
@@ -204,12 +171,3 @@ def working_set_tokens(rows: Sequence[VirtualRow], horizon_s: float) -> float:
         last[row.session_id] = row
     total += sum(add(row, row.end_s or row.arrival_s) for row in last.values())
     return total / (horizon_s - start_s)
-
-
-def slower(engine: EngineOptions, factor: float) -> EngineOptions:
-    """Return the engine with every step `factor` times longer."""
-    s = engine.step
-    step = replace(
-        s, a0=s.a0 * factor, a1=s.a1 * factor, a2=s.a2 * factor, a3=s.a3 * factor, a4=s.a4 * factor
-    )
-    return replace(engine, step=step)

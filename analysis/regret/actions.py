@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core.connectors import CONNECTORS
-from proxy.core.placement.scene import Choice, PlacementView, Size, peers, size_on
+from proxy.core.placement.scene import Choice, PlacementView, Size, chosen, peers, size_on
 from proxy.core.types import Candidate, Reason
 
 
@@ -55,7 +54,7 @@ def actions(scene: PlacementView, choice: Choice) -> list[Action]:
     that is at most 14, with 8 at most 36.
     """
     found = [action_of(choice), *(Action(c.instance.name) for c in scene.free)]
-    if CONNECTORS[scene.config.kv_connector].can_offload and scene.facts.offloadable:
+    if scene.transfers.can_offload and scene.facts.offloadable:
         least = min(scene.free, key=lambda c: c.load.ongoing_tokens)
         ds = {choice.decode.instance.name, least.instance.name, scene.home}
         for d in scene.free:
@@ -74,7 +73,7 @@ def forced(scene: PlacementView, action: Action) -> Choice:
     d = by_name[action.decode]
     p = by_name[action.prefill] if action.prefill is not None else None
     reason = Reason.POLICY_NEVER if p is None else Reason.POLICY_ALWAYS
-    return Choice(d, p, size_on(scene, d), reason, action.decode != scene.home)
+    return chosen(scene, d, p, reason, placed=action.decode != scene.home)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from analysis.league.cli import TABLE_WIDTH, names, scale
-from analysis.league.scale import REGIMES
+from analysis.league.scale import REGIMES, given_scale
+from analysis.league.summary import TABLE_WIDTH
 from analysis.regret.regret import ORACLES, RegretOptions, compute_regret, document
 from analysis.regret.tables import print_regret
 from analysis.rivals.registry import BASELINE
-from replayer.arguments import positive, write_json
+from replayer.arguments import names, positive, write_json
 
 
 def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,14 +44,9 @@ def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default=4,
         help="resampled futures per action; 1: the real one",
     )
-    add("--horizon", type=_horizon, default=60.0, help="length of a future: end, or seconds")
-    add(
-        "--regime",
-        type=names,
-        default=",".join(REGIMES),
-        help="whether the working set fits the fleet's KV or exceeds it",
-    )
-    add("--scale", type=scale, help="RATE:KV instead of --regime, as for the league")
+    add("--horizon", type=_horizon, default=60.0, help="how far a future goes: end, or seconds")
+    add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
+    add("--scale", type=given_scale, help="RATE:KV instead of --regime, as of the league")
     add("--load-horizon", type=positive, default=900.0, help="virtual seconds of load")
     add("--think-cap", type=positive, default=60.0, help="longest pause between turns, seconds")
     add(
@@ -87,7 +82,7 @@ def run_regret_command(options: argparse.Namespace, console: Console) -> int:
     with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
         line = bar.add_task("regret", total=None)
         regret = compute_regret(wanted, lambda n, of: bar.update(line, completed=n, total=of))
-    print_regret(regret, wanted, Console(width=max(console.width, TABLE_WIDTH)))
+    print_regret(regret, wanted.policies, Console(width=max(console.width, TABLE_WIDTH)))
     if options.json is not None:
         write_json(options.json, document(regret, wanted))
         console.print(f"written: {options.json}", soft_wrap=True, markup=False)

@@ -164,6 +164,14 @@ def held_out_ratio(costs_s: Sequence[Sequence[float]]) -> float | None:
     return fmean(gaps)
 
 
+@dataclass(frozen=True, slots=True)
+class RegretRun:
+    """What came out: one row of figures, and the decisions that were looked at."""
+
+    row: dict[str, Any]
+    decisions: list[JudgedDecision]
+
+
 class Probe:
     """A Decide that wraps the policy's. `wanted`: numbers of the decisions to try; None: all."""
 

@@ -14,14 +14,14 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from analysis.league.simulate import EngineFleet, figures, make_rule, setting
+from analysis.league.fleet import EngineFleet
+from analysis.league.simulate import figures, make_rule, setting
 from analysis.regret.branching import BranchingFleet, Terms, objective_s
-from analysis.regret.oracle import JudgedDecision, Mode, Probe
+from analysis.regret.oracle import Mode, Probe, RegretRun
 from analysis.rivals.registry import RIVALS
-from proxy.core.placement.rules import by_rules
-from proxy.core.routing.router import DECIDERS, Router
+from proxy.core.placement.policies import POLICIES
+from proxy.core.routing.router import Router
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualRun
@@ -45,14 +45,6 @@ class RegretTask:
     decisions: int
     horizon_s: float = math.inf
     futures: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class RegretRun:
-    """The results: one row of figures, and the decisions at which every action was tried."""
-
-    row: dict[str, Any]
-    decisions: list[JudgedDecision]
 
 
 def run_regret(source: Source, task: RegretTask) -> RegretRun:
@@ -94,7 +86,7 @@ def run_probed(
     rival = RIVALS[task.policy]
     rule = make_rule(rival, task.fleet)
     config, options = setting(rival, task.fleet, block_tokens)
-    policy = rule or DECIDERS.get(config.offload_policy, by_rules)
+    policy = rule or POLICIES[config.offload_policy]
     probe = Probe(policy, mode, wanted)
     terms = Terms(task.rules.slo, task.horizon_s, task.futures, task.rules.seed)
     observers = [] if rule is None else [rule]

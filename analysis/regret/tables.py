@@ -6,6 +6,7 @@ A description gives the action taken, the better one, and the state of their ins
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +15,7 @@ from rich.table import Table
 
 from analysis.regret.actions import Action, View
 from analysis.regret.oracle import JudgedDecision
-from analysis.regret.regret import Regret, RegretOptions, summarise_regret, worst
+from analysis.regret.summary import Regret, summarise_regret, worst
 from analysis.rivals.registry import BASELINE
 
 IDLE_S = 0.05
@@ -75,10 +76,10 @@ EXPLAINED = (
 )
 
 
-def print_regret(regret: Regret, options: RegretOptions, console: Console) -> None:
-    """Print all tables and the worst decisions, per scale and policy."""
+def print_regret(regret: Regret, policies: Sequence[str], console: Console) -> None:
+    """Print everything."""
     console.print(EXPLAINED, soft_wrap=True, markup=False)
-    summary = summarise_regret(regret, options)
+    summary = summarise_regret(regret, policies)
     for scale in regret.scales:
         part = [one for one in summary if one["regime"] == scale.regime]
         console.print(

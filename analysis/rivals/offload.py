@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.rivals.placement import Place, least_requests, requests
-from proxy.core.placement.scene import Choice, PlacementView, peers, size_on
+from proxy.core.placement.scene import Choice, PlacementView, chosen, peers
 from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Reason, RequestFacts
 
@@ -39,12 +39,12 @@ class Placed:
         p = prefill_peer(scene, d) if self.remote is not None else None
         if self.remote is None or p is None or not self.remote(scene, d, p):
             return local(scene, d)
-        return Choice(d, p, size_on(scene, d), Reason.NON_CACHED_TOKENS, placed=True)
+        return chosen(scene, d, p, Reason.NON_CACHED_TOKENS, placed=True)
 
 
 def local(scene: PlacementView, d: Candidate) -> Choice:
     """Compute on D."""
-    return Choice(d, None, size_on(scene, d), Reason.BELOW_THRESHOLD, placed=True)
+    return chosen(scene, d, None, Reason.BELOW_THRESHOLD, placed=True)
 
 
 def prefill_peer(scene: PlacementView, d: Candidate) -> Candidate | None:
@@ -115,7 +115,7 @@ class AibrixCombined:
             return 0.1 * missed + requests(c.load) / most, c.last_placed
 
         p = min(able, key=score)
-        return Choice(d, p, size_on(scene, d), Reason.POLICY_ALWAYS, placed=True)
+        return chosen(scene, d, p, Reason.POLICY_ALWAYS, placed=True)
 
     def on_finish(
         self, route: Route, facts: RequestFacts, tokens: int, decode_s: float, now_s: float

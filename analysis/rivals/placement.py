@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from proxy.core.placement.scene import Choice, PlacementView, size_on
+from proxy.core.placement.scene import Choice, PlacementView, chosen
 from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Load, Reason, RequestFacts
 
@@ -193,17 +193,17 @@ class Smetric:
         expected = self._seen_tokens.get(facts.session_id or "", 0)
         stays = expected and previous.hit_tokens > self.HIT_RATIO * expected
         if stays and (meets[previous.instance.name] or not any(meets.values())):
-            chosen = previous
+            best = previous
         else:
-            chosen = min(
+            best = min(
                 scene.free,
                 key=lambda c: (queues[c.instance.name] * requests(c.load), c.last_placed),
             )
-        name = chosen.instance.name
+        name = best.instance.name
         self._workers[name].pending[id(facts)] = works[name]
         if facts.session_id is not None:
             self._seen_tokens[facts.session_id] = facts.prompt_tokens
-        return Choice(chosen, None, size_on(scene, chosen), Reason.POLICY_NEVER, placed=True)
+        return chosen(scene, best, None, Reason.POLICY_NEVER, placed=True)
 
     def on_first_token(
         self, route: Route, facts: RequestFacts, ttft_s: float, cached: int, now_s: float

@@ -8,19 +8,10 @@ import orjson
 import pytest
 
 from analysis.cli import main
-from analysis.league.league import (
-    LeagueError,
-    LeagueOptions,
-    mean_and_interval,
-    run_league,
-)
-from analysis.league.scale import Scale
-from analysis.league.simulate import (
-    EngineFleet,
-    Task,
-    engines,
-    run_task,
-)
+from analysis.league.fleet import EngineFleet, Scale, engines
+from analysis.league.league import LeagueError, LeagueOptions, run_league
+from analysis.league.simulate import Task, run_task
+from analysis.league.summary import mean_and_interval
 from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import load_source
 from replayer.virtual.requests import VirtualRow

@@ -1,6 +1,6 @@
 """Regret in words and tables."""
 
-from analysis.regret.regret import missed
+from analysis.regret.summary import missed
 from analysis.regret.tables import explain
 from tests.support.regret import Watched
 
