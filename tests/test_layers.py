@@ -34,7 +34,7 @@ EXCEPTIONS = {"replayer.replay.cli": ("analysis.report", "analysis.runs")}
 """The replayer's command calls the report, lazily, to write it."""
 MOST_ENTRIES = 12
 """Modules and packages in one folder."""
-MOST_CHAINED = 13
+MOST_CHAINED = 15
 """Modules on the longest chain of imports."""
 IMPURE = {"asyncio", "logging", "os", "random", "socket", "subprocess", "threading", "time"}
 PURE_THIRD_PARTY = {"xxhash", "orjson"}
