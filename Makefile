@@ -41,7 +41,7 @@ demo-check: demo
 
 ## Every test that needs no vLLM.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q --ignore=tests/chaos
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --ignore=tests/chaos
 
 ## The same for the core as it is installed with a C compiler at hand; see setup.py.
 test-compiled: compiled

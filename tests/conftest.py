@@ -1,12 +1,8 @@
-"""Fixtures for all tests: hypothesis profiles, and aioresponses on the aiohttp in use."""
+"""Fixtures for all tests: hypothesis profiles, and a SIGINT that works."""
 
 import os
 import signal
-from typing import Any
-from unittest.mock import Mock
 
-import aiohttp
-import aioresponses.core
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -25,14 +21,6 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class _Response(aiohttp.ClientResponse):
-    """aioresponses 0.7.9 does not know `stream_writer`, which aiohttp >= 3.14 requires."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("stream_writer", Mock(output_size=0))
-        super().__init__(*args, **kwargs)
-
-
-@pytest.fixture(autouse=True)
-def _aioresponses_shim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aioresponses.core, "ClientResponse", _Response)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The demos mostly wait for their child processes: begun last, they would be waited for."""
+    items.sort(key=lambda item: item.get_closest_marker("demo") is None)

@@ -6,18 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import orjson
 import pytest
 
-from replayer.demo.checks import Evidence, checks
+from tests.support.waiting import until_true
 
 SMALL = ("--speed", "12", "--", "--no-progress", "--no-html", "--limit", "60")
+
 pytestmark = [pytest.mark.demo, pytest.mark.timeout(120)]
 
 
@@ -92,8 +91,8 @@ def test_a_signal_stops_every_child(tmp_path: Path, sign: signal.Signals, status
     ) as demo:
         assert demo.stdout
         demo.stdout.readline()
-        children = _until(lambda: _children(demo.pid), 4)
-        _until((tmp_path / "proxy.jsonl").read_text, 1)
+        children = until_true(lambda: len(found := _children(demo.pid)) >= 4 and found)
+        until_true((tmp_path / "proxy.jsonl").read_text)
         demo.send_signal(sign)
         said = demo.stdout.read()
     assert demo.returncode == status
@@ -106,43 +105,13 @@ def test_a_signal_before_anything_runs_leaves_nothing(tmp_path: Path) -> None:
     """While the engines are being started, and twice."""
     command = [sys.executable, "-m", "replayer.demo", "--out", str(tmp_path), *SMALL]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as demo:
-        children = _until(lambda: _children(demo.pid), 1)
+        children = until_true(lambda: _children(demo.pid))
         demo.send_signal(signal.SIGTERM)
         demo.send_signal(signal.SIGINT)
         said, _ = demo.communicate()
     assert demo.returncode in (143, 130)
     assert said.count("\n") == 1
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
-
-
-def test_a_killed_engines_book_is_not_added_up(tmp_path: Path) -> None:
-    def book(name: str, *rows: dict[str, object]) -> Path:
-        path = tmp_path / name
-        path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
-        return path
-
-    moved = {"route_class": "HEAVY_P2P", "decode_instance": "engine0", "request_id": "r"}
-    exposition = 'vllm:prompt_tokens_by_source_total{source="external_kv_transfer"} 7.0'
-    evidence = Evidence(
-        proxy_log=book("proxy", moved | {"retries": 1, "fallback": None, "outcome": "ok"}),
-        client_log=book("client", {"outcome": "ok"}),
-        proxy_metrics="cache_proxy_live_leases 0.0",
-        engine_metrics={"engine0": exposition},
-        engine_logs={"engine0": book("engine0", {"request_id": "r", "external_tokens": 7})},
-        killed=True,
-        offloads_expected=True,
-        wait=lambda condition: None,
-    )
-    [(held, claim)] = [one for one in checks(evidence) if "external KV" in one[1]]
-    assert held
-    assert "received 7 (live engines; the killed one's book is lost)" in claim
-    assert "sent" not in claim
-
-
-def _until(get: Callable[[], Collection[Any]], enough: int) -> Collection[Any]:
-    while len(got := get()) < enough:
-        time.sleep(0.01)
-    return got
 
 
 def _children(pid: int) -> list[int]:

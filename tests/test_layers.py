@@ -218,3 +218,55 @@ def _bases(tree: ast.Module) -> Iterator[tuple[str, str]]:
         if isinstance(node, ast.ClassDef):
             for base in node.bases:
                 yield origin.get(ast.unparse(base), ""), node.name
+
+
+TESTED_ELSEWHERE = {
+    "proxy.core.config": "vocabulary only: fields and their defaults",
+    "proxy.core.types": "vocabulary only",
+    "proxy.core.kvcache.eviction_order": "test_prefix_index.py, against a naive model",
+    "proxy.core.placement.candidates": "test_cost.py and test_rules.py choose among them",
+    "proxy.core.routing.route": "test_router.py and test_lifecycle.py: every step of a route",
+    "proxy.core.routing.waiting": "state/test_queue.py: let in, refused, gone, sent elsewhere",
+    "proxy.fleet.instances": "scenarios/test_breaker.py: who goes, who comes back",
+    "proxy.net.server.refusals": "net/server/test_connection.py and bad_input",
+    "proxy.net.server.request_loop": "request/test_relay_edges.py: keep-alive, pipelining",
+    "proxy.net.server.responses": "scenarios/test_streams.py and test_faults.py",
+    "proxy.process.background": "process/test_memory.py, scenarios/test_breaker.py",
+    "proxy.request.attempts": "scenarios/test_faults.py: retries, and who is blamed",
+    "proxy.request.client_response": "request/test_relay.py",
+    "proxy.request.exchange": "every file of scenarios",
+    "proxy.request.legs": "scenarios/test_offload.py, test_reuse.py and test_connectors.py",
+    "proxy.request.stream_accounting": "scenarios/test_streams.py",
+    "proxy.state.proxy_state": "every file of scenarios",
+    "replayer.data.make_sample": "trace/test_loaders.py reads what it made",
+    "replayer.demo.__main__": "tests/test_demo.py",
+    "replayer.engine.types": "vocabulary only",
+    "replayer.simulator.driver": "simulator/test_api.py and test_host.py",
+    "replayer.virtual.arrivals": "virtual/test_load.py",
+    "replayer.virtual.hooks": "virtual/test_fleet.py: what observers hear",
+    "replayer.virtual.legs": "virtual/test_fleet.py and analysis/check/test_fit.py",
+    "replayer.virtual.recorded": "analysis/check/test_check.py and test_logs.py",
+    "replayer.virtual.requests": "virtual/test_fleet.py",
+    "analysis.league.figures": "analysis/league/test_cli.py writes them",
+}
+"""Modules without a test file of their name, and where their behaviour is tested."""
+
+
+def _test_files(name: str) -> list[Path]:
+    """Those of a module: `test_<module>.py`, or some `test_<module>_<aspect>.py`."""
+    *folders, module = name.split(".")
+    folder = ROOT.joinpath("tests", *folders)
+    return [*folder.glob(f"test_{module}.py"), *folder.glob(f"test_{module}_*.py")]
+
+
+def test_every_module_has_its_test_file_or_a_reason() -> None:
+    modules = {name for name, path in PATHS.items() if path.name != "__init__.py"}
+    without = {name for name in modules if not _test_files(name)}
+    assert without == TESTED_ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("top", BETWEEN)
+def test_every_test_file_in_a_mirrored_folder_is_a_modules(top: str) -> None:
+    """What is of no single module stands in `scenarios`."""
+    files = set((ROOT / "tests" / top).rglob("test_*.py"))
+    assert files == {path for name in PATHS for path in _test_files(name) if path in files}

@@ -43,9 +43,9 @@ class Admin:
     async def ready(self, request: web.Request) -> web.Response:
         """Answer 503 while the proxy drains or no instance is up: send no new requests."""
         del request
-        if self._service.is_draining:
+        if self._service.in_flight.is_draining:
             return unavailable({"status": "draining"}, DRAIN_RETRY_S)
-        if not self._service.is_serving:
+        if not self._service.instances.is_serving:
             return unavailable({"status": "no instance is up"}, NO_INSTANCE_RETRY_S)
         return json_response({"status": "ready"})
 
@@ -61,7 +61,7 @@ class Admin:
             }
             for m in fleet.members()
         }
-        serving = self._service.is_serving
+        serving = self._service.instances.is_serving
         body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
         if self._service.last_reload is not None:
             body["config_reload"] = self._service.last_reload
@@ -71,7 +71,7 @@ class Admin:
     async def metrics(self, request: web.Request) -> web.Response:
         """The metrics as Prometheus text."""
         del request
-        text = await self._service.exposition()
+        text = await self._service.exposition.text()
         return web.Response(body=text, headers={"Content-Type": EXPOSITION_TYPE})
 
     async def instances(self, request: web.Request) -> web.Response:
@@ -85,7 +85,7 @@ class Admin:
         member = router.fleet.get(name)
         assert member is not None
         busy, load = router.busy(name, ANY_MODEL, now_s), router.ledger.load(name)
-        stats = self._service.stats.get(name)
+        stats = self._service.instances.reports.get(name)
         return {
             "name": name,
             "url": member.instance.url,
@@ -159,7 +159,7 @@ class Admin:
         if request.query.get("drain") == "true":
             member.is_draining = True
             return json_response(self._describe(name), 202)
-        await self._service.remove(name)
+        await self._service.instances.remove(name)
         return json_response({"removed": name})
 
     async def end_session(self, request: web.Request) -> web.Response:
@@ -177,7 +177,7 @@ class Admin:
         auth = grant.added if grant.hidden else _auth(request)
         cards: dict[str, Mapping[str, object]] = {}
         for member in self._service.router.fleet.usable():
-            upstream = self._service.upstreams[member.instance.name]
+            upstream = self._service.instances.by_name[member.instance.name]
             try:
                 body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, auth, LIST_BYTES)
             except UpstreamFailure:

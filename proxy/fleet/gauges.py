@@ -43,6 +43,10 @@ class FleetCollector(Collector):
         self._stats = stats
         self.now_s = 0.0
 
+    def at(self, now_s: float) -> None:
+        """The next `collect` is at this time."""
+        self.now_s = now_s
+
     def collect(self) -> Iterator[Metric]:
         """One family after the other."""
         names = [member.instance.name for member in self._router.fleet.members()]

@@ -1,15 +1,19 @@
-"""Failures and recoveries of instances: reported to the core, acted on, logged."""
+"""The instances: connections and reports by name; their failures and recoveries, acted on."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from urllib.parse import urlsplit
 
+from proxy.config.values import InstanceSpec
+from proxy.core.admission.engine_reports import EngineKv, EngineStats
 from proxy.core.fleet.health import Change
 from proxy.core.routing.router import Router
-from proxy.core.types import FailureKind
+from proxy.core.types import FailureKind, Instance
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import Upstream
+from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UpstreamFailure
 
 _WORDS = {
@@ -23,14 +27,86 @@ _FINE = "enough instances are up again"
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Watcher:
-    """Reports to a router, and ends what waits on the connections of its instances."""
+class Instances:
+    """Connections and last reports by instance name, over a router.
 
-    router: Router
-    upstreams: dict[str, Upstream]
-    clock: Clock
-    _said: str = _FINE
+    `on_replay` is called when a stale connection was replaced, `on_removed` with the name of an
+    instance that was taken out.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        clock: Clock,
+        ways: ConnectOptions,
+        on_replay: Callable[[], None],
+        on_removed: Callable[[str], None],
+    ) -> None:
+        self.router, self.clock, self.ways = router, clock, ways
+        self.by_name: dict[str, Upstream] = {}
+        self.reports: dict[str, EngineStats] = {}
+        self._on_replay, self._on_removed = on_replay, on_removed
+        self._said = _FINE
+
+    def get(self, name: str) -> Upstream | None:
+        """An instance's connections; None when it is not known."""
+        return self.by_name.get(name)
+
+    def all(self) -> Collection[Upstream]:
+        """Every instance's connections."""
+        return self.by_name.values()
+
+    def upstream(self, name: str) -> Upstream:
+        """An instance's connections; raises UpstreamFailure when it was removed meanwhile."""
+        found = self.by_name.get(name)
+        if found is None:
+            raise UpstreamFailure(FailureKind.CONNECT, "the instance was removed")
+        return found
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether an instance that has answered is there to be used."""
+        return any(m.health.was_seen for m in self.router.fleet.usable())
+
+    def add(self, spec: InstanceSpec, connect_timeout_s: float) -> None:
+        """Bring an instance in."""
+        instance = Instance(spec.name, spec.url, spec.bootstrap_url)
+        self.router.add(instance)
+        self.by_name[spec.name] = Upstream(instance, connect_timeout_s, self._on_replay, self.ways)
+
+    async def remove(self, name: str) -> None:
+        """Take an instance out and close its connections."""
+        self.router.remove(name)
+        self._on_removed(name)
+        self.reports.pop(name, None)
+        if (upstream := self.by_name.pop(name, None)) is not None:
+            self._keep_names()
+            upstream.went_down()
+            await upstream.close()
+
+    def _keep_names(self) -> None:
+        """Forget the addresses of names that no instance has any more."""
+        instances = [upstream.instance for upstream in self.by_name.values()]
+        urls = [url for i in instances for url in (i.url, i.bootstrap_url) if url]
+        self.ways.resolver.keep({urlsplit(url).hostname or "" for url in urls})
+
+    def has_drained(self, name: str) -> bool:
+        """Whether an instance that is on its way out has nothing left to do."""
+        member = self.router.fleet.get(name)
+        return member is not None and member.is_draining and self.router.ledger.load(name).is_idle
+
+    def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
+        """Take in an engine's report; `mark` is equal for equal ones."""
+        if name in self.by_name:
+            self.reports[name] = stats
+            kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio)
+            self.observe_start(name, stats.start_s)
+            self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        for upstream in self.by_name.values():
+            await upstream.close()
 
     def probe_failed(self, name: str, failure: UpstreamFailure) -> None:
         """A health check failed."""
@@ -66,7 +142,7 @@ class Watcher:
         _log.warning(
             "instance %s is another process (%s): its cache and times are forgotten", name, why
         )
-        if (upstream := self.upstreams.get(name)) is not None:
+        if (upstream := self.by_name.get(name)) is not None:
             upstream.forget_engine_id()
 
     def act(self, name: str, change: Change | None, error: str) -> None:
@@ -75,7 +151,7 @@ class Watcher:
             if error:
                 _log.debug("instance %s: %s", name, error)
             return
-        upstream = self.upstreams.get(name)
+        upstream = self.by_name.get(name)
         if change is Change.BACK:
             _log.info("instance %s is up", name)
             self._note_fleet()

@@ -92,7 +92,7 @@ async def _every(interval_s: float, service: ProxyState, job: Job, is_due: IsDue
 
     async with asyncio.TaskGroup() as group:
         while True:
-            for upstream in service.upstreams.values():
+            for upstream in service.instances.all():
                 if upstream not in running and is_due(service, upstream):
                     running.add(upstream)
                     group.create_task(run_one(upstream))
@@ -123,20 +123,20 @@ async def look_round(service: ProxyState) -> bool:
         async with asyncio.timeout(FIRST_LOOK_S):
             while True:
                 async with asyncio.TaskGroup() as group:
-                    for upstream in service.upstreams.values():
+                    for upstream in service.instances.all():
                         group.create_task(look(upstream))
-                if service.is_serving:
+                if service.instances.is_serving:
                     return True
                 await asyncio.sleep(LAG_INTERVAL_S)
-    return service.is_serving
+    return service.instances.is_serving
 
 
 async def probe(service: ProxyState, upstream: Upstream) -> None:
     """GET /health; then read models and engine id, if they are unknown or due."""
     name, settings = upstream.instance.name, service.settings
-    if service.has_drained(name):
+    if service.instances.has_drained(name):
         _log.info("instance %s is removed: its last request is over", name)
-        await service.remove(name)
+        await service.instances.remove(name)
         return
     if (member := service.router.fleet.get(name)) is not None:
         u = random.random()
@@ -144,9 +144,9 @@ async def probe(service: ProxyState, upstream: Upstream) -> None:
     try:
         await upstream.get("/health", settings.health_timeout)
     except UpstreamFailure as failure:
-        service.watcher.probe_failed(name, failure)
+        service.instances.probe_failed(name, failure)
         return
-    service.watcher.probe_answered(name)
+    service.instances.probe_answered(name)
     try:
         with Limit(settings.health_timeout):
             await _learn(service, upstream)
@@ -154,7 +154,7 @@ async def probe(service: ProxyState, upstream: Upstream) -> None:
         _log.debug("instance %s: %s", name, failure)
     if upstream.has_new_engine:
         upstream.has_new_engine = False
-        service.watcher.engine_changed(name)
+        service.instances.engine_changed(name)
 
 
 async def _learn(service: ProxyState, upstream: Upstream) -> None:
@@ -193,7 +193,7 @@ async def trial(service: ProxyState, upstream: Upstream) -> None:
         failure = UpstreamFailure(FailureKind.TIMEOUT, f"no token in {TRIAL_S:g} s")
     except UpstreamFailure as error:
         failure = error if error.kind in FAULT_KINDS else None
-    service.watcher.trial_ended(name, failure)
+    service.instances.trial_ended(name, failure)
 
 
 async def scrape(service: ProxyState, upstream: Upstream) -> None:
@@ -205,7 +205,7 @@ async def scrape(service: ProxyState, upstream: Upstream) -> None:
         return
     name, frozen = upstream.instance.name, service.router.gate.reports.frozen
     was_frozen = name in frozen
-    service.observe_stats(name, parse(body), xxhash.xxh3_64_intdigest(body))
+    service.instances.observe_report(name, parse(body), xxhash.xxh3_64_intdigest(body))
     if name in frozen and not was_frozen:
         _log.warning(
             "instance %s: its /metrics stay the same while it works, so they are ignored", name

@@ -38,9 +38,9 @@ class Drain:
     async def drain(self) -> None:
         """Turn readiness off, accept a little longer, let running requests finish in time."""
         service, limit_s = self._service, self._service.settings.drain_seconds
-        service.is_leaving = service.is_draining = True
+        service.in_flight.is_leaving = service.in_flight.is_draining = True
         service.waiting.close()
-        _log.info("draining: %d requests in flight", service.in_flight)
+        _log.info("draining: %d requests in flight", service.in_flight.count)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
         if await self._idle_within(accept_s) and await self._left_within(min(KEPT_S, accept_s)):
             return
@@ -56,9 +56,11 @@ class Drain:
         ends with its next answer or after its idle time. A signal turns this into a drain.
         """
         service, limit_s = self._service, self._service.settings.handover_seconds
-        service.is_leaving = True
+        service.in_flight.is_leaving = True
         await _stop_accepting(self._runners)
-        _log.info("handed over: %d requests, %d connections", service.in_flight, self._connected())
+        _log.info(
+            "handed over: %d requests, %d connections", service.in_flight.count, self._connected()
+        )
         least_s = HANDSHAKE_S if service.settings.tls_cert else ACCEPTED_S
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -68,21 +70,21 @@ class Drain:
         if self._stop.is_set():
             self._stop.clear()
             await self.drain()
-        elif service.in_flight:
+        elif service.in_flight.count:
             await self._cut(f"{limit_s:g} s after a hot restart")
 
     def _has_work(self) -> bool:
         """Whether there are connections, requests, or detached tasks such as releases of KV."""
         service = self._service
-        return bool(self._connected() or service.in_flight or service.aftermath.live)
+        return bool(self._connected() or service.in_flight.count or service.aftermath.live)
 
     def _connected(self) -> int:
         return sum(len(r.server.connections) for r in self._runners if r.server is not None)
 
     async def _cut(self, why: str) -> None:
-        _log.warning("drain: %d requests cut (%s)", self._service.in_flight, why)
+        _log.warning("drain: %d requests cut (%s)", self._service.in_flight.count, why)
         self._stop.clear()
-        self._service.cut()
+        self._service.in_flight.cut()
         await self._idle_within(CUT_S)
 
     async def _left_within(self, seconds: float) -> bool:
@@ -93,7 +95,7 @@ class Drain:
             if left_s <= 0:
                 break
             await self._told_within(min(_LOOK_S, left_s))
-        return not self._service.in_flight
+        return not self._service.in_flight.count
 
     async def _told_within(self, seconds: float) -> None:
         """Wait for a signal, or for this time."""
@@ -103,7 +105,7 @@ class Drain:
 
     async def _idle_within(self, seconds: float) -> bool:
         """Wait for the last request; false when the time is over or a signal comes first."""
-        idle = self._service.idle
+        idle = self._service.in_flight.idle
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await first_of(idle, self._stop)
@@ -116,7 +118,7 @@ def closing(service: ProxyState) -> Callable[[web.Request, web.StreamResponse], 
 
     async def say_close(request: web.Request, response: web.StreamResponse) -> None:
         del request
-        if service.is_leaving:
+        if service.in_flight.is_leaving:
             response.headers["Connection"] = "close"
             response.force_close()
 

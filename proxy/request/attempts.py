@@ -100,7 +100,7 @@ class Attempts:
         """Ask D, and wait for its first event; raises UpstreamFailure."""
         service, record, name = self._service, self._record, leg.instance.name
         fetch_from = leg.fetch_from if isinstance(leg, SendDecode) else None
-        source = service.upstreams.get(fetch_from.name) if fetch_from else None
+        source = service.instances.get(fetch_from.name) if fetch_from else None
         if isinstance(leg, SendHedge) or leg.is_repeat:
             own_id = f"{record.request_id}-{uuid.uuid4().hex[:6]}"
             out = replace(out, headers=with_request_id(out.headers, own_id))
@@ -111,10 +111,12 @@ class Attempts:
         record.decode_instance = name
         try:
             if edits is None or not service.connector.pins:
-                return await decode_leg(out, service.upstream(name), edits, source, patience)
+                return await decode_leg(
+                    out, service.instances.upstream(name), edits, source, patience
+                )
 
             async def fetching(on_sent: OnSent) -> UpstreamResponse:
-                d = service.upstream(name)
+                d = service.instances.upstream(name)
                 return await decode_leg(out, d, edits, source, patience, on_sent)
 
             self._half = DecodeHalf(service, self._flow, edits)
@@ -145,7 +147,7 @@ class Attempts:
         metrics, record = self._service.metrics, self._record
         for action in actions:
             if isinstance(action, InstanceFailed):
-                self._service.watcher.act(action.name, action.change, action.detail)
+                self._service.instances.act(action.name, action.change, action.detail)
             elif isinstance(action, FellBack):
                 self._tell_fallback(action)
             elif isinstance(action, HedgeEnded):
@@ -160,7 +162,7 @@ class Attempts:
     def _tell_fallback(self, action: FellBack) -> None:
         """What P said of itself may be wrong, unless it was only late."""
         service, why = self._service, action.why
-        p = service.upstreams.get(action.prefill.name) if action.prefill else None
+        p = service.instances.get(action.prefill.name) if action.prefill else None
         if p is not None and why is not Fallback.P_LATE:
             p.forget_engine_id()
         if why is Fallback.KV_PARAMS:

@@ -86,7 +86,7 @@ class Exchange:
         scope = Limit(total_s)
         try:
             with scope:
-                self.service.enter(scope)
+                self.service.in_flight.enter(scope)
                 return await self._serve()
         except ProxyError as error:
             return self._refuse(error)
@@ -103,7 +103,7 @@ class Exchange:
             # aiohttp takes any other exception for a fault of ours, and logs its traceback.
             raise asyncio.CancelledError from gone
         finally:
-            self.service.leave(scope)
+            self.service.in_flight.leave(scope)
             self._finish()
             if self._stream is not None:  # two cycles that only the collector would end
                 self._stream.let_go()
@@ -177,7 +177,7 @@ class Exchange:
         record.t_decided = service.clock.unix(now_s)
         flow = self._flow = RequestFlow(
             service.router,
-            service.budget,
+            service.in_flight.budget,
             self.facts,
             route,
             service.leg_caps,
@@ -230,7 +230,7 @@ class Exchange:
         """The time is up: the request's own, or the proxy's."""
         late = f"not finished in {total_s:g} s (--total-timeout)"
         error: ProxyError = UpstreamTimeoutError(late, code="total_timeout")
-        if self.service.is_cutting:
+        if self.service.in_flight.is_cutting:
             error = StoppingError("the proxy is stopping (--drain-seconds)")
         else:
             self._say("total_timeout", late)
@@ -296,5 +296,5 @@ class Exchange:
         is_told = record.route_class == RouteClass.HEAVY_P2P and service.connector.counts_moved
         if is_told and not came_over:
             service.metrics.kv_misses.inc()
-            if (p := service.upstreams.get(record.prefill_instance or "")) is not None:
+            if (p := service.instances.get(record.prefill_instance or "")) is not None:
                 p.forget_engine_id()

@@ -150,7 +150,7 @@ async def _refused(service: ProxyState, name: str, params: Any, on_sent: OnSent)
     body = {"model": _NO_MODEL, "prompt": [1], "max_tokens": 0, KV_PARAMS: params}
     raw = orjson.dumps(body)
     try:
-        upstream = service.upstream(name)
+        upstream = service.instances.upstream(name)
         reply = await upstream.send("POST", "/v1/completions", _HEADERS, raw, on_sent)
     except UpstreamFailure:
         return "failed"

@@ -159,7 +159,7 @@ class PrefillRace:
         service, limit = self._service, leg.limit
         leg_id = f"{self._record.request_id}-p"
         try:
-            p = service.upstream(leg.instance.name)
+            p = service.instances.upstream(leg.instance.name)
             half = PrefillHalf(service, self._flow.route)
             result = await half.run(
                 lambda on_sent: prefill_leg(

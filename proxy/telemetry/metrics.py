@@ -6,9 +6,11 @@ each scrape, so they cannot disagree with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Gauge, Info
+from prometheus_client import CollectorRegistry, Gauge, Info, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 from proxy import __version__
@@ -17,6 +19,7 @@ from proxy.core.admission.memory import Watermark
 from proxy.core.latency.regression import SHORT_S
 from proxy.core.latency.slo import Slo
 from proxy.core.types import FailureKind, Fallback, RejectReason
+from proxy.net.timeouts import Clock
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.record import RequestRecord
@@ -31,6 +34,7 @@ ERROR_RATIO = (-0.9, -0.75, -0.5, -0.25, -0.1, 0, 0.1, 0.25, 0.5, 1, 2, 5, 10)
 LAG_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 NO_CLASS = "none"
 """route_class of a request that was never placed, or that has no prompt to classify."""
+SCRAPES_RATIO, SHOWN_S = 0.2, 1.0
 _KEPT = ("missed", "kept")
 """Labels of a target that was not met and of one that was."""
 
@@ -232,3 +236,50 @@ class Taken(CollectorRegistry):
 
 def single(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"{PREFIX}_{name}", text, value=value)
+
+
+class Exposition:
+    """The text of `/metrics`, made in `SCRAPES_RATIO` of the time at most, kept for `SHOWN_S`.
+
+    It takes milliseconds to make: scrapers that come at once share one, also with those that have
+    left, and a thread writes it out, so that streams move meanwhile. `prepare` is called with the
+    time before the gauges are read.
+    """
+
+    def __init__(
+        self, registry: CollectorRegistry, clock: Clock, prepare: Callable[[float], None]
+    ) -> None:
+        self._registry, self._clock, self._prepare = registry, clock, prepare
+        self._shown: tuple[bytes, float] = (b"", 0.0)
+        self._writing: asyncio.Future[bytes] | None = None
+
+    @property
+    def is_being_made(self) -> bool:
+        """Whether a thread writes the text now."""
+        return self._writing is not None
+
+    @property
+    def shown_until_s(self) -> float:
+        """Until when scrapers get the text that was made last."""
+        return self._shown[1]
+
+    async def text(self) -> bytes:
+        """The text as it is now, or was a moment ago."""
+        text, until_s = self._shown
+        now_s = self._clock.now_s()
+        if self._writing is None:
+            if now_s < until_s:
+                return text
+            self._prepare(now_s)
+            taken, loop = Taken(self._registry), asyncio.get_running_loop()
+            self._writing = loop.run_in_executor(None, generate_latest, taken)
+            self._writing.add_done_callback(partial(self._written, now_s))
+        return await asyncio.shield(self._writing)
+
+    def _written(self, began_s: float, writing: asyncio.Future[bytes]) -> None:
+        self._writing = None
+        if writing.cancelled() or writing.exception() is not None:
+            return  # those that wait for it are told
+        done_s = self._clock.now_s()
+        rest_s = (done_s - began_s) * (1 / SCRAPES_RATIO - 1)
+        self._shown = writing.result(), done_s + min(rest_s, SHOWN_S)

@@ -9,7 +9,6 @@ import os
 import socket
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,11 +23,12 @@ from tests.bench import cli, held
 from tests.bench.build import BenchError
 from tests.bench.conftest import TINY, Rig
 from tests.bench.peers import PEERS, MissingError, Peer, Running
-from tests.bench.processes import HOST, Child, children, is_running
+from tests.bench.processes import HOST, children, is_running
 from tests.bench.result import Result
 from tests.bench.scenarios import SCENARIOS, Load
 from tests.bench.sessions import fill_session_table
 from tests.bench.window import WrongProcessError
+from tests.support.waiting import until_true
 
 LOSSY = Peer(command="{bin}/python {here}/lossy_relay.py {port} {urls}", settle_s=0.0)
 OURS = replace(PEERS["ours-interpreted"], settle_s=0.0)
@@ -142,8 +142,7 @@ def test_a_port_that_is_shared_with_somebody_else_gets_nothing(rig: Rig, tmp_pat
     with somebody_elses_server(shared=True) as port:
         command = [sys.executable, "-c", listen, str(port)]
         child = rig.site.children.start("sharer", command, rig.site.cpus.peer, tmp_path)
-        while not child.tail() and child.is_alive:
-            time.sleep(0.01)
+        until_true(lambda: child.tail() or not child.is_alive)
         assert child.tail() == "up\n"
         running = Running("sharer", Peer(command="sharer"), child, port)
         with pytest.raises(WrongProcessError):
@@ -215,14 +214,8 @@ def test_what_was_started_is_stopped(tmp_path: Path) -> None:
     with children() as started:
         shell = ["/bin/sh", "-c", "sleep 60 & wait"]
         child = started.start("shell", shell, cpu=min(os.sched_getaffinity(0)), work=tmp_path)
-        pids = wait_for_two(child)
+        pids = until_true(lambda: len(found := child.pids) >= 2 and found)
     assert not [pid for pid in pids if is_running(pid)]
-
-
-def wait_for_two(child: Child) -> list[int]:
-    while len(pids := child.pids) < 2:
-        time.sleep(0.01)
-    return pids
 
 
 def test_a_load_that_is_held_loses_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,11 +90,15 @@ class Command:
 
     async def up(self, count: int) -> None:
         """Wait until so many instances were seen."""
-        async with asyncio.timeout(START_S):
-            while (await self.get("/health")).body.count(b'"is_up":true') < count:
-                await asyncio.sleep(0.02)
-            while (await self.get("/v1/models")).body.count(b'"id"') == 0:
-                await asyncio.sleep(0.02)
+
+        async def are_seen() -> bool:
+            return (await self.get("/health")).body.count(b'"is_up":true') >= count
+
+        async def models_are_known() -> bool:
+            return b'"id"' in (await self.get("/v1/models")).body
+
+        await until(are_seen, f"{count} instances are up", START_S)
+        await until(models_are_known, "models are known", START_S)
 
     @property
     def rss_bytes(self) -> int:
@@ -113,12 +117,14 @@ class Command:
     async def check(self) -> None:
         """What can be seen of I1, I2, I4, I5, I7 and I10 from outside, while it runs."""
         has_log = (self.folder / "requests.jsonl").is_file()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(10.0):
-                while inv.not_zero(await self.exposition()) or (
-                    has_log and not await self._agrees()
-                ):
-                    await asyncio.sleep(0.02)
+
+        async def is_at_rest() -> bool:
+            if inv.not_zero(await self.exposition()):
+                return False
+            return not has_log or await self._agrees()
+
+        with contextlib.suppress(AssertionError):
+            await until(is_at_rest, limit_s=10.0)
         text = await self.exposition()
         left = inv.not_zero(text)
         holds("I1", not left, f"counters are not at zero: {left}")

@@ -19,12 +19,16 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
+from tests.support.harness import let_out, until
+
 Way = Literal["serve", "refuse", "swallow", "close", "reset", "hang", "greet"]
 """What becomes of a new connection. `refuse`: ECONNREFUSED; `swallow`: the SYN gets no answer;
 `close`, `reset`: at once after accepting; `hang`: accepted and left alone; `greet`: `greeting`."""
 Then = Literal["close", "reset", "hang", "half_close"]
 _RST = struct.pack("ii", 1, 0)
 _PIECE_BYTES = 65536
+STALL_S = 600.0
+"""Longer than any test lasts."""
 _ASKED = re.compile(rb"(?:^|\r\n)([A-Z]+) (/\S*) HTTP/1\.1\r\n(.*?)\r\n\r\n", re.DOTALL)
 _ID = re.compile(rb"x-request-id: *([^\r]*)", re.IGNORECASE)
 
@@ -251,9 +255,9 @@ class FaultProxy:
     async def _read(self, toxics: Toxics, reader: asyncio.StreamReader) -> bytes:
         """The next piece, once it may pass."""
         data = b"" if toxics.stalls else await reader.read(_PIECE_BYTES)
-        while toxics.stalls:
-            await asyncio.sleep(0.005)
-            if reader.at_eof():
+        if toxics.stalls:
+            await until(lambda: not toxics.stalls or reader.at_eof(), limit_s=STALL_S)
+            if toxics.stalls:
                 return b""
         return data or await reader.read(_PIECE_BYTES)
 
@@ -269,7 +273,7 @@ class FaultProxy:
     ) -> bool:
         """Write a piece as the toxics have it; false when they ended the connection."""
         if toxics.delay_s:
-            await asyncio.sleep(toxics.delay_s)
+            await asyncio.sleep(toxics.delay_s)  # the fault
         if toxics.change is not None:
             data = toxics.change(data)
         if toxics.duplicates:
@@ -285,7 +289,7 @@ class FaultProxy:
                 await _ended(toxics.then, link, writer)
                 return False
             if toxics.gap_s:
-                await asyncio.sleep(toxics.gap_s)
+                await asyncio.sleep(toxics.gap_s)  # the fault
         return True
 
 
@@ -303,5 +307,5 @@ async def _ended(then: Then, link: Link, writer: asyncio.StreamWriter) -> None:
         await asyncio.Event().wait()
     else:
         # An RST throws away what the other side has not read: let it read first.
-        await asyncio.sleep(0.02 if then == "reset" else 0)
+        await (let_out() if then == "reset" else asyncio.sleep(0))
         link.end(resets=then == "reset")

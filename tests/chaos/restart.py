@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -30,7 +31,7 @@ import uvloop
 from tests.chaos.client import Connection, Got, connect, request
 from tests.chaos.command import START_S, Command, command
 from tests.chaos.scripted import Scripted
-from tests.support.harness import ANSWER, DONE, STREAM_HEAD, chat, chunk, event, until
+from tests.support.harness import ANSWER, DONE, STREAM_HEAD, apart, chat, chunk, event, until
 
 BUSY, SLOW = 10, 20
 """Kept connections: those that take turns with half of the load, and those that are mostly idle."""
@@ -88,9 +89,8 @@ class Engine(Scripted):
             return
         del reader
         writer.write(STREAM_HEAD)
-        while not self.may_end.is_set():
-            writer.write(chunk(event("more ")))
-            await asyncio.sleep(0.2)
+        more = itertools.repeat(chunk(event("more ")))
+        await apart(writer, itertools.takewhile(lambda _: not self.may_end.is_set(), more), 0.2)
         writer.write(DONE)
 
 
@@ -249,10 +249,10 @@ async def run(folder: Path, times: int, rate: float, streams: int = STREAMS) -> 
                 group.create_task(hold(proxy.url, seen.streams))
             await until(lambda: engine.busy == streams, "all stream")
             loading = group.create_task(load.run())
-            for _ in range(times):
-                await asyncio.sleep(PAUSE_S)
-                await replace(folder, seen)
-            await asyncio.sleep(PAUSE_S)
+            for number in range(times + 1):
+                await asyncio.sleep(PAUSE_S)  # under load between two restarts, and after the last
+                if number < times:
+                    await replace(folder, seen)
             load.end()
             await loading
             engine.may_end.set()

@@ -189,7 +189,7 @@ class Rig:
 
     async def quiet(self) -> None:
         """Wait until nothing is in flight, in the proxy and behind it."""
-        await until(lambda: self.service.in_flight == 0, "no request in flight")
+        await until(lambda: self.service.in_flight.count == 0, "no request in flight")
         await until(lambda: self.proxy.connections() == 0, "no upstream connection in use")
 
     # What must hold, each looked at once when the rig is left.
@@ -212,8 +212,10 @@ class Rig:
 
     async def _counters(self) -> None:
         with contextlib.suppress(AssertionError):
-            await until(lambda: not self.service.in_flight and not inv.not_zero(self.exposition))
-        holds("I1", self.service.in_flight == 0, "requests are in flight")
+            await until(
+                lambda: not self.service.in_flight.count and not inv.not_zero(self.exposition)
+            )
+        holds("I1", self.service.in_flight.count == 0, "requests are in flight")
         left = inv.not_zero(self.exposition)
         holds("I1", not left, f"counters are not at zero: {left}")
         holds("I1", self.router.ledger.live == 0 == self.router.ledger.drift(), "leases are left")
@@ -319,7 +321,7 @@ async def _run_flow(proxy: ServedProxy, flow: Flow) -> None:
                 figures.flow_s.append(loop.time() - began_s)
             else:
                 flow.bad.append(f"{answer.status} {answer.body[:200]!r}")
-        await asyncio.sleep(_FLOW_PAUSE_S)
+        await asyncio.sleep(_FLOW_PAUSE_S)  # a client that asks now and then
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
-from tests.support.harness import ANSWER, Script, plain, says
+from tests.support.harness import ANSWER, Script, plain, says, until
 
 MODEL, CALM_MODEL = "sim-8b", "calm-8b"
 GOOD = says(ANSWER)
@@ -47,8 +47,7 @@ class Scripted:
         self._server.close()
         for writer in list(self.open):
             writer.transport.abort()
-        while self.open:
-            await asyncio.sleep(0.001)
+        await until(lambda: not self.open, "every connection has ended")
 
     @property
     def url(self) -> str:

@@ -89,7 +89,7 @@ async def one(url: str, number: int, dice: random.Random, seen: Seen) -> None:
         if dice.random() < 0.05:
             connection = await connect(url)
             connection.send(raw)
-            await asyncio.sleep(dice.random() * 0.05)
+            await spend(dice.random() * 0.05)
             connection.close(dice.choice(("FIN", "RST")))
             seen.ended["left"] += 1
             return
@@ -99,11 +99,16 @@ async def one(url: str, number: int, dice: random.Random, seen: Seen) -> None:
         seen.faults[f"lost by {type(error).__name__}"] += 1
 
 
+async def spend(seconds: float) -> None:
+    """Let time pass: how long a fault lasts and how often requests come is given in seconds."""
+    await asyncio.sleep(seconds)
+
+
 async def kill(site: Site) -> None:
     i = site.dice.randrange(ENGINES)
     await site.fleet.engines[i].kill()
     await site.links[i].accept("refuse")
-    await asyncio.sleep(2.0)
+    await spend(2.0)
     await site.fleet.engines[i].start()
     await site.links[i].accept("serve")
 
@@ -116,21 +121,21 @@ async def cut(site: Site) -> None:
 async def stall(site: Site) -> None:
     link = site.dice.choice(site.links)
     link.down.stalls = True
-    await asyncio.sleep(3.0)
+    await spend(3.0)
     link.heal()
 
 
 async def garbage(site: Site) -> None:
     link = site.dice.choice(site.links)
     link.down.change = lambda data: data[: len(data) // 2] + b"\x00garbage"
-    await asyncio.sleep(1.0)
+    await spend(1.0)
     link.heal()
 
 
 async def drip(site: Site) -> None:
     link = site.dice.choice(site.links)
     link.down.slice_bytes, link.down.gap_s = 16, 0.001
-    await asyncio.sleep(3.0)
+    await spend(3.0)
     link.heal()
 
 
@@ -139,7 +144,7 @@ async def stalled_clients(site: Site) -> None:
     body = request(orjson.dumps(chat("x", max_tokens=5000)), {})
     for connection in held:
         connection.send(body)
-    await asyncio.sleep(2.0)
+    await spend(2.0)
     for connection in held:
         connection.close("RST")
 
@@ -167,7 +172,7 @@ async def load(site: Site, seen: Seen, rate: float, end_s: float) -> None:
             while number < (now_s - start_s) * rate:
                 group.create_task(one(site.proxy.url, number, site.dice, seen))
                 number += 1
-            await asyncio.sleep(0.01)
+            await spend(0.01)
 
 
 async def trouble(site: Site, seen: Seen, end_s: float) -> None:
@@ -176,7 +181,7 @@ async def trouble(site: Site, seen: Seen, end_s: float) -> None:
         kinds = list(FAULTS)
         site.dice.shuffle(kinds)
         for kind in kinds:
-            await asyncio.sleep(FAULT_S)
+            await spend(FAULT_S)
             if time.monotonic() > end_s - FAULT_S / 2:
                 return
             seen.faults[kind] += 1
@@ -187,7 +192,7 @@ async def watch(site: Site, seen: Seen, end_s: float) -> None:
     start_s = time.monotonic()
     while (now_s := time.monotonic()) < end_s:
         seen.looks.append(((now_s - start_s) / 60, site.proxy.rss_bytes, site.proxy.fds))
-        await asyncio.sleep(LOOK_S)
+        await spend(LOOK_S)
 
 
 def slope(looks: Sequence[tuple[float, float]]) -> float:
@@ -230,7 +235,7 @@ async def soak(minutes: float, rate: float, seed: int, folder: Path, *, is_calm:
 
 async def rest(proxy: Command) -> int:
     """File descriptors once idle connections are closed."""
-    await asyncio.sleep(5.0)
+    await spend(5.0)
     return proxy.fds
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
+import itertools
 import socket
 import struct
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import orjson
@@ -18,7 +20,18 @@ from proxy.net import tcp
 from tests.chaos.client import Connection, Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD
-from tests.support.harness import STREAM_HEAD, Script, chat, chunk, event, stalls, until, words
+from tests.support.harness import (
+    STREAM_HEAD,
+    Script,
+    apart,
+    chat,
+    chunk,
+    event,
+    stalls,
+    stands_still,
+    until,
+    words,
+)
 
 BODY = orjson.dumps(chat("leaver"))
 BIG = orjson.dumps(chat(words(80_000)))
@@ -183,12 +196,15 @@ async def test_f79_drips(rig: Floor, what: str) -> None:
         data = request(BODY, {})
         at = 20 if what == "head" else data.index(b"\r\n\r\n") + 10
         connection.send(data[:at])
-        while not connection.reader.at_eof() and not connection.writer.is_closing():
-            connection.send(data[at : at + 1])
-            at += 1
-            await asyncio.sleep(0.05)
-            if at >= len(data) - 1 or connection.reader._buffer:  # type: ignore[attr-defined]
-                break
+
+        def bytes_left() -> Iterator[bytes]:
+            for i in range(at, len(data) - 1):
+                if connection.reader.at_eof() or connection.reader._buffer:  # type: ignore[attr-defined]
+                    return
+                yield data[i : i + 1]
+
+        with contextlib.suppress(ConnectionError):
+            await apart(connection.writer, bytes_left(), 0.05)
         try:
             return await connection.reader.read()
         except ConnectionResetError:  # a byte of ours met a connection that was closed already
@@ -210,7 +226,7 @@ async def test_f80_pipelined_then_gone(rig: Floor, count: int) -> None:
     async with rig([stalls()], **SLOW_PROBES) as r:
         connection = await phase_first_byte(r)
         connection.send(request(BODY, {}) * count)
-        await asyncio.sleep(0.05)
+        await stands_still(connection.writer.transport.get_write_buffer_size)
         connection.close()
         await until(lambda: not r.engines[0].busy, "noticed")
         assert {record["outcome"] for record in await r.records(1)} == {"client_gone"}
@@ -227,9 +243,10 @@ def vanish(connection: Connection) -> None:
 async def streams(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Half of an answer, then more of it until the peer closes."""
     writer.write(HALF)
-    while not reader.at_eof() and not writer.transport.is_closing():
-        writer.write(chunk(event("more")))
-        await asyncio.sleep(0.02)
+    more = itertools.takewhile(
+        lambda _: not reader.at_eof(), itertools.repeat(chunk(event("more")))
+    )
+    await apart(writer, more, 0.02)
 
 
 @pytest.mark.parametrize("script", [stalls(HALF), streams], ids=["silence", "bytes on their way"])

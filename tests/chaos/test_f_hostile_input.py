@@ -66,7 +66,7 @@ async def test_f85_a_chunked_body_without_end(rig: Floor, how: str) -> None:
                 connection.send(piece)
                 await connection.writer.drain()
                 taken += len(piece)
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
 
         feeding = asyncio.create_task(feed())
         try:

@@ -28,6 +28,7 @@ from tests.support.harness import (
     event,
     resets,
     says,
+    stands_still,
     until,
     words,
 )
@@ -52,7 +53,7 @@ async def test_r1_keep_alive_race(rig: Floor, tmp_path: Path) -> None:
     ) -> None:
         await GOOD(reader, writer)
         if dice.random() < 0.5:
-            await asyncio.sleep(dice.random() * 0.001)
+            await asyncio.sleep(dice.random() * 0.001)  # the race is what is counted
         raise ConnectionError
 
     async def loop(url: str, count: int) -> Counter[str]:
@@ -95,7 +96,7 @@ async def gone_after(r: Rig, phase: str, how: str) -> float:
     connection = await reach(r)
     if how == "pipelined":
         connection.send(request(BODY, {}) * 40)
-        await asyncio.sleep(0.01)
+        await stands_still(connection.writer.transport.get_write_buffer_size)
     start_s = loop.time()
     if how == "pipelined" and phase in ("header", "upload"):
         how = "FIN"
@@ -105,11 +106,11 @@ async def gone_after(r: Rig, phase: str, how: str) -> float:
             await asyncio.sleep(0)
         end_s = loop.time()
         r.connections[-2].close()
-        await until(lambda: not r.engines[0].busy and not r.service.in_flight)
+        await until(lambda: not r.engines[0].busy and not r.service.in_flight.count)
         return end_s - start_s
     # After [DONE] the engine works for nobody: its connection has a second to end by itself.
     is_over = phase == "last_byte"
-    while r.service.in_flight or (r.engines[0].busy and not is_over):
+    while r.service.in_flight.count or (r.engines[0].busy and not is_over):
         await asyncio.sleep(0)
         assert loop.time() - start_s < 60, f"{phase} {how}: still at work"
     return loop.time() - start_s
@@ -126,7 +127,7 @@ async def test_r3_disconnect_matrix(rig: Floor) -> None:
         for how in ("FIN", "RST", "pipelined"):
             async with rig([script], flow=False, **options) as r:
                 took[phase, how] = [await gone_after(r, phase, how) for _ in range(8)]
-                await until(lambda: not r.service.in_flight, f"at rest after {phase} {how}")
+                await until(lambda: not r.service.in_flight.count, f"at rest after {phase} {how}")
     every = [t for times in took.values() for t in times]
     worst = max(took, key=lambda key: max(took[key]))
     figures.say(
@@ -236,7 +237,7 @@ async def kill_one(r: Rig, dice: random.Random) -> None:
     """P or D: killed in mid-flight, and started again."""
     i = dice.randrange(2)
     await r.kill(i)
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # away for a moment, in which others are asked
     await r.start(i)
 
 
@@ -309,7 +310,7 @@ async def test_r21_hand_over_faults(rig: Floor, monkeypatch: pytest.MonkeyPatch)
         for i in range(FAULTS):
             kind = dice.choice(list(HAND_OVER_FAULTS))
             asked = asyncio.create_task(r.ask(words(1200, f"r{i}-"), max_tokens=2))
-            await asyncio.sleep(dice.random() * 0.03)
+            await asyncio.sleep(dice.random() * 0.03)  # at any moment of a hand-over
             if not asked.done():
                 await HAND_OVER_FAULTS[kind](r, dice)
             got = await asked
@@ -336,7 +337,7 @@ async def test_r10_overload(rig: Floor) -> None:
 
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await one_is_refused.wait()
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # less would be no overload
         await GOOD(reader, writer)
 
     options = SLOW_PROBES | {"active_prefill_tokens_threshold": 200, "max_queue": 8}

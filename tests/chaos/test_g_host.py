@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from tests.support.harness import (
     DONE,
     STREAM_HEAD,
     Script,
+    apart,
     chat,
     chunk,
     event,
@@ -84,11 +86,13 @@ async def test_f91_file_descriptors_run_out(rig: Floor, tmp_path: Path) -> None:
         assert proxy.is_alive
         for connection in held:
             connection.close()
-        for _ in range(100):
+
+        async def serves_again() -> bool:
             with contextlib.suppress(OSError):
-                if is_fine(await proxy.ask()):
-                    break
-            await asyncio.sleep(0.02)
+                return is_fine(await proxy.ask())
+            return False
+
+        await until(serves_again, "served again")
         assert is_fine(await proxy.ask()), "recovered"
 
 
@@ -135,9 +139,11 @@ async def test_f92_request_log_on_a_full_disk(rig: Floor, tmp_path: Path) -> Non
     async with one(rig, tmp_path / "c", request_log="/dev/full") as (proxy, _):
         proxy.may_log = ("request log",)
         assert all([is_fine(await proxy.ask()) for _ in range(20)])
-        async with asyncio.timeout(10):
-            while await proxy.metric("request_log_dropped_total") < 20:
-                await asyncio.sleep(0.02)
+
+        async def are_counted() -> bool:
+            return await proxy.metric("request_log_dropped_total") >= 20
+
+        await until(are_counted, "each dropped line is counted")
 
 
 async def test_f92_request_log_moved_away(rig: Floor, tmp_path: Path) -> None:
@@ -146,10 +152,12 @@ async def test_f92_request_log_moved_away(rig: Floor, tmp_path: Path) -> None:
         assert is_fine(await proxy.ask())
         await until(lambda: proxy.records, "a line")
         os.rename(log, tmp_path / "old.jsonl")
-        async with asyncio.timeout(30):
-            while not proxy.records:
-                assert is_fine(await proxy.ask())
-                await asyncio.sleep(0.05)
+
+        async def is_logged_anew() -> bool:
+            assert is_fine(await proxy.ask())
+            return bool(proxy.records)
+
+        await until(is_logged_anew, "a line in the new file")
 
         # What is counted is in both files together; a line may still be on its way.
         def both() -> bytes:
@@ -195,6 +203,12 @@ async def test_f93_memory_runs_out(rig: Floor) -> None:
     async with rig([GOOD], flow=False, **options, **SLOW_PROBES) as r:
         memory = r.service.memory
 
+        async def is_seen(ratio: float, level: Level) -> bool:
+            if memory.level is level:
+                return True
+            memory.limit_bytes = int(await asyncio.to_thread(resident_bytes) / ratio)
+            return False
+
         async def near(ratio: float, level: Level, text: str) -> Got:
             """Move the limit to what is used, until a measurement has seen it; what is said then.
 
@@ -202,9 +216,7 @@ async def test_f93_memory_runs_out(rig: Floor) -> None:
             """
             async with asyncio.timeout(30):
                 while True:
-                    while memory.level is not level:
-                        memory.limit_bytes = int(await asyncio.to_thread(resident_bytes) / ratio)
-                        await asyncio.sleep(0.02)
+                    await until(functools.partial(is_seen, ratio, level))
                     memory.limit_bytes = int(memory.used_bytes / ratio)
                     got = await r.ask(text)
                     if memory.level is level:
@@ -232,11 +244,13 @@ class Endless(Scripted):
 
     async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
-        while not self.may_end.is_set():
-            writer.write(chunk(event("more ")))
-            self.said += 1
-            await asyncio.sleep(0.005)
+        await apart(writer, self._events(), 0.005)
         writer.write(DONE)
+
+    def _events(self) -> Iterator[bytes]:
+        while not self.may_end.is_set():
+            yield chunk(event("more "))
+            self.said += 1
 
     async def says_more(self) -> None:
         """Wait for some events from now on."""
@@ -264,9 +278,11 @@ async def test_f94_a_stream_outlives_the_signal(
     options = ("--drain-seconds", "60")
     async with streaming(rig, tmp_path / "c", *options) as (proxy, asked, engine):
         proxy.kill(number)
-        async with asyncio.timeout(30):
-            while (await proxy.get("/ready")).status != 503:
-                await asyncio.sleep(0.01)
+
+        async def is_draining() -> bool:
+            return (await proxy.get("/ready")).status == 503
+
+        await until(is_draining, "not ready any more")
         await engine.says_more()
         engine.may_end.set()
         got = await asked
@@ -296,7 +312,7 @@ async def test_f94_signals_that_change_nothing(rig: Floor, tmp_path: Path) -> No
         for _ in range(100):
             proxy.kill(signal.SIGHUP)
             proxy.kill(signal.SIGUSR1)
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.002)  # two of a kind that come together are one signal
         await engine.says_more()
         engine.may_end.set()
         got = await asked
@@ -352,9 +368,11 @@ async def test_f95_an_instance_leaves_with_live_streams(rig: Floor, tmp_path: Pa
             proxy.kill(signal.SIGHUP)
             answers = await asyncio.gather(*asked)
             assert all(got.is_clean and got.is_done for got in answers)
-            async with asyncio.timeout(20):
-                while (await proxy.get("/instances")).body.count(b'"name"') != 1:
-                    await asyncio.sleep(0.05)
+
+            async def is_out() -> bool:
+                return (await proxy.get("/instances")).body.count(b'"name"') == 1
+
+            await until(is_out, "one instance is left")
     rig.checked += 1
 
 

@@ -90,7 +90,7 @@ async def test_one_of_three_fails_and_no_client_notices(
         assert proxy.metric("breaker_state", upstream="e0") == list(State).index(State.EJECTED)
         assert proxy.metric("retry_budget_refused_total") == 0
         assert proxy.metric("panic") == 0
-        assert proxy.server.service.budget.in_flight == 0
+        assert proxy.server.service.in_flight.budget.in_flight == 0
         await proxy.at_rest()
 
 
@@ -124,7 +124,7 @@ async def test_one_of_three_fails_all_it_has_at_once(tmp_path: Path) -> None:
         assert await burst(proxy, 60, at_once=60) == {200: 60}
         assert len(engines[0].posts) == 20
         assert proxy.metric("upstream_retries_total", reason="server_error") == 20
-        assert proxy.server.service.budget.in_flight == 0
+        assert proxy.server.service.in_flight.budget.in_flight == 0
 
 
 @pytest.mark.parametrize(("how", "at_once"), CASES)
@@ -137,7 +137,7 @@ async def test_when_all_fail_nothing_is_amplified(tmp_path: Path, how: str, at_o
         assert proxy.metric("panic") == 1
         records = await proxy.records(MANY)
         assert {r["outcome"] for r in records} == {"upstream_error"}
-        assert proxy.server.service.budget.in_flight == 0
+        assert proxy.server.service.in_flight.budget.in_flight == 0
         await proxy.at_rest()
 
 
@@ -249,7 +249,7 @@ async def test_health_that_fails_everywhere_while_inference_works(
     """More than half out is panic: all are used, and a line says so, once."""
     caplog.set_level(logging.INFO)
     async with fleet(tmp_path, GOOD, GOOD) as (proxy, _):
-        watcher = proxy.server.service.watcher
+        watcher = proxy.server.service.instances
         failure = UpstreamFailure(FailureKind.SERVER_ERROR, "status 500")
         for name in ("e0", "e1"):
             for _ in range(2):
@@ -322,7 +322,7 @@ async def test_a_restart_between_two_probes_is_noticed(tmp_path: Path) -> None:
         answer = await proxy.post(chat("x " * 3000, max_tokens=2), headers={"X-Session-ID": "s"})
         name = answer.headers["X-Cache-Proxy-Instance"]
         service = proxy.server.service
-        upstream, member = service.upstreams[name], proxy.router.fleet.get(name)
+        upstream, member = service.instances.by_name[name], proxy.router.fleet.get(name)
         await background.scrape(service, upstream)
         assert member.start_s > 1e9
         engine = next(e for e in fleet.engines if e.url.endswith(name))
@@ -386,7 +386,7 @@ async def test_a_new_engine_id_that_a_request_sees_first_is_a_restart_too(tmp_pa
         async with ServedProxy(tmp_path / "log", urls, health_interval=60) as proxy:
             await proxy.up()
             service, member = proxy.server.service, proxy.router.fleet.get("e")
-            upstream = service.upstreams["e"]
+            upstream = service.instances.by_name["e"]
             assert await upstream.engine_id() == "e-1"
             ids.append("e-2")
             upstream.forget_engine_id()

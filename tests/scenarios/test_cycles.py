@@ -85,11 +85,11 @@ def is_asked(proxy: ServedProxy) -> bool:
 
 def has_begun(proxy: ServedProxy) -> bool:
     service = proxy.server.service
-    return bool(service.in_flight and service.decisions[-1].t_first_token)
+    return bool(service.in_flight.count and service.decisions[-1].t_first_token)
 
 
 def is_in(proxy: ServedProxy) -> bool:
-    return proxy.server.service.in_flight > 0
+    return proxy.server.service.in_flight.count > 0
 
 
 def is_in_head(proxy: ServedProxy) -> bool:

@@ -57,7 +57,7 @@ def quiet(fleet: SimFleet) -> bool:
 async def test_during_the_upload(tmp_path: Path, how: str) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
         writer = await send(proxy, chat(words(2000)), upload=0.5)
-        await until(lambda: proxy.server.service.in_flight == 1)
+        await until(lambda: proxy.server.service.in_flight.count == 1)
         leave(writer, how)
         await proxy.at_rest()
         (record,) = await proxy.records(1)
@@ -137,7 +137,7 @@ async def test_many_leave_at_random_moments_of_an_offload(tmp_path: Path) -> Non
     async with proxied(tmp_path, 2, sim=sim, **options) as (proxy, fleet):
         for i in range(24):
             writer = await send(proxy, chat(words(3000, f"r{i}")))
-            await asyncio.sleep(i * 0.002)
+            await asyncio.sleep(i * 0.002)  # at another moment each: that is the input
             leave(writer, "RST" if i % 2 else "FIN")
         await proxy.at_rest()
         await until(lambda: proxy.connections() == 0)

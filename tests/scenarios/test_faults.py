@@ -20,6 +20,7 @@ from tests.support.harness import (
     RawEngine,
     Script,
     ServedProxy,
+    apart,
     chat,
     chunk,
     event,
@@ -50,9 +51,7 @@ def drips(data: bytes) -> Script:
     """A byte now and then: never silent, never there."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for i in range(len(data)):
-            writer.write(data[i : i + 1])
-            await asyncio.sleep(0.02)
+        await apart(writer, (data[i : i + 1] for i in range(len(data))), 0.02)
 
     return script
 
@@ -371,7 +370,7 @@ async def test_the_proxys_own_cut_is_not_the_clients(
                 await until(lambda: engine.posts)
                 if is_first_byte_out:
                     await until(lambda: _decoding(proxy))
-                proxy.server.service.cut()
+                proxy.server.service.in_flight.cut()
                 got = await asked
             assert b"the proxy is stopping" in got
             (record,) = await proxy.records(1)

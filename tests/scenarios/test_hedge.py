@@ -141,7 +141,7 @@ async def test_a_client_that_leaves_takes_both_along(tmp_path: Path, after_s: fl
     p, d = RawEngine(stalls()), RawEngine(stalls())
     async with pair(tmp_path, p, d) as proxy:
         task = asyncio.create_task(proxy.post(BODY, headers=SESSION))
-        await asyncio.sleep(after_s)
+        await asyncio.sleep(after_s)  # the moment is the input
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         (record,) = await proxy.records(1)

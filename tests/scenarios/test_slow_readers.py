@@ -21,6 +21,7 @@ from tests.support.harness import (
     RawEngine,
     Script,
     ServedProxy,
+    apart,
     chat,
     chunk,
     event,
@@ -55,7 +56,7 @@ async def test_what_waits_for_a_stalled_reader(tmp_path: Path, piece: bytes) -> 
             writers = [await send(proxy, chat("x")) for _ in range(READERS)]
             for writer in writers:
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
-            pool = proxy.server.service.upstreams[proxy.settings.instances[0].name]._pool
+            pool = proxy.server.service.instances.by_name[proxy.settings.instances[0].name]._pool
 
             def all_held() -> bool:
                 return sum(c._is_paused for c in pool._open) == READERS
@@ -135,13 +136,13 @@ async def test_a_slow_client_has_its_time_for_a_streams_end(
         writer.write(STREAM_HEAD)
         for piece in pieces:
             writer.write(piece)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # no `drain`: more is written than is taken
 
     async with RawEngine(script) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             async with narrow(proxy) as (reader, writer):
                 writer.write(ask(path))
-                await asyncio.sleep(0.7)
+                await asyncio.sleep(0.7)  # the time is what is tested: longer than GRACE_S
                 async with asyncio.timeout(10):
                     answer = await reader.readuntil(b"\r\n\r\n") + await until_end(reader)
             assert answer.count(b"x" * 1000) == b"".join(pieces).count(b"x" * 1000)
@@ -169,12 +170,10 @@ async def test_nothing_follows_the_end_of_a_stream_that_ends_late(
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(b'event: response.completed\ndata: {"a":"b"}\n\n'))
-        for _ in range(5):
-            writer.write(chunk(event("x")))
-            await asyncio.sleep(0.01)
+        await apart(writer, [chunk(event("x"))] * 5, 0.01)
         await asyncio.wait_for(go_on.wait(), 10)
         writer.write(chunk(event("x")))
-        await asyncio.sleep(0.1)
+        await reader.read()
 
     async with RawEngine(script) as engine:
         options: dict[str, Any] = {"kv_connector": "none", "idle_timeout": 0.2}
@@ -185,7 +184,7 @@ async def test_nothing_follows_the_end_of_a_stream_that_ends_late(
                     await reader.readuntil(b"\r\n\r\n")
                     await until_end(reader)
                 go_on.set()
-                await asyncio.sleep(0.3)
+                await until(lambda: proxy.connections() == 0, "what came late was met")
                 writer.write(b"GET /live HTTP/1.1\r\nHost: p\r\n\r\n")
                 async with asyncio.timeout(10):
                     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")

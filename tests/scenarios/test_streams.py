@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.support.harness import (
     RawEngine,
     Script,
     ServedProxy,
+    apart,
     chat,
     chunk,
     event,
@@ -182,9 +184,7 @@ async def test_an_end_that_follows_at_once_keeps_the_connection(tmp_path: Path) 
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.add(writer)
-        writer.write(STREAM_HEAD + chunk(A) + chunk(DONE))
-        await asyncio.sleep(0.02)
-        writer.write(END)
+        await apart(writer, [STREAM_HEAD + chunk(A) + chunk(DONE), END], 0.02)
 
     async with fed(tmp_path, script) as (proxy, _):
         for _ in range(3):
@@ -198,8 +198,7 @@ async def test_heartbeats_between_events_only(tmp_path: Path) -> None:
     go = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD)
-        await asyncio.sleep(0.25)
+        await apart(writer, [STREAM_HEAD], 0.25)
         writer.write(chunk(A + B[:20]))
         await go.wait()
         writer.write(chunk(B[20:]) + chunk(DONE) + END)
@@ -219,9 +218,7 @@ async def test_heartbeats_between_events_only(tmp_path: Path) -> None:
 async def test_comments_are_no_progress(tmp_path: Path) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(A))
-        while not writer.is_closing():
-            writer.write(chunk(b": keep-alive\n\n"))
-            await asyncio.sleep(0.02)
+        await apart(writer, repeat(chunk(b": keep-alive\n\n")), 0.02)
 
     async with fed(tmp_path, script, idle_timeout=0.3) as (proxy, _):
         got = await cut(proxy)
@@ -331,7 +328,7 @@ async def test_a_late_instance_is_left_for_another(
     monkeypatch.setattr(time_limits, "FIRST_TOKEN_FIXED_S", 0.2)
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(1.0)  # the time is what is tested: longer than the scaled limit
         await says(ANSWER)(reader, writer)
 
     settings: dict[str, Any] = {"kv_connector": "none", "health_interval": 60}
@@ -346,7 +343,9 @@ async def test_a_late_instance_is_left_for_another(
             await proxy.at_rest()
 
 
-@pytest.mark.parametrize("script", [b[1] for b in BREAKS if b[3] != "bad_upstream"], ids=str)
+@pytest.mark.parametrize(
+    "script", [pytest.param(b[1], id=b[0]) for b in BREAKS if b[3] != "bad_upstream"]
+)
 async def test_the_official_clients_raise(tmp_path: Path, script: Script) -> None:
     said: Any = [{"role": "user", "content": "hello"}]
     options: dict[str, Any] = {"api_key": "x", "max_retries": 0}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -23,13 +24,41 @@ WAIT_S = 30.0
 
 
 async def until(condition: Callable[[], Any], what: str = "", limit_s: float = WAIT_S) -> None:
-    """Wait for a condition, not for a time."""
+    """Wait for a condition, not for a time. The condition may be a coroutine function."""
     try:
         async with asyncio.timeout(limit_s):
-            while not condition():
-                await asyncio.sleep(0.005)
+            while True:
+                is_true = condition()
+                if await is_true if inspect.isawaitable(is_true) else is_true:
+                    return
+                await asyncio.sleep(0.005)  # how often is looked, in the one place that does
     except TimeoutError:
         raise AssertionError(f"never came true: {what or condition}") from None
+
+
+async def stands_still(value: Callable[[], Any]) -> Any:
+    """The value, once it has not changed for a tenth of a second: nobody takes any more bytes."""
+    seen, now = object(), value()
+    while seen != now:
+        seen = now
+        await asyncio.sleep(0.1)  # nothing tells that nothing happens
+        now = value()
+    return now
+
+
+async def apart(writer: asyncio.StreamWriter, pieces: Iterable[bytes], pause_s: float) -> None:
+    """Write pieces one by one, so that each is read by itself: the pause is a part of the input."""
+    for piece in pieces:
+        if writer.is_closing():
+            return
+        writer.write(piece)
+        await writer.drain()
+        await asyncio.sleep(pause_s)
+
+
+async def let_out() -> None:
+    """Let written bytes be read before a reset, which discards what is still queued."""
+    await asyncio.sleep(0.02)  # the kernel tells what is acknowledged, not what was read
 
 
 def words(count: int, seed: str = "w") -> str:
@@ -87,6 +116,11 @@ class ServedProxy:
     def router(self) -> Any:
         return self.server.service.router
 
+    @property
+    def listener(self) -> Any:
+        """aiohttp's server: client connections, and how many requests there were."""
+        return self.server._runner.server
+
     async def up(self) -> None:
         """Wait until every instance's models are known."""
         members = self.router.fleet.members
@@ -109,7 +143,7 @@ class ServedProxy:
     async def at_rest(self) -> None:
         """Nothing in flight, every counter at zero, no drift."""
         service = self.server.service
-        await until(lambda: service.in_flight == 0, "no request in flight")
+        await until(lambda: service.in_flight.count == 0, "no request in flight")
         await until(lambda: self.router.ledger.live == 0, "no lease is open")
         assert self.router.ledger.drift() == 0
         for member in self.router.fleet.members():
@@ -117,7 +151,7 @@ class ServedProxy:
 
     def connections(self) -> int:
         """Upstream connections that are in use."""
-        return sum(u.in_use for u in self.server.service.upstreams.values())
+        return sum(u.in_use for u in self.server.service.instances.all())
 
     def metric(self, name: str, **labels: str) -> float:
         value = self.server.service.metrics.registry.get_sample_value(f"cache_proxy_{name}", labels)
@@ -257,7 +291,7 @@ def resets(after: bytes = b"") -> Script:
         if after:
             writer.write(after)
             await writer.drain()
-            await asyncio.sleep(0.02)  # let the bytes out: an RST discards what is queued
+            await let_out()
         writer.transport.abort()
         raise ConnectionError
 

@@ -12,8 +12,8 @@ from replayer.engine.costs import IntakeCost
 from replayer.virtual.fleet import simulate
 from replayer.virtual.recorded import Seen, read_recorded
 from replayer.virtual.requests import VirtualOptions
+from tests.support.traces import SAMPLE
 
-TRACE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
 PROXY = {
     "prefill_throughput": 20_000,
     "offload_policy": "always",
@@ -51,7 +51,7 @@ def write_run(
     """`constants` in engine seconds; the log's clock runs `scale` times slower than theirs."""
     folder.mkdir(exist_ok=True)
     names = [f"engine{at}" for at in range(engines)]
-    load = [str(TRACE), "--limit", str(limit), "--speedup", str(2 * scale)]
+    load = [str(SAMPLE), "--limit", str(limit), "--speedup", str(2 * scale)]
     instances = [f"{name}=http://127.0.0.1:1" for name in names]
     record = {
         "engines": [{"speed": scale}] * engines,

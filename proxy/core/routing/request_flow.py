@@ -105,7 +105,7 @@ STEPS: dict[tuple[State, Event], frozenset[State]] = {
 """END may come in any state: the client left, the time is up, or the answer has ended."""
 
 
-class IllegalStepError(RuntimeError):
+class IllegalStepError(Exception):
     """A driver reported an event that cannot come in the flow's state."""
 
 

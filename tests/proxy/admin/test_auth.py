@@ -16,10 +16,10 @@ from prometheus_client.metrics_core import Metric
 
 from proxy.cli import _warn
 from proxy.config.load import load
-from proxy.state import proxy_state as service_module
+from proxy.telemetry import metrics as metrics_module
 from proxy.telemetry.log import LOG_EVERY_S
-from tests.proxy.admin.test_endpoints import call
 from tests.proxy.test_cli import running
+from tests.support.admin import call
 from tests.support.harness import RawEngine, ServedProxy, chat, proxied, says, until
 
 TOKEN = "operators-token-0123456789"
@@ -222,7 +222,7 @@ async def test_streams_move_while_metrics_are_written_out(
         writers.append(threading.current_thread())
         return generate_latest(registry)
 
-    monkeypatch.setattr(service_module, "generate_latest", write)
+    monkeypatch.setattr(metrics_module, "generate_latest", write)
     async with proxied(tmp_path, 1) as (proxy, _):
         port = int(proxy.server.url.rpartition(":")[2])
         assert b"cache_proxy_live_leases 0.0" in await ask(
@@ -245,18 +245,18 @@ async def test_scrapers_who_leave_share_an_answer_too(
         assert go_on.wait(10)
         return generate_latest(registry)
 
-    monkeypatch.setattr(service_module, "generate_latest", write)
+    monkeypatch.setattr(metrics_module, "generate_latest", write)
     async with proxied(tmp_path, 1) as (proxy, _):
         metrics = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         port = int(proxy.server.url.rpartition(":")[2])
         for _ in range(20):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(metrics)
-            await until(lambda: proxy.server.service._writing is not None, "it is being made")
-            await asyncio.sleep(0.001)
+            await until(lambda: proxy.server.service.exposition.is_being_made, "it is being made")
             writer.transport.abort()
+        came = proxy.listener.requests_count
         last = asyncio.create_task(ask(port, metrics))
-        await asyncio.sleep(0.01)
+        await until(lambda: proxy.listener.requests_count > came, "the last one has asked")
         go_on.set()
         assert b"cache_proxy_live_leases 0.0" in await last
         assert written == 1
@@ -283,5 +283,7 @@ async def test_a_storm_of_scrapes_shares_its_answers(tmp_path: Path) -> None:
         assert len(bodies) <= renders < 50
         assert (await proxy.post(chat("x"))).status == 200
         service = proxy.server.service
-        await until(lambda: service.clock.now_s() >= service._shown[1], "a new one is due")
+        await until(
+            lambda: service.clock.now_s() >= service.exposition.shown_until_s, "a new one is due"
+        )
         assert b'outcome="ok"' in await ask(port, metrics)

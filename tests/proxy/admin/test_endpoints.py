@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import orjson
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.config.options import Settings
-from tests.support.harness import ServedProxy, addresses, chat, proxied, until, words
-
-DECODE = "active_decode_blocks_threshold"
-TOKENS = "active_prefill_tokens_threshold"
-FRAC = "active_prefill_tokens_threshold_frac"
-
-
-async def call(
-    proxy: ServedProxy, method: str, path: str, body: Any = None, **kw: Any
-) -> tuple[int, Any]:
-    data = body if isinstance(body, bytes | None) else orjson.dumps(body)
-    headers = {"Content-Type": "application/json"} | kw.pop("headers", {})
-    async with proxy.http.request(method, path, data=data, headers=headers, **kw) as response:
-        return response.status, orjson.loads(await response.read())
+from tests.support.admin import call
+from tests.support.harness import addresses, chat, proxied, until, words
 
 
 async def test_probes(tmp_path: Path) -> None:
@@ -51,7 +36,7 @@ async def test_probes(tmp_path: Path) -> None:
 async def test_draining_is_not_ready(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, _):
         service = proxy.server.service
-        service.is_leaving = service.is_draining = True
+        service.in_flight.is_leaving = service.in_flight.is_draining = True
         assert await call(proxy, "GET", "/ready") == (503, {"status": "draining"})
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.headers["Connection"]) == (200, "close")
@@ -61,16 +46,6 @@ async def test_models_are_a_union(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, _):
         _, models = await call(proxy, "GET", "/v1/models")
         assert [card["id"] for card in models["data"]] == ["sim-8b"]
-
-
-async def test_metrics_parse_and_carry_the_fleet(tmp_path: Path) -> None:
-    async with proxied(tmp_path) as (proxy, _):
-        await proxy.post(chat("x"))
-        await until(lambda: len(proxy.server.service.stats) == 2, "engines scraped")
-        async with proxy.http.get("/metrics") as response:
-            families = {f.name for f in text_string_to_metric_families(await response.text())}
-        assert {"cache_proxy_requests", "cache_proxy_kv_cache_usage_ratio"} <= families
-        assert proxy.metric("accounting_drift") == 0
 
 
 async def test_instances_come_and_go(tmp_path: Path) -> None:
@@ -157,107 +132,6 @@ async def test_a_session_can_be_ended(tmp_path: Path) -> None:
         await proxy.post(chat("x"), headers={"X-Session-ID": "s/1"})
         assert (await call(proxy, "POST", "/sessions/s%2F1/end"))[0] == 200
         assert (await call(proxy, "POST", "/sessions/s%2F1/end"))[0] == 404
-
-
-def row(model: str, decode: Any = None, tokens: Any = None, frac: Any = None) -> dict[str, Any]:
-    return {"model": model, DECODE: decode, TOKENS: tokens, FRAC: frac}
-
-
-class TestBusyThreshold:
-    """Every row of the contract."""
-
-    async def test_reading_and_partial_updates(self, tmp_path: Path) -> None:
-        async with proxied(tmp_path, 1) as (proxy, _):
-            path = "/busy_threshold"
-            assert await call(proxy, "GET", path) == (200, {"thresholds": [row("*")]})
-            unknown = {"model": "who"}
-            assert await call(proxy, "POST", path, unknown) == (200, row("who"))
-            nulls = {"model": "sim-8b", DECODE: None}
-            assert await call(proxy, "POST", path, nulls) == (200, row("sim-8b"))
-            first = {"model": "sim-8b", DECODE: 0.85}
-            assert await call(proxy, "POST", path, first) == (200, row("sim-8b", 0.85))
-            second = {"model": "sim-8b", TOKENS: 10_000}
-            assert await call(proxy, "POST", path, second) == (200, row("sim-8b", 0.85, 10_000))
-            third = {"model": "sim-8b", FRAC: 1.5, "unset": [DECODE]}
-            assert await call(proxy, "POST", path, third) == (200, row("sim-8b", None, 10_000, 1.5))
-            _, listed = await call(proxy, "GET", path)
-            assert listed == {"thresholds": [row("*"), row("sim-8b", None, 10_000, 1.5)]}
-            one = f"{path}?model=sim-8b&field={FRAC}"
-            assert await call(proxy, "DELETE", one) == (200, row("sim-8b", None, 10_000))
-            assert await call(proxy, "DELETE", f"{path}?model=sim-8b") == (200, row("sim-8b"))
-            for bad in ("?field=x", "?model=*&field=x", ""):
-                assert (await call(proxy, "DELETE", path + bad))[0] == 400
-            body = {"model": "sim-8b"}
-            assert (await call(proxy, "DELETE", path, body))[0] == 400, "a body names nothing"
-
-    @pytest.mark.parametrize(
-        ("body", "status", "words_"),
-        [
-            ({"model": "who", TOKENS: 1}, 404, "Model 'who' not found."),
-            ({"model": "sim-8b", DECODE: 1.01}, 400, f"{DECODE} must be between 0 and 1"),
-            ({"model": "sim-8b", DECODE: -0.1}, 400, "got -0.1"),
-            ({"model": "sim-8b", FRAC: -1}, 400, f"{FRAC} must be finite and >= 0"),
-            ({"model": "sim-8b", TOKENS: -1}, 422, TOKENS),
-            ({"model": "sim-8b", TOKENS: 1.5}, 422, TOKENS),
-            ({"model": "sim-8b", TOKENS: "9"}, 422, TOKENS),
-            ({"model": "sim-8b", DECODE: True}, 422, DECODE),
-            ({"model": "sim-8b", "unset": ["x"]}, 422, "unset"),
-            ({"model": "*", "active_prefill_token_threshold": 5}, 422, "unknown field active_pre"),
-            ({TOKENS: 1}, 422, "model"),
-            ({"model": 7, TOKENS: 1}, 422, "model"),
-            ([], 422, "object"),
-            (b"{", 400, "JSON"),
-            (b" " * 70_000, 413, "over"),
-        ],
-    )
-    async def test_refusals_change_nothing(
-        self, tmp_path: Path, body: Any, status: int, words_: str
-    ) -> None:
-        async with proxied(tmp_path, 1) as (proxy, _):
-            got, answer = await call(proxy, "POST", "/busy_threshold", body)
-            assert got == status
-            assert words_ in answer["error"]
-            assert await call(proxy, "GET", "/busy_threshold") == (
-                200,
-                {"thresholds": [row("*")]},
-            )
-
-    async def test_the_content_type_is_checked(self, tmp_path: Path) -> None:
-        async with proxied(tmp_path, 1) as (proxy, _):
-            headers = {"Content-Type": "text/plain"}
-            status, _ = await call(
-                proxy, "POST", "/busy_threshold", {"model": "*"}, headers=headers
-            )
-            assert status == 415
-
-    async def test_in_force_at_once_and_dry_run_first(self, tmp_path: Path) -> None:
-        async with proxied(tmp_path, 1, sim={"speed": 3.0}, max_queue=0) as (proxy, _):
-            limit = {"model": "*", TOKENS: 100}
-            async with proxy.http.post(
-                "/v1/chat/completions", json=chat("x", max_tokens=2000)
-            ) as r:
-                await r.content.readany()
-                async with asyncio.TaskGroup() as beside:
-                    waiting = beside.create_task(proxy.post(chat(words(40_000))))
-                    load = proxy.router.ledger.load
-                    name = proxy.settings.instances[0].name
-                    await until(lambda: load(name).prefill_tokens > 100, "a backlog")
-                    _, dry = await call(proxy, "POST", "/busy_threshold", limit | {"dry_run": True})
-                    assert dry["busy"] == [name]
-                    assert (await call(proxy, "GET", "/busy_threshold"))[1] == {
-                        "thresholds": [row("*")]
-                    }
-                    assert (await call(proxy, "POST", "/busy_threshold", limit))[0] == 200
-                    busy = await proxy.post(chat("y"))
-                    assert busy.status == 503
-                    assert int(busy.headers["Retry-After"]) >= 1
-                    assert busy.json["message"].startswith("Service temporarily unavailable: All w")
-                    assert (busy.json["type"], busy.json["code"]) == ("service_unavailable", 503)
-                    assert busy.json["error"]["code"] == 503
-                    assert (await call(proxy, "DELETE", "/busy_threshold?model=*"))[0] == 200
-                    assert (await proxy.post(chat("y", max_tokens=1))).status == 200
-                    waiting.cancel()
-            await proxy.at_rest()
 
 
 ADMIN = [

@@ -8,15 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.load import Loaded, default_toml, load, option_tables, print_config
+from proxy.config.load import Loaded, default_toml, load, print_config
 from proxy.config.options import Settings
-from proxy.config.sources import flag_of
 from proxy.config.values import ByteSize, InstanceSpec
-from proxy.core.connectors import CONNECTORS
-from proxy.core.placement.rules import POLICIES, SCORERS
-from proxy.core.routing.router import DECIDERS
-
-NEEDED = ["--instances", "a:1"]
+from tests.support.options import NEEDED
 
 
 def write(folder, text):
@@ -31,9 +26,6 @@ def test_instances_are_a_list_in_toml_and_comma_separated_elsewhere(tmp_path):
     assert from_file == load(["--instances", "a:1,b=b:2"], {}).settings.instances
     assert from_file == load([], {"CACHE_PROXY_INSTANCES": "a:1, b=b:2"}).settings.instances
     assert from_file == Settings(instances=from_file).instances
-
-
-# ---- precedence and origins ----
 
 
 def test_flag_over_env_over_file_over_default(tmp_path):
@@ -89,38 +81,12 @@ def test_variables_of_a_kubernetes_service_are_not_options():
     assert load(NEEDED, service).settings.port == 8000
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        *[("1048576", 1 << 20), ("1_048_576", 1 << 20), ("64kB", 64_000), ("64k", 64_000)],
-        *[("2KiB", 2048), ("1.5 MiB", 3 << 19), ("1GiB", 1 << 30)],
-    ],
-)
-def test_sizes(text, number):
-    assert load([*NEEDED, "--max-body-bytes", text], {}).settings.max_body_bytes == number
-
-
-def test_words_allowed_are_those_of_the_registries():
-    for name, registry in (
-        ("placement", SCORERS),
-        ("offload_policy", DECIDERS | POLICIES),
-        ("kv_connector", CONNECTORS),
-    ):
-        assert get_args(Settings.model_fields[name].kind) == tuple(registry)
-
-
-def test_settings_are_frozen_and_their_defaults_valid():
-    settings = Settings(instances="a:1")
-    with pytest.raises(AttributeError):
-        setattr(settings, "port", 1)  # noqa: B010 - a plain assignment is a type error already
-    assert Settings(**vars(settings)) == settings
-    assert Settings(**vars(settings) | {"port": 1}) != settings
-
-
-# ---- printed forms ----
-
 TEXT = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1)
+
+
 HOSTS = st.sampled_from(["h", "gpu-1.lan", "10.0.0.1", "[::1]", "[fe80::2]"])
+
+
 PORTS = st.integers(1, 65535)
 
 
@@ -194,20 +160,6 @@ def test_default_toml_uncommented_gives_the_defaults(tmp_path):
     expected = Settings(instances="127.0.0.1:8001,127.0.0.1:8002", config=path)
     assert load(["--config", str(path)], {}).settings == expected
     assert tomllib.loads(default_toml()) == {}
-
-
-def test_help_and_table_describe_every_option(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        load(["--help"], {})
-    assert stopped.value.code == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    table = option_tables()
-    for name in Settings.model_fields:
-        assert flag_of(name) in shown
-        assert flag_of(name)[2:] in table
-    assert "[tokens; integer, >= 0; default 1500]" in shown
-    assert "Timeouts:" in shown
-    assert "| `--max-body-bytes` | `32MiB` | bytes |" in table
 
 
 def test_version(capsys):

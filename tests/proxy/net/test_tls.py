@@ -29,6 +29,7 @@ from tests.support.harness import (
     chunk,
     event,
     says,
+    stands_still,
     until,
     words,
 )
@@ -161,10 +162,7 @@ async def test_a_slow_client_pauses_its_instance_and_loses_no_byte(
                 head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
                 writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
                 await reader.readuntil(b"\r\n\r\n")
-                seen = -1
-                while seen != sent:
-                    seen = sent
-                    await asyncio.sleep(0.1)
+                await stands_still(lambda: sent)
                 assert 0 < sent < len(pieces), "the engine waits for the client"
                 (protocol,) = proxy.server._runner.server.connections  # type: ignore[union-attr]
                 assert protocol.transport.get_write_buffer_size() < 1 << 20  # type: ignore[union-attr]

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import os
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import aiohttp
-import orjson
 import pytest
 
 from proxy.app import Proxy
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
-from proxy.process import background, hot_restart, snapshot
+from proxy.process import background, hot_restart
 from proxy.process.hot_restart import HotRestart, InheritedSockets
-from proxy.process.notify import Notifier
 from replayer.simulator.host import SimFleet
-from tests.support.harness import ServedProxy, addresses, chat, until, words
+from tests.support.harness import addresses, until
 
 
 @pytest.fixture
@@ -180,80 +176,3 @@ def test_process_1_is_not_replaced(
     monkeypatch.setattr(os, "getpid", lambda: 1)
     HotRestart(list, nothing).ask()
     assert "a container ends with its process 1" in caplog.text
-
-
-def test_the_pid_file(tmp_path: Path) -> None:
-    path = tmp_path / "pid"
-    one = Notifier({}, path)
-    one.started(replaces=False)
-    assert path.read_text() == f"{os.getpid()}\n"
-    path.write_text("1\n")
-    one.ended()
-    assert path.exists(), "another's"
-    one.started(replaces=True)
-    one.ended()
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(OSError, match="nowhere"):
-        Notifier({}, tmp_path / "nowhere" / "pid").started(replaces=False)
-
-
-async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
-    """A session goes on where its KV is, and what that instance holds is known."""
-    text = words(2000)
-    async with SimFleet(3) as fleet:
-        names = addresses(fleet)
-        async with ServedProxy(tmp_path / "one", names) as one:
-            await one.up()
-            headers = {"X-Session-ID": "s"}
-            for _ in range(2):
-                assert (await one.post(chat(text), headers=headers)).status == 200
-            first = (await one.records(2))[-1]
-            step_s = one.router.latency.step_s(first["decode_instance"], 1000)
-            left = await snapshot.leave(one.server.service)
-        assert first["hit_tokens"] > 1000
-        home = first["decode_instance"]
-        fewer = [name for name in names if home in name] + ["other=127.0.0.1:1"]
-        async with ServedProxy(tmp_path / "two", fewer) as two:
-            snapshot.take(two.server.service, left)
-            assert two.router.latency.step_s(home, 1000) == step_s
-            answer = await two.post(chat(text), headers=headers)
-            assert answer.status == 200, answer.body
-            (second,) = await two.records(1)
-        same = ("decode_instance", "hit_tokens", "isl_tokens")
-        assert [second[key] for key in same] == [first[key] for key in same]
-        assert second["turn"] == first["turn"] + 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{}",
-        b"[]",
-        b"nonsense",
-        b'{"form":2}',
-        b'{"form":1}',
-        b'{"form":1,"bytes_per_token":3}',
-    ],
-)
-async def test_another_form_is_left_alone(
-    text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
-        snapshot.take(proxy.server.service, io.BytesIO(text))
-        assert "what the predecessor knew is not used" in caplog.text
-
-
-async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> None:
-    lines: list[dict[str, Any]] = [{"form": 1, "bytes_per_token": {"m": 3.0}}]
-    urls = {"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2", "c": "http://127.0.0.1:3"}
-    for name, url in urls.items():
-        lines.append({"instance": name, "url": url, "start_s": None, "runs": [[1, 2**64 - 1]]})
-    lines.append({"sessions": [[f"of-{name}", name, 3, time.monotonic()] for name in urls]})
-    async with ServedProxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
-        snapshot.take(proxy.server.service, io.BytesIO(b"\n".join(map(orjson.dumps, lines))))
-        router, now_s = proxy.router, time.monotonic()
-        homes = [router.sessions.home(f"of-{name}", now_s) for name in urls]
-        assert homes == ["a", None, None]
-        assert [router.prefixes.blocks(name) for name in urls] == [2, 0, 0]
-        assert proxy.server.service.estimator.bytes_per_token("m") == 3.0

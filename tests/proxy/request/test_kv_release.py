@@ -80,7 +80,7 @@ async def test_any_single_fault_ends_in_the_same_answer(
             for engine in fleet.engines:
                 engine.faults.change(query="ok", prefill="ok", pull="ok")
             now_s = asyncio.get_running_loop().time
-            ids = [upstream._id for upstream in proxy.server.service.upstreams.values()]
+            ids = [upstream._id for upstream in proxy.server.service.instances.all()]
             await until(lambda: all(one.known(now_s()) for one in ids), "asked again")
             other = await proxy.post(chat(words(2000, "z")), headers={"X-Session-ID": "t"})
             assert other.status == 200
@@ -243,7 +243,7 @@ async def test_a_d_that_never_begins_is_left_after_a_moment(tmp_path: Path) -> N
 async def test_a_d_that_cannot_be_reached_releases(tmp_path: Path) -> None:
     """The request runs elsewhere without KV; P's must not stay."""
     async with legs(tmp_path, says(LENGTH), says(ANSWER), tls=True) as (proxy, _, other):
-        proxy.server.service.upstreams["d"]._pool._connect_timeout_s = 0.2
+        proxy.server.service.instances.by_name["d"]._pool._connect_timeout_s = 0.2
         answer = await proxy.post(chat(TEXT))
         assert answer.status == 200
         await until(lambda: released(other), "released")
@@ -285,7 +285,7 @@ async def test_many_leave_at_any_moment(tmp_path: Path) -> None:
     async with proxied(tmp_path, 3, sim=sim, **options) as (proxy, fleet):
         for i in range(30):
             writer = await send(proxy, chat(words(3000, f"r{i}"), max_tokens=20))
-            await asyncio.sleep(i * 0.003)
+            await asyncio.sleep(i * 0.003)  # at another moment each: that is the input
             leave(writer, "RST" if i % 2 else "FIN")
         await proxy.at_rest()
         await until(lambda: proxy.connections() == 0, "no upstream connection in use")

@@ -25,12 +25,14 @@ from tests.support.harness import (
     RawEngine,
     Script,
     ServedProxy,
+    apart,
     chat,
     chunk,
     event,
     plain,
     says,
     stalls,
+    stands_still,
     until,
 )
 
@@ -319,10 +321,7 @@ async def test_a_slow_client_holds_back_its_own_instance_only(tmp_path: Path) ->
 
     async with between(tmp_path, long, says(ANSWER)) as (proxy, raw, _):
         raw.writer.write(post())
-        before = -1
-        while before != sent:
-            before = sent
-            await asyncio.sleep(0.1)
+        await stands_still(lambda: sent)
         assert sent < 400, "the instance was held back"
         (protocol,) = proxy.server._runner.server.connections
         assert protocol.transport.get_write_buffer_size() < 1 << 20
@@ -356,9 +355,7 @@ async def test_any_segmentation_gives_the_same(
     edges = sorted({0, *(cut % len(wire) for cut in cuts), len(wire)})
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for a, b in pairwise(edges):
-            writer.write(wire[a:b])
-            await asyncio.sleep(0.0005)
+        await apart(writer, (wire[a:b] for a, b in pairwise(edges)), 0.0005)
 
     scanned = Scanner()
     scanned.feed(body)

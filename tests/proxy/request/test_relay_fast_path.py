@@ -11,14 +11,23 @@ import pytest
 
 from proxy.request.relay import Relay
 from tests.scenarios.test_disconnect import send
-from tests.support.harness import STREAM_HEAD, RawEngine, ServedProxy, chat, chunk, event, until
+from tests.support.harness import (
+    STREAM_HEAD,
+    RawEngine,
+    ServedProxy,
+    apart,
+    chat,
+    chunk,
+    event,
+    until,
+)
 
 EVENTS = 60
 END = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\ndata: [DONE]\n\n' % EVENTS
 
 
 def relays_of(proxy: ServedProxy) -> list[Any]:
-    pool = proxy.server.service.upstreams[proxy.settings.instances[0].name]._pool
+    pool = proxy.server.service.instances.by_name[proxy.settings.instances[0].name]._pool
     sinks = [c._reply.sink for c in pool._open if c._reply is not None]
     return [relay for sink in sinks if isinstance(relay := getattr(sink, "__self__", None), Relay)]
 
@@ -38,14 +47,12 @@ async def test_most_events_pass_by_themselves(
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
-        for number in range(EVENTS):
-            writer.write(chunk(event(f"w{number}")))
-            await asyncio.sleep(0.001)
+        await apart(writer, (chunk(event(f"w{number}")) for number in range(EVENTS)), 0.001)
         late.append(tell(proxy))
         writer.write(chunk(END) + b"0\r\n\r\n")
 
     def tell(proxy: ServedProxy) -> int:
-        pool = proxy.server.service.upstreams[proxy.settings.instances[0].name]._pool
+        pool = proxy.server.service.instances.by_name[proxy.settings.instances[0].name]._pool
         (sock,) = [c._transport.get_extra_info("socket") for c in pool._open if c._reply]
         return int(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
 

@@ -6,8 +6,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -17,6 +15,7 @@ from proxy.telemetry import request_log
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.request_log import RequestLog
 from tests.support.harness import chat, proxied, until
+from tests.support.waiting import until_true
 
 CONTRACT = """
 request_id session_id turn model stream route_class offload_decision_reason policy
@@ -90,24 +89,16 @@ def ids(path: Path) -> list[str]:
     return [orjson.loads(line)["request_id"] for line in path.read_bytes().splitlines()]
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        time.sleep(0.005)
-    raise AssertionError("never came true")
-
-
 def test_a_rotated_file_is_followed(tmp_path: Path) -> None:
     drops: list[int] = []
     path, moved = tmp_path / "log", tmp_path / "log.1"
     log = RequestLog(path, lambda: drops.append(1))
     log.write(RequestRecord(request_id="a"))
-    wait_for(lambda: path.stat().st_size > 0)
+    until_true(lambda: path.stat().st_size > 0)
     path.rename(moved)
     log.write(RequestRecord(request_id="b"))
-    wait_for(path.exists)
-    wait_for(lambda: path.stat().st_size > 0)
+    until_true(path.exists)
+    until_true(lambda: path.stat().st_size > 0)
     path.unlink()
     log.write(RequestRecord(request_id="c"))
     log.close()
@@ -121,7 +112,7 @@ def test_a_vanished_directory_drops_and_resumes(tmp_path: Path) -> None:
     log = RequestLog(home / "log", lambda: drops.append(1))
     home.rename(tmp_path / "away")
     log.write(RequestRecord(request_id="lost"))
-    wait_for(lambda: drops == [1])
+    until_true(lambda: drops == [1])
     home.mkdir()
     log.write(RequestRecord(request_id="kept"))
     log.close()
@@ -133,8 +124,8 @@ def test_a_disk_that_fills_up_holds_whole_lines(tmp_path: Path) -> None:
     code = f"""
 import resource, signal
 from pathlib import Path
-from proxy.core.record import RequestRecord
-from proxy.reqlog import RequestLog
+from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.request_log import RequestLog
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 drops = []
 path = Path({str(tmp_path / "log")!r})
@@ -174,14 +165,14 @@ def test_a_pipe_without_a_reader_drops_and_is_told_apart_from_a_slow_one(tmp_pat
             seen += os.read(reader, 65536)
         return seen.endswith(b"\n")
 
-    wait_for(has_line)
+    until_true(has_line)
     os.close(reader)
     log.write(RequestRecord(request_id="gone"))
-    wait_for(lambda: drops == [1])
+    until_true(lambda: drops == [1])
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     seen = b""
     log.write(RequestRecord(request_id="again"))
-    wait_for(has_line)
+    until_true(has_line)
     log.close()
     os.close(reader)
     assert (b'"again"' in seen, drops) == (True, [1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import orjson
 import pytest
 
 from replayer.simulator.host import SimEngine, SimFleet
+from tests.support.harness import until
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "one two three " * 30}]
@@ -42,12 +42,6 @@ async def told_by(engine: SimEngine) -> dict[str, Any]:
     params = answer["kv_transfer_params"]
     assert isinstance(params, dict)
     return params
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def test_p_tells_where_its_blocks_are_and_d_reads_them(fleet: SimFleet) -> None:

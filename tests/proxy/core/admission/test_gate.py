@@ -18,10 +18,11 @@ from proxy.core.admission.retry_after import (
     UNKNOWN_DRAIN_S,
     retry_after_s,
 )
-from proxy.core.kvcache.room import ReleaseRate
 from proxy.core.types import THRESHOLD_FIELDS, Load, RejectReason, Thresholds
 
 BATCHED, TPS = 8192, 20_000.0
+
+
 BLOCKS, TOKENS, FRAC = (
     RejectReason.DECODE_BLOCKS,
     RejectReason.PREFILL_TOKENS,
@@ -263,35 +264,6 @@ class TestWait:
         assert advised <= retry_after_s([wait_s + more_s for wait_s in waits_s])
 
 
-class TestReleaseRate:
-    @pytest.mark.parametrize(
-        ("ended", "now_s", "expected"),
-        [
-            ([], 0.0, None),
-            ([(0.0, 100)], 0.0, 100.0),
-            ([(0.0, 100)], 10.0, 10.0),
-            ([(0.0, 100)], 60.0, 100 / 60),
-            ([(0.0, 100)], 60.1, None),
-            ([(0.0, 100), (50.0, 40)], 61.0, 40 / 11),
-            ([(0.0, 0)], 1.0, None),
-        ],
-    )
-    def test_over_the_last_minute(
-        self, ended: list[tuple[float, int]], now_s: float, expected: float | None
-    ) -> None:
-        rate = ReleaseRate()
-        for then_s, tokens in ended:
-            rate.add(tokens, then_s)
-        assert rate.tokens_per_s(now_s) == expected
-
-    def test_over_the_last_streams_when_they_are_many(self) -> None:
-        rate = ReleaseRate()
-        for i in range(5000):
-            rate.add(10, i / 1000)
-        assert len(rate._ended) == ReleaseRate.WINDOW_STREAMS
-        assert rate.tokens_per_s(5.0) == pytest.approx(10 * 1000, rel=0.01)
-
-
 @dataclass
 class Reference:
     """The rules as they read, from scratch for each question."""
@@ -322,11 +294,23 @@ def ratios(*more: float | None) -> st.SearchStrategy[float | None]:
 limits = st.builds(
     Thresholds, ratios(), st.none() | st.sampled_from([0, 1000, 8192]), ratios(2.0, 0.3)
 )
+
+
 kvs = st.builds(EngineKv, st.none() | st.sampled_from([0, 1000, 4000]), ratios())
+
+
 amounts = st.sampled_from([0, 1, 250, 251, 500, 850, 851, 1000, 1001, 2457, 2458, 8192, 8193])
+
+
 loads = st.builds(Load, prefill_tokens=amounts, inbound_tokens=amounts, decode_tokens=amounts)
+
+
 instances = st.sampled_from(["i", "j"])
+
+
 models = st.sampled_from(["m", "n", ANY_MODEL])
+
+
 steps = st.one_of(
     st.tuples(st.just("set"), models, limits),
     st.tuples(st.just("unset"), models, st.none()),

@@ -23,7 +23,7 @@ from proxy.net.server.request_loop import SerialHandler
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.log import LOG_EVERY_S
 from tests.proxy.request.test_client_request import post, raw
-from tests.support.harness import RawEngine, ServedProxy, chunk, plain, says, until
+from tests.support.harness import RawEngine, ServedProxy, apart, chunk, plain, says, until
 
 CANARY = b"sk-canary-1"
 FINE = says(plain(b"{}"))
@@ -231,7 +231,7 @@ async def test_a_line_end_behind_a_body_is_no_head(tmp_path: Path) -> None:
                 whole = post("/v1/chat/completions", CHAT)
                 writer.write(whole.replace(b"Connection: close\r\n", b"") + b"\r\n")
                 assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"{}"), 10)
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2)  # the time is what is tested: longer than a head may take
                 writer.write(whole)
                 answer = await asyncio.wait_for(reader.read(), 10)
                 assert answer.startswith(b"HTTP/1.1 200 ")
@@ -258,7 +258,7 @@ async def test_both_sides_notice_a_peer_that_has_vanished(tmp_path: Path) -> Non
             (client, *_) = server.connections
             assert client.transport is not None
             ours = client.transport.get_extra_info("socket")
-            (upstream,) = proxy.server.service.upstreams.values()
+            (upstream,) = proxy.server.service.instances.all()
             connection, *_ = upstream._pool._open
             theirs = connection._transport.get_extra_info("socket")
             for sock in (ours, theirs):
@@ -326,9 +326,7 @@ async def test_a_wish_for_another_protocol_is_answered_in_this_one_and_is_the_la
                 async with connect(proxy) as (reader, writer):
                     writer.write(pieces[0])
                     await until(lambda: served.requests_count > before, "a request")  # noqa: B023
-                    for piece in pieces[1:]:
-                        await asyncio.sleep(0.01)
-                        writer.write(piece)
+                    await apart(writer, pieces[1:], 0.01)
                     answer = await asyncio.wait_for(reader.read(), 10)
                 head, _, body = answer.partition(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200 "), pieces
@@ -344,7 +342,7 @@ async def test_of_its_chunks_those_that_break_are_refused(tmp_path: Path, broken
         async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             async with connect(proxy) as (reader, writer):
                 writer.write(CHUNKS)
-                await until(lambda: proxy.server.service.in_flight, "it waits for more")
+                await until(lambda: proxy.server.service.in_flight.count, "it waits for more")
                 writer.write(broken)
                 answer = await asyncio.wait_for(reader.read(), 10)
             assert answer.startswith(b"HTTP/1.1 400 ")

@@ -1,0 +1,66 @@
+"""`analyze league`: its table, its files, what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import plotly.graph_objects as go
+import pytest
+
+from analysis.cli import main
+from analysis.league.league import (
+    summarise,
+)
+from tests.support.traces import SAMPLE
+
+
+@pytest.fixture
+def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_image(*_values: Any, **_options: Any) -> None:
+        raise RuntimeError("\nno browser was found\nand more")
+
+    monkeypatch.setattr(go.Figure, "write_image", write_image)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("--seeds 0", "--first-seed -1", "--jobs 0", "--horizon nan", "--timeout 0"),
+        *("--load x", "--load ,", "--scale 1"),
+    ],
+)
+def test_bad_options_are_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["league", str(SAMPLE), *wrong.split()])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert told.count("\n") == 1
+    assert wrong.split()[0] in told
+
+
+@pytest.mark.usefixtures("no_browser")
+def test_the_command_prints_a_table_and_writes_rows_and_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "league.json"
+    options = "--instances 2 --load 0.5,1 --seeds 2 --regime fits --horizon 60 --jobs 1"
+    policies = "cost,session-sticky"
+    arguments = ["league", str(SAMPLE), *options.split(), "--policies", policies]
+    assert main([*arguments, "--json", str(out), "--figures", str(tmp_path / "figures")]) == 0
+    document = orjson.loads(out.read_bytes())
+    rows = document["rows"]
+    assert [(r["load"], r["seed"], r["policy"]) for r in rows] == [
+        (load, seed, policy)
+        for load in (0.5, 1.0)
+        for seed in (0, 1)
+        for policy in policies.split(",")
+    ]
+    needed = {"requests", "failures", "goodput_ratio", "ttft_s", "tpot_s", "e2e_s", "hit_ratio"}
+    assert needed | {"offloads", "moved_bytes", "regime"} <= rows[0].keys()
+    printed = capsys.readouterr().out
+    assert "fits, load 0.5" in printed
+    assert "session-sticky" in printed
+    assert (tmp_path / "figures" / "league-load-0.5.html").exists()
+    assert "(no league-load-0.5.png: no browser was found)" in printed
+    best = [one["goodput_ratio"][0] for one in summarise(rows) if one["load"] == 1.0]
+    assert best == sorted(best, reverse=True)

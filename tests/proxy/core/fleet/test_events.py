@@ -1,0 +1,127 @@
+"""What an event of an instance changes: who is told, and what is forgotten with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.fleet.events import SAME_START_S, InstanceEvents
+from proxy.core.fleet.health import CONNECTS, FAULTS, RISE, Change
+from proxy.core.fleet.members import Fleet, Member
+from proxy.core.ledger import Ledger
+from proxy.core.types import FailureKind, Instance
+
+NO_FAULTS = {
+    FailureKind.BUSY,
+    FailureKind.PEER_GONE,
+    FailureKind.WENT_DOWN,
+    FailureKind.NO_MODEL,
+    FailureKind.NO_ROOM,
+}
+"""Not the instance's own, or no failure at all."""
+
+
+class Seen:
+    """Events over a fleet of two, one of which has been seen; what they told and forgot."""
+
+    def __init__(self) -> None:
+        self.fleet, self.ledger = Fleet(), Ledger()
+        self.forgotten: list[str] = []
+        self.told = 0
+        for name in ("a", "b"):
+            self.fleet.add(Instance(name, f"http://{name}"))
+            self.ledger.add(name)
+        self.events = InstanceEvents(self.fleet, self.ledger, self.forgotten.append, self._tell)
+        for _ in range(RISE):
+            self.events.probe_answered("a", 0.0)
+        self.told = 0
+
+    def _tell(self) -> None:
+        self.told += 1
+
+    def member(self, name: str = "a") -> Member:
+        found = self.fleet.get(name)
+        assert found is not None
+        return found
+
+    def goes(self) -> None:
+        """Nobody listens there any more."""
+        changes = [
+            self.events.probe_failed("a", "refused", float(i), is_refused=True)
+            for i in range(CONNECTS)
+        ]
+        assert Change.GONE in changes
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+def test_one_that_is_gone_is_forgotten_and_returns_as_another(seen: Seen) -> None:
+    before = seen.member().incarnation
+    seen.goes()
+    assert seen.forgotten == ["a"]
+    assert not seen.fleet.is_up("a")
+    told = seen.told
+    changes = [seen.events.probe_answered("a", 100.0 + i) for i in range(RISE)]
+    assert changes[-1] is Change.BACK
+    assert seen.fleet.is_up("a")
+    assert seen.told > told
+    assert seen.member().incarnation == before + 1
+
+
+def test_one_that_is_slow_keeps_what_it_holds(seen: Seen) -> None:
+    changes = [seen.events.probe_failed("a", "timeout", float(i)) for i in range(CONNECTS)]
+    assert Change.GONE not in changes
+    assert not seen.fleet.is_up("a")
+    assert not seen.forgotten
+    assert seen.member().incarnation == 0
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_only_faults_open_a_breaker(seen: Seen, kind: FailureKind) -> None:
+    for i in range(FAULTS):
+        seen.events.failed("a", kind, "x", i * 0.1)
+    assert seen.fleet.is_up("a") is (kind in NO_FAULTS)
+
+
+def test_a_trial_that_is_answered_brings_it_back(seen: Seen) -> None:
+    for i in range(FAULTS):
+        seen.events.failed("a", FailureKind.TIMEOUT, "x", i * 0.1)
+    assert seen.events.trial_ended("a", "still nothing", 50.0) is None
+    assert not seen.fleet.is_up("a")
+    assert seen.events.trial_ended("a", None, 100.0) is Change.BACK
+    assert seen.fleet.is_up("a")
+
+
+def test_a_later_start_is_another_process(seen: Seen) -> None:
+    observe = seen.events.observe_start
+    assert not observe("a", None, 0.0)
+    assert not observe("a", 1000.0, 0.0), "the first that is known"
+    assert not observe("a", 1000.0 + SAME_START_S, 1.0), "within what one process says"
+    assert not observe("a", 900.0, 2.0), "a clock that went back is no restart"
+    assert not seen.forgotten
+    assert observe("a", 2000.0, 3.0)
+    assert seen.forgotten == ["a"]
+    assert seen.member().incarnation == 1
+    assert not observe("a", 2000.0, 4.0)
+
+
+def test_a_model_that_is_denied_may_be_anothers(seen: Seen) -> None:
+    seen.fleet.observe_models("a", {"m", "n"})
+    seen.fleet.observe_models("b", {"n"})
+    assert not seen.events.lacks_model("a", "m")
+    assert seen.events.lacks_model("a", "n")
+    assert seen.member().models == frozenset()
+
+
+def test_who_is_not_there_changes_nothing(seen: Seen) -> None:
+    events = seen.events
+    assert events.probe_failed("x", "e", 0.0) is None
+    assert events.probe_answered("x", 0.0) is None
+    assert events.failed("x", FailureKind.RESET, "e", 0.0) is None
+    assert events.trial_ended("x", None, 0.0) is None
+    events.answered("x")
+    events.restarted("x", 0.0)
+    assert not events.observe_start("x", 1.0, 0.0)
+    assert (seen.told, seen.forgotten) == (0, [])

@@ -1,0 +1,171 @@
+"""Limits and alarms on one tick: never early, at most a tick late, and not for lost time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from proxy.net.timeouts import FAR_S, FAR_TICKS, TICK_S, Alarm, Clock, IdleLimit, Limit, RateLimit
+from tests.support.virtual_time import VirtualLoop, run
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def ended_s(limit: Limit, body_s: float = 3600.0) -> float | None:
+    """When the limit ended a body that takes so long; None where it did not."""
+    began_s = now_s()
+    try:
+        with limit:
+            await asyncio.sleep(body_s)
+    except TimeoutError:
+        return now_s() - began_s
+    return None
+
+
+@pytest.mark.parametrize("seconds", [0.01, 0.05, 0.12, 1.0, FAR_S - 0.01])
+def test_a_limit_is_met_within_a_tick(seconds: float) -> None:
+    async def test() -> None:
+        took_s = await ended_s(Limit(seconds))
+        assert took_s is not None
+        assert seconds <= took_s <= seconds + TICK_S + 1e-6
+
+    run(test())
+
+
+def test_a_far_limit_is_looked_at_in_each_tenth_tick_only() -> None:
+    async def test() -> None:
+        took_s = await ended_s(Limit(FAR_S))
+        assert took_s is not None
+        assert FAR_S <= took_s <= FAR_S + FAR_TICKS * TICK_S + 1e-6
+
+    run(test())
+
+
+def test_a_body_that_ends_in_time_is_let_be() -> None:
+    async def test() -> None:
+        assert await ended_s(Limit(1.0), 0.99) is None
+        await asyncio.sleep(10.0)  # and nothing comes later
+
+    run(test())
+
+
+def test_a_cancel_from_outside_stays_one() -> None:
+    async def test() -> None:
+        task = asyncio.create_task(ended_s(Limit(5.0)))
+        await asyncio.sleep(1.0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(test())
+
+
+def test_another_end_may_be_set_also_one_that_has_passed() -> None:
+    async def test() -> None:
+        limit = Limit(1.0)
+        task = asyncio.create_task(ended_s(limit))
+        await asyncio.sleep(0.5)
+        limit.reschedule(3.0)
+        await asyncio.sleep(2.0)
+        assert not task.done()
+        limit.reschedule(2.0)
+        assert await task == pytest.approx(2.5)
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", ["limit", "alarm"])
+def test_time_in_which_the_process_was_stopped_counts_against_nobody(kind: str) -> None:
+    async def test() -> None:
+        rung_s: list[float] = []
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        if kind == "alarm":
+            Alarm(2.0, lambda: rung_s.append(now_s()))
+        else:
+            limited = asyncio.create_task(ended_s(Limit(2.0)))
+            limited.add_done_callback(lambda _: rung_s.append(now_s()))
+        await asyncio.sleep(1.0)
+        loop.jump(100.0)
+        await asyncio.sleep(0.5)
+        assert not rung_s
+        await asyncio.sleep(1.0)
+        assert [round(s) for s in rung_s] == [102]
+
+    run(test())
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_an_alarm_rings_once_unless_it_is_stopped(is_stopped: bool) -> None:
+    async def test() -> None:
+        rung_s: list[float] = []
+        alarm = Alarm(1.0, lambda: rung_s.append(now_s()))
+        await asyncio.sleep(0.9)
+        if is_stopped:
+            alarm.stop()
+        await asyncio.sleep(10.0)
+        assert rung_s == ([] if is_stopped else [pytest.approx(1.0, abs=TICK_S + 1e-6)])
+
+    run(test())
+
+
+def test_silence_is_counted_from_the_last_progress_and_has_its_beats() -> None:
+    async def test() -> None:
+        seen, beats_s = [0], list[float]()
+        limit = IdleLimit(2.0, lambda: seen[0], 0.5, lambda: beats_s.append(now_s()))
+        task = asyncio.create_task(ended_s(limit))
+        for _ in range(5):
+            await asyncio.sleep(1.0)
+            seen[0] += 1
+        took_s = await task
+        assert took_s is not None
+        assert 7.0 <= took_s <= 7.0 + 3 * TICK_S
+        assert len([s for s in beats_s if s < 5.0]) == 5, "one in each second between events"
+        assert len([s for s in beats_s if s > 5.0]) >= 3
+
+    run(test())
+
+
+def test_silence_may_be_allowed_less_from_now_on() -> None:
+    async def test() -> None:
+        limit = IdleLimit(60.0, lambda: 0)
+        task = asyncio.create_task(ended_s(limit))
+        await asyncio.sleep(1.0)
+        limit.change(2.0)
+        took_s = await task
+        assert took_s is not None
+        assert 3.0 <= took_s <= 3.0 + 2 * TICK_S
+
+    run(test())
+
+
+@pytest.mark.parametrize(
+    ("progress", "earliest_s", "latest_s"),
+    [
+        (lambda s: 0.0, 2.0, 2.2),
+        (lambda s: 9.0 * s, 2.0, 2.2),
+        (lambda s: 11.0 * s, 6.0, 6.2),
+        (lambda s: 50.0, 5.0, 5.2),
+    ],
+    ids=["nothing", "too slow", "fast enough", "much, then nothing"],
+)
+def test_a_rate_has_a_third_of_the_time_to_begin(
+    progress: Callable[[float], float], earliest_s: float, latest_s: float
+) -> None:
+    """The whole limit holds all the same."""
+
+    async def test() -> None:
+        took_s = await ended_s(RateLimit(6.0, lambda: progress(now_s()), 10.0))
+        assert took_s is not None
+        assert earliest_s - 1e-6 <= took_s <= latest_s
+
+    run(test())
+
+
+def test_a_moment_in_unix_time_keeps_its_distance() -> None:
+    clock = Clock()
+    assert clock.unix(clock.now_s() + 5.0) - clock.unix_now() == pytest.approx(5.0, abs=1.0)

@@ -1,0 +1,79 @@
+"""Kept connections: which is used again, which is closed, when a request is sent once more."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from proxy.net.upstream import pool as pool_module
+from proxy.protocol.errors import UpstreamFailure
+from tests.support.harness import plain, until
+from tests.support.upstream_peer import OK, Peer, ask, serving
+
+
+async def test_only_a_kept_connection_is_replayed_and_only_in_silence() -> None:
+    peer = Peer([OK, b"", OK])
+    peer.close = True
+    async with serving(peer.serve) as upstream:
+        await ask(upstream)
+        await until(lambda: upstream.in_use == 0)
+        with pytest.raises(UpstreamFailure):
+            await ask(upstream)  # a fresh connection: no second try
+        assert (await ask(upstream))[0] == 200
+
+
+async def test_a_connection_that_hangs_up_on_the_next_request_is_replayed() -> None:
+    class Fickle(Peer):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.connections += 1
+            await reader.readuntil(b"\r\n\r\n{}")
+            self.requests += 1
+            writer.write(OK)
+            await reader.readuntil(b"\r\n\r\n{}")
+            writer.transport.abort()
+
+    peer = Fickle([])
+    async with serving(peer.serve) as upstream:
+        assert [(await ask(upstream))[0] for _ in range(4)] == [200] * 4
+    assert peer.requests == 4
+
+
+async def test_bytes_that_nobody_asked_for_end_a_connection() -> None:
+    """They would be taken for the answer to the next request."""
+    writers = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        await reader.readuntil(b"\r\n\r\n{}")
+        writer.write(OK)
+        await reader.read()
+        writer.close()
+
+    async with serving(serve) as upstream:
+        await ask(upstream)
+        writers[0].write(plain(b"stolen"))
+        await until(lambda: not upstream._pool._open, "closed")
+        assert await ask(upstream) == (200, b'{"ok":1}')
+
+
+async def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "KEEPALIVE_S", 0.1)
+    peer = Peer([OK])
+    async with serving(peer.serve) as upstream:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(5):
+                group.create_task(ask(upstream))
+        assert peer.connections == 5
+        await until(lambda: not upstream._pool._open, "all closed")
+
+
+async def test_the_last_used_is_used_first() -> None:
+    peer = Peer([OK])
+    async with serving(peer.serve) as upstream:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(ask(upstream))
+        last = upstream._pool._idle[-1]
+        await ask(upstream)
+        assert last.requests == 2

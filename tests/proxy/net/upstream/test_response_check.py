@@ -1,0 +1,93 @@
+"""Which answers are replaced unseen: by status, by first event, by an engine's own error."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.core.types import FailureKind
+from proxy.net.upstream.response_check import in_band_error, is_plainly_good, look_at
+from proxy.protocol.errors import UpstreamFailure
+from tests.support.harness import DONE, STREAM_HEAD, chunk, event, plain
+from tests.support.upstream_peer import Peer, serving
+
+NO_MODEL = b'{"error":{"message":"The model `m` does not exist."}}'
+
+
+def error_event(text: str) -> bytes:
+    return STREAM_HEAD + chunk(b'data: {"error":%s}\n\n' % text.encode()) + DONE
+
+
+async def judged(answer: bytes, *, close: bool = False) -> FailureKind | None:
+    """What is wrong with an answer; what was looked at must still be there to be passed on."""
+    async with serving(Peer([answer], close=close).serve) as upstream:
+        reply = await upstream.send("POST", "/v1/x", b"", b"{}")
+        try:
+            await look_at(reply)
+        except UpstreamFailure as failure:
+            return failure.kind
+        else:
+            if reply.is_stream:
+                assert b"".join(reply.body).startswith(b"data: ")
+            else:
+                body = answer.partition(b"\r\n\r\n")[2]
+                assert await reply.read(1 << 20) == body
+            return None
+        finally:
+            reply.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (plain(b"{}"), None),
+        (plain(b"{}", "400 Bad Request"), None),
+        (plain(b"{}", "501 Not Implemented"), None),
+        (plain(b'{"error":"no such path"}', "404 Not Found"), None),
+        (plain(NO_MODEL, "404 Not Found"), FailureKind.NO_MODEL),
+        (plain(b"{}", "500 Oops"), FailureKind.SERVER_ERROR),
+        (plain(b"{}", "429 Slow Down"), FailureKind.BUSY),
+        (plain(b"{}", "503 Busy"), FailureKind.BUSY),
+        (plain(b"", "302 Found", "Location: http://x/\r\n"), FailureKind.MALFORMED),
+        (STREAM_HEAD + chunk(event("a")) + DONE, None),
+        (error_event('{"message":"died","code":500}'), FailureKind.SERVER_ERROR),
+        (error_event('{"message":"full","code":503}'), FailureKind.BUSY),
+        (error_event('{"message":"your fault","code":400}'), None),
+    ],
+)
+async def test_what_is_replaced(answer: bytes, kind: FailureKind | None) -> None:
+    assert await judged(answer) is kind
+
+
+async def test_a_stream_that_ends_before_its_first_event() -> None:
+    assert await judged(STREAM_HEAD + b"0\r\n\r\n") is FailureKind.RESET
+
+
+async def test_a_refusal_brings_its_body_and_when_to_come_again() -> None:
+    refusal = plain(b'{"busy":1}', "503 Busy", "Retry-After: 7\r\nX-Other: 1\r\n")
+    async with serving(Peer([refusal]).serve) as upstream:
+        reply = await upstream.send("POST", "/v1/x", b"", b"{}")
+        assert not is_plainly_good(reply)
+        with pytest.raises(UpstreamFailure) as raised:
+            await look_at(reply)
+        reply.close()
+    failure = raised.value
+    assert (failure.status, failure.body) == (503, b'{"busy":1}')
+    assert failure.headers == {"Content-Type": "application/json", "Retry-After": "7"}
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "kind"),
+    [
+        (b'{"error":{"code":503}}', 503, FailureKind.BUSY),
+        (b'{"error":{"code":404}}', 404, FailureKind.SERVER_ERROR),
+        (b'{"error":{"code":true}}', 500, FailureKind.SERVER_ERROR),
+        (b'{"error":{"code":200}}', 500, FailureKind.SERVER_ERROR),
+        (b'{"error":{"code":"503"}}', 500, FailureKind.SERVER_ERROR),
+        (b'{"error":"gone"}', 500, FailureKind.SERVER_ERROR),
+        (b'{"error":', 500, FailureKind.SERVER_ERROR),
+    ],
+)
+def test_an_error_inside_of_a_200(text: bytes, status: int, kind: FailureKind) -> None:
+    """Only a number that is an error status counts as one."""
+    failure = in_band_error(b"data: " + text)
+    assert (failure.status, failure.kind, failure.body) == (status, kind, text)

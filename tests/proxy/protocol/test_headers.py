@@ -1,0 +1,101 @@
+"""Which headers pass, in both directions, and how a request's head is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.protocol.headers import (
+    answer_lines,
+    forwarded,
+    request_head,
+    route_lines,
+    with_request_id,
+)
+
+OURS = b"X-Request-Id: r-1\r\nAccept-Encoding: identity\r\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "goes"),
+    [
+        (b"Authorization", True),
+        (b"X-Session-ID", True),
+        (b"Host", False),
+        (b"HOST", False),
+        (b"Content-Length", False),
+        (b"Content_Length", False),
+        (b"Transfer-Encoding", False),
+        (b"TE", False),
+        (b"Upgrade", False),
+        (b"Keep-Alive", False),
+        (b"Proxy-Authorization", False),
+        (b"Accept-Encoding", False),
+        (b"X-Request-Id", False),
+        (b"X-Prefiller-Host-Port", False),
+        (b"X-Data-Parallel-Rank", False),
+    ],
+)
+def test_what_of_a_client_goes_on(name: bytes, goes: bool) -> None:
+    for _ in range(2):  # decided, and then remembered
+        lines = forwarded([(name, b"v"), (b"A", b"b")], "r-1")
+        assert lines == OURS + (name + b": v\r\n" if goes else b"") + b"A: b\r\n"
+
+
+def test_what_connection_names_stays_here() -> None:
+    fields = [(b"Connection", b"close, X-Mine"), (b"x-mine", b"1"), (b"X-Other", b"2")]
+    assert forwarded(fields, "r-1") == OURS + b"X-Other: 2\r\n"
+
+
+@pytest.mark.parametrize("name", [b"Authorization", b"Content-Type", b"Cookie"])
+def test_what_an_instance_needs_cannot_be_named_away(name: bytes) -> None:
+    fields = [(b"Connection", name), (name, b"v")]
+    assert forwarded(fields, "r-1") == OURS + name + b": v\r\n"
+
+
+def test_hidden_and_added_lines() -> None:
+    fields = [(b"Authorization", b"Bearer mine"), (b"A", b"b")]
+    lines = forwarded(fields, "r-1", frozenset({b"authorization"}), b"Authorization: Bearer k\r\n")
+    assert lines == OURS + b"Authorization: Bearer k\r\nA: b\r\n"
+
+
+def test_a_leg_has_an_id_of_its_own() -> None:
+    assert with_request_id(OURS + b"A: b\r\n", "r-1-p") == (
+        b"X-Request-Id: r-1-p\r\nAccept-Encoding: identity\r\nA: b\r\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "length"),
+    [
+        ("POST", b"{}", b"Content-Length: 2\r\n"),
+        ("POST", None, b"Content-Length: 0\r\n"),
+        ("DELETE", None, b"Content-Length: 0\r\n"),
+        ("GET", None, b""),
+        ("HEAD", None, b""),
+    ],
+)
+def test_a_head(method: str, body: bytes | None, length: bytes) -> None:
+    head = request_head(method, "/v1/x", b"h:1", b"A: b\r\n", body)
+    assert head == b"%b /v1/x HTTP/1.1\r\nHost: h:1\r\nA: b\r\n%b\r\n" % (method.encode(), length)
+
+
+def test_what_of_an_instance_a_client_sees() -> None:
+    fields = [
+        (b"content-type", b"text/event-stream"),
+        (b"transfer-encoding", b"chunked"),
+        (b"content-length", b"3"),
+        (b"connection", b"keep-alive, x-hop"),
+        (b"x-hop", b"1"),
+        (b"x-cache-proxy-route", b"a lie"),
+        (b"server", b"uvicorn"),
+    ]
+    assert b"".join(answer_lines(fields)) == (
+        b"content-type: text/event-stream\r\nserver: uvicorn\r\n"
+    )
+
+
+def test_where_it_ran() -> None:
+    assert route_lines("i0", "WARM", "session") == (
+        b"X-Cache-Proxy-Instance: i0\r\nX-Cache-Proxy-Route: WARM\r\n"
+        b"X-Cache-Proxy-Reason: session\r\n"
+    )

@@ -1,0 +1,94 @@
+"""What one finished request adds to the counters, and labels that are there from the start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.core.types import FailureKind, Outcome, RejectReason
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.record import RequestRecord
+
+STREAM: dict[str, Any] = {
+    "route_class": "WARM",
+    "outcome": Outcome.OK,
+    "t_proxy_recv": 100.0,
+    "t_first_token": 101.0,
+    "t_done": 103.0,
+    "osl_tokens": 5,
+    "isl_tokens": 900,
+    "prompt_tokens": 1000,
+    "hit_tokens": 600,
+    "new_tokens": 400,
+    "cached_tokens": 512,
+    "predicted_ttft_s": 0.8,
+}
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"cache_proxy_{name}", labels)
+
+
+def is_between(metrics: Metrics, name: str, low: str, high: str, **labels: str) -> bool:
+    """Whether the one observed value is; what can be negative has no sum in the exposition."""
+    below, all_ = (value(metrics, f"{name}_bucket", le=le, **labels) for le in (low, high))
+    return (below, all_) == (0, 1)
+
+
+def observe(metrics: Metrics, **changes: Any) -> None:
+    metrics.observe(RequestRecord(request_id="r", **(STREAM | changes)), "chat")
+
+
+def test_a_whole_stream(metrics: Metrics) -> None:
+    observe(metrics)
+    labels = {"endpoint": "chat", "route_class": "WARM", "outcome": "ok"}
+    assert value(metrics, "requests_total", **labels) == 1
+    assert value(metrics, "ttft_seconds_sum", route_class="WARM") == 1.0
+    assert value(metrics, "tpot_seconds_sum", route_class="WARM") == 0.5
+    assert value(metrics, "e2e_seconds_sum", route_class="WARM") == 3.0
+    assert value(metrics, "isl_tokens_sum") == 1000, "the engine's count, where there is one"
+    assert value(metrics, "osl_tokens_sum") == 5
+    assert value(metrics, "hit_tokens_total") == 600
+    assert value(metrics, "new_tokens_total") == 400
+    assert is_between(metrics, "prefix_hit_prediction_error_tokens", "-128.0", "0.0")
+    assert is_between(metrics, "predicted_ttft_error_seconds", "0.1", "0.3")
+    assert is_between(metrics, "prediction_error_ratio", "0.1", "0.25", what="ttft")
+
+
+def test_what_ended_badly_has_no_time_to_its_end(metrics: Metrics) -> None:
+    observe(metrics, outcome=Outcome.UPSTREAM_TRUNCATED)
+    assert value(metrics, "ttft_seconds_count", route_class="WARM") == 1
+    assert value(metrics, "e2e_seconds_count", route_class="WARM") is None
+
+
+def test_what_was_never_placed_has_no_class(metrics: Metrics) -> None:
+    metrics.observe(RequestRecord(request_id="r", outcome=Outcome.REJECTED), "chat")
+    labels = {"endpoint": "chat", "route_class": "none", "outcome": Outcome.REJECTED}
+    assert value(metrics, "requests_total", **labels) == 1
+    assert value(metrics, "hit_tokens_total") == 0
+
+
+def test_an_offloads_hits_are_not_compared(metrics: Metrics) -> None:
+    """Its D's count includes what came over the wire."""
+    observe(metrics, prefill_instance="p")
+    assert value(metrics, "prefix_hit_prediction_error_tokens_count") == 0
+
+
+def test_the_wait_in_the_queue_is_no_error_of_a_prediction(metrics: Metrics) -> None:
+    observe(metrics, t_queued=100.0, t_decided=100.25)
+    assert is_between(metrics, "predicted_ttft_error_seconds", "-0.1", "0.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "values"),
+    [("rejected", "reason", RejectReason), ("upstream_retries", "reason", FailureKind)],
+)
+def test_closed_labels_begin_at_zero(metrics: Metrics, name: str, label: str, values: Any) -> None:
+    """A rule on a rate must not begin with "no data"."""
+    assert {value(metrics, f"{name}_total", **{label: one}) for one in values} == {0.0}

@@ -1,0 +1,3 @@
+"""Options without which no configuration is whole."""
+
+NEEDED = ["--instances", "a:1"]

@@ -1,0 +1,3 @@
+"""Tables as printed."""
+
+CLASSES = ("WARM", "MEDIUM", "HEAVY_P2P", "HEAVY_COLO")
