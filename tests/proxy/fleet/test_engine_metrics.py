@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from proxy.core.admission.engine_reports import EngineStats
 from proxy.fleet.engine_metrics import parse
-from proxy.state.proxy_state import ProxyState
+from proxy.fleet.instances import Instances
 from tests.support.harness import chat, proxied, until
 
 NEW = b"""# HELP vllm:kv_cache_usage_perc KV-cache usage.
@@ -92,7 +92,7 @@ async def test_a_look_that_fails_ends_nothing(
         looks += 1
         raise OverflowError("too much")
 
-    monkeypatch.setattr(ProxyState, "observe_stats", fails)
+    monkeypatch.setattr(Instances, "observe_report", fails)
     async with proxied(tmp_path, 1, scrape_interval=0.01) as (proxy, _):
         await until(lambda: looks > 2, "looked at again and again")
         assert (await proxy.post(chat("x"))).status == 200
