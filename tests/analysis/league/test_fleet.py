@@ -1,22 +1,23 @@
-"""Engines of a league's run."""
+"""Engines of a league's run: KV in whole blocks, and steps that take longer."""
 
 import pytest
 
-from analysis.league.fleet import EngineFleet, engines, slower
+from analysis.league.fleet import ABORT_TIMEOUT_S, EngineFleet, engines, slower
+from replayer.engine.types import EngineOptions
 
 
-def test_engines_hold_what_the_regime_gives_each_of_them() -> None:
-    made = engines(3, 1000.0, 64)
-    assert len(set(made)) == 1
-    fleet = EngineFleet(made)
-    assert fleet.kv_tokens == 3 * 16 * 64, "whole blocks, rounded up"
-    assert made[0].max_model_len == 16 * 64
+def test_kv_is_in_whole_blocks_and_holds_what_was_asked_for() -> None:
+    fleet = EngineFleet(engines(3, 1_000.0, 512))
+    assert [one.num_blocks for one in fleet.engines] == [2] * 3
+    assert fleet.kv_tokens == 3 * 1024
+    [one] = engines(1, 1.0, 512)
+    assert (one.num_blocks, one.max_model_len) == (2, 1024), "never fewer than two blocks"
+    assert one.abort_timeout_s == ABORT_TIMEOUT_S
 
 
-def test_a_slower_engine_takes_so_many_times_longer_for_any_step() -> None:
-    (engine,) = engines(1, 1000.0, 64)
-    twice = slower(engine, 2.0)
-    one, two = engine.step, twice.step
-    for name in ("a0", "a1", "a2", "a3", "a4"):
-        assert getattr(two, name) == pytest.approx(2.0 * getattr(one, name))
-    assert twice.num_blocks == engine.num_blocks
+def test_a_slower_engine_is_slower_in_every_part() -> None:
+    usual = EngineOptions()
+    slow = slower(usual, 3.0)
+    for load in ((100, 50.0, 0, 0), (0, 0.0, 8, 9_000), (2_000, 9.0, 4, 10)):
+        assert slow.step.step_s(*load) == pytest.approx(3.0 * usual.step.step_s(*load))
+    assert slow.num_blocks == usual.num_blocks

@@ -1,4 +1,4 @@
-"""Means over seeds."""
+"""Means over seeds, with their intervals."""
 
 import math
 
