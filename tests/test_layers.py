@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 DIRECTIONS = {
     "proxy": "cli | app | request, admin, process | state | fleet | net.upstream, net.server"
     " | telemetry | net | protocol | config | core",
-    "proxy.core": "routing | placement | config | admission, fleet | kvcache, ledger, connectors"
-    " | latency, types",
+    "proxy.core": "routing | placement | config | admission, fleet | instances"
+    " | kvcache, ledger, connectors, admission.engine_reports | latency, types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments",
     "analysis": "cli | regret | check, league, report | rivals, runs | measures",
 }
