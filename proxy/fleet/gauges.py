@@ -133,7 +133,7 @@ class FleetCollector(Collector):
         text = "1 while an engine's /metrics are ignored: they stay the same although it works"
         family = _gauge("engine_report_frozen", text, "upstream")
         for name in names:
-            family.add_metric([name], name in self._router.gate.reports.frozen)
+            family.add_metric([name], self._router.gate.is_frozen(name))
         return family
 
 

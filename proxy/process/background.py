@@ -203,10 +203,10 @@ async def scrape(service: ProxyState, upstream: Upstream) -> None:
         body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES)
     except UpstreamFailure:
         return
-    name, frozen = upstream.instance.name, service.router.gate.reports.frozen
-    was_frozen = name in frozen
+    name, gate = upstream.instance.name, service.router.gate
+    was_frozen = gate.is_frozen(name)
     service.instances.observe_report(name, parse(body), xxhash.xxh3_64_intdigest(body))
-    if name in frozen and not was_frozen:
+    if gate.is_frozen(name) and not was_frozen:
         _log.warning(
             "instance %s: its /metrics stay the same while it works, so they are ignored", name
         )

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 
+from proxy.protocol.memo import Memo
+
 LINE_BYTES = 256
 """A longer chunk size line, extensions included, is refused; a trailer line may have 8 KiB."""
 TRAILER_BYTES = 8192
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"[!#-'*+.^-z|~0-9A-Z-]+:[^\r\n\0]*\r\n")
-_sizes: dict[bytes, int] = {}
+_SIZES: Memo[bytes, int] = Memo(4096)
 """Sizes of chunks by their size lines, without the line's end: few different ones occur."""
-_SIZES_MAX = 4096
 _NEWLINE = ord("\n")
 _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 
@@ -89,7 +90,7 @@ class Chunked:
         if self._state == _SIZE and not self._line:
             # By far the most pieces of a stream are exactly one chunk.
             at = data.find(b"\r")
-            size = _sizes.get(data[:at])
+            size = _SIZES.known.get(data[:at])
             whole = size is not None and len(data) == at + size + 4
             if whole and data[at + 1] == _NEWLINE and data.endswith(b"\r\n"):
                 self.is_whole = True
@@ -151,9 +152,7 @@ class Chunked:
             return
         self._state = _DATA
         if len(line) == len(match[1]) + 2:
-            if len(_sizes) >= _SIZES_MAX:
-                _sizes.clear()
-            _sizes[match[1]] = self._left
+            _SIZES.keep(match[1], self._left)
 
     def _check_trailer(self, line: bytes) -> None:
         self._left += len(line)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from proxy.protocol.memo import Memo
+
 HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -40,11 +42,12 @@ _OURS = HOP_BY_HOP | {
     b"x-cache-proxy-reason",
 }
 _PLAIN_CONNECTION = frozenset({b"", b"close", b"keep-alive"})
-_GOES_MAX, _GOES_NAME = 512, 64
-_goes: dict[bytes, bool] = {}
+_GOES: Memo[bytes, bool] = Memo(512)
+"""Whether headers of these names go on to an instance; clients send the same few."""
+_GOES_BYTES = 64
+"""A longer name is not remembered."""
 _IDENTITY = b"Accept-Encoding: identity\r\n"
-_ROUTES_MAX = 1024
-_route_lines: dict[tuple[str, str, str], bytes] = {}
+_ROUTE_LINES: Memo[tuple[str, str, str], bytes] = Memo(1024)
 _NOTHING: frozenset[bytes] = frozenset()
 
 
@@ -60,9 +63,10 @@ def forwarded(
     """
     lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _IDENTITY, added]
     named: set[bytes] = set()
+    known = _GOES.known
     for name, value in fields:
-        if (goes := _goes.get(name)) is None:
-            goes = _note(name)
+        if (goes := known.get(name)) is None:
+            goes = _goes_on(name)
         if goes:
             if not hidden or name.lower() not in hidden:
                 lines += (name, b": ", value, b"\r\n")
@@ -76,15 +80,11 @@ def forwarded(
     return b"".join(lines)
 
 
-def _note(name: bytes) -> bool:
-    """Whether a header goes on to an instance; remembered, as clients send the same few."""
+def _goes_on(name: bytes) -> bool:
+    """Whether a header goes on to an instance."""
     lower = name.lower()
     goes = lower not in _NOT_FORWARDED and not lower.startswith(_NOT_FORWARDED_PREFIX)
-    if len(_goes) >= _GOES_MAX:
-        _goes.clear()
-    if len(name) <= _GOES_NAME:
-        _goes[name] = goes
-    return goes
+    return _GOES.keep(name, goes) if len(name) <= _GOES_BYTES else goes
 
 
 def with_request_id(headers: bytes, request_id: str) -> bytes:
@@ -119,16 +119,14 @@ def answer_lines(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 def route_lines(instance: str, route_class: str, reason: str) -> bytes:
     """Where a request ran and why, as lines for its client; remembered, there are few."""
     key = instance, route_class, reason
-    lines = _route_lines.get(key)
-    if lines is None:
-        if len(_route_lines) >= _ROUTES_MAX:
-            _route_lines.clear()
-        lines = _route_lines[key] = (
-            f"X-Cache-Proxy-Instance: {instance}\r\n"
-            f"X-Cache-Proxy-Route: {route_class}\r\n"
-            f"X-Cache-Proxy-Reason: {reason}\r\n"
-        ).encode()
-    return lines
+    if (lines := _ROUTE_LINES.known.get(key)) is not None:
+        return lines
+    text = (
+        f"X-Cache-Proxy-Instance: {instance}\r\n"
+        f"X-Cache-Proxy-Route: {route_class}\r\n"
+        f"X-Cache-Proxy-Reason: {reason}\r\n"
+    )
+    return _ROUTE_LINES.keep(key, text.encode())
 
 
 def _tokens(value: bytes) -> set[bytes]:

@@ -46,8 +46,12 @@ _ENDS = (
 _HINTS = (b"[DONE]", b"\nevent:")
 _UNKNOWN = b"\n"
 _starts: list[bytes] = [_UNKNOWN] * 4103
-"""How a chunk of one event begins, by the size of both: a size has only one way to be written, but
-for leading zeros and capitals. Up to three digits; what has not occurred yet is not known."""
+"""First bytes of a chunk that holds exactly one event, by the size of the whole chunk.
+
+A size has only one way to be written, but for leading zeros and capitals. Up to three digits; what
+has not occurred yet is not known. Not a `Memo`: an index takes 22 ns, a look-up in one 53, and this
+is done for every piece of every stream.
+"""
 _LINE_START = b'data: {"'
 _ERROR_KEY = ord("e")
 

@@ -16,7 +16,7 @@ from tests.chaos import figures, invariants
 from tests.chaos.rig import Floor
 from tests.support import turns
 from tests.support.fixtures import (  # noqa: F401
-    _a_hiccup_of_the_machine_is_no_timeout,
+    a_hiccup_of_the_machine_is_no_timeout,
     blockbuster,
 )
 

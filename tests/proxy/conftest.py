@@ -1,7 +1,7 @@
 """Every test of the proxy runs on the command's event loop, with no blocking call on it."""
 
 from tests.support.fixtures import (  # noqa: F401
-    _a_hiccup_of_the_machine_is_no_timeout,
+    a_hiccup_of_the_machine_is_no_timeout,
     blockbuster,
     pytest_asyncio_loop_factories,
 )

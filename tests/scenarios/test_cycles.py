@@ -93,7 +93,7 @@ def is_in(proxy: ServedProxy) -> bool:
 
 
 def is_in_head(proxy: ServedProxy) -> bool:
-    return any(c._bounds.in_head for c in proxy.server._runner.server.connections)  # type: ignore[union-attr]
+    return any(c._bounds.in_head for c in proxy.listener.connections)
 
 
 def leaves(when: When, data: bytes = request(orjson.dumps(chat("x")), {})) -> Once:

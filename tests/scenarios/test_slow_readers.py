@@ -96,7 +96,7 @@ async def narrow(
     try:
         writer.write(b"GET /live HTTP/1.1\r\nHost: p\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        served = proxy.server._runner.server
+        served = proxy.listener
         assert served is not None
         (connection,) = served.connections
         assert connection.transport is not None

@@ -315,7 +315,7 @@ async def test_a_giant_answer_passes_unbuffered(tmp_path: Path) -> None:
         async with proxy.http.post("/v1/chat/completions", json=chat("x", stream=False)) as got:
             async for data in got.content.iter_any():
                 size += len(data)
-                for protocol in proxy.server._runner.server.connections:
+                for protocol in proxy.listener.connections:
                     if protocol.transport is not None:
                         most = max(most, protocol.transport.get_write_buffer_size())
         assert (size, most < 1 << 20) == (pieces << 20, True)

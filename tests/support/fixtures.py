@@ -28,7 +28,7 @@ def blockbuster() -> Iterator[BlockBuster]:
 
 
 @pytest.fixture(autouse=True)
-def _a_hiccup_of_the_machine_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_hiccup_of_the_machine_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits are some tenths of a second here, so what a busy machine takes of them is given back.
 
     Else only what is longer than a second counts as time in which nothing here could run.

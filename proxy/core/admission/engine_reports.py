@@ -41,33 +41,29 @@ IN_USE_S = 600.0
 nothing else need move meanwhile."""
 
 
-class Reports:
-    """Of each instance: its last report that was new, when that was, and what it had answered."""
+class ReportHistory:
+    """Of one instance: its last report that was new, when that was, and what it had answered."""
+
+    __slots__ = ("_answers", "_mark", "_since_s", "is_frozen")
 
     def __init__(self) -> None:
-        self._new: dict[str, tuple[int, float, int]] = {}
-        self.frozen: set[str] = set()
+        self._mark: int | None = None
+        self._since_s = 0.0
+        self._answers = 0
+        self.is_frozen = False
 
-    def observe(
-        self, instance: str, mark: int, now_s: float, *, answers: int, is_in_use: bool
-    ) -> bool:
+    def observe(self, mark: int, now_s: float, *, answers: int, is_in_use: bool) -> bool:
         """Take in a report; whether it is a frozen one.
 
         `mark`: equal for equal reports. `answers`: given by the instance so far, never less than
         before. `is_in_use`: its cache, by this report.
         """
-        seen, since_s, before = self._new.get(instance, (None, now_s, answers))
-        if seen != mark:
-            self._new[instance] = mark, now_s, answers
-            self.frozen.discard(instance)
+        if self._mark != mark:
+            self._mark, self._since_s, self._answers = mark, now_s, answers
+            self.is_frozen = False
             return False
-        same_s = now_s - since_s
-        has_worked = same_s >= FROZEN_S and answers - before >= ANSWERS
+        same_s = now_s - self._since_s
+        has_worked = same_s >= FROZEN_S and answers - self._answers >= ANSWERS
         if has_worked or (is_in_use and same_s >= IN_USE_S):
-            self.frozen.add(instance)
-        return instance in self.frozen
-
-    def forget(self, instance: str) -> None:
-        """It restarted or left."""
-        self._new.pop(instance, None)
-        self.frozen.discard(instance)
+            self.is_frozen = True
+        return self.is_frozen

@@ -9,13 +9,13 @@ of NVIDIA Dynamo's request rejection, so operators' thresholds carry over.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from proxy.core.admission.engine_reports import EngineKv, Reports
+from proxy.core.admission.engine_reports import EngineKv
 from proxy.core.admission.retry_after import UNKNOWN_DRAIN_S
-from proxy.core.kvcache.room import KV_TURNOVER_S, KV_USABLE_RATIO, ReleaseRate
+from proxy.core.instances import InstanceState, InstanceStates
+from proxy.core.kvcache.room import KV_TURNOVER_S, KV_USABLE_RATIO
 from proxy.core.types import OFF, Load, RejectReason, Thresholds
 
 STALE_S = 10.0
@@ -32,25 +32,24 @@ class Busy:
 
 
 class Gate:
-    """Thresholds per model, signals per instance. `max_batched_tokens`: a step's token budget."""
+    """Thresholds per model, over the states of the instances.
+
+    `max_batched_tokens`: a step's token budget.
+    """
 
     def __init__(
-        self, thresholds: Thresholds, max_batched_tokens: int, prefill_throughput: float
+        self,
+        thresholds: Thresholds,
+        max_batched_tokens: int,
+        prefill_throughput: float,
+        states: InstanceStates,
     ) -> None:
         # OFF is one object in here, so that a decision need not compare.
         self._by_model = {ANY_MODEL: OFF if thresholds == OFF else thresholds}
         self._batched = max_batched_tokens
         self._prefill_tps = prefill_throughput
-        self._engine: dict[str, tuple[EngineKv, float]] = {}
-        self._cooldown_until_s: dict[str, float] = {}
-        self._released: dict[str, ReleaseRate] = {}
-        self.reports = Reports()
-        self._kv_tokens: dict[str, int] = {}
-        self._least_room = math.inf
-        self.kv_tokens: Callable[[str], int | None] = self._kv_tokens.get
-        """The size of an instance's KV cache, where its engine reported one.
-
-        Not a method of ours, since a decision asks it once per instance."""
+        self._states = states
+        self._cooling: list[InstanceState] = []
         self.on_change: Callable[[], None] | None = None
         """Called after what may have made somebody free; None while nobody waits for it."""
 
@@ -76,25 +75,23 @@ class Gate:
     def observe_engine(
         self, instance: str, kv: EngineKv, now_s: float, mark: int | None = None
     ) -> None:
-        """Take in the engine's own report; `mark` is equal for equal ones, see `core.frozen`."""
-        if mark is not None and self._is_frozen(instance, kv, now_s, mark):
-            kv = replace(kv, used_ratio=None)
-        self._engine[instance] = kv, now_s
-        if kv.total_tokens != self._kv_tokens.get(instance):
-            self._sized()
+        """Take in the engine's own report; `mark` is equal for equal ones, see `ReportHistory`."""
+        state = self._states.of(instance)
+        is_frozen = mark is not None and state.reports.observe(
+            mark, now_s, answers=state.released.count, is_in_use=bool(kv.used_ratio)
+        )
+        state.kv_tokens = kv.total_tokens or None
+        state.kv_used_ratio = None if is_frozen else kv.used_ratio
+        state.reported_s = now_s
         self._changed()
 
-    def _is_frozen(self, instance: str, kv: EngineKv, now_s: float, mark: int) -> bool:
-        released = self._released.get(instance)
-        answers = released.count if released else 0
-        is_in_use = bool(kv.used_ratio)
-        return self.reports.observe(instance, mark, now_s, answers=answers, is_in_use=is_in_use)
+    def kv_tokens(self, instance: str) -> int | None:
+        """The size of an instance's KV cache, where its engine reported one."""
+        return self._states.of(instance).kv_tokens
 
-    def _sized(self) -> None:
-        sizes = {name: kv.total_tokens for name, (kv, _) in self._engine.items()}
-        self._kv_tokens.clear()
-        self._kv_tokens.update((name, size) for name, size in sizes.items() if size)
-        self._least_room = KV_USABLE_RATIO * min(self._kv_tokens.values(), default=math.inf)
+    def is_frozen(self, instance: str) -> bool:
+        """Whether its engine's reports follow nothing any more."""
+        return self._states.of(instance).reports.is_frozen
 
     def _changed(self) -> None:
         if self.on_change is not None:
@@ -102,81 +99,59 @@ class Gate:
 
     def next_change_s(self, now_s: float) -> float | None:
         """When time alone may make an instance free next: a cool-down ends, a report grows old."""
-        stale = (seen_s + STALE_S for _, seen_s in self._engine.values())
-        return min(
-            (t for t in (*self._cooldown_until_s.values(), *stale) if t > now_s), default=None
-        )
+        times_s = [state.cooldown_until_s for state in self._states]
+        times_s += [s.reported_s + STALE_S for s in self._states if s.reported_s is not None]
+        return min((time_s for time_s in times_s if time_s > now_s), default=None)
 
     def intake_tps(self, instance: str, check: RejectReason, now_s: float) -> float:
         """Prompt tokens per second that an instance past this check is thought to take in."""
-        capacity = self.kv_tokens(instance)
-        if check is not RejectReason.DECODE_BLOCKS or not capacity:
+        state = self._states.of(instance)
+        if check is not RejectReason.DECODE_BLOCKS or state.kv_tokens is None:
             return self._prefill_tps
-        return self.release_tps(instance, now_s) or capacity / KV_TURNOVER_S
+        return state.released.tokens_per_s(now_s) or state.kv_tokens / KV_TURNOVER_S
 
     def kv_wait_s(self, instance: str, load: Load, tokens: int, now_s: float) -> float:
         """Until streams will have freed the KV that a prompt lacks; 0 while the size is unknown.
 
         An engine begins a prompt only when its KV fits beside what is running.
         """
-        capacity = self._kv_tokens.get(instance)
-        if capacity is None:
-            return 0.0
-        excess = load.held_tokens + tokens - KV_USABLE_RATIO * capacity
-        if excess <= 0:
-            return 0.0
-        return excess / (self.release_tps(instance, now_s) or capacity / KV_TURNOVER_S)
+        return _kv_wait_s(self._states.of(instance), load, tokens, now_s)
 
     def kv_waits_s(
         self,
-        names: Sequence[str],
+        states: Sequence[InstanceState],
         loads: Sequence[Load],
         prompt_tokens: int,
         now_s: float,
     ) -> list[float]:
-        """The same of several, for the whole prompt; hardly any has to wait.
+        """The same of several, for the whole prompt.
 
         What a prompt finds in the cache is nobody else's while it runs, so it needs room for that
         as well.
         """
-        most_tokens = 0
-        for load in loads:
-            if load.held_tokens > most_tokens:
-                most_tokens = load.held_tokens
-        if most_tokens + prompt_tokens <= self._least_room:
-            return [0.0] * len(names)
-        asked = zip(names, loads, strict=True)
-        return [self.kv_wait_s(name, load, prompt_tokens, now_s) for name, load in asked]
+        asked = zip(states, loads, strict=True)
+        return [_kv_wait_s(state, load, prompt_tokens, now_s) for state, load in asked]
 
     def release_tps(self, instance: str, now_s: float) -> float | None:
         """KV tokens per second that ending streams gave back lately; None while unknown."""
-        released = self._released.get(instance)
-        return released.tokens_per_s(now_s) if released else None
+        return self._states.of(instance).released.tokens_per_s(now_s)
 
     def mark_busy(self, instance: str, until_s: float) -> None:
         """The engine itself answered that it is at capacity."""
-        self._cooldown_until_s[instance] = max(until_s, self._cooldown_until_s.get(instance, 0.0))
+        state = self._states.of(instance)
+        state.cooldown_until_s = max(until_s, state.cooldown_until_s)
+        if state not in self._cooling:
+            self._cooling.append(state)
 
     def released(self, instance: str, tokens: int, now_s: float) -> None:
         """A stream ended and gave its KV back."""
-        self._released.setdefault(instance, ReleaseRate()).add(tokens, now_s)
-
-    def forget(self, instance: str) -> None:
-        """An instance restarted or left."""
-        if self._engine.pop(instance, None) is not None:
-            self._sized()
-        self._cooldown_until_s.pop(instance, None)
-        self._released.pop(instance, None)
-        self.reports.forget(instance)
+        self._states.of(instance).released.add(tokens, now_s)
 
     def is_open(self, model: str, now_s: float) -> bool:
         """Whether nobody can be busy: no limit is set, and no engine cools down."""
-        cooling = self._cooldown_until_s
-        if not cooling:
-            return self.thresholds(model) is OFF
-        for instance in [name for name, until_s in cooling.items() if until_s <= now_s]:
-            del cooling[instance]
-        return not cooling and self.thresholds(model) is OFF
+        if self._cooling:
+            self._cooling = [s for s in self._cooling if s.cooldown_until_s > now_s]
+        return not self._cooling and self.thresholds(model) is OFF
 
     def busy(
         self,
@@ -191,19 +166,15 @@ class Gate:
         Named is the first check that is over; free again it is when the last one has cleared.
         """
         limits = limits or self.thresholds(model)
+        state = self._states.of(instance)
         over: list[Busy] = []
-        if self._cooldown_until_s:
-            over += self._cooling(instance, now_s)
+        if state.cooldown_until_s > now_s:
+            over.append(Busy(RejectReason.UPSTREAM_BUSY, state.cooldown_until_s - now_s))
         if load.prefill_tokens:
             over += self._prefill_over(limits, load)
         if limits.active_decode_blocks_threshold is not None:
-            over += self._decode_over(instance, limits, load, now_s)
+            over += self._decode_over(state, limits, load, now_s)
         return Busy(over[0].check, max(busy.free_in_s for busy in over)) if over else None
-
-    def _cooling(self, instance: str, now_s: float) -> Iterator[Busy]:
-        cooldown_s = self._cooldown_until_s.get(instance, now_s) - now_s
-        if cooldown_s > 0:
-            yield Busy(RejectReason.UPSTREAM_BUSY, cooldown_s)
 
     def _prefill_over(self, limits: Thresholds, load: Load) -> Iterator[Busy]:
         frac = limits.active_prefill_tokens_threshold_frac
@@ -216,16 +187,28 @@ class Gate:
                 yield Busy(check, (load.prefill_tokens - limit) / self._prefill_tps)
 
     def _decode_over(
-        self, instance: str, limits: Thresholds, load: Load, now_s: float
+        self, state: InstanceState, limits: Thresholds, load: Load, now_s: float
     ) -> Iterator[Busy]:
-        limit = limits.active_decode_blocks_threshold
-        kv, seen_s = self._engine.get(instance, (EngineKv(), now_s))
-        if limit is None or not kv.total_tokens:
+        limit, kv_tokens, seen_s = (
+            limits.active_decode_blocks_threshold,
+            state.kv_tokens,
+            state.reported_s,
+        )
+        if limit is None or kv_tokens is None or seen_s is None:
             return
-        reported = (kv.used_ratio or 0.0) if now_s - seen_s <= STALE_S else 0.0
-        own = (load.decode_tokens + load.inbound_tokens) / kv.total_tokens
-        excess_tokens = (max(own, reported) - limit) * kv.total_tokens
+        reported = (state.kv_used_ratio or 0.0) if now_s - seen_s <= STALE_S else 0.0
+        own = (load.decode_tokens + load.inbound_tokens) / kv_tokens
+        excess_tokens = (max(own, reported) - limit) * kv_tokens
         if excess_tokens > 0:
-            rate = self.release_tps(instance, now_s)
+            rate = state.released.tokens_per_s(now_s)
             wait_s = excess_tokens / rate if rate else UNKNOWN_DRAIN_S
             yield Busy(RejectReason.DECODE_BLOCKS, wait_s)
+
+
+def _kv_wait_s(state: InstanceState, load: Load, tokens: int, now_s: float) -> float:
+    if state.kv_tokens is None:
+        return 0.0
+    excess = load.held_tokens + tokens - KV_USABLE_RATIO * state.kv_tokens
+    if excess <= 0:
+        return 0.0
+    return excess / (state.released.tokens_per_s(now_s) or state.kv_tokens / KV_TURNOVER_S)

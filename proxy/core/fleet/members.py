@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from proxy.core.fleet.health import Health
+from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.types import Instance
 
 START_RATIO = 0.1
@@ -21,12 +22,14 @@ START_RATIO = 0.1
 class Member:
     """An instance in the fleet. `models` is None until asked.
 
+    `state`: what is known of the present incarnation.
     `incarnation` tells processes of one name apart, and counts them while it stays.
     `start_s`: when its process started, unix seconds, where its metrics tell. `credit`: placements
     that it may take part in while it starts slowly.
     """
 
     instance: Instance
+    state: InstanceState
     health: Health = field(default_factory=Health)
     incarnation: int = 0
     is_draining: bool = False
@@ -40,6 +43,7 @@ class Fleet:
     """Members by name, in the order of their coming; one that returns takes `slow_start_s`."""
 
     def __init__(self, slow_start_s: float = 0.0) -> None:
+        self.states = InstanceStates()
         self._members: dict[str, Member] = {}
         self._placements = self._next_incarnation = 0
         self._slow_start_s = slow_start_s
@@ -51,13 +55,21 @@ class Fleet:
     def add(self, instance: Instance) -> None:
         """Bring an instance in; under a name that was known it is another one."""
         self.remove(instance.name)
-        self._members[instance.name] = Member(instance, incarnation=self._next_incarnation)
+        state = self.states.add(instance.name)
+        member = Member(instance, state, incarnation=self._next_incarnation)
+        self._members[instance.name] = member
 
     def remove(self, name: str) -> None:
         """Take an instance out, if it is there."""
         if (member := self._members.pop(name, None)) is not None:
             self._next_incarnation = max(self._next_incarnation, member.incarnation + 1)
+            self.states.remove(name)
         self._starting.pop(name, None)
+
+    def renew(self, name: str) -> None:
+        """Another process is there now, or nobody: what was known of the old one is dropped."""
+        if (member := self._members.get(name)) is not None:
+            member.state = self.states.add(name)
 
     def get(self, name: str) -> Member | None:
         """One member, or None."""

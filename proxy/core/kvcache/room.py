@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import ClassVar
+from typing import ClassVar, Final
 
-KV_USABLE_RATIO = 0.95
-KV_TURNOVER_S = 20.0
+KV_USABLE_RATIO: Final = 0.95
+KV_TURNOVER_S: Final = 20.0
 """Until streams have ended on an instance: it is taken to free its whole cache in this time."""
 
 

@@ -60,6 +60,7 @@ class Router:
         self._decide = decide or failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
         self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
+        self.fleet = Fleet(config.slow_start_s)
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
@@ -71,9 +72,11 @@ class Router:
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
         self.gate = Gate(
-            config.thresholds, config.max_num_batched_tokens, config.prefill_throughput
+            config.thresholds,
+            config.max_num_batched_tokens,
+            config.prefill_throughput,
+            self.fleet.states,
         )
-        self.fleet = Fleet(config.slow_start_s)
         self.watch = InstanceEvents(self.fleet, self.ledger, self._forget, self._freed)
         self._uses = Uses(self.reuse, self.fleet, self.gate)
         parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
@@ -113,8 +116,8 @@ class Router:
         self._freed()
 
     def _forget(self, name: str) -> None:
+        self.fleet.renew(name)
         self.reuse.forget(name)
-        self.gate.forget(name)
         self.sessions.forget(name)
         self.latency.forget(name)
         self.stranded.forget(name)
@@ -314,7 +317,7 @@ class Router:
             instances = [member.instance for member in members]
             self._members, self._instances = members, instances
             self._names = [instance.name for instance in instances]
-        names = self._names
+        names, states = self._names, [member.state for member in members]
         loads = self.ledger.loads(names)
         hits = _hit_tokens(facts, self.reuse.hits(facts), names)
         return Candidates(
@@ -324,8 +327,8 @@ class Router:
             loads=loads,
             hit_tokens=hits,
             kv_full=self.prefixes.full_ratios(names),
-            kv_wait_s=self.gate.kv_waits_s(names, loads, facts.prompt_tokens, now_s),
-            kv_tokens=list(map(self.gate.kv_tokens, names)),
+            kv_wait_s=self.gate.kv_waits_s(states, loads, facts.prompt_tokens, now_s),
+            kv_tokens=[state.kv_tokens for state in states],
             unreleased=self.stranded.on_each(names, now_s),
             sessions=self.sessions.counts(names),
             last_placed=[member.last_placed for member in members],

@@ -29,6 +29,7 @@ from proxy.net.server.request_loop import SerialHandler
 from proxy.protocol.endpoints import OFFLOADABLE
 from proxy.protocol.errors import ProxyError
 from proxy.protocol.framing import FramingError
+from proxy.protocol.memo import Memo
 from proxy.protocol.request_framing import (
     HEAD_BYTES,
     METHODS,
@@ -47,8 +48,7 @@ LONG_READ_BYTES, LONG_READS = 131072, 3
 """After so many reads of such length it is everybody else's turn. libuv would read on up to 32
 times, and a turn after each was 2 % dearer for 400 kB."""
 LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
-_HOSTS_MAX = 256
-_hosts: set[str] = set()
+_HOSTS: Memo[str, bool] = Memo(256)
 """Hosts that were looked at and are fine: clients name few."""
 
 
@@ -203,7 +203,7 @@ class ClientConnection(SerialHandler):
             return Refusal.METHOD
         if message.path not in OFFLOADABLE and not is_target(message.path):
             return Refusal.TARGET
-        if (host := headers.get("Host", "")) not in _hosts and not _is_host(host):
+        if (host := headers.get("Host", "")) not in _HOSTS.known and not _is_host(host):
             return Refusal.HOST
         if message.upgrade and "websocket" in headers.get("Upgrade", "").lower():
             return Refusal.UPGRADE
@@ -352,10 +352,7 @@ def _complaint_of(head: bytes | None) -> Refusal | None:
 def _is_host(host: str) -> bool:
     if not is_authority(host):
         return False
-    if len(_hosts) >= _HOSTS_MAX:
-        _hosts.clear()
-    _hosts.add(host)
-    return True
+    return _HOSTS.keep(host, value=True)
 
 
 def _error(refusal: Refusal) -> Unreadable:

@@ -18,6 +18,7 @@ from proxy.net import tcp
 from proxy.net.upstream.response import Fields, Head, UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import FramingError, UntilClose
+from proxy.protocol.memo import Memo
 from proxy.protocol.sse import FastPath
 
 HEAD_BYTES = 65536
@@ -29,14 +30,15 @@ JOIN_BYTES = 32768
 SLICE_BYTES = 524288
 """So much of a body is sent in one turn of the event loop: a system call that takes 4 MB holds
 every stream up for milliseconds."""
-KNOWN_HEADS, KNOWN_HEAD_BYTES = 256, 2048
-"""An instance's answers of one second, and streams of one length, begin with the same bytes: so
-many heads, up to this size, are kept as they were read."""
+KNOWN_HEADS: Memo[bytes, Head] = Memo(256)
+"""Heads as they were read: an instance's answers of one second, and streams of one length, begin
+with the same bytes."""
+KNOWN_HEAD_BYTES = 2048
+"""A longer head is not kept."""
 INTERIM_MAX = 20
 """Informational answers (1xx) before the one that counts."""
 _NOT_HTTP = "the answer is not HTTP"
 _CLOSED = "the connection was closed"
-_known: dict[bytes, Head] = {}
 _reads = memoryview(bytearray(READ_BYTES))
 
 
@@ -214,13 +216,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             reply.wake()
 
     def _read_head(self, reply: UpstreamResponse, head: bytes) -> None:
-        known = _known.get(head)
+        known = KNOWN_HEADS.known.get(head)
         if known is None:
             known = _parsed(head)
             if len(head) <= KNOWN_HEAD_BYTES:
-                if len(_known) >= KNOWN_HEADS:
-                    _known.clear()
-                _known[head] = known
+                KNOWN_HEADS.keep(head, known)
         if known.status >= 200:
             reply.begin(known)
             return

@@ -164,8 +164,8 @@ async def test_a_slow_client_pauses_its_instance_and_loses_no_byte(
                 await reader.readuntil(b"\r\n\r\n")
                 await stands_still(lambda: sent)
                 assert 0 < sent < len(pieces), "the engine waits for the client"
-                (protocol,) = proxy.server._runner.server.connections  # type: ignore[union-attr]
-                assert protocol.transport.get_write_buffer_size() < 1 << 20  # type: ignore[union-attr]
+                (protocol,) = proxy.listener.connections
+                assert protocol.transport.get_write_buffer_size() < 1 << 20
                 wire = await reader.read(-1)
                 assert Chunked().feed(wire) == Chunked().feed(b"".join(pieces) + DONE)
             finally:

@@ -323,7 +323,7 @@ class TestEstimator:
         for i in range(1000):
             estimator.learn("used", 30_000, 10_000)
             estimator.learn(f"m{i}", 30_000, 10_000)
-        assert len(estimator._ratio) == 64
+        assert len(estimator.ratios()) == 64
         assert estimator.bytes_per_token("used") == pytest.approx(3.0)
 
     def test_token_ids_are_counted_not_estimated(self) -> None:

@@ -323,7 +323,7 @@ async def test_a_slow_client_holds_back_its_own_instance_only(tmp_path: Path) ->
         raw.writer.write(post())
         await stands_still(lambda: sent)
         assert sent < 400, "the instance was held back"
-        (protocol,) = proxy.server._runner.server.connections
+        (protocol,) = proxy.listener.connections
         assert protocol.transport.get_write_buffer_size() < 1 << 20
         for _ in range(5):
             assert (await proxy.post(chat("x"))).body == SAID

@@ -1,4 +1,4 @@
-"""Requests under way: how many, when there are none, and that a cut ends each of them."""
+"""Requests under way: counted, waited for, and ended together."""
 
 from __future__ import annotations
 
@@ -8,50 +8,39 @@ import pytest
 
 from proxy.net.timeouts import Limit
 from proxy.state.in_flight import InFlight
-from tests.support.virtual_time import run
 
 
-def test_it_is_idle_once_the_last_has_left() -> None:
-    async def test() -> None:
-        requests = InFlight()
-        one, other = Limit(60.0), Limit(60.0)
-        assert requests.idle.is_set()
-        requests.enter(one)
-        requests.enter(other)
-        assert (requests.count, requests.budget.active) == (2, 2)
-        requests.leave(one)
-        assert not requests.idle.is_set()
-        requests.leave(one)
-        assert requests.count == 1, "to leave twice is to leave once"
-        requests.leave(other)
-        assert requests.idle.is_set()
-        assert requests.budget.active == 0
-
-    run(test())
+async def test_it_is_idle_until_the_first_comes_and_after_the_last_has_gone() -> None:
+    in_flight, first, second = InFlight(), Limit(60.0), Limit(60.0)
+    assert in_flight.idle.is_set()
+    in_flight.enter(first)
+    in_flight.enter(second)
+    assert (in_flight.count, in_flight.budget.active) == (2, 2)
+    in_flight.leave(first)
+    in_flight.leave(first)
+    assert (in_flight.count, in_flight.budget.active) == (1, 1)
+    assert not in_flight.idle.is_set()
+    in_flight.leave(second)
+    assert in_flight.idle.is_set()
 
 
-def test_a_cut_ends_every_request_at_once() -> None:
-    async def test() -> None:
-        requests = InFlight()
-        loop = asyncio.get_running_loop()
+async def test_a_cut_ends_each_of_them_at_once() -> None:
+    in_flight = InFlight()
 
-        async def request() -> float:
-            scope = Limit(600.0)
-            requests.enter(scope)
+    async def serve() -> None:
+        with Limit(3600.0) as scope:
+            in_flight.enter(scope)
             try:
-                with scope:
-                    await asyncio.sleep(300.0)
-            except TimeoutError:
-                return loop.time()
+                await asyncio.get_running_loop().create_future()
             finally:
-                requests.leave(scope)
-            return -1.0
+                in_flight.leave(scope)
 
-        tasks = [asyncio.create_task(request()) for _ in range(3)]
-        await asyncio.sleep(5.0)
-        requests.cut()
-        assert requests.is_cutting
-        assert await asyncio.gather(*tasks) == pytest.approx([5.0] * 3)
-        assert requests.idle.is_set()
-
-    run(test())
+    tasks = [asyncio.create_task(serve()) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert in_flight.count == 3
+    in_flight.cut()
+    for task in tasks:
+        with pytest.raises(TimeoutError):
+            await task
+    assert in_flight.is_cutting
+    assert in_flight.count == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.admission.engine_reports import ANSWERS, FROZEN_S, IN_USE_S, Reports
+from proxy.core.admission.engine_reports import ANSWERS, FROZEN_S, IN_USE_S, ReportHistory
 
 
 @pytest.mark.parametrize(
@@ -20,19 +20,9 @@ from proxy.core.admission.engine_reports import ANSWERS, FROZEN_S, IN_USE_S, Rep
 def test_the_same_for_so_long(
     seconds: float, answers: int, is_in_use: bool, expected: bool
 ) -> None:
-    reports = Reports()
-    assert not reports.observe("a", 1, 0.0, answers=5, is_in_use=is_in_use)
-    found = reports.observe("a", 1, seconds, answers=5 + answers, is_in_use=is_in_use)
-    assert found is expected
-    assert reports.frozen == ({"a"} if expected else set())
-    assert not reports.observe("a", 2, seconds + 1, answers=5 + answers, is_in_use=is_in_use)
-    assert not reports.frozen
-
-
-def test_a_restart_is_another_engine() -> None:
-    reports = Reports()
-    for now_s in (0.0, IN_USE_S):
-        reports.observe("a", 1, now_s, answers=0, is_in_use=True)
-    reports.forget("a")
-    assert not reports.frozen
-    assert not reports.observe("a", 1, IN_USE_S + 1, answers=0, is_in_use=True)
+    reports = ReportHistory()
+    assert not reports.observe(1, 0.0, answers=5, is_in_use=is_in_use)
+    found = reports.observe(1, seconds, answers=5 + answers, is_in_use=is_in_use)
+    assert found is reports.is_frozen is expected
+    assert not reports.observe(2, seconds + 1, answers=5 + answers, is_in_use=is_in_use)
+    assert not reports.is_frozen

@@ -18,6 +18,7 @@ from proxy.core.admission.retry_after import (
     UNKNOWN_DRAIN_S,
     retry_after_s,
 )
+from proxy.core.instances import InstanceStates
 from proxy.core.types import THRESHOLD_FIELDS, Load, RejectReason, Thresholds
 
 BATCHED, TPS = 8192, 20_000.0
@@ -31,7 +32,14 @@ BLOCKS, TOKENS, FRAC = (
 
 
 def gate(blocks: float | None = None, tokens: int | None = None, frac: float | None = None) -> Gate:
-    return Gate(Thresholds(blocks, tokens, frac), BATCHED, TPS)
+    return gate_of(Thresholds(blocks, tokens, frac))
+
+
+def gate_of(thresholds: Thresholds) -> Gate:
+    states = InstanceStates()
+    for name in ("a", "i", "j", "other"):
+        states.add(name)
+    return Gate(thresholds, BATCHED, TPS, states)
 
 
 def check(g: Gate, load: Load, now_s: float = 0.0, model: str = "m") -> RejectReason | None:
@@ -146,7 +154,7 @@ class TestMark:
         g = gate(0.5)
         g.observe_engine("i", EngineKv(1000, 0.9), 0.0)
         g.mark_busy("i", 5.0)
-        g.forget("i")
+        g._states.add("i")
         assert check(g, Load(decode_tokens=900)) is None
 
 
@@ -337,9 +345,9 @@ def test_any_history_agrees_with_the_rules_as_they_read(history: list[Any]) -> N
             ref.reports[name] = value, now_s
         elif kind == "mark":
             g.mark_busy(name, now_s + value)
-            ref.marks[name] = now_s + value
+            ref.marks[name] = max(now_s + value, ref.marks.get(name, 0.0))
         elif kind == "forget":
-            g.forget(name)
+            g._states.add(name)
             ref.reports.pop(name, None)
             ref.marks.pop(name, None)
         else:
@@ -350,7 +358,7 @@ def test_any_history_agrees_with_the_rules_as_they_read(history: list[Any]) -> N
 
 
 def test_open_is_when_nobody_can_be_busy() -> None:
-    gate = Gate(Thresholds(), 8192, 20_000)
+    gate = gate_of(Thresholds())
     assert gate.is_open("m", 0.0)
     gate.mark_busy("a", 5.0)
     assert not gate.is_open("m", 4.9)
@@ -367,6 +375,6 @@ def test_a_prompt_needs_room_for_what_it_finds_in_the_cache_too() -> None:
     g = gate()
     g.observe_engine("i", EngineKv(100_000), 0.0)
     loads = [Load(decode_tokens=60_000, decode_requests=2)]
-    assert g.kv_waits_s(["i"], loads, 20_000, 0.0) == [0.0]
-    (wait_s,) = g.kv_waits_s(["i"], loads, 80_000, 0.0)
+    assert g.kv_waits_s(list(g._states)[1:2], loads, 20_000, 0.0) == [0.0]
+    (wait_s,) = g.kv_waits_s(list(g._states)[1:2], loads, 80_000, 0.0)
     assert wait_s == g.kv_wait_s("i", loads[0], 80_000, 0.0) > 0

@@ -113,7 +113,7 @@ async def test_chunks_that_break_in_a_later_segment_are_answered(
             async with connect(proxy) as (reader, writer):
                 writer.write(CHUNKED.replace(b"/v1/chat/completions", path) + chunk(b"{"))
                 await writer.drain()
-                connections = proxy.server._runner.server.connections  # type: ignore[union-attr]
+                connections = proxy.listener.connections
                 await until(lambda: any(c._current_request for c in connections), "its handler")
                 writer.write(broken)
                 async with asyncio.timeout(10):
@@ -256,7 +256,7 @@ async def test_both_sides_notice_a_peer_that_has_vanished(tmp_path: Path) -> Non
     async with RawEngine(FINE) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             assert (await proxy.post(CHAT)).status == 200
-            server = proxy.server._runner.server
+            server = proxy.listener
             assert server is not None
             (client, *_) = server.connections
             assert client.transport is not None
@@ -321,7 +321,7 @@ async def test_a_wish_for_another_protocol_is_answered_in_this_one_and_is_the_la
     """What comes behind it the parser loses, in part: none of it is taken for a request."""
     async with RawEngine(FINE) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
-            served = proxy.server._runner.server
+            served = proxy.listener
             assert served is not None
             for pieces, posts in LAST_ONES:
                 engine.posts.clear()

@@ -1,0 +1,30 @@
+"""Regret per seed, and over which policy's rollout it is counted."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from analysis.league.fleet import Scale
+from analysis.regret.oracle import RegretRun
+from analysis.regret.summary import Regret, regret_ratios
+
+
+def run(mode: str, policy: str, objective_s: float) -> RegretRun:
+    row: dict[str, Any] = {"regime": "fits", "mode": mode, "policy": policy}
+    return cast(RegretRun, SimpleNamespace(row=row | {"objective_s": objective_s}))
+
+
+def test_a_ratio_per_seed_and_none_for_the_oracle_itself() -> None:
+    assert regret_ratios([12.0, 9.0], [10.0, 10.0]) == pytest.approx([0.2, -0.1])
+    assert regret_ratios([10.0], [10.0]) == [0.0]
+    with pytest.raises(ValueError, match="argument 2 is longer"):
+        regret_ratios([1.0], [1.0, 2.0])
+
+
+def test_runs_are_found_by_regime_mode_and_policy_in_the_order_of_seeds() -> None:
+    runs = [run("watch", "a", 1.0), run("rollout", "a", 2.0), run("watch", "b", 3.0)]
+    regret = Regret([Scale("fits", 1e6, 0.3, 1e5)], [*runs, run("watch", "a", 4.0)])
+    assert regret.objectives("fits", "watch", "a") == [1.0, 4.0]
+    assert regret.objectives("fits", "rollout", "a") == [2.0]
+    assert regret.found("exceeds", "watch", "a") == []
