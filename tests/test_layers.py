@@ -225,7 +225,6 @@ TESTED_ELSEWHERE = {
     "proxy.core.types": "vocabulary only",
     "proxy.core.kvcache.eviction_order": "test_prefix_index.py, against a naive model",
     "proxy.core.placement.candidates": "test_cost.py and test_rules.py choose among them",
-    "proxy.core.placement.policies": "one table; core/placement/test_rules.py takes it by name",
     "proxy.core.routing.route": "test_router.py and test_lifecycle.py: every step of a route",
     "proxy.core.routing.waiting": "state/test_queue.py: let in, refused, gone, sent elsewhere",
     "proxy.fleet.instances": "scenarios/test_breaker.py: who goes, who comes back",
