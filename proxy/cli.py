@@ -23,7 +23,7 @@ from proxy.telemetry import log
 
 EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG = 1, 2, 78
 NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary package"
-"""The parser written in Python is no substitute, see `edge`."""
+"""The parser written in Python is no substitute, see `has_c_parser`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
