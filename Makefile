@@ -59,7 +59,7 @@ compiled: .cache/compiled/.installed
 
 ## Every fault of tests/chaos/faults.toml, and what must hold after each. See docs/chaos.md.
 chaos: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q tests/chaos
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/chaos
 
 ## Load with a fault every ten seconds, for SOAK_MINUTES: what is lost, what grows.
 SOAK_MINUTES ?= 30

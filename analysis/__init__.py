@@ -1,1 +1,1 @@
-"""Reports from files: metrics, tables, HTML."""
+"""`analyze`: reports of replayed runs, and policies compared in virtual time."""

@@ -1,4 +1,4 @@
-"""The command `analyze`: reports and comparisons of what `replay` wrote; league, regret, check."""
+"""The command `analyze`: reports and comparisons of replayed runs; league, regret, check."""
 
 import argparse
 import sys
@@ -11,6 +11,7 @@ from analysis.check.cli import add_check, run_check_command
 from analysis.league.cli import add_league, run_command
 from analysis.league.league import LeagueError
 from analysis.regret.cli import add_regret, run_regret_command
+from analysis.regret.regret import RegretError
 from analysis.report.compare import compare, print_comparison
 from analysis.report.page import write_html
 from analysis.report.tables import print_report
@@ -40,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `analyze`; 0 done, 1 outputs differ (--require-identical) or check fails, 2 bad input."""
+    """Run `analyze`: 0 done, 1 outputs differ (--require-identical) or check fails, 2 bad input."""
     options = build_parser().parse_args(arguments)
     console = Console()
     try:
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "check":
             return run_check_command(options, console)
         return _compare(options, console)
-    except (RunError, LeagueError, TraceError) as error:
+    except (RunError, LeagueError, RegretError, TraceError) as error:
         print(f"analyze: {error}", file=sys.stderr)
         return 2
 

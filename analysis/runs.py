@@ -1,7 +1,7 @@
 """A finished run read back: its summary, its requests as a table, the proxy's log joined to them.
 
-The join is by the request id that was sent. Proxy times are unix seconds; they are carried as
-differences, so the two clocks never mix.
+The join is by the request id that was sent. Of the proxy's times, unix seconds, only differences
+are taken over, so the clocks of client and proxy never mix.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,14 +18,14 @@ NEEDED_COLUMNS = ("request_id", "outcome", "sent_s", "end_s", "output_digest", "
 
 
 class RunError(ValueError):
-    """A folder that holds no readable run; the text is one line for the user."""
+    """A folder without a readable run; the text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
     """`requests` has one row per request, with a column for each per-request metric.
 
-    Its times are the target's own, see `analysis.measures`.
+    Its times are in the target's time, see `analysis.measures`.
     """
 
     name: str
@@ -100,14 +100,17 @@ WAIT_STEP_S = 0.05
 
 
 class Join(NamedTuple):
-    """How many sent rows the log does not have, and why it has none at all (None: it was read)."""
+    """How many sent requests are not in the log, and why the log was not read (None: it was)."""
 
     missing: int
     problem: str | None = None
 
 
 def read_log(path: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
-    """Read the records of the wanted request ids; a half-written last line is passed over."""
+    """Read the records of the wanted request ids; lines that are not JSON are skipped.
+
+    The proxy may still be writing the last one.
+    """
     found: dict[str, dict[str, Any]] = {}
     with path.open("rb") as file:
         for line in file:
@@ -124,9 +127,9 @@ def read_log(path: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
 def join_proxy_log(
     rows: Iterable[dict[str, Any]], path: Path, sleep: Callable[[float], None]
 ) -> Join:
-    """Add what the proxy recorded to each row.
+    """Add the proxy's record to each row.
 
-    The proxy writes its log behind the answers, so missing records are waited for, two seconds.
+    The proxy writes its log after the answers: waits up to two seconds for missing records.
     """
     sent = {row["sent_as"]: row for row in rows if row.get("sent_as")}
     records, problem = _try_log(path, set(sent))

@@ -23,11 +23,11 @@ from proxy.telemetry import log
 
 EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG = 1, 2, 78
 NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary package"
-"""The parser written in Python is no substitute, see `has_c_parser`."""
+"""aiohttp's parser in Python accepts other requests, so it is no substitute."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until a signal. Exit 2 for a bad option, 1 when the port cannot be had, 78 as said."""
+    """Run until a signal. Exit 2: wrong option; 1: the port cannot be bound; 78: NO_PARSER."""
     heritage = InheritedSockets()
     given = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fails(heritage: InheritedSockets, why: str, status: int) -> int:
-    """Say it once: the process that would have been replaced has a log to write it to."""
+    """Report a failed start once: to the predecessor, which logs it, or else to stderr."""
     if not heritage.tell_failure(why):
         print(f"cache-proxy: {why}", file=sys.stderr)
     return status
@@ -75,7 +75,7 @@ async def _serve(loaded: Loaded, given: Sequence[str], heritage: InheritedSocket
     count = len(loaded.settings.instances)
     logger.info("cache-proxy %s, process %d", described(), os.getpid())
     logger.info("listening on %s (instances: %d)", server.url, count)
-    _warn(logger, loaded.settings)
+    warn_of_options(logger, loaded.settings)
     try:
         supervisor.started(replaces=heritage.has_predecessor)
     except OSError:
@@ -89,8 +89,8 @@ async def _serve(loaded: Loaded, given: Sequence[str], heritage: InheritedSocket
         supervisor.ended()
 
 
-def _warn(logger: logging.Logger, settings: Settings) -> None:
-    """What an operator may not expect, said once."""
+def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
+    """Log settings that may surprise an operator."""
     without = [spec.name for spec in settings.instances if spec.bootstrap_url is None]
     if settings.kv_connector != "none" and without:
         logger.warning(
@@ -107,7 +107,7 @@ def _warn(logger: logging.Logger, settings: Settings) -> None:
 
 
 def _what_failed(settings: Settings, error: OSError) -> str:
-    """The option whose file cannot be had; what is said of a port already has both."""
+    """The error with the option of its file; an error about a port already has address and port."""
     why = error.strerror or str(error)
     for name in ("request_log", "pid_file"):
         if error.filename is not None and str(error.filename) == str(getattr(settings, name)):

@@ -1,1 +1,1 @@
-"""Simulated engines, trace replay and the client that measures the proxy."""
+"""Trace replay against the proxy, and simulated vLLM engines to replay against."""

@@ -11,7 +11,7 @@ class OneLineParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """End with exit status 2."""
+        """Print one line and exit with status 2."""
         self.exit(2, f"{self.prog}: {message}\n")
 
 
@@ -60,3 +60,8 @@ def write_json(path: Path, document: Any) -> None:
     """Write an indented JSON file, and the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Read names joined by commas."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.config.options import Settings
 from proxy.core.admission.engine_reports import EngineStats
 from proxy.core.config import RouterConfig
 from proxy.core.routing.router import Router
@@ -77,7 +78,7 @@ def test_the_tree_has_every_module():
         for path in (ROOT / top).rglob("*.py")
         if path.name != "__init__.py"
     }
-    assert not modules - drawn
+    assert sorted(modules - drawn) == []
 
 
 def test_the_directions_are_those_that_are_checked():
@@ -120,3 +121,24 @@ def test_the_request_log_has_every_field():
     }
     assert named == {field.name for field in fields(RequestRecord)}
     assert all(f"`{outcome}`" in table for outcome in Outcome)
+
+
+ABOUT_THE_PROXY = ("decisions", "http-api", "metrics", "operations", "request-log", "security")
+OTHER_FLAGS = {"help", "version", "print-config", "enable-prompt-tokens-details"}
+
+
+@pytest.mark.parametrize("name", ABOUT_THE_PROXY)
+def test_flags_that_a_page_names_are_options(name):
+    text = (ROOT / "docs" / f"{name}.md").read_text("utf-8")
+    named = {flag.removeprefix("no-") for flag in re.findall(r"`--([a-z-]*[a-z])[ `]", text)}
+    known = {field.replace("_", "-") for field in Settings.model_fields}
+    assert named <= known | OTHER_FLAGS
+    assert named or name == "metrics"
+
+
+def test_admin_and_probe_paths_are_documented():
+    text = (ROOT / "docs/http-api.md").read_text("utf-8")
+    source = (ROOT / "proxy/app.py").read_text("utf-8")
+    paths = set(re.findall(r'"(/[a-z_{}/]+)"', source))
+    assert paths
+    assert not {path for path in paths if path not in text}

@@ -1,1 +1,1 @@
-"""`analyze check`: a run through sockets against its own prediction."""
+"""`analyze check`: a run through real sockets compared with its prediction in virtual time."""

@@ -1,9 +1,9 @@
-"""A run through real sockets against its own prediction.
+"""A run through real sockets compared with its prediction in virtual time.
 
-The same load, policy and fleet in virtual time, with engine constants fitted from the run's own
-log. Both are in the engines' own time. What the sockets, the proxy's process and the client add is
-fitted too, as two constants each for what comes before the decision and before an engine's queue
-(`IntakeCost`): in a scaled run they are as many times dearer as the engines are faster.
+The prediction has the same load, policy and fleet, and engine constants fitted to the run's log.
+Both are in engine time. The time that sockets, proxy process and client add is fitted too, by two
+constants each before the decision and before an engine's queue (`IntakeCost`). In a scaled run that
+time, measured in engine seconds, is larger by the scale.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun
 
 PERCENTS = (50, 90)
 BOUND = ("ttft_s",)
-"""The times whose percentiles must be within the bound."""
+"""Times whose percentiles must be within the bound."""
 TIMES = ("ttft_s", "tpot_s", "e2e_s")
 JITTER = (1.0, 0.9995, 1.0005, 0.999, 1.001, 0.9985, 1.0015, 0.998, 1.002)
-"""The prediction is the median of runs whose constants differ by this, less than a fit can tell.
+"""The prediction is the median of runs with the constants multiplied by these factors.
 
-One early request that finds a step just gone changes what the router sees, and so where later ones
-go: single runs of some hundred requests differ by more than 10 % in p50 and p90.
+The factors differ by less than a fit can resolve, but one early request that just misses a step
+changes the load that the router sees, and so where later requests go: single runs of some hundred
+requests differ by more than 10 % in p50 and p90.
 """
 CLASSES = ("WARM", "MEDIUM", "HEAVY_COLO", "HEAVY_P2P")
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A quantity of both; times in seconds of the engines. `low`, `high`: of the predictions."""
+    """One quantity, realised and predicted (low to high); times in engine seconds."""
 
     name: str
     realised: float
@@ -54,7 +55,7 @@ class Compared:
 
     @property
     def ratio(self) -> float | None:
-        """Predicted to realised; None where nothing was realised."""
+        """Predicted over realised; None if the realised value is 0."""
         return self.predicted / self.realised if self.realised else None
 
     def within(self, bound: float) -> bool:
@@ -64,12 +65,12 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The outcome. `times` and `counts` compare; constants are in seconds of the engines.
+    """The results of a check; constants are in engine seconds.
 
-    `as_placed` compares TTFT with the model fed with the run's own placements and times of sending:
-    what is off there is the engine model, what is off in `times` beyond it are other decisions.
-    `lag`: how late the client sent, in its own seconds; where that is much, the machine was too
-    busy for the run, and its engines and proxy were late as well.
+    `as_placed` compares TTFT with a model that is given the run's own placements and sending times:
+    its deviation is the engine model's, a larger one in `times` is due to other decisions.
+    `lag`: how late the client sent, in real seconds; if that is much, the machine was too busy for
+    the run, and its engines and proxy were late as well.
     """
 
     requests: int
@@ -86,11 +87,11 @@ class Check:
     lag: Mapping[str, Any]
 
     def within(self, bound: float) -> bool:
-        """Whether TTFT at p50 and p90 is."""
+        """Whether TTFT at p50 and at p90 is within the bound of the prediction."""
         return all(one.within(bound) for one in self.times if one.name.startswith(BOUND))
 
     def document(self, bound: float) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """Return all figures for JSON."""
         return {
             "within": self.within(bound),
             "bound_ratio": bound,
@@ -116,7 +117,7 @@ class Check:
 
 
 def check_run(folder: Path) -> Check:
-    """Fit, replay in virtual time, compare; raises RunError or TraceError."""
+    """Fit a run's constants, repeat it in virtual time, compare; raises RunError or TraceError."""
     recorded = read_recorded(folder)
     log = read_run_log(folder, recorded)
     names = instance_names(recorded)
@@ -131,14 +132,15 @@ def check_run(folder: Path) -> Check:
 
 
 def engines_of(constants: Constants, sizes: Sequence[EngineOptions]) -> list[EngineOptions]:
-    """Engines of these sizes with these constants."""
+    """Return engines of these sizes with these constants."""
     return [constants.engine(one) for one in sizes]
 
 
 def with_unseen(fitted: Fit, engines: Sequence[EngineOptions]) -> Fit:
-    """The fit, where a constant that the run says nothing of is what `engine-sim` has.
+    """Replace constants without an effect in the run by those of `engine-sim`.
 
-    A prediction may decide otherwise than the run did, and so need a transfer that it never saw.
+    Decisions of the prediction may differ from the run's, and need a transfer when the run had
+    none.
     """
     own, found = constants_of(engines[0]), fitted.constants
     unseen = {name: getattr(own, name) for name in NAMES if name not in fitted.seen}
@@ -146,7 +148,7 @@ def with_unseen(fitted: Fit, engines: Sequence[EngineOptions]) -> Fit:
 
 
 def constants_of(engine: EngineOptions) -> Constants:
-    """What an engine model was given."""
+    """Return an engine model's constants."""
     step, transfer, intake = engine.step, engine.transfer, engine.intake
     x1 = transfer.bytes_per_token / transfer.bandwidth
     steps = (step.a0, step.a1, step.a2, step.a3, step.a4)
@@ -155,7 +157,7 @@ def constants_of(engine: EngineOptions) -> Constants:
 
 @dataclass(frozen=True, slots=True)
 class FittedModel:
-    """What was fitted, in seconds of the run's clock."""
+    """The fit and the engines made with it, in seconds of the run's clock."""
 
     fit: Fit
     proxy: IntakeCost
@@ -163,7 +165,7 @@ class FittedModel:
 
 
 def instance_names(recorded: Recorded) -> list[str]:
-    """The instances' names, in the order of the engines; raises RunError."""
+    """Return the instances' names, in the order of the engines; raises RunError."""
     given = [str(one) for one in recorded.proxy.get("instances", [])]
     names = [one.partition("=")[0] for one in given]
     if len(names) != len(recorded.engines):
@@ -172,7 +174,7 @@ def instance_names(recorded: Recorded) -> list[str]:
 
 
 def engine_sizes(recorded: Recorded) -> list[EngineOptions]:
-    """The run's engines on the run's clock, counting blocks as the trace does."""
+    """Return the run's engines in seconds of its clock, with blocks of the trace's size."""
     block, scale = recorded.block_tokens, recorded.time_scale
     sizes = []
     for one in recorded.engines:
@@ -195,7 +197,7 @@ def engine_sizes(recorded: Recorded) -> list[EngineOptions]:
 def predict(
     recorded: Recorded, log: RunLog, engines: Sequence[EngineOptions], proxy: IntakeCost
 ) -> VirtualRun:
-    """The same load through the real router, in virtual time, on the run's clock."""
+    """Run the same load through the real router in virtual time, in seconds of the run's clock."""
     limits = recorded.timeouts()
     options = VirtualOptions(
         engines=tuple(engines),
@@ -216,7 +218,7 @@ def compared(
     model: FittedModel,
     runs: Sequence[VirtualRun],
 ) -> Check:
-    """Put realised and predicted side by side."""
+    """Compare realised and predicted figures; raises RunError if a prediction fails requests."""
     scale = recorded.time_scale
     failed = max(sum(row.outcome != "ok" for row in run.rows) for run in runs)
     if failed:
@@ -245,7 +247,7 @@ def compared(
 
 
 def as_placed(samples: Sequence[CheckSample], model: FittedModel) -> list[float]:
-    """TTFT in seconds of the run's clock, where legs go where and when they went in the run."""
+    """Predict TTFTs for the run's own placements and sending times, in seconds of its clock."""
     ended = run_legs([one.leg for one in samples], model.engines)
     sent: dict[str | None, float] = {}
     found = []
@@ -253,7 +255,7 @@ def as_placed(samples: Sequence[CheckSample], model: FittedModel) -> list[float]
         if sample.kind == "prefill":
             sent[sample.leg.sends] = sample.leg.sent_s
         elif leg.first_token_s is not None:
-            # A prefill leg stands right before the leg that fetches from it.
+            # In `samples` a prefill leg comes right before the leg that fetches from it.
             begun_s = sent.get(sample.leg.fetches, sample.leg.sent_s)
             tokens = sample.leg.prompt_tokens
             found.append(leg.first_token_s - begun_s + model.proxy.delay_s(tokens))
@@ -261,7 +263,7 @@ def as_placed(samples: Sequence[CheckSample], model: FittedModel) -> list[float]
 
 
 def ks_distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """The largest difference of two empirical distribution functions (Kolmogorov, Smirnov)."""
+    """Return the Kolmogorov-Smirnov distance of two samples."""
     a, b = np.sort(one), np.sort(other)
     at = np.concatenate([a, b])
     below_a = np.searchsorted(a, at, side="right") / len(a)

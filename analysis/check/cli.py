@@ -1,4 +1,4 @@
-"""`analyze check`: its options, its tables, its verdict."""
+"""`analyze check`: its options, tables and verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from analysis.check.fit import NAMES
 from replayer.arguments import write_json
 
 KS_BOUND = 0.1
-"""Quoted beside the distance: beyond it a simulator's figures are not to be believed."""
+"""Largest KS distance, printed beside it, at which a simulator's figures are credible."""
 WIDTH = 110
 UNITS = {
     "a0": ("fixed part of a step", 1e3, "ms"),
@@ -32,7 +32,7 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     """Declare the subcommand."""
     parser = commands.add_parser(
         "check",
-        help="a run through real sockets against its prediction in virtual time",
+        help="compare a run through real sockets with its prediction in virtual time",
         description="Fits the engine model to a run's own log, replays the run in virtual time "
         "with the same router, and compares. Exit status: 0 TTFT p50 and p90 are within the "
         "bound, 1 they are not, 2 bad input.",
@@ -40,12 +40,17 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     add = parser.add_argument
     add("run", type=Path, help="folder written by the demo: run.json and both request logs")
-    add("--within", type=_ratio, default=0.15, help="realised TTFT this near to the predicted")
-    add("--json", type=Path, help="file for all figures")
+    add(
+        "--within",
+        type=_ratio,
+        default=0.15,
+        help="bound on |realised - predicted| / predicted TTFT",
+    )
+    add("--json", type=Path, help="file to write all figures to")
 
 
 def run_check_command(options: argparse.Namespace, console: Console) -> int:
-    """Check, print, write; 0 when within the bound."""
+    """Check, print, write; returns 0 if TTFT is within the bound."""
     result = check_run(options.run)
     print_check(result, options.within, Console(width=max(console.width, WIDTH)))
     if options.json is not None:
@@ -55,7 +60,7 @@ def run_check_command(options: argparse.Namespace, console: Console) -> int:
 
 
 def print_check(result: Check, within: float, console: Console) -> None:
-    """The comparison, the constants, the verdict."""
+    """Print the comparison, the constants and the verdict."""
     head = f"{result.requests} requests, policy {result.policy}, times in engine seconds"
     if result.time_scale != 1.0:
         head += f" (measured x {result.time_scale:g})"
@@ -69,20 +74,20 @@ def print_check(result: Check, within: float, console: Console) -> None:
     console.print(table)
     console.print(_constants(result))
     spread = ", ".join(f"{kind} {value:.1%}" for kind, value in result.fitted.spread.items())
-    say = (
+    lines = (
         f"residuals of the fit, 1.48 x median size: {spread}",
         f"KS distance of TTFT: {result.ks_ratio:.3f}, as placed {result.ks_as_placed:.3f} "
         f"(to be believed below {KS_BOUND:g})",
         f"{'ok    ' if result.within(within) else 'FAILED'} realised TTFT within {within:.0%} of "
         "the prediction at p50 and p90",
-        *_lateness(result),
+        *_schedule_lag(result),
     )
-    for text in say:
-        console.print(text, highlight=False, soft_wrap=True)
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
 
 
-def _lateness(result: Check) -> list[str]:
-    """What a busy machine did to the run; nothing where no schedule was recorded."""
+def _schedule_lag(result: Check) -> list[str]:
+    """Say how late the client sent, which shows a busy machine; empty without a schedule."""
     lag = result.lag
     if not lag["count"]:
         return []

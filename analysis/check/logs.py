@@ -1,8 +1,8 @@
-"""A run's own logs as legs: what went to which engine when, and how long each of them took.
+"""A run's logs as legs: each leg's engine, sending time and durations.
 
-Taken are the proxy's request log and the client's `requests.jsonl`, which a run before real engines
-has too; never the simulated engines' own books. Times are seconds since the run's first request.
-A duration is a difference of one clock's times.
+Read from the proxy's request log and the client's `requests.jsonl`, which a run on real engines has
+too, and not from the simulated engines' logs. Times are seconds since the run's first request; a
+duration is a difference of two times of one clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from replayer.virtual.legs import RecordedLeg
 from replayer.virtual.recorded import Recorded, Seen, blocks_of
 
 MIN_DECODED = 16
-"""A stream of fewer tokens says little about the time per token."""
+"""The time per token is not taken from shorter outputs, in tokens."""
 NEEDED = (
     *("decode_instance", "route_class", "prompt_tokens", "osl_tokens"),
     *("t_proxy_recv", "t_decode_sent", "t_first_token", "t_done"),
@@ -28,10 +28,10 @@ NULLABLE = (P, "t_prefill_sent", "t_prefill_done", "fallback", "retries")
 
 @dataclass(frozen=True, slots=True)
 class CheckSample:
-    """A leg and what the log says of it, in seconds; None where it says nothing.
+    """A leg and its durations by the log in seconds; None if not usable.
 
-    `first_s`: sent to its first token, as the proxy saw it (a prefill leg: to its answer);
-    `tpot_s`: per output token after that.
+    `first_s`: from sending to the first token at the proxy (of a prefill leg: to its answer);
+    `tpot_s`: per output token after that. `kind` groups `first_s`: prefill, first, or moved (KV).
     """
 
     leg: RecordedLeg
@@ -42,7 +42,7 @@ class CheckSample:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """One request's time outside of its legs, seconds: client, both sockets, and the proxy."""
+    """One request's seconds outside its legs: in the client, both sockets and the proxy."""
 
     prompt_tokens: int
     seconds: float
@@ -56,14 +56,14 @@ class RunLog:
     proxy: Mapping[str, Mapping[str, Any]]
 
     def seen(self) -> dict[str, Seen]:
-        """The prompts' lengths."""
+        """Return the prompts' lengths by request id."""
         return {
             name: Seen(row["prompt_tokens"], row.get("isl_tokens") or row["prompt_tokens"])
             for name, row in self.proxy.items()
         }
 
     def overheads(self) -> list[Overhead]:
-        """What the client waited for its first token beyond the legs."""
+        """Return how long each client waited for its first token beyond the legs."""
         found = []
         for name, row in self.proxy.items():
             client = self.client[name]
@@ -74,7 +74,7 @@ class RunLog:
 
 
 def read_run_log(folder: Path, recorded: Recorded) -> RunLog:
-    """Read both logs; raises RunError for a run that is not whole."""
+    """Read both logs; raises RunError for an incomplete run."""
     rows = read_rows(folder / "requests.jsonl")
     not_ok = [row for row in rows if row.get("outcome") != "ok"]
     if not_ok or not rows:
@@ -91,8 +91,8 @@ def read_run_log(folder: Path, recorded: Recorded) -> RunLog:
     proxy = {name: records.get(row["sent_as"], {}) for name, row in client.items()}
     lacking = sum(not _whole(row) for row in proxy.values())
     if lacking:
-        what = f"{lacking} of {len(proxy)} requests are not in it, or not with times and tokens"
-        raise RunError(f"{log}: {what}")
+        problem = "requests are not in it, or not with times and tokens"
+        raise RunError(f"{log}: {lacking} of {len(proxy)} {problem}")
     ordered = [request.request_id for request in recorded.requests]
     return RunLog({name: client[name] for name in ordered}, {name: proxy[name] for name in ordered})
 
@@ -103,7 +103,7 @@ def _whole(row: Mapping[str, Any]) -> bool:
 
 
 def samples_of(recorded: Recorded, log: RunLog, names: Sequence[str]) -> list[CheckSample]:
-    """Every leg of the run; `names` are the instances in the order of the engines."""
+    """Return every leg of the run; `names` are the instances in the order of the engines."""
     number = {name: at for at, name in enumerate(names)}
     used = {row[key] for row in log.proxy.values() for key in ("decode_instance", P)}
     if unknown := used - {None, *names}:
@@ -130,7 +130,7 @@ def samples_of(recorded: Recorded, log: RunLog, names: Sequence[str]) -> list[Ch
             fetches=moved,
             fetches_from=p,
         )
-        # What ran on another engine first is in the load, but its times mix both.
+        # A request that was retried stays in the load, but its times span two engines.
         first_s = row["t_first_token"] - sent_s if whole else None
         tpot_s = tpot_s if osl >= MIN_DECODED else None
         samples.append(CheckSample(leg, "moved" if moved else "first", first_s, tpot_s))

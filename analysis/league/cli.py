@@ -10,34 +10,43 @@ from rich.console import Console
 from rich.progress import Progress
 
 from analysis.league.figures import write_figures
-from analysis.league.league import League, LeagueOptions, print_league, run_league, summarise
+from analysis.league.league import League, LeagueOptions, run_league
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.scale import REGIMES, Scale
+from analysis.league.scale import REGIMES, given_scale
+from analysis.league.summary import TABLE_WIDTH, print_league, summarise
 from analysis.league.verdict import print_verdicts
 from analysis.rivals.registry import RIVALS
-from replayer.arguments import count, not_negative, positive, positive_count, write_json
-
-TABLE_WIDTH = 200
+from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
 
 
 def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the subcommand."""
     parser = commands.add_parser(
         "league",
-        help="every published routing rule on one trace, in virtual time",
+        help="compare published routing rules on one trace, in virtual time",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("trace", type=Path, help="trace file, as for replay")
     add("--instances", type=positive_count, default=8, help="engines")
-    add("--load", type=_numbers, default="0.5,0.8,1.0", help="parts of the saturation rate")
+    add(
+        "--load",
+        type=_numbers,
+        default="0.5,0.8,1.0",
+        help="loads, as parts of the saturation rate, by commas",
+    )
     add("--policies", type=_policies, default="all", help=f"all, or of {', '.join(RIVALS)}")
     add("--seeds", type=positive_count, default=3, help="runs per policy and load")
-    add("--first-seed", type=count, default=0, help="of the seeds, which follow one another")
-    add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
+    add("--first-seed", type=count, default=0, help="lowest of the seeds, which are consecutive")
+    add(
+        "--regime",
+        type=names,
+        default=",".join(REGIMES),
+        help="whether the working set fits the fleet's KV or exceeds it",
+    )
     add(
         "--scale",
-        type=scale,
+        type=given_scale,
         help="RATE:KV instead of --regime: load 1.0 and KV tokens per engine",
     )
     add("--perturb", type=names, default="none", help=f"of {', '.join(PERTURBATIONS)}, or all")
@@ -48,16 +57,21 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default=60.0,
         help="longest pause between two turns, seconds",
     )
-    add("--timeout", type=positive, default=60.0, help="a later first token is a failure, seconds")
+    add(
+        "--timeout",
+        type=positive,
+        default=60.0,
+        help="seconds to the first token after which a request fails",
+    )
     add("--jobs", type=positive_count, default=os.cpu_count() or 1, help="worker processes")
     add("--json", type=Path, help="file for all rows")
     add("--figures", type=Path, help="folder for a figure per load")
 
 
 def run_command(options: argparse.Namespace, console: Console) -> int:
-    """Run the league as asked, print and write it."""
+    """Run the league, print and write the results."""
     perturb = tuple(PERTURBATIONS) if options.perturb == ("all",) else options.perturb
-    # A worker outlives a parent that is killed; one that exits takes its workers along.
+    # Workers outlive a parent that a signal kills, but not one that exits.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wanted = LeagueOptions(
         trace=options.trace,
@@ -77,9 +91,9 @@ def run_command(options: argparse.Namespace, console: Console) -> int:
     with Progress(console=Console(file=sys.stderr), transient=True) as bar:
         line = bar.add_task("league", total=None)
         league = run_league(wanted, lambda n, of: bar.update(line, completed=n, total=of))
-    # A line of the table is never cut or wrapped, whatever the terminal.
+    # Lines of the table are never cut or wrapped, even if the terminal is narrower.
     wide = Console(width=max(console.width, TABLE_WIDTH))
-    print_league(league, wide)
+    print_league(league.scales, league.rows, wide)
     print_verdicts(summarise(league.rows), wide)
     _write(league, wanted, options, console)
     return 0
@@ -93,26 +107,13 @@ def _write(
         write_json(options.json, league.document(wanted))
         written.append(str(options.json))
     if options.figures is not None:
-        written += write_figures(options.figures, league, wanted.trace.name)
+        written += write_figures(options.figures, league.rows, wanted.trace.name)
     for one in written:
         console.print(f"written: {one}", soft_wrap=True, markup=False)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Names joined by commas."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
 def _policies(text: str) -> tuple[str, ...]:
     return tuple(RIVALS) if text == "all" else names(text)
-
-
-def scale(text: str) -> Scale:
-    """RATE:KV, session starts per second at load 1.0 and KV tokens per engine."""
-    rate, _, kv_tokens = text.partition(":")
-    if not kv_tokens:
-        raise argparse.ArgumentTypeError(f"must be RATE:KV, not {text!r}")
-    return Scale("given", positive(kv_tokens), positive(rate), 0.0)
 
 
 def _numbers(text: str) -> tuple[float, ...]:

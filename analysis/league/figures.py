@@ -1,25 +1,26 @@
-"""A figure per load: every policy's goodput against its TTFT p90, one panel per regime.
+"""The league's figures, one per load: every policy's goodput and TTFT p90, a column per regime.
 
-HTML needs nothing beyond plotly. PNG needs plotly's renderer, kaleido, and a Chrome or Chromium;
-where either is absent, no PNG is written and the list of what was written says so.
+PNG needs kaleido, plotly's renderer, and a Chrome or Chromium; without them only HTML is written,
+and the list of written files says so.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from analysis.league.league import League, summarise
+from analysis.league.summary import summarise
 from analysis.rivals.registry import DEFAULT
 
 
-def write_figures(folder: Path, league: League, title: str) -> list[str]:
+def write_figures(folder: Path, rows: Sequence[dict[str, Any]], title: str) -> list[str]:
     """Write the figures; returns what was written, and what was not."""
     folder.mkdir(parents=True, exist_ok=True)
-    summary = [one for one in summarise(league.rows) if one["perturb"] == "none"]
+    summary = [one for one in summarise(rows) if one["perturb"] == "none"]
     written = []
     for load in sorted({one["load"] for one in summary}):
         figure = draw([one for one in summary if one["load"] == load], f"{title}, load {load:g}")
@@ -33,14 +34,14 @@ def _png(figure: Any, path: Path) -> str:
     try:
         figure.write_image(path, width=1400, height=900)
     except (ValueError, RuntimeError) as error:
-        # Without kaleido plotly raises the one, without a browser kaleido the other.
+        # ValueError: plotly without kaleido; RuntimeError: kaleido without a browser.
         first = next((line for line in str(error).splitlines() if line), type(error).__name__)
         return f"(no {path.name}: {first})"
     return str(path)
 
 
 def draw(summary: list[dict[str, Any]], title: str) -> Any:
-    """One load: bars of goodput and of TTFT p90 with their intervals, a column per regime."""
+    """Draw one load: bars of goodput and TTFT p90 with their intervals, a column per regime."""
     regimes = list(dict.fromkeys(one["regime"] for one in summary))
     names = [f"{regime}: {what}" for what in ("goodput", "TTFT p90, s") for regime in regimes]
     figure = make_subplots(rows=2, cols=len(regimes), subplot_titles=names)

@@ -1,35 +1,27 @@
 """The league: every policy on the same trace, fleet, loads and seeds, in virtual time.
 
 Rows are computed by worker processes that share nothing; each row depends on its task alone, so
-the result does not depend on their number. The table shows means over seeds with bootstrap
-intervals; the rows themselves go to `--json`.
+the result does not depend on their number.
 """
 
 from __future__ import annotations
 
 import gc
-import math
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-
+from analysis.league.fleet import EngineFleet, Scale, engines
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.scale import REGIMES, Bench, Scale
-from analysis.league.simulate import EngineFleet, Task, engines, run_task
+from analysis.league.scale import REGIMES, Bench
+from analysis.league.simulate import Task, run_task
 from analysis.rivals.registry import BASELINE, RIVALS
 from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import Source, load_source
 
 GC_OBJECTS = 200_000
-RESAMPLES = 1000
-INTERVAL_PERCENT = 95
 
 
 class LeagueError(ValueError):
@@ -38,7 +30,7 @@ class LeagueError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LeagueOptions:
-    """What to compare, where, how hard."""
+    """The options of a league; times in virtual seconds."""
 
     trace: Path
     instances: int = 8
@@ -53,27 +45,27 @@ class LeagueOptions:
     timeout_s: float = 60.0
     jobs: int = 1
     given: Scale | None = None
-    """A scale from an earlier run, in place of the search for those of `regimes`."""
+    """A scale of an earlier run, instead of a search for the scales of `regimes`."""
 
     def check(self) -> None:
-        """Refuse names that do not exist."""
-        for what, names, known in (
+        """Raise LeagueError for an unknown name."""
+        for option, names, known in (
             ("policies", self.policies, RIVALS.keys()),
             ("regime", self.regimes, REGIMES.keys()),
             ("perturb", self.perturbations, PERTURBATIONS.keys()),
         ):
             wrong = [name for name in names if name not in known]
             if wrong:
-                raise LeagueError(f"--{what}: must be of {', '.join(known)}, not {wrong[0]}")
+                raise LeagueError(f"--{option}: must be of {', '.join(known)}, not {wrong[0]}")
 
 
 _source: Source | None = None
 
 
-def _begin(trace: Path) -> None:
+def _start_worker(trace: Path) -> None:
     global _source  # noqa: PLW0603 - a worker process reads its trace once
     _source = load_source(trace)
-    # A run makes few cycles and many objects that live to its end: a tenth of the time saved.
+    # A run makes few cycles, and many objects that live to its end: saves a tenth of the time.
     gc.freeze()
     gc.set_threshold(GC_OBJECTS, 50, 100)
 
@@ -98,13 +90,13 @@ def _row(task: Task) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class League:
-    """What came out: one scale per regime, one row per task."""
+    """The results: one scale per regime, one row of figures per task."""
 
     scales: list[Scale]
     rows: list[dict[str, Any]]
 
     def document(self, options: LeagueOptions) -> dict[str, Any]:
-        """The JSON form: null is infinite or absent."""
+        """Return the JSON form; null is infinite or absent."""
         return {
             "trace": options.trace.name,
             "instances": options.instances,
@@ -128,10 +120,10 @@ class League:
 def run_league(options: LeagueOptions, progress: Callable[[int, int], None]) -> League:
     """Find the scales, then compute every row."""
     options.check()
-    _begin(options.trace)
-    # Processes are made anew instead of forked: nothing of this one is shared but the arguments.
+    _start_worker(options.trace)
+    # Spawned, not forked: workers share nothing of this process but the arguments.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, _begin, (options.trace,)) as pool:
+    with context.Pool(options.jobs, _start_worker, (options.trace,)) as pool:
         scales = (
             [options.given]
             if options.given is not None
@@ -157,110 +149,3 @@ def _tasks(options: LeagueOptions, scale: Scale) -> Iterator[Task]:
                 changed, fleet = PERTURBATIONS[perturb](rules, usual)
                 for policy in options.policies:
                     yield Task(policy, load, scale.regime, perturb, changed, fleet)
-
-
-def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds, per regime, perturbation, load and policy, best goodput first."""
-    groups: dict[tuple[str, str, float, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        key = row["regime"], row["perturb"], row["load"], row["policy"]
-        groups.setdefault(key, []).append(row)
-    made = [
-        {
-            **dict(zip(("regime", "perturb", "load", "policy"), key, strict=True)),
-            **{name: mean_and_interval([_get(row, name) for row in part]) for name in FIGURES},
-        }
-        for key, part in groups.items()
-    ]
-    made.sort(key=lambda one: (one["regime"], one["perturb"], one["load"], _order(one)))
-    return made
-
-
-def _order(one: dict[str, Any]) -> tuple[float, float]:
-    return -one["goodput_ratio"][0], one["ttft_s.p90"][0]
-
-
-def _get(row: dict[str, Any], name: str) -> float:
-    value: Any = row
-    for part in name.split("."):
-        value = value[part]
-    return math.inf if value is None else float(value)
-
-
-def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean over seeds and its percentile bootstrap interval; infinite when one value is."""
-    found = np.asarray(values, dtype=float)
-    if not np.isfinite(found).all():
-        return math.inf, float(found.min()), math.inf
-    draws = np.random.default_rng(0).choice(found, size=(RESAMPLES, len(found))).mean(axis=1)
-    tail = (100 - INTERVAL_PERCENT) / 2
-    low, high = np.percentile(draws, [tail, 100 - tail])
-    return float(found.mean()), float(low), float(high)
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column of the table: figures joined by a slash; `interval` of the first of them."""
-
-    title: str
-    figures: tuple[str, ...]
-    factor: float = 1.0
-    digits: int = 2
-    interval: bool = False
-
-
-COLUMNS = (
-    Column("goodput %", ("goodput_ratio",), 100.0, 1, interval=True),
-    Column("TTFT p50/p90/p99 s", ("ttft_s.p50", "ttft_s.p90", "ttft_s.p99")),
-    Column("TTFT p90", ("ttft_s.p90",), interval=True),
-    Column("mean", ("ttft_s.mean",)),
-    Column("TPOT p50/p90 ms", ("tpot_s.p50", "tpot_s.p90"), 1e3, 0),
-    Column("E2E p50/p90 s", ("e2e_s.p50", "e2e_s.p90"), 1.0, 1),
-    Column("makespan", ("makespan_s",), 1.0, 0),
-    Column("failed", ("failures",), 1.0, 1),
-    Column("hit %", ("hit_ratio",), 100.0, 1),
-    Column("offloads", ("offloads",), 1.0, 0),
-    Column("moved GB", ("moved_bytes",), 1e-9, 0),
-    Column("set/KV", ("working_set_ratio",)),
-)
-EXPLAINED = (
-    "goodput: share of requests with TTFT <= 2 s + 0.1 ms per token that is new to an infinite "
-    "cache of its session, and TPOT <= 50 ms; a failed request is infinitely late; "
-    "means over seeds, [95 % bootstrap interval]; set/KV: working set over the fleet's KV"
-)
-FIGURES = tuple(dict.fromkeys(name for column in COLUMNS for name in column.figures))
-
-
-def print_league(league: League, console: Console) -> None:
-    """Print the scales and a table per regime, perturbation and load."""
-    for scale in league.scales:
-        console.print(
-            f"{scale.regime}: load 1.0 is {scale.rate:.4g} session starts/s "
-            f"({BASELINE} keeps up), KV {scale.kv_tokens:,.0f} tokens per engine",
-            soft_wrap=True,
-        )
-    console.print(EXPLAINED, soft_wrap=True, markup=False)
-    summary = summarise(league.rows)
-    keys = list(dict.fromkeys((o["regime"], o["perturb"], o["load"]) for o in summary))
-    for regime, perturb, load in keys:
-        title = f"{regime}, load {load:g}" + ("" if perturb == "none" else f", {perturb}")
-        shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        shown.add_column("policy", no_wrap=True)
-        for column in COLUMNS:
-            shown.add_column(column.title, justify="right", no_wrap=True)
-        for one in summary:
-            if (one["regime"], one["perturb"], one["load"]) == (regime, perturb, load):
-                shown.add_row(one["policy"], *(_cell(one, column) for column in COLUMNS))
-        console.print(shown)
-
-
-def _cell(one: dict[str, Any], column: Column) -> str:
-    text = "/".join(_shown(one[name][0], column) for name in column.figures)
-    mean, low, high = one[column.figures[0]]
-    if column.interval and math.isfinite(mean) and high > low:
-        text += f" [{_shown(low, column)}-{_shown(high, column)}]"
-    return text
-
-
-def _shown(value: float, column: Column) -> str:
-    return f"{value * column.factor:,.{column.digits}f}" if math.isfinite(value) else "inf"

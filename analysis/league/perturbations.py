@@ -1,6 +1,6 @@
-"""Fleets and loads that are not as they should be: what a policy must survive.
+"""Perturbed fleets and loads, to test how robust a policy is.
 
-A perturbation changes rules and fleet after the scale was found: loads stay what they were.
+A perturbation changes load rules and fleet after the scale was found, so rates stay the same.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from analysis.league.simulate import EngineFleet, slower
+from analysis.league.fleet import EngineFleet, slower
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import LoadRules
 
@@ -19,18 +19,18 @@ COLD_THROUGHPUT, COLD_TRANSFER_S = 5_000.0, 2.0
 
 
 def none(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
-    """As it is."""
+    """Change nothing."""
     return rules, fleet
 
 
 def slow_engine(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
-    """The first engine at half speed."""
+    """Halve the speed of the first engine."""
     first, *others = fleet.engines
     return rules, replace(fleet, engines=(slower(first, SLOW), *others))
 
 
 def slow_links(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
-    """KV takes ten times as long to move."""
+    """Make KV transfers take ten times as long."""
 
     def linked(one: EngineOptions) -> EngineOptions:
         t = one.transfer
@@ -40,7 +40,7 @@ def slow_links(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineF
 
 
 def small_kv(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
-    """A quarter of the KV memory, but room for the longest request."""
+    """Leave a quarter of the KV memory, but room for the longest request."""
 
     def shrunk(one: EngineOptions) -> EngineOptions:
         least = -(-fleet.longest_tokens // one.block_size) + 1
@@ -51,22 +51,22 @@ def small_kv(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFle
 
 
 def estimate_high(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
-    """The proxy takes prompts for 30 % longer than they are."""
+    """Make the proxy estimate prompts 30 % too long."""
     return rules, replace(fleet, estimate_factor=1.0 + ESTIMATE)
 
 
 def estimate_low(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
-    """The proxy takes prompts for 30 % shorter than they are."""
+    """Make the proxy estimate prompts 30 % too short."""
     return rules, replace(fleet, estimate_factor=1.0 - ESTIMATE)
 
 
 def bursty(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
-    """Session starts with ten times the variance of their gaps."""
+    """Give the gaps between session starts ten times their variance."""
     return replace(rules, burst=BURST), fleet
 
 
 def cold(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
-    """Flags that tell four times too slow an engine and link: nothing to start from."""
+    """Set the proxy's options for engines and links four times slower than they are."""
     options = {"prefill_throughput": COLD_THROUGHPUT, "kv_transfer_time_s": COLD_TRANSFER_S}
     return rules, replace(fleet, options={**fleet.options, **options})
 

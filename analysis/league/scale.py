@@ -1,24 +1,27 @@
-"""How much load a fleet takes, and how much KV makes a trace's working set fit or not.
+"""The scale of a league: its saturation rate, and the KV that makes a working set fit or not.
 
-Saturation: the highest rate of session starts at which the baseline keeps up, which is: at the
-horizon at least 95 % of the work is done that would be done had every request been served exactly
-at the SLO. Work is new tokens plus output tokens. Found by bisection on the logarithm of the rate,
-on a seed that no row of the league uses.
+Saturation is the highest rate of session starts at which the baseline keeps up: at the horizon, at
+least 95 % of the work is done that would be done if every request were served exactly at the SLO.
+Work is new tokens plus output tokens. The rate is found by bisection on its logarithm, on a seed
+that no row of the league uses.
 
 Regimes: `fits`, fleet KV 1.5 times the working set at load 1.0; `exceeds`, the working set at load
 0.8 is 1.3 times the fleet's KV. Each has a saturation rate of its own. Below load 0.8 the working
-set of `exceeds` is smaller (every row tells its ratio): a fleet whose KV is exceeded that far at
-half its load has no room to be loaded twice as much.
+set of `exceeds` is smaller (every row has its ratio): a fleet whose KV were exceeded as far at half
+the load could not take twice that load.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from analysis.league.simulate import EngineFleet, engines, run_policy, working_set_tokens
+from analysis.league.fleet import EngineFleet, Scale, engines
+from analysis.league.simulate import run_policy, working_set_tokens
 from analysis.rivals.registry import BASELINE
+from replayer.arguments import positive
 from replayer.virtual.arrivals import LoadRules, plan
 from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualRun
@@ -27,30 +30,20 @@ KEEP_UP_RATIO = 0.95
 FITS_FACTOR, EXCEEDS_FACTOR, EXCEEDS_LOAD = 1.5, 1.3, 0.8
 AMPLE_TOKENS = 1e9
 ROOM_FACTOR = 1.25
-"""An engine holds at least the longest request and a quarter more."""
+"""An engine has KV for at least the longest request and a quarter more."""
 PREFILL_TPS = 20_000.0
 SCALE_SEED = 7919
 PRECISION = 1.05
 SPAN, SPAN_OF_EXCEEDS = 32.0, 8.0
-"""Rates searched: from what prefill alone would allow, or `fits`, down to this part of it."""
+"""A search begins with rates from high / SPAN to high: the prefill bound, or the rate of `fits`."""
 RAISE = 2.0
-"""A horizon shorter than a session leaves room above even that."""
+"""Factor on `high` while the baseline keeps up even there, as with very short horizons."""
 ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """A regime's fleet KV per engine, saturation rate, and working set at that rate."""
-
-    regime: str
-    kv_tokens: float
-    rate: float
-    working_set_tokens: float
-
-
-@dataclass(frozen=True, slots=True)
 class Bench:
-    """What stays the same while rate and KV are searched."""
+    """A trace and a fleet to search rate and KV for."""
 
     source: Source
     instances: int
@@ -58,7 +51,7 @@ class Bench:
     timeout_s: float
 
     def run(self, rate: float, kv_tokens: float) -> tuple[VirtualRun, float]:
-        """The baseline at a rate; also the part of the work that was done in time."""
+        """Run the baseline at a rate; also returns the part of the work done by the horizon."""
         rules = LoadRules(
             rate, self.rules.horizon_s, SCALE_SEED, self.rules.think_cap_s, slo=self.rules.slo
         )
@@ -75,12 +68,12 @@ class Bench:
         return run, kept / max(1, sum(work))
 
     def prefill_bound(self) -> float:
-        """The rate at which the engines would do nothing but prefill."""
+        """Return the rate at which prefill alone would occupy all engines."""
         new_tokens = sum(t.new_tokens for unit in self.source.units for t in unit)
         return self.instances * PREFILL_TPS * len(self.source.units) / new_tokens
 
     def saturation(self, kv_tokens: float, high: float, span: float) -> float:
-        """The highest rate at which the baseline keeps up: from high / span on, or above high."""
+        """Find the highest rate at which the baseline keeps up, from high / span on."""
         low, failed = high / span, False
         while True:
             for _ in range(math.ceil(math.log2(math.log(high / low) / math.log(PRECISION)))):
@@ -94,33 +87,33 @@ class Bench:
             low, high = high, RAISE * high
 
     def working_set(self, rate: float, kv_tokens: float) -> float:
-        """Tokens that the sessions under way would like to have cached."""
+        """Return the tokens of the contexts of all active sessions."""
         run, _kept = self.run(rate, kv_tokens)
         return working_set_tokens(run.rows, self.rules.horizon_s)
 
-    def at_least(self, kv_tokens: float) -> float:
-        """KV per engine, enough for the longest request."""
+    def with_room(self, kv_tokens: float) -> float:
+        """Return KV per engine, raised if needed to hold the longest request."""
         return max(kv_tokens, ROOM_FACTOR * self.source.longest_tokens)
 
 
 def fits(bench: Bench) -> Scale:
-    """Memory is no concern."""
+    """Return the scale of a fleet with 1.5 times the KV of the working set at load 1.0."""
     rate = bench.saturation(AMPLE_TOKENS, bench.prefill_bound(), SPAN)
     wanted = bench.working_set(rate, AMPLE_TOKENS)
-    kv_tokens = bench.at_least(FITS_FACTOR * wanted / bench.instances)
+    kv_tokens = bench.with_room(FITS_FACTOR * wanted / bench.instances)
     return Scale("fits", kv_tokens, rate, wanted)
 
 
 def exceeds(bench: Bench) -> Scale:
-    """The working set exceeds the fleet's KV by 30 % at load 0.8, and by more above it.
+    """Return the scale of a fleet whose KV the working set exceeds by 30 % at load 0.8.
 
     Less KV lowers the saturation rate and with it the working set, so KV is lowered in rounds.
     """
     scale = fits(bench)
     rate, kv_tokens = scale.rate, scale.kv_tokens
     for _ in range(ROUNDS):
-        some = bench.working_set(EXCEEDS_LOAD * rate, kv_tokens)
-        lower = bench.at_least(some / EXCEEDS_FACTOR / bench.instances)
+        wanted = bench.working_set(EXCEEDS_LOAD * rate, kv_tokens)
+        lower = bench.with_room(wanted / EXCEEDS_FACTOR / bench.instances)
         if lower >= kv_tokens:
             break
         kv_tokens = lower
@@ -129,3 +122,11 @@ def exceeds(bench: Bench) -> Scale:
 
 
 REGIMES: dict[str, Callable[[Bench], Scale]] = {"fits": fits, "exceeds": exceeds}
+
+
+def given_scale(text: str) -> Scale:
+    """Read RATE:KV, session starts per second at load 1.0 and KV tokens per engine."""
+    rate, _, kv_tokens = text.partition(":")
+    if not kv_tokens:
+        raise argparse.ArgumentTypeError(f"must be RATE:KV, not {text!r}")
+    return Scale("given", positive(kv_tokens), positive(rate), 0.0)

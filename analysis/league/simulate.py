@@ -1,24 +1,24 @@
-"""One run of the league: a policy, a load, a seed and a fleet give one row of figures.
+"""One run of the league: one row of figures for a policy, a load, a seed and a fleet.
 
-Figures are over the requests due after the first quarter of the horizon, a set that depends on no
-policy; failures, makespan, offloads and bytes are over all. A failed request counts as infinitely
+Figures cover the requests due after the first quarter of the horizon, a set that depends on no
+policy; failures, makespan, offloads and bytes cover all. A failed request counts as infinitely
 late in every percentile and mean (null in JSON). Goodput: the share of requests with TTFT within
 2 s plus 0.1 ms per new token, new to an infinite cache of the session, and TPOT within 50 ms.
-`hit_ratio` is the part of the answered prompts' tokens that no engine had to compute.
+`hit_ratio` is the share of the answered prompts' tokens that no engine computed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
+from analysis.league.fleet import EngineFleet
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.config import RouterConfig
 from proxy.core.placement.scene import Decide
 from proxy.core.routing.router import Router
-from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.fleet import simulate
 from replayer.virtual.load import Source
@@ -26,27 +26,6 @@ from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun, ke
 
 WARM_UP_RATIO = 0.25
 PREFILL_THROUGHPUT = 20_000.0
-ABORT_TIMEOUT_S = 60.0
-"""VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's own 480 pins KV for minutes."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFleet:
-    """Engines and client of a run; `options` go to RouterConfig.
-
-    `longest_tokens`: the least KV that an engine must have for the trace's longest request.
-    """
-
-    engines: tuple[EngineOptions, ...]
-    timeout_s: float = 60.0
-    longest_tokens: int = 0
-    estimate_factor: float = 1.0
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def kv_tokens(self) -> int:
-        """KV of the whole fleet."""
-        return sum(one.num_blocks * one.block_size for one in self.engines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +40,8 @@ class Task:
     fleet: EngineFleet
 
 
-def engines(instances: int, kv_tokens: float, block_tokens: int) -> tuple[EngineOptions, ...]:
-    """Equal engines that hold so many tokens of KV each, and pin them no longer than advised."""
-    blocks = max(2, math.ceil(kv_tokens / block_tokens))
-    one = EngineOptions(
-        block_size=block_tokens,
-        num_blocks=blocks,
-        max_model_len=blocks * block_tokens,
-        abort_timeout_s=ABORT_TIMEOUT_S,
-    )
-    return (one,) * instances
-
-
 def run_task(source: Source, task: Task) -> dict[str, Any]:
-    """Simulate and measure."""
+    """Simulate a task and return its row."""
     planned = plan(source, task.rules)
     run = run_policy(task.policy, planned, task.fleet, source.block_tokens)
     return {
@@ -94,7 +61,7 @@ def run_policy(
     block_tokens: int,
     until_s: float = math.inf,
 ) -> VirtualRun:
-    """Run the load under one of RIVALS, to its end or until some time."""
+    """Run the load under one of RIVALS, to its end or until a time."""
     return run_rival(RIVALS[policy], planned, fleet, block_tokens, until_s)
 
 
@@ -105,7 +72,7 @@ def run_rival(
     block_tokens: int,
     until_s: float = math.inf,
 ) -> VirtualRun:
-    """The same for a rule that has no name yet."""
+    """Run the load under a rule that need not be in RIVALS."""
     decide = make_rule(rival, fleet)
     config, options = setting(rival, fleet, block_tokens, until_s)
     observers = [] if decide is None else [decide]
@@ -113,7 +80,7 @@ def run_rival(
 
 
 def make_rule(rival: Rival, fleet: EngineFleet) -> Decide | None:
-    """The rival's rule for one run; None where the router decides by its options."""
+    """Make the rival's rule for one run; None if the router decides by its own options."""
     first = fleet.engines[0]
     return rival.make(first.num_blocks * first.block_size)
 
@@ -121,7 +88,7 @@ def make_rule(rival: Rival, fleet: EngineFleet) -> Decide | None:
 def setting(
     rival: Rival, fleet: EngineFleet, block_tokens: int, until_s: float = math.inf
 ) -> tuple[RouterConfig, VirtualOptions]:
-    """The router's and the driver's options for a rival's run."""
+    """Return the router's and the virtual fleet's options for a rival's run."""
     config = RouterConfig(
         **{"prefill_throughput": PREFILL_THROUGHPUT, **fleet.options, **rival.options}
     )
@@ -138,7 +105,7 @@ def setting(
 def figures(
     run: VirtualRun, planned: Sequence[Planned], rules: LoadRules, kv_tokens: int
 ) -> dict[str, Any]:
-    """The row's figures; times in seconds."""
+    """Compute a row's figures; times in seconds."""
     warm_s = WARM_UP_RATIO * rules.horizon_s
     rows = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= warm_s]
     ok = [row for row in rows if row.outcome == "ok"]
@@ -171,7 +138,7 @@ def figures(
 
 
 def spread(ordered: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:
-    """Nearest-rank percentiles and the mean of sorted values; None where infinite or empty."""
+    """Return nearest-rank percentiles and the mean of sorted values; None if infinite or empty."""
     found: dict[str, float | None] = {}
     for percent in percents:
         at = max(0, math.ceil(percent / 100 * len(ordered)) - 1)
@@ -185,7 +152,7 @@ def _finite(value: float) -> float | None:
 
 
 def working_set_tokens(rows: Sequence[VirtualRow], horizon_s: float) -> float:
-    """Mean over the second half of the horizon: the contexts of the sessions then under way.
+    """Return the tokens in the contexts of active sessions, mean over the horizon's second half.
 
     A session's context is its last prompt's; it counts until the session's last request ends.
     """
@@ -204,12 +171,3 @@ def working_set_tokens(rows: Sequence[VirtualRow], horizon_s: float) -> float:
         last[row.session_id] = row
     total += sum(add(row, row.end_s or row.arrival_s) for row in last.values())
     return total / (horizon_s - start_s)
-
-
-def slower(engine: EngineOptions, factor: float) -> EngineOptions:
-    """The same engine with every step so many times longer."""
-    s = engine.step
-    step = replace(
-        s, a0=s.a0 * factor, a1=s.a1 * factor, a2=s.a2 * factor, a3=s.a3 * factor, a4=s.a4 * factor
-    )
-    return replace(engine, step=step)

@@ -1,8 +1,8 @@
-"""Where the default stands in a league: against the best of all in each cell, and the baseline.
+"""The default policy compared with the best policy of each cell, and with the baseline.
 
-A cell is a regime, perturbation and load. Gaps are relative, over means of seeds: goodput below the
-best is negative, TTFT above the best positive, so is TPOT above the baseline's. A policy that fails
-requests can look good in what is left of them; its failures stand beside its name.
+A cell is a regime, perturbation and load. Gaps are ratios of means over seeds, less one: negative
+for less goodput than the best, positive for a longer TTFT or TPOT. Failures stand beside a policy's
+name, since a policy that fails requests can look good on the others.
 """
 
 import math
@@ -21,7 +21,7 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One cell. `goodput`, `ttft_p90`: the best policy's summary; gaps are ratios less one."""
+    """One cell. `goodput` and `ttft_p90` are the summaries of the best policies in these."""
 
     ours: Summary
     baseline: Summary
@@ -30,21 +30,21 @@ class Verdict:
 
     @property
     def goodput_gap(self) -> float:
-        """Ours over the best, less one."""
+        """Goodput of the default over the best, less one."""
         return _gap(self.ours, self.goodput, "goodput_ratio")
 
     @property
     def ttft_gap(self) -> float:
-        """TTFT p90, likewise."""
+        """TTFT p90 of the default over the best, less one."""
         return _gap(self.ours, self.ttft_p90, "ttft_s.p90")
 
     def against_baseline(self, name: str) -> float:
-        """Any figure over the baseline's, less one."""
+        """Return a figure of the default over the baseline's, less one."""
         return _gap(self.ours, self.baseline, name)
 
 
 def verdicts(summary: Sequence[Summary]) -> list[Verdict]:
-    """One per cell in which both the default and the baseline were run."""
+    """Make a verdict per cell in which both the default and the baseline were run."""
     cells: dict[tuple[Any, ...], dict[str, Summary]] = {}
     for one in summary:
         cells.setdefault((one["regime"], one["perturb"], one["load"]), {})[one["policy"]] = one
@@ -61,7 +61,7 @@ def verdicts(summary: Sequence[Summary]) -> list[Verdict]:
 
 
 def print_verdicts(summary: Sequence[Summary], console: Console) -> None:
-    """Print a line per cell; nothing where there is none."""
+    """Print a table with a line per verdict, if there is any."""
     found = verdicts(summary)
     if not found:
         return

@@ -1,1 +1,1 @@
-"""`analyze regret`: what every other action would have led to."""
+"""`analyze regret`: how much better an oracle does that tries every action at each decision."""

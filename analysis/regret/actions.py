@@ -1,17 +1,16 @@
-"""What could be done with a HEAVY request: the actions that an oracle tries, and their names."""
+"""The possible actions on a HEAVY request, which an oracle tries, and their names."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core.connectors import CONNECTORS
-from proxy.core.placement.scene import Choice, PlacementView, Size, peers, size_on
+from proxy.core.placement.scene import Choice, PlacementView, Size, chosen, peers, size_on
 from proxy.core.types import Candidate, Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Where a request decodes, and who prefills for it when that is another; instances by name."""
+    """Name of the instance that decodes a request, and of another that prefills for it."""
 
     decode: str
     prefill: str | None = None
@@ -21,7 +20,7 @@ class Action:
 
         place: a first turn, computed where it decodes; colocate: computed at home; rehome: computed
         elsewhere, and the session moves; offload: a P hands over to home (or to a first turn's D);
-        pull: home hands over and the session moves; offload-rehome: P and D are both others.
+        pull: home hands over and the session moves; offload-rehome: neither P nor D is home.
         """
         if self.prefill is None:
             if home is None:
@@ -33,7 +32,7 @@ class Action:
 
 
 def action_of(choice: Choice) -> Action:
-    """What a choice does."""
+    """Return the action of a choice."""
     prefill = choice.prefill.instance.name if choice.prefill else None
     return Action(choice.decode.instance.name, prefill)
 
@@ -48,14 +47,14 @@ def is_heavy(scene: PlacementView, choice: Choice) -> bool:
 
 
 def actions(scene: PlacementView, choice: Choice) -> list[Action]:
-    """The policy's own action first, then the others, without repetition.
+    """Return the policy's own action, then the others.
 
-    Computed on each instance; prefilled by each P for home, for the chosen D and for the D with the
-    fewest ongoing tokens; and handed over by home to each other instance. With 4 instances that is
-    at most 14, with 8 at most 36.
+    They are: compute on each instance; prefill on each P for home, for the chosen D and for the D
+    with the fewest ongoing tokens; and hand over from home to each other instance. With 4 instances
+    that is at most 14, with 8 at most 36.
     """
     found = [action_of(choice), *(Action(c.instance.name) for c in scene.free)]
-    if CONNECTORS[scene.config.kv_connector].can_offload and scene.facts.offloadable:
+    if scene.transfers.can_offload and scene.facts.offloadable:
         least = min(scene.free, key=lambda c: c.load.ongoing_tokens)
         ds = {choice.decode.instance.name, least.instance.name, scene.home}
         for d in scene.free:
@@ -74,12 +73,15 @@ def forced(scene: PlacementView, action: Action) -> Choice:
     d = by_name[action.decode]
     p = by_name[action.prefill] if action.prefill is not None else None
     reason = Reason.POLICY_NEVER if p is None else Reason.POLICY_ALWAYS
-    return Choice(d, p, size_on(scene, d), reason, action.decode != scene.home)
+    return chosen(scene, d, p, reason, placed=action.decode != scene.home)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One instance as the decision saw it. `queue_s`: until reserved prefills are computed."""
+    """One instance at the time of a decision.
+
+    `queue_s`: seconds until its reserved prefills are computed; `room_s`: until KV is free.
+    """
 
     name: str
     hit_tokens: int
@@ -92,7 +94,7 @@ class View:
 
 
 def view(scene: PlacementView, c: Candidate) -> View:
-    """Note what a decision saw of an instance; `room_s` is the wait for free KV."""
+    """Return the view of a candidate."""
     return View(
         name=c.instance.name,
         hit_tokens=c.hit_tokens,

@@ -1,11 +1,11 @@
-"""A virtual fleet whose run can be branched, so that a decision's alternatives can be lived out.
+"""A virtual fleet whose run can be branched, to follow each alternative of a decision.
 
 A branch is a forked process. The run's state is spread over router, engines, heap and the rule
 under test, some of it keyed by object identity (reservations by their lease) or held in closures
-and iterators: a copy by pickle or deepcopy would differ, a fork is the same memory at the same
-addresses, costs some milliseconds and only what it changes. The child goes on from the middle of
-the decision to its end, writes what became of it into a pipe and exits; the parent waits, so that
-there is never more than one branch per run, and none outlives it. Needs a Unix.
+and iterators. A copy by pickle or deepcopy would differ; a fork has the same memory at the same
+addresses, takes some milliseconds, and copies only pages that change. The child continues from the
+middle of the decision to its end, writes the outcome into a pipe and exits. The parent waits for
+it, so that a run never has more than one branch, and none outlives the run. Needs a Unix.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from replayer.virtual.requests import (
 )
 
 SLO_WEIGHT_S = 10.0
-"""J = mean e2e + 10 s * (share of requests that miss the SLO), as the prototype study had it."""
+"""J = mean e2e + 10 s * (share of requests that miss the SLO), as in the prototype study."""
 START_SHIFT_S = 10.0
 THINK_SPREAD = 0.5
-"""A resampled future: session starts move by up to 10 s either way, think times by up to half."""
+"""In a resampled future session starts move by up to 10 s, think times by up to half."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How branches are judged: the SLO, how far they look, how many futures, which seed."""
+    """How branches are judged: SLO, length in virtual seconds, number of futures, seed."""
 
     slo: Slo
     horizon_s: float = math.inf
@@ -53,15 +53,15 @@ class Terms:
 
 
 PATIENCE_RATIO = 2.0
-"""A branch with a horizon ends at twice that: its last members get as long as its first."""
+"""A branch ends at this many horizons at most, so that its last members have one horizon too."""
 PACE_TOKENS = 32
-"""A pace so far counts against this many tokens at half the SLO's time: the first few tokens of a
-stream, beside somebody's prefill, say little of thousands to come."""
+"""A stream's pace is averaged with this many tokens at half the SLO's time per token, because its
+first few tokens, perhaps beside another request's prefill, say little about thousands to come."""
 
 
 @dataclass(frozen=True, slots=True)
 class BranchOutcome:
-    """What became of a branch: its cost over its members (None: all requests), its own request."""
+    """A branch's outcome: cost of its members (None: all requests), TTFT of the decided one."""
 
     cost_s: float
     requests: int
@@ -70,7 +70,7 @@ class BranchOutcome:
 
 
 class Postponed(Exception):  # noqa: N818 - an answer to the fleet, not an error
-    """Raised by a decision that is to be asked again in `by_s` seconds."""
+    """Raised by a decision to make the fleet ask again in `by_s` seconds."""
 
     def __init__(self, by_s: float) -> None:
         super().__init__()
@@ -78,9 +78,9 @@ class Postponed(Exception):  # noqa: N818 - an answer to the fleet, not an error
 
 
 def cost_s(row: VirtualRow, slo: Slo, timeout_s: float) -> float:
-    """One request's part of J: its e2e, and 10 s when it misses the SLO.
+    """Return one request's part of J: its e2e, plus 10 s if it misses the SLO.
 
-    One that failed counts as if it had been sent again, and served at the SLO, after the timeout.
+    A failed one counts as if it had been sent again after the timeout, and served at the SLO.
     """
     e2e_s = row.e2e_s
     if e2e_s is None or row.outcome != "ok":
@@ -89,9 +89,9 @@ def cost_s(row: VirtualRow, slo: Slo, timeout_s: float) -> float:
 
 
 def carried_on(row: VirtualRow, written: int, slo: Slo, now_s: float) -> VirtualRow:
-    """A request that goes on when its branch ends: its `written` tokens set the pace of the rest.
+    """Estimate the end of a request that is unfinished when its branch ends.
 
-    Before its first token it is taken to be served at the SLO from then on.
+    The pace of its `written` tokens is that of the rest; one without a token is served at the SLO.
     """
     elapsed_s = now_s - row.arrival_s
     if row.ttft_s is None:
@@ -105,13 +105,13 @@ def carried_on(row: VirtualRow, written: int, slo: Slo, now_s: float) -> Virtual
 
 
 def objective_s(rows: Iterable[VirtualRow], slo: Slo, timeout_s: float) -> float:
-    """J of a whole run."""
+    """Return J of a whole run, seconds."""
     costs = [cost_s(row, slo, timeout_s) for row in rows]
     return sum(costs) / max(1, len(costs))
 
 
 class BranchingFleet(VirtualFleet):
-    """One run. `asked` is the request that a decision is being made for."""
+    """One run. `asked` is the request that is being decided."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class BranchingFleet(VirtualFleet):
                 self._answer(self._pipe)
             return run
         finally:
-            # Whatever stops a child must not run its parent's code a second time.
+            # A child that fails must not return into the code of its parent.
             if self.is_branch:
                 os._exit(1)
 
@@ -152,13 +152,13 @@ class BranchingFleet(VirtualFleet):
     ) -> BranchOutcome | None:
         """Fork. The parent gets the outcome; the child gets None and goes on with its own choice.
 
-        `draw` resamples the child's future. `members` are the requests that count: without them,
-        and with a horizon, those in flight now and those that come within the horizon. What goes
-        on at twice the horizon is judged by its pace so far.
+        `draw` resamples the child's future. `members` are the requests that count. None with a
+        horizon: those in flight now and those that arrive within the horizon. Requests that are
+        unfinished after PATIENCE_RATIO horizons are judged by their pace so far.
         """
         reader, writer = os.pipe()
         with warnings.catch_warnings():
-            # Python 3.12 warns where a library has started threads; the child calls none of them.
+            # Python 3.12 warns if a library has started threads; the child uses none of them.
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
@@ -213,7 +213,7 @@ class BranchingFleet(VirtualFleet):
             self.options = replace(self.options, until_s=now_s)
 
     def _redraw(self, now_s: float, draw: random.Random) -> None:
-        """Who comes and what they ask stays; when they come, after now, is drawn again."""
+        """Redraw the start times of all future requests; the requests themselves stay the same."""
         factors = [1.0 + THINK_SPREAD * (2.0 * draw.random() - 1.0) for _ in self._planned]
         shifts_s = [START_SHIFT_S * (2.0 * draw.random() - 1.0) for _ in self._planned]
         planned = [
@@ -242,12 +242,12 @@ class BranchingFleet(VirtualFleet):
         self._planned = self._waits.planned = planned
 
     def _answer(self, pipe: int) -> NoReturn:
-        """The child's end."""
+        """Write the branch's outcome into the pipe, and exit."""
         members = None if self._members is None else sorted(self._members)
         rows = self._judged(range(len(self._rows)) if members is None else members)
         slo, timeout_s = self.terms.slo, self.options.timeout_s
         total_s = math.fsum(cost_s(row, slo, timeout_s) for row in rows.values())
-        # A member that has not come yet is late for what others suffered, which is counted there.
+        # A member that has not arrived yet is delayed by others, whose cost has that delay already.
         turns = [self._planned[index].turn for index in members or () if index not in rows]
         total_s += sum(slo.ttft_limit_s(t.new_tokens) + slo.tpot_s * t.output_tokens for t in turns)
         own = rows[self._own]
@@ -257,7 +257,7 @@ class BranchingFleet(VirtualFleet):
         os._exit(0)
 
     def _judged(self, indexes: Iterable[int]) -> dict[int, VirtualRow]:
-        """The rows that count; those of requests that go on are estimates."""
+        """Return the rows that count; those of unfinished requests are estimates."""
         until_s, slo = self.options.until_s, self.terms.slo
         rows = {index: row for index in indexes if (row := self._rows[index]) is not None}
         for engine in self.engines if math.isfinite(until_s) else ():
@@ -274,7 +274,7 @@ def _read(reader: int, child: int) -> BranchOutcome:
         with os.fdopen(reader, "rb") as answer:
             data = answer.read()
     finally:
-        # One that has answered is ending anyway; one that nobody listens to has to.
+        # A child that has answered is exiting anyway; any other must not outlive this call.
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     if not data:

@@ -9,30 +9,35 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
-from analysis.league.cli import TABLE_WIDTH, names, scale
-from analysis.league.scale import REGIMES
+from analysis.league.scale import REGIMES, given_scale
+from analysis.league.summary import TABLE_WIDTH
 from analysis.regret.regret import ORACLES, RegretOptions, compute_regret, document
 from analysis.regret.tables import print_regret
 from analysis.rivals.registry import BASELINE
-from replayer.arguments import positive, write_json
+from replayer.arguments import names, positive, write_json
 
 
 def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Declare the subcommand."""
     parser = commands.add_parser(
         "regret",
-        help="how far policies are from an oracle that tries every action",
+        help="compare policies with an oracle that tries every action",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("trace", type=Path, help="trace file, as for replay")
-    add("--oracle", choices=ORACLES, default="rollout", help="how the oracle knows")
+    add("--oracle", choices=ORACLES, default="rollout", help="kind of the oracle")
     add("--instances", type=int, default=4, help="engines")
-    add("--load", type=positive, default=0.8, help="part of the saturation rate")
-    add("--policies", type=names, default=f"cost,{BASELINE}", help="as of the league, by commas")
+    add("--load", type=positive, default=0.8, help="load, as a part of the saturation rate")
+    add(
+        "--policies",
+        type=names,
+        default=f"cost,{BASELINE}",
+        help="names of the league's policies, by commas",
+    )
     add("--seeds", type=int, default=3, help="runs per policy")
-    add("--first-seed", type=int, default=0, help="of the seeds, which follow one another")
-    add("--decisions", type=int, default=30, help="HEAVY decisions looked at per seed")
+    add("--first-seed", type=int, default=0, help="lowest of the seeds, which are consecutive")
+    add("--decisions", type=int, default=30, help="HEAVY decisions examined per seed")
     add(
         "--futures",
         type=int,
@@ -41,16 +46,21 @@ def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     add("--horizon", type=_horizon, default=60.0, help="how far a future goes: end, or seconds")
     add("--regime", type=names, default=",".join(REGIMES), help="the working set fits or exceeds")
-    add("--scale", type=scale, help="RATE:KV instead of --regime, as of the league")
+    add("--scale", type=given_scale, help="RATE:KV instead of --regime, as of the league")
     add("--load-horizon", type=positive, default=900.0, help="virtual seconds of load")
     add("--think-cap", type=positive, default=60.0, help="longest pause between turns, seconds")
-    add("--timeout", type=positive, default=60.0, help="a later first token is a failure, seconds")
+    add(
+        "--timeout",
+        type=positive,
+        default=60.0,
+        help="seconds to the first token after which a request fails",
+    )
     add("--jobs", type=int, default=os.cpu_count() or 1, help="worker processes")
     add("--json", type=Path, help="file for summary, runs and decisions")
 
 
 def run_regret_command(options: argparse.Namespace, console: Console) -> int:
-    """Compute as asked, print and write."""
+    """Compute the regret, print and write the results."""
     wanted = RegretOptions(
         trace=options.trace,
         instances=options.instances,
@@ -72,7 +82,7 @@ def run_regret_command(options: argparse.Namespace, console: Console) -> int:
     with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
         line = bar.add_task("regret", total=None)
         regret = compute_regret(wanted, lambda n, of: bar.update(line, completed=n, total=of))
-    print_regret(regret, wanted, Console(width=max(console.width, TABLE_WIDTH)))
+    print_regret(regret, wanted.policies, Console(width=max(console.width, TABLE_WIDTH)))
     if options.json is not None:
         write_json(options.json, document(regret, wanted))
         console.print(f"written: {options.json}", soft_wrap=True, markup=False)

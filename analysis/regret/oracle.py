@@ -1,16 +1,16 @@
 """The oracle: at each HEAVY decision it tries every action and runs each future to its end.
 
-A Probe is the policy under test with a look at what would have come of every other action. What it
-does then is its mode: follow the policy (watch), do what turned out best (rollout: one step of
-policy improvement), or gain by nothing but luck (placebo).
+A Probe wraps the policy under test and branches the run for every action. Its mode says what it
+does then: follow the policy (watch), take the action that turned out best (rollout: one step of
+policy improvement), or only postpone the policy's action (placebo).
 
-The placebo is the noise floor. A fleet is chaotic: moving one request by a few milliseconds moves
-thousands of later ones, and whoever picks the best of a dozen runs finds a better one in any case.
-It keeps to the policy's action but may postpone it by multiples of 4 ms, with as many tries as the
-oracle had actions; what it gains is what choosing among a dozen runs gains. An oracle without
-hindsight gets futures drawn anew (`futures` > 1), the same ones for every action.
+The placebo is the noise floor. A fleet is chaotic: a request moved by a few milliseconds moves
+thousands of later ones, so the best of a dozen runs is better in any case. The placebo keeps the
+policy's action but may postpone it by multiples of 4 ms, with as many tries as the oracle had
+actions; its gain is the gain of choosing among a dozen runs. For an oracle without hindsight
+futures are resampled (`futures` > 1), the same ones for every action.
 
-A rival with a book of its own (smetric) keeps booking its own choice while another is forced.
+A rival with accounts of its own (smetric) charges its own choice even when another is forced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PLACEBO_STEP_S = 0.004
 
 
 class Mode(Enum):
-    """Who acts, once the oracle has looked."""
+    """What a Probe does once every action was tried."""
 
     WATCH = "watch"
     ROLLOUT = "rollout"
@@ -47,22 +47,22 @@ class Tried:
 
     @property
     def cost_s(self) -> float:
-        """Mean over futures of the summed cost of all requests that count, seconds."""
+        """Summed cost of all requests that count, mean over futures, seconds."""
         return fmean(one.cost_s for one in self.outcomes)
 
     @property
     def objective_s(self) -> float:
-        """The same per request: J."""
+        """Cost per request, mean over futures: J, seconds."""
         return fmean(one.cost_s / one.requests for one in self.outcomes)
 
     @property
     def own_ttft_s(self) -> float | None:
-        """The request's own, mean over futures; None when it never got a token in one of them."""
+        """TTFT of the decided request, mean over futures; None if it failed in any of them."""
         found = [one.own_ttft_s for one in self.outcomes if one.own_ttft_s is not None]
         return fmean(found) if len(found) == len(self.outcomes) else None
 
     def as_dict(self, home: str | None) -> dict[str, Any]:
-        """For JSON."""
+        """Return the JSON form; times in seconds."""
         return {
             **asdict(self.action),
             "kind": self.action.kind(home),
@@ -75,7 +75,7 @@ class Tried:
 
 @dataclass(slots=True)
 class JudgedDecision:
-    """One HEAVY decision and what came of every action; `tried[0]` is the policy's own."""
+    """One HEAVY decision with the outcomes of every action; `tried[0]` is the policy's own."""
 
     number: int
     at_s: float
@@ -95,41 +95,42 @@ class JudgedDecision:
 
     @property
     def best(self) -> Tried:
-        """The action of the least cost; the policy's own when none is better."""
+        """The action with the least cost; the policy's own if none is better."""
         return min(self.tried, key=lambda one: one.cost_s)
 
     @property
     def gap_s(self) -> float:
-        """What the best action would have saved over all requests, seconds; never negative."""
+        """Saving of the best action over all requests, seconds; never negative."""
         return self.chosen.cost_s - self.best.cost_s
 
     @property
     def gap_ratio(self) -> float:
-        """The same relative to the best action's cost."""
+        """`gap_s` relative to the best action's cost."""
         return self.gap_s / self.best.cost_s
 
     @property
     def own_gap_s(self) -> float:
-        """The part of it that the request's own TTFT makes; any sign, 0 when unknown."""
+        """The part of `gap_s` due to the request's own TTFT; any sign, 0 if unknown."""
         chosen_s, best_s = self.chosen.own_ttft_s, self.best.own_ttft_s
         return 0.0 if chosen_s is None or best_s is None else chosen_s - best_s
 
     @property
     def floor_ratio(self) -> float:
-        """The gap that luck alone makes; 0 where no placebo was tried."""
+        """Relative gap to the best postponement; 0 without a placebo."""
         luckiest_s = min([one.cost_s for one in self.placebo], default=self.chosen.cost_s)
         return max(0.0, self.chosen.cost_s / luckiest_s - 1.0)
 
     @property
     def held_out_ratio(self) -> float | None:
-        """The gap to the action that looks best in all futures but one, in that one; any sign.
+        """Relative gap in one future to the action that is best in all others, mean over futures.
 
-        Choosing and judging on different futures, it has no noise to fit. None with one future.
+        Chosen and judged on different futures, the action cannot fit noise, so the gap may have any
+        sign. None with one future.
         """
         return held_out_ratio([[o.cost_s for o in one.outcomes] for one in self.tried])
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; times in seconds."""
+        """Return the JSON form; times in seconds."""
         return {
             "number": self.number,
             "at_s": self.at_s,
@@ -151,7 +152,7 @@ class JudgedDecision:
 
 
 def held_out_ratio(costs_s: Sequence[Sequence[float]]) -> float | None:
-    """Of costs per action (the policy's first) and future, see `Decision.held_out_ratio`."""
+    """`JudgedDecision.held_out_ratio` of costs by action (the policy's first) and future."""
     futures = len(costs_s[0])
     if futures < 2:
         return None
@@ -163,8 +164,16 @@ def held_out_ratio(costs_s: Sequence[Sequence[float]]) -> float | None:
     return fmean(gaps)
 
 
+@dataclass(frozen=True, slots=True)
+class RegretRun:
+    """What came out: one row of figures, and the decisions that were looked at."""
+
+    row: dict[str, Any]
+    decisions: list[JudgedDecision]
+
+
 class Probe:
-    """A Decide around the policy's. `wanted` numbers the decisions to look at, None for all."""
+    """A Decide that wraps the policy's. `wanted`: numbers of the decisions to try; None: all."""
 
     def __init__(self, policy: Decide, mode: Mode, wanted: frozenset[int] | None = None) -> None:
         self.decisions: list[JudgedDecision] = []
@@ -177,11 +186,11 @@ class Probe:
         self._postponed: LiveRequest | None = None
 
     def attach(self, fleet: BranchingFleet) -> None:
-        """Say whose decisions these are."""
+        """Set the fleet whose router calls this; without one the policy decides alone."""
         self._fleet = fleet
 
     def __call__(self, scene: PlacementView) -> Choice:
-        """Decide."""
+        """Decide as the policy does; at a wanted HEAVY decision, as the mode says."""
         fleet = self._fleet
         choice = self._policy(scene)
         if fleet is None or fleet.is_branch or not is_heavy(scene, choice):
@@ -231,7 +240,7 @@ class Probe:
     def _play(
         self, fleet: BranchingFleet, scene: PlacementView, decision: JudgedDecision, tried: Tried
     ) -> bool:
-        """Play every future once; False in the child, which is to act on it."""
+        """Branch once per future; False in the child, which then takes the action."""
         futures, seed = fleet.terms.futures, fleet.terms.seed
         for future in range(futures):
             draw = None

@@ -1,9 +1,9 @@
-"""What one worker computes for the regret: one policy on one seed, followed or improved upon.
+"""One worker's task for the regret: a run of one policy on one seed, with or without the oracle.
 
-- policy: the run as it is, with J and the league's figures;
-- watch: the same run; at a sample of its HEAVY decisions every other action is tried too;
-- rollout: the oracle-controlled run, which does at each HEAVY decision what turned out best;
-- placebo: the same effort spent on postponing by milliseconds, the noise floor of the rollout.
+- watch: the policy's own run; at a sample of its HEAVY decisions every other action is tried too;
+- rollout: the oracle-controlled run, which at each HEAVY decision takes the action that turned out
+  best;
+- placebo: as many tries that only postpone by milliseconds, the noise floor of the rollout.
 
 J = mean e2e + 10 s * (share of requests that miss the SLO), over all requests of the run.
 """
@@ -14,14 +14,14 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from analysis.league.simulate import EngineFleet, figures, make_rule, setting
+from analysis.league.fleet import EngineFleet
+from analysis.league.simulate import figures, make_rule, setting
 from analysis.regret.branching import BranchingFleet, Terms, objective_s
-from analysis.regret.oracle import JudgedDecision, Mode, Probe
+from analysis.regret.oracle import Mode, Probe, RegretRun
 from analysis.rivals.registry import RIVALS
-from proxy.core.placement.rules import by_rules
-from proxy.core.routing.router import DECIDERS, Router
+from proxy.core.placement.policies import POLICIES
+from proxy.core.routing.router import Router
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualRun
@@ -31,10 +31,10 @@ MODES = ("watch", "rollout", "placebo")
 
 @dataclass(frozen=True, slots=True)
 class RegretTask:
-    """One thing to compute. `decisions`: at most so many are looked at in a watched run.
+    """One run to compute. `decisions`: most decisions to try other actions at, in a watched run.
 
-    `horizon_s` and `futures`: how far a branch looks, and how many resampled futures it has; 1 is
-    the real one.
+    `horizon_s`: length of a branch, virtual seconds; `futures`: how many resampled futures a branch
+    has; 1 is the real one.
     """
 
     policy: str
@@ -47,16 +47,8 @@ class RegretTask:
     futures: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RegretRun:
-    """What came out: one row of figures, and the decisions that were looked at."""
-
-    row: dict[str, Any]
-    decisions: list[JudgedDecision]
-
-
 def run_regret(source: Source, task: RegretTask) -> RegretRun:
-    """Simulate and measure."""
+    """Simulate a task and compute its figures."""
     planned = plan(source, task.rules)
     if task.mode == "watch":
         count, _run = run_probed(task, planned, source.block_tokens, Mode.WATCH, frozenset())
@@ -77,7 +69,7 @@ def run_regret(source: Source, task: RegretTask) -> RegretRun:
 
 
 def sample(count: int, limit: int, seed: int) -> frozenset[int]:
-    """The decisions to look at: all, or a draw that depends on the seed alone."""
+    """Return the numbers of the decisions to try: all, or a draw by the seed."""
     if count <= limit:
         return frozenset(range(count))
     return frozenset(random.Random(f"decisions {seed}").sample(range(count), limit))
@@ -90,11 +82,11 @@ def run_probed(
     mode: Mode,
     wanted: frozenset[int] | None,
 ) -> tuple[Probe, VirtualRun]:
-    """Run the load under the policy with an oracle at its side; `wanted` None is every decision."""
+    """Run the load under the policy in a Probe; `wanted` None means every decision."""
     rival = RIVALS[task.policy]
     rule = make_rule(rival, task.fleet)
     config, options = setting(rival, task.fleet, block_tokens)
-    policy = rule or DECIDERS.get(config.offload_policy, by_rules)
+    policy = rule or POLICIES[config.offload_policy]
     probe = Probe(policy, mode, wanted)
     terms = Terms(task.rules.slo, task.horizon_s, task.futures, task.rules.seed)
     observers = [] if rule is None else [rule]

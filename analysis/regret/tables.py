@@ -1,11 +1,12 @@
-"""The tables of `analyze regret`, and the worst decisions in words.
+"""The tables of `analyze regret`, and descriptions of the worst decisions.
 
-A decision in words says what was done, what would have been better, and why one could know.
+A description gives the action taken, the better one, and the state of their instances.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,15 +15,15 @@ from rich.table import Table
 
 from analysis.regret.actions import Action, View
 from analysis.regret.oracle import JudgedDecision
-from analysis.regret.regret import Regret, RegretOptions, summarise_regret, worst
+from analysis.regret.summary import Regret, summarise_regret, worst
 from analysis.rivals.registry import BASELINE
 
 IDLE_S = 0.05
-"""A shorter queue is none."""
+"""A shorter wait is described as no queue."""
 
 
 def explain(seed: int, decision: JudgedDecision) -> str:
-    """One line."""
+    """Describe a decision in one line."""
     d, best = decision, decision.best
     others_s = d.gap_s - d.own_gap_s
     return (
@@ -45,8 +46,8 @@ def _done(decision: JudgedDecision, action: Action) -> str:
         return f"{where[kind]} {_state(d)}"
     p = views[action.prefill]
     to = f"for home {d.name}" if d.name == decision.home else f"and handed to {d.name}"
-    who = f"home {_state(p)}" if p.name == decision.home else _state(p)
-    return f"{kind}, computed by {who}, {to} ({d.streams} streams)"
+    prefiller = f"home {_state(p)}" if p.name == decision.home else _state(p)
+    return f"{kind}, computed by {prefiller}, {to} ({d.streams} streams)"
 
 
 def _state(one: View) -> str:
@@ -75,10 +76,10 @@ EXPLAINED = (
 )
 
 
-def print_regret(regret: Regret, options: RegretOptions, console: Console) -> None:
+def print_regret(regret: Regret, policies: Sequence[str], console: Console) -> None:
     """Print everything."""
     console.print(EXPLAINED, soft_wrap=True, markup=False)
-    summary = summarise_regret(regret, options)
+    summary = summarise_regret(regret, policies)
     for scale in regret.scales:
         part = [one for one in summary if one["regime"] == scale.regime]
         console.print(
@@ -133,7 +134,7 @@ def _regrets(part: list[dict[str, Any]]) -> Table:
 
 
 def _gains(part: list[dict[str, Any]]) -> Table:
-    """TTFT as it is and under the oracle, against the baseline's where that has run."""
+    """Tabulate TTFT without and with the oracle, and its change against the baseline."""
     base = next((one["ttft_s"] for one in part if one["policy"] == BASELINE), None)
     made = _table(f"TTFT p50/p90 s, and change against {BASELINE}", "run", "TTFT", "change %")
     for one in part:

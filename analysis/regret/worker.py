@@ -1,7 +1,7 @@
-"""One function call in a process of its own that holds nothing but what the call needs.
+"""One function call in a process of its own, with only the modules that the call needs.
 
-Every branch of a run is a fork of the process that runs it, and a fork costs by the memory that is
-mapped: with pandas and plotly aboard six times as much CPU time as without. multiprocessing would
+Every branch of a run is a fork of the process that runs it, and the time of a fork grows with the
+mapped memory: with pandas and plotly loaded it takes six times as much CPU. multiprocessing would
 import the caller's main module, and with it both.
 """
 
@@ -16,13 +16,13 @@ import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The same as `function(...)`, computed elsewhere; all of it must be picklable."""
+    """Return `function(...)`, computed in a new process; all of it is pickled."""
     done = subprocess.run(
         [sys.executable, "-m", "analysis.regret.worker"],
         input=pickle.dumps((function, args, kwargs)),
@@ -33,25 +33,25 @@ def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return result
 
 
-def _end_with(parent: int) -> None:
-    """Look once a second whether anybody still wants the result; branches inherit no timer."""
+def _exit_with(parent: int) -> None:
+    """Exit within a second of the parent's end. Branches do not inherit the timer."""
 
-    def look(*_signal: object) -> None:
+    def check(*_signal: object) -> None:
         if os.getppid() != parent:
             os._exit(1)
 
-    signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+    signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, CHECK_S, CHECK_S)
 
 
 def main() -> None:
     """Read the call, write its result."""
-    _end_with(os.getppid())
+    _exit_with(os.getppid())
     function, args, kwargs = pickle.load(sys.stdin.buffer)
-    # A branch shares this process's memory until it writes: no collection is to touch all of it.
+    # A branch shares this process's memory until it writes: garbage collection must not touch it.
     gc.freeze()
     pickle.dump(function(*args, **kwargs), sys.stdout.buffer)
-    # The interpreter takes handlers away as it ends, and the next signal would kill it there.
+    # At exit the interpreter removes its handlers, and another SIGALRM would then kill it.
     signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 

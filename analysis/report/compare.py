@@ -40,7 +40,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two runs have in common; `different` lists the ids whose outputs differ."""
+    """The paired requests of two runs; `different` lists the ids whose outputs differ."""
 
     common: int
     only_a: int
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def identical(self) -> int:
-        """Return how many requests ok in both runs have the same output."""
+        """Count the requests that are ok in both runs with the same output."""
         return self.comparable - len(self.different)
 
 
@@ -104,12 +104,12 @@ def _interval(differences: np.ndarray) -> tuple[float, float]:
 
 
 def described(run: LoadedRun) -> str:
-    """Say which run it is: its folder, and what its summary tells of the policy and the clock."""
+    """Name a run: its folder, and policy and time scale if its summary has them."""
     policies = ", ".join(run.summary.get("offload_policies") or ())
     scale = time_scale(run.summary)
-    told = [f"offload policy {policies}"] if policies else []
-    told += [f"measured x {scale:g}"] if scale != 1 else []
-    return f"{run.name} ({'; '.join(told)})" if told else run.name
+    details = [f"offload policy {policies}"] if policies else []
+    details += [f"measured x {scale:g}"] if scale != 1 else []
+    return f"{run.name} ({'; '.join(details)})" if details else run.name
 
 
 def print_comparison(result: Comparison, a: LoadedRun, b: LoadedRun, console: Console) -> None:

@@ -1,6 +1,6 @@
-"""The drawings of a run: distributions by route class, and the run over time.
+"""The plots of a run: distributions by route class, and the run over time.
 
-Latencies are in milliseconds, the course of the run in seconds; both in the target's time.
+Latencies are in milliseconds, times since the start in seconds; both in the target's time.
 """
 
 import math
@@ -23,8 +23,8 @@ COLOURS = {
     NOT_OK: "#111111",
 }
 OTHER_COLOUR = "#3a7ca5"
-STEPS = (1, 2, 5)  # labelled places of a decade
-LOG_FROM_RATIO = 5  # of the largest to the smallest value
+STEPS = (1, 2, 5)  # labelled ticks per decade
+LOG_FROM_RATIO = 5  # largest to smallest value from which on an axis is logarithmic
 LAYOUT = {
     "template": "plotly_white",
     "font": {"family": "system-ui,sans-serif", "size": 13, "color": "#222"},
@@ -35,7 +35,7 @@ LAYOUT = {
 
 
 def figures(requests: pd.DataFrame) -> Iterator[go.Figure]:
-    """Draw everything that the page shows, in its order."""
+    """Draw all plots of the page, in its order."""
     ok = requests[requests["outcome"] == "ok"]
     for tag in ("ttft_s", "tpot_s", "e2e_s"):
         yield cdf(ok, tag)
@@ -44,7 +44,7 @@ def figures(requests: pd.DataFrame) -> Iterator[go.Figure]:
 
 
 def by_class(requests: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield all requests, then those of each route class, in the order of the colours."""
+    """Yield all requests, then those of each route class, in the order of COLOURS."""
     yield ALL, requests
     classes = dict(iter(requests.groupby("route_class")))
     for name in sorted(classes, key=_rank):
@@ -73,7 +73,7 @@ def cdf(ok: pd.DataFrame, tag: str) -> go.Figure:
 
 
 def timeline(requests: pd.DataFrame) -> go.Figure:
-    """Draw each request's TTFT at the time it was sent; what failed stands at its end."""
+    """Draw each request's TTFT over the time it was sent; a failed one with its duration."""
     figure = go.Figure()
     waits = requests["ttft_s"].fillna(requests["e2e_s"]) * 1e3
     classes = requests["route_class"].fillna(NO_CLASS).where(requests["outcome"] == "ok", NOT_OK)
@@ -120,7 +120,7 @@ def in_flight(requests: pd.DataFrame) -> go.Figure:
 
 
 def axis(values: pd.Series) -> dict[str, object]:
-    """Make an axis on which every tick has its number: of logarithms where values differ much."""
+    """Return the axis' layout: logarithmic with numbered ticks for a wide range of values."""
     seen = values[values > 0].dropna()
     if not len(seen) or seen.max() < LOG_FROM_RATIO * seen.min():
         return {}

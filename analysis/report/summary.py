@@ -1,8 +1,8 @@
-"""The summary of a run: what `summary.json` says, computed from rows and the run's own facts.
+"""The summary of a run, `summary.json`: computed from its rows and facts.
 
 Latencies are those of requests that ended ok; `ttft_s_failures_as_inf` counts every other request,
 skipped ones included, as an infinite wait, so that a run cannot look better by failing its slowest.
-Times are the target's own (`time_scale`), except those of the client: schedule lag and `client`.
+Times are the target's (`time_scale`), except schedule lag and `client`, which are real.
 """
 
 import math
@@ -12,9 +12,9 @@ from typing import Any
 
 from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
 
-LAG_LIMIT_S = 0.5  # above this p99 the load was not the load of the trace (AIPerf's limit as well)
+LAG_LIMIT_S = 0.5  # above this p99 the load was not the trace's (the limit of AIPerf, too)
 LENGTH_TOLERANCE = 0.1
-ERROR_KINDS = 10  # distinct errors that a summary holds; the rest is a number
+ERROR_KINDS = 10  # distinct errors listed in a summary; others are only counted
 ERROR_CHARS = 160
 
 
@@ -57,7 +57,7 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def errors(rows: Iterable[Row]) -> dict[str, Any]:
-    """Count the distinct things said about requests that did not end ok, most frequent first."""
+    """Count the distinct errors of requests that did not end ok, most frequent first."""
     kinds = Counter(
         (str(row["outcome"]), row.get("status"), _one_line(row["error"]))
         for row in rows
@@ -85,7 +85,7 @@ def ttft_failures_as_inf(rows: Iterable[Row]) -> list[float]:
 
 
 def by_route_class(ok: Sequence[Row]) -> dict[str, Any]:
-    """Summarise latencies by the proxy's class; empty when no proxy named one."""
+    """Summarise latencies by the proxy's route class; empty if no row has one."""
     classes: dict[str, list[Row]] = {}
     for row in ok:
         if row.get("route_class"):
@@ -102,7 +102,7 @@ def by_route_class(ok: Sequence[Row]) -> dict[str, Any]:
 
 
 def degraded(facts: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
-    """List what makes the numbers of a run weaker than they look."""
+    """List the reasons to trust a run's figures less."""
     ok = [row for row in rows if is_ok(row)]
     found = []
     lag_p99 = spread(samples_of("schedule_lag_s", rows))["p99"]
@@ -155,10 +155,10 @@ def _goodput(sent: Sequence[Row], slo_s: Mapping[str, float], duration_s: float)
 
 
 def _cache(sent: Sequence[Row], ok: Sequence[Row]) -> dict[str, Any]:
-    """State the prefix hit as it could be, as the proxy expected it and as engines counted it.
+    """Return the prefix hit ratios: ideal, predicted by the proxy, and counted by the engines.
 
-    External hits are the cached tokens beyond the local hit the proxy expected, on requests whose
-    prefill ran elsewhere: what the transfer brought. Local hits are the rest: an engine's own.
+    External hits are tokens that a KV transfer brought: on requests with another prefill instance,
+    the cached tokens beyond the local hit that the proxy predicted. Other cached tokens are local.
     """
     told = [row for row in ok if row.get("cached_tokens") is not None]
     routed = [row for row in ok if row.get("hit_tokens") is not None]
@@ -175,7 +175,7 @@ def _cache(sent: Sequence[Row], ok: Sequence[Row]) -> dict[str, Any]:
 
 
 def _tokens_per_event(ok: Sequence[Row]) -> float | None:
-    """Return how many tokens an event with content carried: what sets ITL and TPOT apart."""
+    """Return the mean tokens per event with content, which is why ITL and TPOT differ."""
     told = [row for row in ok if row.get("chunks") and row.get("completion_tokens")]
     return _rate(_total(told, "completion_tokens"), _total(told, "chunks"))
 

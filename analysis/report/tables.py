@@ -1,4 +1,4 @@
-"""A run on the terminal and as a page."""
+"""The tables and sentences of a run's report, for the terminal and the page."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ WHOLE_FROM_MS = 1000
 
 
 def print_report(summary: Mapping[str, Any], console: Console) -> None:
-    """Print the tables and the facts around them."""
+    """Print a run's tables, facts and warnings."""
     print_table(console, f"Latency of ok requests, {unit(summary)}", latency_table(summary))
     if summary.get("by_route_class"):
         print_table(console, f"By route class, {unit(summary)}", class_table(summary))
@@ -51,7 +51,7 @@ def latency_table(summary: Mapping[str, Any]) -> Table:
 
 
 def latency_cells(summary: Mapping[str, Any], tag: str) -> list[str]:
-    """Write one quantity: its title, the number of samples, milliseconds."""
+    """Format one row: the metric's title, the number of samples, milliseconds."""
     title = TITLE_AS_INF if tag == FAILURES_AS_INF else METRICS[tag].title
     if tag == LAG and time_scale(summary) != 1:
         title = f"{title}, real"
@@ -61,7 +61,7 @@ def latency_cells(summary: Mapping[str, Any], tag: str) -> list[str]:
 
 
 def class_table(summary: Mapping[str, Any]) -> Table:
-    """Make the table by route class, in milliseconds; a class is never cut to fit."""
+    """Make the table by route class, in milliseconds; names of classes are never truncated."""
     shown = Table()
     widest = max(map(len, summary["by_route_class"]))
     shown.add_column("", no_wrap=True, min_width=widest)
@@ -73,14 +73,14 @@ def class_table(summary: Mapping[str, Any]) -> Table:
 
 
 def class_columns() -> Iterator[str]:
-    """Name the columns behind a class's own."""
+    """Name the columns behind the one with the class."""
     yield "n"
     for title, _tag, names in CLASS_COLUMNS:
         yield from (f"{title} {name}" for name in names)
 
 
 def class_cells(summary: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Write each route class: its name, its requests, milliseconds; the known ones by weight."""
+    """Format each route class: name, number of requests, milliseconds; lightest class first."""
     classes = summary.get("by_route_class") or {}
     known = [name for name in CLASSES if name in classes]
     for name in (*known, *(name for name in classes if name not in CLASSES)):
@@ -90,7 +90,7 @@ def class_cells(summary: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def milliseconds(value: float | str | None) -> str:
-    """Write seconds as milliseconds; "inf" stays, unknown is a dash."""
+    """Format seconds as milliseconds; "inf" stays, None is a dash."""
     if value is None:
         return "-"
     if isinstance(value, str):
@@ -106,13 +106,13 @@ def time_scale(summary: Mapping[str, Any]) -> float:
 
 
 def unit(summary: Mapping[str, Any]) -> str:
-    """Name the unit of the tables, and whose time it is where that is not the client's."""
+    """Name the unit of the tables; with a time scale, say that it is the target's time."""
     scale = time_scale(summary)
     return "ms" if scale == 1 else f"ms of the target's time (measured x {scale:g})"
 
 
 def setting(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Say what was run, by name; what is not known is left out."""
+    """Return the run's settings by name; unknown ones are left out."""
     concurrency = summary.get("concurrency")
     slots = f", {concurrency} at a time" if concurrency else ""
     scale = time_scale(summary)
@@ -128,13 +128,13 @@ def setting(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def facts(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Say in a line each what a run was and what else it shows."""
+    """Yield one line per fact: the settings, then the findings."""
     yield "run: " + ", ".join(f"{name} {value}" for name, value in setting(summary).items())
     yield from findings(summary)
 
 
 def findings(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Say in a line each what the tables do not show."""
+    """Yield one line per fact that the tables do not show."""
     yield from _requests(summary)
     yield _throughput(summary)
     if per_event := summary.get("tokens_per_event"):
@@ -182,7 +182,7 @@ def _throughput(summary: Mapping[str, Any]) -> str:
 
 
 def _cache(cache: Mapping[str, Any]) -> str:
-    """Put the hits beside the ideal, which is of local caches: what peers sent is apart."""
+    """Compare the hit ratios; the ideal is of a local cache, so KV sent by peers is separate."""
     ideal, local = cache["ideal_hit_ratio"], cache.get("local_hit_ratio")
     line = (
         f"prefix cache hit: ideal {_percent(ideal)}, predicted "

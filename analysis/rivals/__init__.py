@@ -1,1 +1,1 @@
-"""Rules of other routers, as policies of the league."""
+"""Other routers' rules, as policies of the league."""

@@ -2,7 +2,7 @@
 
 In each project the decode instance is chosen first, then the decider says whether its prefill is
 remote; P is then the best of the others by the project's prefill profile. Every rule falls back to
-local where no peer can prefill or the request cannot be split.
+local if no peer can prefill or the request cannot be split.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.rivals.placement import Place, least_requests, requests
-from proxy.core.placement.scene import Choice, PlacementView, peers, size_on
+from proxy.core.placement.scene import Choice, PlacementView, chosen, peers
 from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Reason, RequestFacts
 
@@ -28,27 +28,27 @@ NON_CACHED_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A rule made of a placement and, perhaps, a decider."""
+    """A rule made of a placement, and of a decider if it can offload."""
 
     place: Place
     remote: Decider | None = None
 
     def __call__(self, scene: PlacementView) -> Choice:
-        """Choose D, then whether a P prefills."""
+        """Choose D, then decide whether a P prefills."""
         d = self.place(scene)
         p = prefill_peer(scene, d) if self.remote is not None else None
         if self.remote is None or p is None or not self.remote(scene, d, p):
             return local(scene, d)
-        return Choice(d, p, size_on(scene, d), Reason.NON_CACHED_TOKENS, placed=True)
+        return chosen(scene, d, p, Reason.NON_CACHED_TOKENS, placed=True)
 
 
 def local(scene: PlacementView, d: Candidate) -> Choice:
     """Compute on D."""
-    return Choice(d, None, size_on(scene, d), Reason.BELOW_THRESHOLD, placed=True)
+    return chosen(scene, d, None, Reason.BELOW_THRESHOLD, placed=True)
 
 
 def prefill_peer(scene: PlacementView, d: Candidate) -> Candidate | None:
-    """The other instance with the least prefill to do, this request's included."""
+    """Return the other instance with the least prefill, this request's included."""
     if not scene.facts.offloadable:
         return None
     return min(
@@ -59,7 +59,7 @@ def prefill_peer(scene: PlacementView, d: Candidate) -> Candidate | None:
 
 
 def dynamo_isl_or_load(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
-    """Dynamo conditional disaggregation: local when little is new on D, or when P is busy."""
+    """Dynamo conditional disaggregation: local if few tokens are new on D, or if P is busy."""
     new, prompt = d.new_tokens, scene.facts.prompt_tokens
     short = new < ISL_TOKENS and new / prompt < ISL_RATIO
     busy = p.load.prefill_tokens > QUEUE_THRESHOLD * scene.config.max_num_batched_tokens
@@ -67,19 +67,19 @@ def dynamo_isl_or_load(scene: PlacementView, d: Candidate, p: Candidate) -> bool
 
 
 def dynamo_2025(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
-    """Dynamo's first disaggregated router: remote when much is new and the prefill queue short."""
+    """Dynamo's first router: remote if many tokens are new and the prefill queue is short."""
     del scene
     return d.new_tokens > MAX_LOCAL_PREFILL_TOKENS and p.load.prefill_requests < MAX_PREFILL_QUEUE
 
 
 def llm_d_decider(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
-    """llm-d prefix-based-pd-decider: remote from so many tokens on that D lacks."""
+    """llm-d prefix-based-pd-decider: remote from NON_CACHED_TOKENS new tokens on."""
     del scene, p
     return d.new_tokens >= NON_CACHED_TOKENS
 
 
 def always_remote(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
-    """llm-d always-disagg-pd-decider."""
+    """llm-d always-disagg-pd-decider: remote."""
     del scene, d, p
     return True
 
@@ -99,7 +99,7 @@ class AibrixCombined:
         self._ended: dict[str, deque[float]] = {}
 
     def __call__(self, scene: PlacementView) -> Choice:
-        """Choose."""
+        """Choose D and perhaps a P by drain scores."""
         scores = {c.instance.name: self._drain(c, scene.now_s) for c in scene.free}
         free = [c for c in scene.free if scores[c.instance.name] < self.FREE_SCORE]
         if free and max(scores.values()) > self.BUSY_SCORE:
@@ -115,12 +115,12 @@ class AibrixCombined:
             return 0.1 * missed + requests(c.load) / most, c.last_placed
 
         p = min(able, key=score)
-        return Choice(d, p, size_on(scene, d), Reason.POLICY_ALWAYS, placed=True)
+        return chosen(scene, d, p, Reason.POLICY_ALWAYS, placed=True)
 
     def on_finish(
         self, route: Route, facts: RequestFacts, tokens: int, decode_s: float, now_s: float
     ) -> None:
-        """Count what D drains."""
+        """Count a request that D has finished."""
         del facts, tokens, decode_s
         self._ended.setdefault(route.decode.name, deque()).append(now_s)
 

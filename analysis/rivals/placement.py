@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from proxy.core.placement.scene import Choice, PlacementView, size_on
+from proxy.core.placement.scene import Choice, PlacementView, chosen
 from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Load, Reason, RequestFacts
 
@@ -29,7 +29,7 @@ BLOCK_TOKENS = 16
 
 
 def requests(load: Load) -> int:
-    """Requests in flight, in whatever phase."""
+    """Count the requests in flight, in any phase."""
     return load.prefill_requests + load.inbound_requests + load.decode_requests
 
 
@@ -38,18 +38,18 @@ def _least(c: Candidate) -> tuple[float, int]:
 
 
 def least_requests(scene: PlacementView) -> Candidate:
-    """The fewest requests in flight."""
+    """Choose the instance with the fewest requests in flight."""
     return min(scene.free, key=_least)
 
 
 def sticky(scene: PlacementView) -> Candidate:
-    """The session's home; a new session goes to the fewest requests in flight."""
+    """Choose the session's home; for a new session, the fewest requests in flight."""
     home = next((c for c in scene.free if c.instance.name == scene.home), None)
     return home or least_requests(scene)
 
 
 class RoundRobin:
-    """Every request to the next instance."""
+    """Each request goes to the next instance in turn."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -193,17 +193,17 @@ class Smetric:
         expected = self._seen_tokens.get(facts.session_id or "", 0)
         stays = expected and previous.hit_tokens > self.HIT_RATIO * expected
         if stays and (meets[previous.instance.name] or not any(meets.values())):
-            chosen = previous
+            best = previous
         else:
-            chosen = min(
+            best = min(
                 scene.free,
                 key=lambda c: (queues[c.instance.name] * requests(c.load), c.last_placed),
             )
-        name = chosen.instance.name
+        name = best.instance.name
         self._workers[name].pending[id(facts)] = works[name]
         if facts.session_id is not None:
             self._seen_tokens[facts.session_id] = facts.prompt_tokens
-        return Choice(chosen, None, size_on(scene, chosen), Reason.POLICY_NEVER, placed=True)
+        return chosen(scene, best, None, Reason.POLICY_NEVER, placed=True)
 
     def on_first_token(
         self, route: Route, facts: RequestFacts, ttft_s: float, cached: int, now_s: float

@@ -1,11 +1,11 @@
 """The league's policies: published routing rules of other projects, and ours.
 
-Each is a pure function over a PlacementView, with the defaults its project publishes. What a rival
-learns of prefixes and load here is this proxy's own view, its decision is its own. Rules made for
-separate prefill and decode pools are transplanted to a fleet in which every instance does both:
+Each is a pure function over a PlacementView, with the defaults that its project publishes. Prefix
+hits and loads are as this proxy knows them; only the decision is the rival's. Rules made for
+separate prefill and decode pools are adapted to a fleet in which every instance does both:
 D is chosen by the project's decode (or only) profile, P by its prefill profile among the others.
 
-State that a rival keeps lives in an object made per run. RIVALS names them all.
+A rival's state lives in an object made per run. RIVALS names them all.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from proxy.core.placement.scene import Decide
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Where a rule comes from, how to make it for one run, and what it sets in RouterConfig.
+    """A rule's source, how to make it for one run, and the fields of RouterConfig that it sets.
 
-    `make` gets the KV tokens that one engine holds: some rules look at KV use. It gives None where
-    the router decides by its own options.
+    `make` gets one engine's KV tokens, since some rules depend on KV use. It returns None if the
+    router decides by its own options.
     """
 
     source: str
@@ -116,6 +116,6 @@ RIVALS: dict[str, Rival] = {
     ),
 }
 BASELINE = "session-sticky"
-"""Whose saturation is load 1.0."""
+"""The policy whose saturation rate is load 1.0."""
 DEFAULT = "cost"
-"""What the proxy does when nothing is said."""
+"""The proxy's default policy."""

@@ -25,7 +25,10 @@ from proxy.config.sources import (
 )
 from proxy.config.values import USERINFO, to_toml, value_text
 
-TABLE_HEAD = ("| option | default | unit | allowed | meaning |", "|---|---|---|---|---|")
+TABLE_HEAD = (
+    "| option | default | unit | allowed | reload | meaning |",
+    "|---|---|---|---|---|---|",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ def option_tables() -> str:
 def _table_row(name: str, field: FieldInfo, option: Option) -> str:
     default = "required" if field.is_required else _quoted(value_text(field.default))
     flag = flag_of(name) if field.kind is not bool else f"--[no-]{flag_of(name)[2:]}"
-    cells = (f"`{flag}`", default, option.unit, allowed_of(field, option), option.help)
+    reload = "yes" if option.reloadable else ""
+    cells = (f"`{flag}`", default, option.unit, allowed_of(field, option), reload, option.help)
     return f"| {' | '.join(cells)} |"
 
 

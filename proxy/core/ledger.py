@@ -17,11 +17,11 @@ has let go of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from proxy.core.types import Load
+from proxy.core.types import NONE_UNRELEASED, Load
 
 
 class Phase(IntEnum):
@@ -207,6 +207,12 @@ class UnreleasedKv:
         if not entries:
             del self._entries[name]
         return len(entries), sum(tokens for _, tokens in entries)
+
+    def on_each(self, names: Sequence[str], now_s: float) -> list[tuple[int, int]]:
+        """The same of several; hardly ever is there any."""
+        if not self._entries:
+            return [NONE_UNRELEASED] * len(names)
+        return [self.on(name, now_s) for name in names]
 
     def forget(self, name: str) -> None:
         """Another process is there now, or nobody."""

@@ -202,12 +202,18 @@ class Load:
         return not (self.ongoing_tokens or self.pinned_tokens)
 
 
+NONE_UNRELEASED = (0, 0)
+"""No hand-over, no tokens: what nearly every instance has of `Candidate.unreleased`."""
+
+
 @dataclass(slots=True, init=False)
 class Candidate:
     """One instance as a decision saw it; `last_placed` numbers placements, 0 for never.
 
     `kv_full` is the share of its KV cache that holds something, running or reusable, 0..1;
-    `kv_wait_s` how long until running streams will have freed enough for this prompt, seconds.
+    `kv_wait_s` how long until running streams will have freed enough for this prompt, seconds;
+    `kv_tokens` what its cache holds, None while unknown; `unreleased`: broken hand-overs whose KV
+    it may still hold, and their tokens.
     """
 
     instance: Instance
@@ -218,6 +224,8 @@ class Candidate:
     last_placed: int
     kv_full: float
     kv_wait_s: float
+    kv_tokens: int | None
+    unreleased: tuple[int, int]
 
     def __init__(
         self,
@@ -229,6 +237,8 @@ class Candidate:
         last_placed: int = 0,
         kv_full: float = 0.0,
         kv_wait_s: float = 0.0,
+        kv_tokens: int | None = None,
+        unreleased: tuple[int, int] = NONE_UNRELEASED,
     ) -> None:
         self.instance = instance
         self.load = load
@@ -238,6 +248,8 @@ class Candidate:
         self.last_placed = last_placed
         self.kv_full = kv_full
         self.kv_wait_s = kv_wait_s
+        self.kv_tokens = kv_tokens
+        self.unreleased = unreleased
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +264,20 @@ class Reject:
     retry_after_s: int
     wait_s: float = field(default=0.0, compare=False)
     drain_tps: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRules:
+    """What the KV connector allows a decision: whether to offload at all, and to whom.
+
+    `needs_bootstrap`: P must have a bootstrap server; `pins`: P keeps the prompt's blocks for D,
+    of `max_parallel` prompts at most.
+    """
+
+    can_offload: bool
+    needs_bootstrap: bool
+    pins: bool
+    max_parallel: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Cut the demo's trace sample from the whole trace: `make_sample.py SOURCE OUT`.
 
-The sample keeps token lengths and block ids as recorded. It changes what a short demonstration
-needs: sessions start one after another instead of all at once, are cut after some turns and before
-prompts grow too long, and pauses and answers are shortened. Running it again gives the same bytes.
+The sample keeps token lengths and block ids as recorded. For a short demonstration, sessions start
+one after another instead of all at once and end after MAX_TURNS turns or before a prompt of more
+than MAX_INPUT_TOKENS, and pauses and answers are shortened. The same source gives the same bytes.
 """
 
 import gzip
@@ -37,7 +37,7 @@ META = {
 
 
 def runs(ids: list[int]) -> list[list[int]]:
-    """Write block ids as [first, count] runs."""
+    """Compress block ids to [first, count] runs."""
     found: list[list[int]] = []
     for block in ids:
         if found and sum(found[-1]) == block:
@@ -48,7 +48,7 @@ def runs(ids: list[int]) -> list[list[int]]:
 
 
 def sampled(row: dict[str, Any], turn: int, start_ms: float) -> dict[str, Any]:
-    """Write one row of the sample; later turns follow their predecessor alone."""
+    """Make one row of the sample; a later turn has no timestamp, only its delay."""
     kept: dict[str, Any] = {"session_id": row["session_id"], "turn": turn}
     if turn == 0:
         kept["timestamp"] = start_ms

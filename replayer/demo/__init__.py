@@ -1,1 +1,1 @@
-"""`make demo`: engines, proxy, replay, report."""
+"""`make demo`: simulated engines, the proxy and a replay as processes, and checks of the run."""

@@ -1,8 +1,8 @@
-"""`make demo`: simulated engines, the proxy, a real agentic trace, the report, and what it proves.
+"""`make demo`: simulated engines, the proxy, a replay of a real agentic trace, and checks.
 
-Every part is the command that a user would type, in a process of its own; all of them are stopped
-by pid at the end. The checks compare what three parties wrote down independently: the proxy's
-request log, the engines' request logs and metrics, and the client's records.
+Every part is the command that a user would type, in a process of its own; all are stopped by pid at
+the end. The checks compare independent records of the run: the proxy's request log and metrics, the
+engines' request logs and metrics, and the client's rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger("demo")
 
 @dataclass
 class Demo:
-    """What runs, and where it writes."""
+    """The processes of a demo, and the folder that they write to."""
 
     out: Path
     options: argparse.Namespace
@@ -45,7 +45,7 @@ class Demo:
         return self.children.start(name, self.out / f"{name}.out", *command)
 
     def start_engines(self) -> list[str]:
-        """Engines on ports of the kernel's choice; gives them as `--instances` wants them."""
+        """Start engines on ports that the kernel chooses; returns the items of `--instances`."""
         for i in range(self.options.engines):
             name, log = f"engine{i}", str(self.out / f"engine{i}.jsonl")
             ports = ("--port", "0", "--bootstrap-port", "0")
@@ -53,15 +53,15 @@ class Demo:
             self.engines.append(self.start(name, "replayer.simulator.cli", *ports, *speed))
         instances = []
         for i, engine in enumerate(self.engines):
-            ready = engine.said(r"engine 0 (http://\S+) bootstrap (http://\S+)")
+            ready = engine.wait_for(r"engine 0 (http://\S+) bootstrap (http://\S+)")
             self.engine_urls.append(ready[1])
             instances.append(f"engine{i}={ready[1]};bootstrap={ready[2]}")
         return instances
 
     def start_proxy(self, instances: list[str]) -> str:
-        """The proxy in front of them; its rates are those of engines that run `speed` times."""
+        """Start the proxy with rates for engines at this speed; returns its URL."""
         speed = self.options.speed
-        # Engines that share two cores with everything else may be late with a probe's answer.
+        # On two shared cores an engine may answer a probe late.
         patience = ("--health-timeout", "5")
         rates = [*("--prefill-throughput", str(PREFILL_TPS * speed))]
         rates += ["--kv-transfer-time", str(TRANSFER_S / speed)]
@@ -72,10 +72,10 @@ class Demo:
             *("--offload-policy", self.options.offload_policy),
         )
         proxy = self.start("proxy", "proxy.cli", *self.proxy_flags)
-        return proxy.said(r"listening on (http://\S+)")[1]
+        return proxy.wait_for(r"listening on (http://\S+)")[1]
 
     def replay(self, target: str) -> int:
-        """The client, in the foreground: its progress and its report are what one sees."""
+        """Run the client, its progress and report on the demo's own output; returns its status."""
         command = [*self.load, "--target", target, "--out", str(self.out)]
         command += ["--proxy-log", str(self.out / "proxy.jsonl")]
         with self.killing():
@@ -85,15 +85,15 @@ class Demo:
 
     @property
     def load(self) -> tuple[str, ...]:
-        """What is replayed and how fast, as arguments of `replay`."""
-        # The trace's time runs as fast as the engines', and what is reported is theirs.
+        """Arguments of `replay`: trace, pace, and the user's own."""
+        # Trace and engines run at the same speed, and the report is in engine time.
         speed = str(self.options.speed)
         pace = ("--speedup", speed, "--time-scale", speed)
         return (str(Path(self.options.trace).resolve()), *pace, *self.options.replay)
 
     @contextmanager
     def killing(self) -> Iterator[None]:
-        """SIGKILL to one engine, by pid, while it is in the middle of its work."""
+        """While the block runs, kill one engine in mid-work once enough requests are done."""
         after = self.options.kill_engine_after
         log = self.out / "proxy.jsonl"
         ended = threading.Event()
@@ -114,7 +114,7 @@ class Demo:
                 killer.join()
 
     def _kill_one(self) -> bool:
-        """Kill the first engine found at work; False when none is."""
+        """SIGKILL the first engine with running requests; False if there is none."""
         for engine, url in zip(self.engines, self.engine_urls, strict=True):
             if metric_sum(_get(f"{url}/metrics"), "vllm:num_requests_running"):
                 engine.expected_to_live = False
@@ -123,7 +123,7 @@ class Demo:
         return False
 
     def evidence(self, target: str) -> Evidence:
-        """Everybody's books, while the engines are still there to be asked."""
+        """Collect the records to check, while the engines still answer."""
         alive = [
             (i, url) for i, url in enumerate(self.engine_urls) if self.engines[i].expected_to_live
         ]
@@ -146,7 +146,7 @@ def _get(url: str) -> str:
 
 
 def _patiently(condition: Callable[[], bool]) -> None:
-    """Give the engines' log writers a moment."""
+    """Wait up to 10 s for a condition, since the engines' logs are written late."""
     deadline_s = time.monotonic() + 10.0
     while not condition() and time.monotonic() < deadline_s:
         time.sleep(0.1)
@@ -174,7 +174,7 @@ def main() -> int:
 
 
 def _run(demo: Demo) -> bool:
-    """Start, replay, check; True when something is not as it must be."""
+    """Start, replay, check; True if the replay or a check failed."""
     instances = demo.start_engines()
     target = demo.start_proxy(instances)
     engine = {"speed": demo.options.speed}

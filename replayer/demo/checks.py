@@ -1,4 +1,4 @@
-"""What a demo run must show, from the books that its parties kept independently."""
+"""Checks of a demo run, on the independent records of client, proxy and engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Files and expositions of one run; engines that were killed are left out."""
+    """Logs and metrics of one run; a killed engine's are left out."""
 
     proxy_log: Path
     client_log: Path
@@ -33,7 +33,7 @@ class Evidence:
 
 
 def checks(evidence: Evidence) -> Iterator[Check]:
-    """Each claim with its figures, and whether it holds."""
+    """Yield each claim: whether it holds, and its text with figures."""
     proxy, client = _rows(evidence.proxy_log), _rows(evidence.client_log)
     yield _requests(client, killed=evidence.killed)
     if evidence.killed:
@@ -74,7 +74,7 @@ def _classes(proxy: Rows) -> Check:
 
 
 def _moved(evidence: Evidence, proxy: Rows) -> Check:
-    """What the offloads moved by each engine's own log against the engines' counters."""
+    """Compare the offloads' KV tokens in the engines' logs with the engines' counters."""
     offloaded = {
         row["request_id"]
         for row in proxy

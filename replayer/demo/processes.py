@@ -1,8 +1,8 @@
-"""The demo's child processes, and the record of what a run was made of.
+"""The demo's child processes, and `run.json`, the record of a run's options.
 
-Every child is stopped by pid, at any moment that a signal comes. `run.json` in the run's folder
-says what was run, so that it can be repeated in virtual time. The proxy's options in it are read
-from `--print-config`, so defaults and the environment are included.
+Every child is stopped by pid, whenever a signal comes. With `run.json` in its folder a run can be
+repeated in virtual time. The proxy's options in it come from `--print-config`, so defaults and the
+environment are included.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Stopped(Exception):  # noqa: N818 - it is no error
 
 @dataclass
 class ChildProcess:
-    """One command: its pid, and everything it prints, in a file."""
+    """A running command and the file that it prints to."""
 
     name: str
     child: subprocess.Popen[bytes]
     output: Path
     expected_to_live: bool = True
 
-    def said(self, pattern: str) -> re.Match[str]:
-        """Wait for a line of its output; RuntimeError when it ends or says nothing of the kind."""
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Wait for a match in its output; RuntimeError if it ends or takes READY_S without one."""
         deadline_s = time.monotonic() + READY_S
         while time.monotonic() < deadline_s:
             if found := re.search(pattern, self.output.read_text(errors="replace")):
@@ -56,13 +56,15 @@ class ChildProcess:
             if self.child.poll() is not None:
                 break
             time.sleep(0.05)
-        told = f"{self.name} did not start; its output is in {self.output}"
+        message = f"{self.name} did not start; its output is in {self.output}"
         lines = self.output.read_text(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
-        raise RuntimeError(f"{told}, at its end: {last.strip()[:LAST_CHARS]}" if last else told)
+        if last:
+            message += f", at its end: {last.strip()[:LAST_CHARS]}"
+        raise RuntimeError(message)
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL for one that does not listen."""
+        """Send SIGTERM, and SIGKILL if it still runs after STOP_S."""
         self.child.terminate()
         try:
             self.child.wait(STOP_S)
@@ -73,11 +75,11 @@ class ChildProcess:
 
 @dataclass
 class Children:
-    """Every process that was started; a signal reaches them through this one only.
+    """The processes started by the demo; only the demo passes signals on to them.
 
-    They are in process groups of their own, so Ctrl-C on the terminal does not end them behind the
-    demo's back. The first signal raises Stopped, but never between a child's start and its entry
-    here, nor while children are being stopped; later signals change nothing.
+    Each has a process group of its own, so Ctrl-C on the terminal does not reach it. The first
+    signal raises Stopped in the demo, but never between a child's start and its entry here, nor
+    while children are being stopped; later signals are ignored.
     """
 
     _number: int | None = None
@@ -85,12 +87,12 @@ class Children:
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def start(self, name: str, output: Path, *command: str) -> ChildProcess:
-        """Run one of the project's commands, its output in a file."""
+        """Run one of the project's commands with its output in a file."""
         with output.open("wb") as sink:
             return self._start(name, output, sink, command)
 
     def start_in_view(self, name: str, *command: str) -> ChildProcess:
-        """Run one of the project's commands, its output where the demo's goes."""
+        """Run one of the project's commands on the demo's own output."""
         return self._start(name, Path(), None, command)
 
     def _start(
@@ -111,7 +113,7 @@ class Children:
     @contextmanager
     def stopped_at_the_end(self) -> Iterator[None]:
         """Stop every child, the last one first, however the block ends; raises Stopped."""
-        before = {number: signal.signal(number, self._note) for number in _heeded()}
+        before = {number: signal.signal(number, self._on_signal) for number in _signals()}
         try:
             self._release()
             yield
@@ -122,21 +124,21 @@ class Children:
                 signal.signal(number, handler)
         self._release()
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._number is None:
             self._number = number
             if not self._held:
                 raise Stopped(number)
 
     def _release(self) -> None:
-        """From here on a signal ends the demo; so does one that came before."""
+        """Let signals end the demo again; one that came meanwhile does so now."""
         self._held = False
         if self._number is not None:
             raise Stopped(self._number)
 
 
-def _heeded() -> list[signal.Signals]:
-    """SIGHUP stays ignored where a shell's nohup has it so."""
+def _signals() -> list[signal.Signals]:
+    """Return the signals to handle; not SIGHUP where nohup has made it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in SIGNALS if number is not signal.SIGHUP or not ignored]
 
@@ -152,13 +154,13 @@ def write_record(
 ) -> None:
     """Write `run.json`: the engines' options, the proxy's, and the arguments of `replay`.
 
-    `engines`: what each engine was given beside the defaults of `engine-sim`.
+    `engines`: each engine's options, as far as they differ from the defaults of `engine-sim`.
     """
     command = [sys.executable, "-m", "proxy.cli", *proxy_flags, "--print-config"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    config = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     record = {
         "engines": [asdict(SimOptions(**given)) for given in engines],
-        "proxy": tomllib.loads(said),
+        "proxy": tomllib.loads(config),
         "replay": list(load),
     }
     write_json(folder / RECORD, record)

@@ -1,4 +1,4 @@
-"""How long a step and a transfer take: the only place with hardware numbers.
+"""Durations of engine steps and KV transfers: the only place with hardware numbers.
 
 Step time `a0 + a1*prefill_tokens + a2*num_decode + a3*kv_tokens + a4*prefill_tokens*context`, the
 linear model that fits vLLM's iteration times. `context` of a chunk is the mean number of tokens
@@ -54,22 +54,22 @@ class TransferCost:
     bandwidth: float = 20e9
 
     def transfer_s(self, tokens: int) -> float:
-        """Duration in seconds; an empty pull only tells the sender to let go."""
+        """Duration in seconds; 0 for an empty pull, which only makes the sender unpin."""
         return self.x0 + tokens * self.bytes_per_token / self.bandwidth if tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class IntakeCost:
-    """Seconds between a request's sending and its place in a queue: HTTP, parsing, tokenisation.
+    """Seconds from sending a request to queueing it: HTTP, parsing, tokenisation.
 
-    Zero by default: behind real sockets these happen by themselves. `analyze check` fits them.
+    Zero by default, since behind real sockets they take their own time. `analyze check` fits them.
     """
 
     fixed_s: float = 0.0
     per_token_s: float = 0.0
 
     def delay_s(self, prompt_tokens: int) -> float:
-        """Duration in seconds for a prompt of so many tokens."""
+        """Duration in seconds for a prompt of this length."""
         return self.fixed_s + self.per_token_s * prompt_tokens
 
 
@@ -87,20 +87,20 @@ class DecodeRun:
     steps: int
 
     def end_s(self, steps: int) -> float:
-        """Engine time at which `steps` steps of the run are over."""
+        """Engine time at which the first `steps` steps of the run have ended."""
         return self.start_s + steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
 
     def only(self, steps: int) -> "DecodeRun":
-        """Return the same run, cut to its first steps."""
+        """Return a run of only the first `steps` steps."""
         return DecodeRun(self.start_s, self.first_s, self.growth_s, steps)
 
     def after(self, done: int) -> "DecodeRun":
-        """Return what is left of the run once `done` steps are over."""
+        """Return the rest of the run after its first `done` steps."""
         first_s = self.first_s + done * self.growth_s
         return DecodeRun(self.end_s(done), first_s, self.growth_s, self.steps - done)
 
     def steps_by(self, now_s: float) -> int:
-        """Whole steps that are over at `now_s`."""
+        """Count the steps that have ended by `now_s`."""
         elapsed_s = now_s - self.start_s
         if elapsed_s <= 0:
             return 0
@@ -108,7 +108,7 @@ class DecodeRun:
         linear = self.first_s - half
         root = math.sqrt(linear * linear + 4 * half * elapsed_s) + linear
         steps = min(self.steps, int(2 * elapsed_s / root))
-        # The root is rounded; end_s is the one truth that the driver's wake-up times come from.
+        # The root is rounded. The driver's wake-up times come from end_s, so end_s decides.
         while steps < self.steps and self.end_s(steps + 1) <= now_s:
             steps += 1
         while steps > 0 and self.end_s(steps) > now_s:

@@ -1,16 +1,15 @@
-"""A pure model of one vLLM engine, stepped by a clock that is handed in.
+"""A pure model of one vLLM engine, driven by the times that its methods are given.
 
-The question decided here is when a step ends and what that means for each request and transfer;
-what a step contains is decided in `scheduler`, how long it takes in `costs`. Nothing here knows
-asyncio, text, sockets or a real clock, so the same model stands behind HTTP in scaled real time and
-in a virtual-time simulation.
+This module decides when a step ends and what follows for each request and transfer; `scheduler`
+decides what a step contains, `costs` how long it takes. No asyncio, text, sockets or clock in here,
+so that one model serves behind HTTP in scaled real time and in virtual time.
 
 A driver calls `submit`, `abort`, `pull` and `pull_done` as things happen and `advance(now_s)` at
 `next_event_s()`, or earlier at `next_step_s()` when it wants to see tokens as they come: requests
-carry their own token counts, there is no object per token. Runs of pure decode steps that nobody
-can disturb are computed in closed form (DecodeRun) and cut at a step's end when something happens.
-`deliver` carries pulls between models of one process, in no time: what a transfer costs is computed
-by its sender.
+carry their own token counts, there is no object per token. Runs of pure decode steps are computed
+in closed form (DecodeRun), and cut at the end of a step when a request or transfer interferes.
+`deliver` passes pulls between models of one process without delay: the sender computes the time of
+a transfer.
 
 Transfers have Mooncake's semantics (vLLM >= 0.16). A prefill leg that ends with "length" stays
 pinned for its transfer id, see `kv_sender`. A decode leg takes blocks for its whole prompt, emits
@@ -59,11 +58,11 @@ class Engine:
             reads_anything=options.reads_anything,
         )
         self.fetching: dict[SimRequest, float] = {}
-        """Decode legs that wait for remote KV, with the time at which they give up."""
+        """Decode legs that wait for remote KV, and when each gives up (engine seconds)."""
         self._taken_in: list[tuple[float, int, SimRequest]] = []
         self._order = count()
         self._loads: list[tuple[float, int, SimRequest]] = []
-        """Requests whose blocks are being read from the store, and until when."""
+        """Heap of requests whose blocks are being read from the store: (end, order, request)."""
         self._scheduler = Scheduler(options, self.counters, store)
         self._clock_s = start_s
         self._work = Work()
@@ -75,7 +74,7 @@ class Engine:
         self.waiting = self._scheduler.waiting
 
     def submit(self, job: Job, now_s: float) -> SimRequest:
-        """Take a request in; once queued it can join the first step that begins after that."""
+        """Accept a request. It queues after the intake time and can join the next new step."""
         self._catch_up(now_s)
         request = SimRequest(job, now_s, job.block_hashes, job.prompt_tokens)
         request.fetch_pending = job.fetch is not None
@@ -87,7 +86,7 @@ class Engine:
         return request
 
     def abort(self, request: SimRequest, now_s: float) -> None:
-        """End a request at once; one in mid-transfer keeps its blocks until the transfer ends."""
+        """End a request at once. One that is receiving KV keeps its blocks until that ends."""
         self._catch_up(now_s)
         if request.finish_reason is not None:
             return
@@ -98,21 +97,21 @@ class Engine:
             elif request in self.waiting:
                 self.waiting.remove(request)
             self._release(request)
-        self._close(request, "abort", now_s)
+        self._mark_finished(request, "abort", now_s)
 
     def pull(self, pull: Pull, now_s: float) -> None:
-        """Take another engine's order for KV; answered by a PullServed event."""
+        """Accept another engine's pull; a PullServed event answers it."""
         self._catch_up(now_s)
         self.sender.pull(pull, now_s)
 
     def pull_done(self, request: SimRequest, now_s: float, *, ok: bool) -> None:
-        """Tell a decode leg that its KV has arrived, or that it never will."""
+        """Note that a decode leg's KV has arrived (`ok`), or that it never will."""
         self._catch_up(now_s)
         if request in self.fetching:
             self._received(request, now_s, ok=ok)
 
     def advance(self, now_s: float) -> list[Event]:
-        """Run the model up to and including `now_s`; return what happened since the last call."""
+        """Run the model up to and including `now_s`; return the events since the last call."""
         self._catch_up(now_s)
         if self._run is None and not self._stalled:
             self._begin_step()
@@ -120,11 +119,11 @@ class Engine:
         return events
 
     def next_event_s(self) -> float:
-        """When to call `advance` so as to miss no event; infinity when nothing is under way."""
+        """Return the time of the next event, to call `advance` at; infinity when idle."""
         return self._next_s(whole_run=True)
 
     def next_step_s(self) -> float:
-        """When the step now under way ends (or an earlier event happens)."""
+        """Return when the current step ends, or an earlier event happens."""
         return self._next_s(whole_run=False)
 
     def _next_s(self, *, whole_run: bool) -> float:
@@ -135,10 +134,10 @@ class Engine:
         return timer_s if run is None else min(timer_s, run.end_s(run.steps if whole_run else 1))
 
     def _next_timer_s(self) -> float:
-        # Asked several times per request, and mostly there is nothing to wait for.
+        # Called several times per request; mostly only the sender has a timer.
         timer_s = self.sender.next_s()
         if self.fetching:
-            # All waits are equally long, so the first entry is the first to give up.
+            # All legs wait equally long, so the first entry is the first to give up.
             timer_s = min(timer_s, next(iter(self.fetching.values())))
         if self._taken_in:
             timer_s = min(timer_s, self._taken_in[0][0])
@@ -147,9 +146,9 @@ class Engine:
         return timer_s
 
     def _catch_up(self, now_s: float) -> None:
-        """Process what is due by `now_s`, but begin no step at `now_s` itself.
+        """Process everything due by `now_s`, but begin no step at `now_s` itself.
 
-        Requests that arrive at one instant so share their first step.
+        Requests that arrive at the same time thus share their first step.
         """
         while True:
             if self._run is None and not self._stalled and self._clock_s < now_s:
@@ -162,7 +161,7 @@ class Engine:
             if end_s <= timer_s:
                 self._end_steps(end_s)
             else:
-                self._fire(max(timer_s, self._clock_s))
+                self._handle_timers(max(timer_s, self._clock_s))
         self._commit_until(now_s)
 
     def _begin_step(self) -> None:
@@ -185,21 +184,21 @@ class Engine:
         self._run = DecodeRun(now_s, work.step_s(cost), growth_s, work.steps)
 
     def _load(self, request: SimRequest, now_s: float) -> None:
-        """Read from the store what it has; nobody else is needed for that."""
+        """Start to read the stored part of a prompt; no other engine takes part."""
         self.fetching[request] = math.inf
         tokens = request.fetch_tokens - request.local_hit_tokens
         ready_s = now_s + self.options.transfer.transfer_s(tokens)
         heapq.heappush(self._loads, (ready_s, next(self._order), request))
 
     def _end_steps(self, end_s: float) -> None:
-        """Book the whole run, which makes place for the next one."""
+        """Book the whole run and clear it for the next one."""
         run, self._run = self._run, None
         self._clock_s = end_s
         if run is not None:
             self._book(run.steps, end_s)
 
     def _commit_until(self, now_s: float) -> None:
-        """Book those steps of a run that are over; the step under way goes on."""
+        """Book the steps of the run that have ended; the current step goes on."""
         run = self._run
         if run is None:
             self._clock_s = max(self._clock_s, now_s)
@@ -219,7 +218,7 @@ class Engine:
     def _first_token(self, request: SimRequest, at_s: float) -> None:
         request.first_token_s = at_s
         self._outbox.append(FirstToken(at_s, request))
-        # Where the prompt came from is counted once all of it is really in place.
+        # Counted only now, since a load may have failed until here.
         self.counters.prompt_local_hits += request.local_hit_tokens
         self.counters.prompt_external += request.external_tokens
         self.counters.prompt_computed += request.prompt_computed_tokens
@@ -227,16 +226,16 @@ class Engine:
     def _finish(self, request: SimRequest, at_s: float) -> None:
         job = request.job
         self.running.remove(request)
-        # Only a leg that was cut by its length keeps its KV for a receiver; a stop frees at once.
-        # NIXL's receivers have the text from P: a stop is as good.
+        # Mooncake keeps the KV of a leg that ended by length, and frees it at once after a stop.
+        # NIXL keeps it in both cases.
         keeps = job.finish_reason == "length" or self.options.reads_anything
         if job.send_as is not None and keeps:
             self.sender.pin(job.send_as, request, at_s)
         else:
             self._release(request)
-        self._close(request, job.finish_reason, at_s)
+        self._mark_finished(request, job.finish_reason, at_s)
 
-    def _close(self, request: SimRequest, reason: FinishReason, at_s: float) -> None:
+    def _mark_finished(self, request: SimRequest, reason: FinishReason, at_s: float) -> None:
         request.finish_reason = reason
         request.finished_s = at_s
         self.counters.finished[reason] += 1
@@ -246,8 +245,8 @@ class Engine:
         self._scheduler.release(request)
         self._wake()
 
-    def _fire(self, at_s: float) -> None:
-        """Handle the timers due at `at_s`: intake, the sender's transfers and pins, lost ones."""
+    def _handle_timers(self, at_s: float) -> None:
+        """Handle the timers due at `at_s`: intake, loads, the sender, and legs that give up."""
         self._commit_until(at_s)
         while self._taken_in and self._taken_in[0][0] <= at_s:
             _ready_s, _order, request = heapq.heappop(self._taken_in)
@@ -263,7 +262,7 @@ class Engine:
             self._received(request, at_s, ok=False)
 
     def _received(self, request: SimRequest, now_s: float, *, ok: bool) -> None:
-        """End a decode leg's wait: it queues at the head, its blocks filled or to be filled."""
+        """End a decode leg's wait for KV; it queues at the head, and recomputes a failed load."""
         del self.fetching[request]
         if request.finish_reason is not None:
             self._release(request)
@@ -278,7 +277,7 @@ class Engine:
             self.counters.failed_receives += 1
             if not self.options.recompute_failed_loads:
                 self._release(request)
-                self._close(request, "error", now_s)
+                self._mark_finished(request, "error", now_s)
                 return
         self.waiting.appendleft(request)
         self._wake()
@@ -288,7 +287,7 @@ class Engine:
         self._wake()
 
     def _wake(self) -> None:
-        """Reconsider the queue: at once when idle, else when the step under way ends."""
+        """Schedule again: at once when idle, else when the current step ends."""
         self._stalled = False
         run = self._run
         if run is not None and run.steps > 1:
@@ -306,8 +305,8 @@ def deliver(
 ) -> Engine | None:
     """Pass an event of `source` on to the engine it concerns, and return that engine.
 
-    `engines` maps engine ids to the living engines; asking one that is not there fails at once, as
-    when its bootstrap server refuses. Returns None for events that concern nobody else.
+    `engines` maps engine ids to the running engines. A pull from any other fails at once, as when
+    its bootstrap server refuses. Returns None for an event that concerns no other engine.
     """
     match event:
         case PullWanted():

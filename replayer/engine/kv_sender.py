@@ -1,10 +1,10 @@
-"""The sending half of Mooncake transfers, as a pure state machine of one engine.
+"""The sender of Mooncake transfers: a pure state machine, one per engine.
 
 A finished prefill leg is pinned under its transfer id until a pull has taken it or the abort
-timeout has passed. Each pull occupies one of few sender slots; one for an id that is not (or no
-longer) pinned keeps its slot until the leg finishes or the timeout ends it, so orphan pulls starve
-the good ones: vLLM >= 0.16 behaves so with its 20 sender tasks and 480 s. NIXL has no senders: the
-receiver reads P's memory, also where nothing of the kind is kept any more.
+timeout has passed. Each pull occupies one of few sender slots. A pull for an id that is not (or no
+longer) pinned keeps its slot until the leg finishes or the timeout ends it, so such orphan pulls
+delay valid ones; vLLM >= 0.16 does the same with its 20 sender tasks and 480 s. NIXL has no
+senders: the receiver reads P's memory, even after P has released the blocks.
 """
 
 import heapq
@@ -59,11 +59,11 @@ class Sender:
         self.expired = 0
         self.failed = 0
         self.stale = 0
-        """Pulls of what was given up: a receiver that reads memory gets what lies there now."""
+        """Pulls of released KV with NIXL: the receiver reads whatever is in that memory by then."""
 
     @property
     def pinned(self) -> list[SimRequest]:
-        """Prefill legs whose KV waits for its pull."""
+        """Prefill legs whose KV is kept for a pull."""
         return [pin.request for pin in self._pins.values()]
 
     @property
@@ -86,7 +86,7 @@ class Sender:
         self._unpin(self._pins.pop(transfer_id, None), now_s)
         pin = _Pin(transfer_id, request)
         self._pins[transfer_id] = pin
-        self._at(now_s + self._timeout_s, pin)
+        self._set_timer(now_s + self._timeout_s, pin)
 
     def pull(self, pull: Pull, now_s: float) -> None:
         """Take a slot for a pull, or queue it until one is free."""
@@ -101,26 +101,26 @@ class Sender:
             self.stale += 1
             self._events.append(PullServed(now_s, pull, ok=True))
         elif pin is None:
-            self._at(slot.due_s, slot)
+            self._set_timer(slot.due_s, slot)
         else:
             self._transfer(slot, pin.request, now_s)
 
     def advance(self, now_s: float) -> list[SenderEvent]:
-        """Fire what is due up to `now_s` and hand over what happened, in order."""
+        """Handle the timers due by `now_s`; return the events since the last call, in order."""
         while self._timers and self._timers[0][0] <= now_s:
-            at_s, _order, what = heapq.heappop(self._timers)
-            if isinstance(what, _Slot):
-                # A slot whose leg arrived late has left its first timer behind.
-                if what.due_s == at_s and what in self._active:
-                    self._end(what, at_s)
-            elif self._pins.get(what.transfer_id) is what:
+            at_s, _order, owner = heapq.heappop(self._timers)
+            if isinstance(owner, _Slot):
+                # A slot whose leg arrived late still has its first timer in the heap.
+                if owner.due_s == at_s and owner in self._active:
+                    self._finish_pull(owner, at_s)
+            elif self._pins.get(owner.transfer_id) is owner:
                 self.expired += 1
-                self._unpin(self._pins.pop(what.transfer_id), at_s)
+                self._unpin(self._pins.pop(owner.transfer_id), at_s)
         events, self._events = self._events, []
         return events
 
-    def _at(self, at_s: float, what: _Slot | _Pin) -> None:
-        heapq.heappush(self._timers, (at_s, next(self._order), what))
+    def _set_timer(self, at_s: float, owner: _Slot | _Pin) -> None:
+        heapq.heappush(self._timers, (at_s, next(self._order), owner))
 
     def _unpin(self, pin: _Pin | None, at_s: float) -> None:
         if pin is not None:
@@ -131,9 +131,9 @@ class Sender:
         slot.due_s = now_s
         if _enough(slot.pull, source):
             slot.due_s += self._cost.transfer_s(slot.pull.tokens)
-        self._at(slot.due_s, slot)
+        self._set_timer(slot.due_s, slot)
 
-    def _end(self, slot: _Slot, at_s: float) -> None:
+    def _finish_pull(self, slot: _Slot, at_s: float) -> None:
         self._active.discard(slot)
         source, tokens = slot.source, slot.pull.tokens
         ok = source is not None and _enough(slot.pull, source)
@@ -149,5 +149,5 @@ class Sender:
 
 
 def _enough(pull: Pull, source: SimRequest) -> bool:
-    """Tell whether the sender holds what is asked for; vLLM refuses fewer local blocks at once."""
+    """Whether the leg has as many tokens as the pull asks for; vLLM refuses the pull otherwise."""
     return pull.tokens <= source.job.prompt_tokens

@@ -1,17 +1,18 @@
-"""Which KV blocks an engine holds: a paged pool with a prefix cache, by counts and hashes only.
+"""An engine's KV blocks: a paged pool with a prefix cache, by counts and hashes only.
 
-The question decided here is which prefix of a prompt is already in memory and which cached
-block must go when memory runs out. A block is either unused, anonymous (held by one request, its
-content not addressable) or cached (addressed by the chained hash of all tokens up to its end). A
-cached block nobody holds is idle: it still serves hits and is the first to be evicted, least
-recently released first. There are no block numbers: where a block lies never matters to timing.
+Decides which prefix of a prompt is already in memory, and which cached block is evicted when memory
+runs out. A block is either unused, anonymous (held by one request, its content not addressable) or
+cached (addressed by the chained hash of all tokens up to its end). A cached block that no request
+holds is idle: it still serves hits, and idle blocks are evicted in the order of their release.
+There are no block numbers: where a block lies never matters to timing.
 
 The rules are those of vLLM's V1 block pool: whole blocks only, a request's blocks are released
 tail first (so roots outlive leaves), a block whose hash is already cached stays a private
 duplicate, and eviction takes idle blocks only.
 
-`Store` is KV that engines share (MooncakeStore, Example, a shared LMCache): whatever an engine
-computes is written at once, and any engine finds it. The least recently used blocks make room.
+`SharedStore` is KV that engines share (MooncakeStore, Example, a shared LMCache): whatever an
+engine computes is written at once, and any engine finds it. The least recently used blocks make
+room.
 """
 
 from collections import OrderedDict, deque
@@ -38,10 +39,11 @@ class Holding:
 class BlockPool:
     """A fixed number of KV blocks. Invariant: unused + anonymous + cached == total.
 
-    What is done to a block is done to hundreds of a prompt at once, mostly to all of them the
-    same: `_refs` has how many hold a cached block, or minus the number of the release by which it
-    became idle. `_released` has what each release left idle, in order of eviction; an entry counts
-    for as long as the block's own number is still that of this release.
+    Hundreds of blocks of a prompt change at once and mostly in the same way, hence bulk operations.
+    `_refs` maps a cached block to the number of its holders, or, if idle, to minus the number of
+    the release that made it idle. `_released` lists the blocks that each release left idle, in
+    order of eviction; an entry is valid while `_refs` still has that release's number for the
+    block.
     """
 
     __slots__ = (
@@ -66,7 +68,7 @@ class BlockPool:
         self._listed = 0
         self.evicted_blocks = 0
         self.releases = 0
-        """Counts releases: while it stands still, a refused allocation stays refused."""
+        """Number of releases so far: until the next one, a refused allocation stays refused."""
 
     @property
     def free_blocks(self) -> int:
@@ -91,7 +93,7 @@ class BlockPool:
         refs = self._refs
         counts = list(map(refs.__getitem__, hits))
         idle = _count_idle(counts)
-        # A prompt's root may be in use by others; behind it, mostly all is idle.
+        # Requests may share the prompt's root; the blocks behind a shared root are mostly all idle.
         root = len(counts) - idle
         if idle and max(counts[root:]) >= 0:
             root = len(counts)
@@ -114,7 +116,10 @@ class BlockPool:
         return True
 
     def publish(self, holding: Holding, values: Sequence[int]) -> int:
-        """Give anonymous blocks their hashes; how many got one: a cached one's twin gets none."""
+        """Give anonymous blocks their hashes; a hash that is already cached stays with its block.
+
+        Returns how many blocks got one.
+        """
         refs = self._refs
         new = dict.fromkeys(values, 1)
         if not refs.keys().isdisjoint(values):
@@ -127,12 +132,12 @@ class BlockPool:
         return published
 
     def release(self, holding: Holding) -> None:
-        """Give everything back: cached blocks become idle tail first, the others unused."""
+        """Release all blocks: cached ones become idle, tail first, anonymous ones unused."""
         self.releases += 1
         refs, cached = self._refs, holding.cached
         counts = list(map(refs.__getitem__, cached))
         last = counts.count(1)
-        # As in hold: of those that nobody else holds, mostly nothing comes after another's.
+        # As in hold: a shared root comes first, and mostly no shared block comes behind it.
         root = len(counts) - last
         if 1 in counts[:root]:
             root = len(counts)
@@ -153,7 +158,7 @@ class BlockPool:
         holding.cached = []
         holding.anonymous = 0
         if self._listed > 4 * self._idle + LISTED_MIN:
-            self._forget_held()
+            self._drop_invalid()
 
     def check(self) -> None:
         """Raise when a block was lost or counted twice; for tests."""
@@ -163,7 +168,7 @@ class BlockPool:
             raise ArithmeticError("a negative count, or neither held nor idle")
         if _count_idle(list(self._refs.values())) != self._idle:
             raise ArithmeticError("idle blocks and their number differ")
-        self._forget_held()
+        self._drop_invalid()
         listed = [value for _number, values in self._released for value in values]
         if sorted(listed) != sorted(value for value, count in self._refs.items() if count < 0):
             raise ArithmeticError("idle blocks and the order of their eviction differ")
@@ -185,8 +190,8 @@ class BlockPool:
         self._unused += blocks
         self.evicted_blocks += blocks
 
-    def _forget_held(self) -> None:
-        """Drop the entries of `_released` that count no more."""
+    def _drop_invalid(self) -> None:
+        """Drop the invalid entries of `_released`."""
         refs, kept = self._refs, deque[tuple[int, list[int]]]()
         for number, values in self._released:
             idle = [value for value in values if refs.get(value) == -number]
@@ -203,7 +208,7 @@ STORE_BLOCKS = 1 << 20
 
 
 class SharedStore:
-    """The blocks of all engines that were given this object."""
+    """Blocks that all engines with this object share; the least recently used are evicted."""
 
     def __init__(self, blocks: int = STORE_BLOCKS) -> None:
         self._most = blocks
@@ -213,7 +218,7 @@ class SharedStore:
         return len(self._blocks)
 
     def write(self, hashes: Sequence[int]) -> None:
-        """Keep these blocks."""
+        """Store blocks, as the most recently used ones."""
         for block in hashes:
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -221,7 +226,7 @@ class SharedStore:
             self._blocks.popitem(last=False)
 
     def match(self, hashes: Sequence[int], limit: int) -> int:
-        """Count the leading hashes that are here, at most `limit`."""
+        """Count the leading hashes that are stored, at most `limit`."""
         found = 0
         while found < limit and found < len(hashes) and hashes[found] in self._blocks:
             found += 1

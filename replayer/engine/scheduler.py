@@ -1,11 +1,11 @@
-"""What one engine step does: the batch, the queue and the blocks. Pure; times come in as values.
+"""The scheduler of one engine: the batch of a step, the queue and the blocks. Pure.
 
 The rules are those of vLLM's V1 scheduler. Running requests come first, in order of admission: one
 token for each that decodes, then what the budget leaves for unfinished prefills. When blocks run
 out the request admitted last loses all its blocks and queues at the head (recompute is the only
 form of preemption). Waiting requests follow in order of arrival, each only when its whole known
-text fits; nobody overtakes a refused head. A prefix hit is whole blocks and never the full prompt:
-at least one token is computed, because only that yields the next one.
+text fits; no request overtakes a refused head. A prefix hit is whole blocks and never the full
+prompt: at least one token is computed, because only that yields the next one.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ class Work:
     chunks: list[tuple[SimRequest, int]] = field(default_factory=list)
     decodes: list[SimRequest] = field(default_factory=list)
     wanted: list[SimRequest] = field(default_factory=list)
-    """Decode legs that got their blocks and now need the KV of another engine."""
+    """Requests that have got their blocks and now load KV from another engine or the store."""
     steps: int = 1
     preempted: bool = False
 
@@ -107,7 +107,7 @@ class Scheduler:
         request.hashed_blocks = full
 
     def release(self, request: SimRequest) -> None:
-        """Give a request's blocks back; the full ones stay cached, generated ones included."""
+        """Release a request's blocks; full ones, generated ones included, stay cached."""
         generated = request.job.output_hashes(request.output_tokens)
         if generated:
             request.hashes = [*request.job.block_hashes, *generated]
@@ -173,12 +173,12 @@ class Scheduler:
         request.computed_tokens = hits * self._block
         if request.scheduled_s is None:
             request.scheduled_s = at_s
-            self._look_elsewhere(request, hits)
+            self._plan_load(request, hits)
             self._count_hits(request)
         return True
 
-    def _look_elsewhere(self, request: SimRequest, hits: int) -> None:
-        """What is to come from another engine: all of the prompt, or what the store has."""
+    def _plan_load(self, request: SimRequest, hits: int) -> None:
+        """Decide what to load: the whole prompt from another engine, or the blocks in the store."""
         if request.fetch_pending:
             request.fetch_tokens = request.job.prompt_tokens
         elif self._store is not None:
@@ -198,7 +198,7 @@ class Scheduler:
             self._counters.external_hits += request.fetch_tokens - hit
 
     def _grow(self, request: SimRequest, upto: int) -> bool:
-        """Hold blocks for `upto` tokens, if that many can be had."""
+        """Extend a request's blocks to hold `upto` tokens; False if the pool has too few."""
         need = -(-upto // self._block) - request.room_tokens // self._block
         if not self.pool.allocate(request.holding, need):
             return False
@@ -206,7 +206,7 @@ class Scheduler:
         return True
 
     def _make_room(self, request: SimRequest, upto: int, work: Work) -> bool:
-        """Grow a running request, preempting from the end; False when it fell victim itself."""
+        """Extend a running request's blocks, preempting others; False if it lost its own."""
         while not self._grow(request, upto):
             victim = self.running.pop()
             self.release(victim)
@@ -221,7 +221,7 @@ class Scheduler:
         return True
 
     def _foreseeable_steps(self, decodes: list[SimRequest]) -> int:
-        """Steps until somebody finishes, as far as the free blocks certainly reach."""
+        """Count the steps until a request finishes, as far as the free blocks certainly suffice."""
         steps = min([request.job.output_tokens - request.output_tokens for request in decodes])
         free = self.pool.free_blocks
         while steps > 1 and len(decodes) * (steps // self._block + 1) > free:

@@ -1,12 +1,12 @@
-"""The simulated model: what a token is, what the next one is, and how blocks are hashed.
+"""The simulated language model: tokenisation, the next token, and block hashes.
 
 A token is a whitespace-separated word. Role markers are words too, so a rendered chat is tokenised
 like any text. Generated words come from a fixed vocabulary of 1,024 two-syllable words with the ids
-0..1023; any other word has an id made from its hash, which cannot be turned back.
+0..1023; any other word gets an id from its hash, and cannot be detokenised.
 
 The next token is a pure function of all tokens before it (as in greedy decoding): the output of a
 prompt is the same on every engine, however it was scheduled or transferred, and a prompt continued
-by its own first outputs goes on as if never cut. One running xxh3 digest over the token ids serves
+by its own first outputs continues the same way. One running xxh3 digest over the token ids serves
 both as that function and as the chained block hash.
 """
 
@@ -98,7 +98,7 @@ def make_prompt(ids: TokenIds, block_size: int, cache_salt: str = "") -> Prompt:
 
 
 class Output:
-    """The endless answer to one prompt, made as far as somebody asks."""
+    """The endless answer to one prompt, generated as far as it is read."""
 
     __slots__ = ("_digest", "_prompt", "block_hashes", "ids")
 
@@ -136,8 +136,8 @@ class Output:
     def natural_tokens(self, mean_tokens: int, least: int, most: int) -> tuple[int, bool]:
         """Return the output's natural length, at most `most`, and whether it ends by itself.
 
-        Any token is the last with probability 1/mean_tokens, decided by the digest: like the
-        words, the end depends on the text before it alone. None ends within the first `least`.
+        Each token after the first `least` is the last with probability 1/mean_tokens. The digest
+        decides, so the end, like the words, depends only on the text before it.
         """
         probe = Output(self._prompt)
         for tokens in range(1, most + 1):

@@ -1,4 +1,4 @@
-"""The words of the engine model: what goes in, what state a request has, what comes out.
+"""Types of the engine model: options, jobs, the state of a request, events.
 
 All times are engine seconds on the clock that the driver hands in; all lengths are tokens.
 """
@@ -12,14 +12,14 @@ from replayer.engine.kvcache import Holding
 
 FinishReason = Literal["length", "stop", "abort", "error"]
 NULL_BLOCKS = 1
-"""vLLM's pool keeps its first block as a placeholder; what it reports includes that one."""
+"""Blocks that vLLM's pool counts and reports but never uses: its first one is a placeholder."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
     """Size and speed of one engine; the defaults stand for an 8B model on one 80 GB H100.
 
-    24,576 blocks of 16 tokens are 393,216 tokens = 48 GiB of KV at 128 KiB per token, what is left
+    24,576 blocks of 16 tokens are 393,216 tokens = 48 GiB of KV at 128 KiB per token, the rest
     of 80 GB after 16 GB of weights, activations and vLLM's 10 % reserve. Token budget and sequence
     cap are vLLM's defaults for an API server on this GPU. 480 s and 20 slots are Mooncake's
     VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT and 2 x num_workers; a receiver waits 60 s longer.
@@ -59,7 +59,7 @@ class RemoteKv:
 
 
 def no_output_hashes(_output_tokens: int) -> Sequence[int]:
-    """Answer for jobs whose generated blocks nobody can ever ask for."""
+    """Return no hashes, for a job whose generated blocks no later request can hit."""
     return ()
 
 
@@ -69,7 +69,7 @@ class Job:
 
     `block_hashes` holds one chained hash per full prompt block, at the engine's block size.
     `output_hashes(n)` gives the hashes of the blocks completed by the first n output tokens; it is
-    called once, when the request gives its blocks back. `send_as` makes it a prefill leg whose KV
+    called once, when the request releases its blocks. `send_as` makes it a prefill leg whose KV
     is kept for that transfer id, `fetch` a decode leg that waits for another engine's KV.
     """
 
@@ -87,11 +87,11 @@ class Job:
 class SimRequest:
     """The state of one request; drivers read it, only the engine writes it.
 
-    `computed_tokens` counts tokens whose KV is in place, `known_tokens` prompt and output so far.
-    `local_hit_tokens` and `external_tokens` are what the first scheduling found and what another
-    engine (or a store) really delivered, `fetch_tokens` up to where it was to; `sent_tokens` is
-    what was pulled from here. `room_tokens` is what the held blocks can take; `refused_at_release`
-    marks when the pool last had no room for it.
+    `computed_tokens`: tokens whose KV is in place; `known_tokens`: prompt and output so far.
+    `local_hit_tokens`: prefix hit at the first scheduling; `fetch_tokens`: end of the part of the
+    prompt that another engine or a store was to deliver; `external_tokens`: tokens it did deliver.
+    `sent_tokens`: tokens pulled from this engine. `room_tokens`: capacity of the held blocks.
+    `refused_at_release`: the pool's release count when it last had no room for the request.
     """
 
     job: Job
@@ -123,7 +123,7 @@ class SimRequest:
 
 @dataclass(slots=True)
 class Counters:
-    """What an engine has done since its start, in tokens unless named otherwise."""
+    """Totals of an engine since its start, in tokens unless the name says otherwise."""
 
     prefix_queries: int = 0
     prefix_hits: int = 0
@@ -143,7 +143,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """A receiver's order to a sender: `tokens` of KV under `transfer_id`; `receiver` is opaque."""
+    """A request for `tokens` of KV under `transfer_id`; `receiver` is returned in PullServed."""
 
     transfer_id: str
     tokens: int
@@ -168,7 +168,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class PullWanted:
-    """A decode leg waits for `tokens` of KV from `remote`; answer with `Engine.pull_done`."""
+    """A decode leg waits for `tokens` of KV from `remote`, until `Engine.pull_done` is called."""
 
     at_s: float
     request: SimRequest

@@ -1,1 +1,1 @@
-"""`replay`: a trace against a target, with its schedule, prompts and report."""
+"""`replay`: send the requests of a trace to a target on schedule, and record the answers."""

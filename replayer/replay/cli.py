@@ -1,7 +1,7 @@
-"""The command `replay`: read a trace, send it, write and print what came of it.
+"""The command `replay`: read a trace, send it, write and print the results.
 
-The reports are the one thing taken from `analysis`, and only after the run: the process that
-measures must not load a table library first.
+`analysis` is imported only after the run, for the report: the measuring process must not load a
+table library first.
 """
 
 import gc
@@ -54,15 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _replay(options: ReplayOptions, plan: Plan, console: Console) -> int:
     tally = Tally(options.time_scale)
     run = Run(options, plan.requests, uuid.uuid4().hex[:8], tally)
-    # The trace stays for the whole run: keep the collector from walking it again and again.
+    # The trace lives as long as the run: the garbage collector need not scan it again and again.
     gc.collect()
     gc.freeze()
     started_unix_s = datetime.now(UTC).timestamp()
     live = options.progress and console.is_terminal
     with shown(console, tally, len(plan.requests), live=live):
         finished = run_blocking(run, uvloop.new_event_loop)
-    # Ctrl-C has done its work by now: a second one must not cost the results.
-    with undisturbed():
+    # The run has ended, perhaps by Ctrl-C: another one must not lose the results.
+    with sigint_ignored():
         rows = rows_of(run.results, options)
         facts = run_facts(run, plan, started_unix_s, finished=finished)
         write_rows_and_report(options, facts, rows)
@@ -73,7 +73,7 @@ def _replay(options: ReplayOptions, plan: Plan, console: Console) -> int:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def sigint_ignored() -> Iterator[None]:
     """Ignore Ctrl-C while the block runs."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -1,9 +1,9 @@
-"""One request sent, its answer scanned and timed: every call ends in one outcome.
+"""The client: sends one request, scans and times the answer, and gives it an outcome.
 
-Times are seconds from the run's origin, read from one monotonic clock that is handed in. A stream
-is fed to its scanner with the moment each piece came. The first token is the first event with
-content, reasoning or a tool call, not the role event that servers send at once. Token counts come
-from `usage` alone: an event may carry several tokens.
+Times are seconds from the run's origin on one monotonic clock. A stream is fed to its scanner with
+the arrival time of each piece. The first token is the first event with content, reasoning or a tool
+call, not the role event that servers send at once. Token counts come only from `usage`, since an
+event may carry several tokens.
 """
 
 import io
@@ -24,7 +24,7 @@ DONE = b"[DONE]"
 
 
 class StreamScanner:
-    """The state of one answer; times are those handed to `feed`."""
+    """Reads one streamed answer; times are those passed to `feed`."""
 
     __slots__ = (
         "_rest",
@@ -41,7 +41,7 @@ class StreamScanner:
     )
 
     def __init__(self) -> None:
-        """Start with nothing seen; None means not said by the server."""
+        """Start an empty answer; None means that the server has not sent the value."""
         self._rest = b""
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
@@ -120,8 +120,8 @@ def _error_text(error: Any) -> str:
 # vLLM closes an idle connection after 5 s; reusing one at that moment would fail a request.
 KEEPALIVE_S = 4.0
 CONNECT_TIMEOUT_S = 10.0
-READ_BUFFER_BYTES = 1 << 20  # the default 64 KiB makes long answers stop and go
-LARGE_BODY_BYTES = 1 << 20  # above this aiohttp wants a body it can send in pieces
+READ_BUFFER_BYTES = 1 << 20  # at the default 64 KiB long answers stop and go
+LARGE_BODY_BYTES = 1 << 20  # from this size on aiohttp wants a body that it can send in pieces
 ERROR_CHARS = 300
 MESSAGE_KEYS = ("message", "error", "detail")
 MAX_RETRY_AFTER_S = 60.0
@@ -134,17 +134,17 @@ class ReplayOutcome(StrEnum):
     REJECTED = "rejected"  # the proxy's 503: all instances busy
     HTTP_ERROR = "http_error"
     TIMEOUT = "timeout"
-    DISCONNECT_BEFORE_FIRST = "disconnect_before_first"  # no byte of the answer came
+    DISCONNECT_BEFORE_FIRST = "disconnect_before_first"  # before any byte of the answer
     DISCONNECT_MID = "disconnect_mid"
     TRUNCATED = "truncated"  # the answer ended without finish_reason or [DONE]
     STREAM_ERROR = "stream_error"  # an error event inside a 200 answer
-    SKIPPED = "skipped"  # never sent: what it waits for failed
+    SKIPPED = "skipped"  # never sent: a request that it waits for failed
     INTERRUPTED = "interrupted"  # the run was stopped
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What to send."""
+    """Body and headers of a request."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -152,7 +152,7 @@ class Call:
 
 @dataclass(slots=True)
 class TimedExchange:
-    """What came of a call; None means it never came or was not said."""
+    """The record of a call; None means unknown or not received."""
 
     sent_s: float
     end_s: float
@@ -180,7 +180,7 @@ class TimedExchange:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Where to and how patiently."""
+    """Where to send, time limit of an attempt (0: none), and how often to retry a 503."""
 
     url: str
     timeout_s: float = 600.0
@@ -188,7 +188,7 @@ class ClientOptions:
 
 
 def open_session() -> aiohttp.ClientSession:
-    """Open the connections of a run: as many as there are requests in flight."""
+    """Open the session of a run, without a limit on its connections."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
@@ -209,14 +209,14 @@ class Client:
         self._clock = clock
 
     def open_exchange(self) -> TimedExchange:
-        """Start the record of a call that is sent now."""
+        """Make the record of a call that is sent now."""
         now_s = self._clock()
         return TimedExchange(sent_s=now_s, end_s=now_s)
 
     async def run(self, call: Call, exchange: TimedExchange) -> None:
         """Send a call, and again while it is rejected and retries remain; fills in `exchange`.
 
-        The time of the first sending stays: a client that was told to come back later has waited.
+        `sent_s` stays that of the first attempt: a client told to retry later has waited since.
         """
         try:
             for left in range(self._options.retries_503, -1, -1):
@@ -268,7 +268,7 @@ class Client:
 
 
 def explain(error: aiohttp.ClientError | OSError) -> str:
-    """Say in a line for the user what went wrong on the way to a server."""
+    """Describe a failed connection in one line for the user."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return f"no connection within {CONNECT_TIMEOUT_S:g} s"
     if isinstance(error, aiohttp.ClientPayloadError):
@@ -276,7 +276,7 @@ def explain(error: aiohttp.ClientError | OSError) -> str:
     if not isinstance(error, aiohttp.ClientConnectorError):
         return f"{type(error).__name__}: {error}"[:ERROR_CHARS]
     cause = error.os_error
-    number = cause.errno or 0  # names that do not resolve have negative ones, no errno's
+    number = cause.errno or 0  # negative for names that do not resolve
     reason = os.strerror(number) if number > 0 else cause.strerror or str(cause)
     return f"cannot connect to {error.host}:{error.port}: {reason}"[:ERROR_CHARS]
 
@@ -304,7 +304,7 @@ def _note_refusal(exchange: TimedExchange, body: bytes) -> None:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """Read a JSON object; anything else is an empty one."""
+    """Read a JSON object; an empty one if the body is anything else."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -313,7 +313,7 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _error_message(answer: Mapping[str, Any]) -> str | None:
-    """Find the text of an error in the forms that servers use."""
+    """Find the message of an error in the forms that servers use."""
     error = answer.get("error")
     places = (error, answer) if isinstance(error, dict) else (answer,)
     for place in places:
@@ -324,5 +324,5 @@ def _error_message(answer: Mapping[str, Any]) -> str | None:
 
 
 def _is_busy(status: int | None, answer: Mapping[str, Any]) -> bool:
-    """Return whether an answer is the proxy's own 'all workers are busy'."""
+    """Whether an answer is the proxy's own 'all workers are busy'."""
     return status == 503 and answer.get("type") == "service_unavailable"

@@ -1,6 +1,6 @@
-"""The command line of `replay`: what can be said, and what is refused with one line.
+"""The command line of `replay`: its options, and one-line errors for bad values.
 
-Values are checked here once; everything behind this file may trust them.
+Values are checked only here; all other modules rely on them.
 """
 
 import argparse
@@ -17,7 +17,7 @@ SLO_METRICS = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class SessionSample:
-    """Which share of the sessions to take: a number of them, or a ratio below 1."""
+    """How many sessions to take: a number of them, or a ratio up to 1."""
 
     count: int | None = None
     ratio: float | None = None
@@ -25,7 +25,7 @@ class SessionSample:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """One replay, as asked for."""
+    """The options of one replay."""
 
     trace: Path
     format: str | None
@@ -58,7 +58,7 @@ class ReplayOptions:
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds the default to an option's help where there is one worth reading."""
+    """Adds the default to an option's help, unless it is empty, zero or a flag's."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if not action.default or isinstance(action.default, bool):
@@ -110,7 +110,7 @@ def url(text: str) -> str:
 
 
 def readable_log(text: str) -> Path:
-    """Read the path of a log that is there, or that may still be written during the run."""
+    """Read the path of a log that exists, or that may be created during the run."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder, not a file")
@@ -209,7 +209,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_options(arguments: Sequence[str] | None = None) -> ReplayOptions:
-    """Read the command line; ends the process with status 2 when it is wrong."""
+    """Read the command line; a wrong one ends the process with status 2."""
     parser = build_parser()
     options = ReplayOptions(**vars(parser.parse_args(arguments)))
     if options.prompt == "ids" and options.endpoint != "completions":

@@ -1,7 +1,7 @@
-"""The results of a run as rows for `requests.jsonl`, and the facts about the run beside them.
+"""The results of a run: rows for `requests.jsonl`, and facts about the run for the summary.
 
-Times in a row are real seconds from the origin of the run, whatever `--time-scale` says; null means
-unknown or never happened.
+Times in a row are real seconds from the origin of the run, whatever `--time-scale` is; null means
+unknown or that it did not happen.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,11 @@ ROUTE_HEADERS = {
     "route_class": "X-Cache-Proxy-Route",
     "offload_decision_reason": "X-Cache-Proxy-Reason",
 }
-GAPS = "itl_s"  # samples that feed the summary and are too many for the file
+GAPS = "itl_s"  # in the rows for the summary, but too long for the file
 
 
 def rows_of(results: Sequence[Result], options: ReplayOptions) -> list[dict[str, Any]]:
-    """Write one row per result, in the order of sending; skipped ones last."""
+    """Make one row per result, in the order of sending; skipped ones last."""
     sent = [result for result in results if result.exchange is not None]
     sent.sort(key=lambda result: result.exchange.sent_s if result.exchange else 0.0)
     hits = ideal_hits(result.request for result in sent)
@@ -76,7 +76,7 @@ def _seen(exchange: TimedExchange) -> dict[str, Any]:
 
 
 def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) -> dict[str, Any]:
-    """State what was run, for the summary."""
+    """Return the run's settings and circumstances, for the summary."""
     options = run.options
     return {
         "trace": str(options.trace),

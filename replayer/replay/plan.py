@@ -1,7 +1,7 @@
-"""Which requests of a trace are sent: the selection, and what it does to the ideal cache hit.
+"""The selection of a trace's requests to send, and its effect on the ideal cache hit.
 
-A selection changes what a cache could ever hit, so the ideal hit is stated for the whole trace and
-again for what is left of it.
+A selection changes how much a cache could hit at best, so the ideal hit ratio is given both for the
+whole trace and for the selection.
 """
 
 import random
@@ -16,7 +16,7 @@ from replayer.trace.rows import TraceError
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The requests of a run in file order, and what was left out."""
+    """The requests of a run in file order, and notes on the ones left out."""
 
     requests: tuple[TraceRequest, ...]
     notes: tuple[str, ...]
@@ -55,7 +55,7 @@ def ideal_ratio(requests: Sequence[TraceRequest]) -> float | None:
 
 
 def make_plan(options: ReplayOptions) -> Plan:
-    """Read the trace and select; raises TraceError when nothing is left or rows are wrong."""
+    """Read the trace and select; raises TraceError for a bad row or an empty selection."""
     notes: list[str] = []
     requests = list(_in_window(read_trace(options.trace, options.format), options.window_s))
     whole, total = ideal_ratio(requests), len(requests)
@@ -84,7 +84,7 @@ def make_plan(options: ReplayOptions) -> Plan:
 def _in_window(
     requests: Iterable[TraceRequest], window_s: tuple[float, float] | None
 ) -> Iterator[TraceRequest]:
-    """Keep rows inside the window; one without a timestamp goes with what it waits for."""
+    """Keep requests in the window; one without a timestamp if one that it waits for is kept."""
     if window_s is None:
         yield from requests
         return
@@ -132,7 +132,7 @@ def _origin_s(requests: Sequence[TraceRequest], window_s: tuple[float, float] | 
 
 
 def _placed(request: TraceRequest, origin_s: float, max_output: int | None) -> TraceRequest:
-    """Move a request to the run's clock and cut its answer."""
+    """Shift a request's arrival to the run's clock and limit its answer."""
     arrival_s = None if request.arrival_s is None else request.arrival_s - origin_s
     output_tokens = min(request.output_tokens, max_output or request.output_tokens)
     return replace(request, arrival_s=arrival_s, output_tokens=output_tokens)

@@ -1,4 +1,4 @@
-"""The live line of a run: cheap to keep, drawn twice a second."""
+"""The progress line of a run, drawn twice a second."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ RECENT = 64
 
 
 class Tally:
-    """What a run has done so far."""
+    """Counts of a run so far, and its recent TTFTs."""
 
     def __init__(self, time_scale: float = 1.0) -> None:
-        """Start at nothing; the target's time runs `time_scale` times faster."""
+        """Start at zero; the target's time runs `time_scale` times faster than real time."""
         self._time_scale = time_scale
         self.sent_count = 0
         self.outcomes: Counter[ReplayOutcome] = Counter()
@@ -26,15 +26,15 @@ class Tally:
 
     @property
     def ended_count(self) -> int:
-        """Return how many requests have an outcome, skipped ones among them."""
+        """Count the requests with an outcome, skipped ones included."""
         return self.outcomes.total()
 
     def sent(self) -> None:
-        """Note that one more request went out."""
+        """Count one more request sent."""
         self.sent_count += 1
 
     def ended(self, result: Result) -> None:
-        """Note what became of a request."""
+        """Count the outcome of a request."""
         if result.exchange is None:
             self.outcomes[ReplayOutcome.SKIPPED] += 1
             return
@@ -45,7 +45,7 @@ class Tally:
             self._recent_ttft_s.append(ttft_s)
 
     def line(self) -> str:
-        """Describe the run in a few words."""
+        """Describe the run in a line."""
         in_flight = self.sent_count - (self.ended_count - self.outcomes[ReplayOutcome.SKIPPED])
         failed = self.ended_count - self.outcomes[ReplayOutcome.OK]
         ttft = f"{median(self._recent_ttft_s):.3f} s" if self._recent_ttft_s else "-"
@@ -56,7 +56,7 @@ class ProgressLine(Progress):
     """A progress bar that reads a tally each time it is drawn."""
 
     def __init__(self, console: Console, tally: Tally, total: int) -> None:
-        """Draw on `console`; nothing moves where it is no terminal."""
+        """Draw on `console`, which must be a terminal for the line to move."""
         self._tally = tally
         columns = (
             TextColumn("replay"),
@@ -69,7 +69,7 @@ class ProgressLine(Progress):
         self.add_task("replay", total=total, line="")
 
     def get_renderable(self) -> RenderableType:
-        """Take the tally's numbers and lay out the line; called at every drawing."""
+        """Read the tally and lay out the line; rich calls this at every drawing."""
         for task in self.tasks:
             self.update(task.id, completed=self._tally.ended_count, line=self._tally.line())
         return super().get_renderable()

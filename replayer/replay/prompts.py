@@ -1,4 +1,4 @@
-"""Prompts written from block ids, so that two prompts share text exactly where they share ids.
+"""Prompts made from block ids, so that two prompts share text exactly where they share ids.
 
 The text of a block is a function of its id and the seed alone: seven head words spell the id in
 base 1024 (70 bits, no two ids collide), the rest is a slice of one seeded pool of words. Every word
@@ -32,7 +32,7 @@ Cuts = tuple[int, ...]  # token positions where one message ends and the next be
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """1,024 words and what stands between two of them."""
+    """1,024 words, and the separator between two words."""
 
     words: tuple[bytes, ...]
     separator: bytes
@@ -54,17 +54,17 @@ def id_vocabulary() -> Vocabulary:
 
 @lru_cache(maxsize=2)
 def _pool(vocabulary: Vocabulary, seed: int, size: int) -> tuple[bytes, tuple[int, ...]]:
-    """Draw `size` words; returns their text and where each of them starts in it."""
+    """Draw `size` words; returns their text and the offset of each word in it."""
     words = random.Random(seed).choices(vocabulary.words, k=size)
     gap = len(vocabulary.separator)
     return vocabulary.separator.join(words), (0, *accumulate(len(word) + gap for word in words))
 
 
 class BlockText:
-    """The text of any block, whole or in part; bounded memory."""
+    """Makes the text of any block, whole or in part; the cache of blocks is bounded."""
 
     def __init__(self, vocabulary: Vocabulary, seed: int, block_tokens: int) -> None:
-        """Make the pool; `block_tokens` is the largest block that will be asked for."""
+        """Make the pool of words; `block_tokens` is the size of the largest block."""
         self._words = vocabulary.words
         self._separator = vocabulary.separator
         self._pool, self._starts = _pool(vocabulary, seed, POOL_WORDS + block_tokens)
@@ -73,7 +73,7 @@ class BlockText:
         self.block = lru_cache(maxsize=CACHED_WORDS // block_tokens)(self._block)
 
     def _block(self, block_id: int, words: int) -> bytes:
-        """Write the first `words` words of a block."""
+        """Make the first `words` words of a block."""
         mask = (1 << BASE_BITS) - 1
         digits = range(0, BASE_BITS * min(words, HEAD_WORDS), BASE_BITS)
         head = self._separator.join([self._words[block_id >> shift & mask] for shift in digits])
@@ -86,7 +86,7 @@ class BlockText:
         return head + self._separator + body
 
     def span(self, ids: Sequence[int], block_tokens: int, start: int, end: int) -> bytes:
-        """Write the words at positions start..end of the prompt that `ids` make up."""
+        """Make the words at positions start..end of the prompt with these block ids."""
         first, skipped = divmod(start, block_tokens)
         last, tail = divmod(end, block_tokens)
         parts = []
@@ -147,7 +147,7 @@ def _next_cuts(previous: TraceRequest, inherited: Cuts, request: TraceRequest) -
 
 @dataclass(frozen=True, slots=True)
 class BodyForm:
-    """How requests are put: `endpoint` chat or completions, `chat` turns or flat, words or ids."""
+    """Form of a request: endpoint chat or completions, chat turns or flat, prompt words or ids."""
 
     model: str
     endpoint: str = "chat"
@@ -157,7 +157,7 @@ class BodyForm:
 
 
 class PromptWriter:
-    """Request bodies, joined from bytes: words need no JSON escaping."""
+    """Makes request bodies by joining bytes, since the words need no JSON escaping."""
 
     def __init__(self, form: BodyForm, requests: Sequence[TraceRequest]) -> None:
         """Compute the message cuts of all requests, which must be in file order."""
@@ -172,7 +172,7 @@ class PromptWriter:
         self._cuts = message_cuts(requests) if turns else {}
 
     def body(self, request: TraceRequest) -> bytes:
-        """Write the JSON body of one request."""
+        """Make the JSON body of one request."""
         head = b'{"model":' + orjson.dumps(self._form.model)
         options = (
             b',"stream":true,"stream_options":{"include_usage":true},"ignore_eos":true,'

@@ -1,6 +1,6 @@
-"""One run: requests go out when the schedule says, and every one of them leaves a result.
+"""One run: sends each request when the schedule says, and keeps a result for each.
 
-One monotonic clock with one origin serves the schedule and all measured times.
+The schedule and all measured times use one monotonic clock with one origin.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ from replayer.replay.prompts import BodyForm, PromptWriter
 from replayer.replay.schedule import Due, Pace, PaceRules
 from replayer.trace.loaders import TraceRequest
 
-# A request is prepared this long before it is due, so that writing its body delays nothing.
+# A request's body is made this long before it is due, so that making it delays no request.
 LEAD_S = 0.02
 UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 HEADER_CHARS = 96
-MODELS_TIMEOUT_S = 15.0  # longer than it may take to connect
+MODELS_TIMEOUT_S = 15.0  # longer than the limit to connect
 UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
@@ -44,7 +44,7 @@ class TargetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one request; `exchange` None: it was skipped."""
+    """The result of one request; `exchange` None: it was skipped."""
 
     request: TraceRequest
     sent_as: str | None
@@ -53,13 +53,13 @@ class Result:
 
 
 class RunObserver(Protocol):
-    """Somebody who wants to know how a run goes."""
+    """Is told of every request of a run that is sent and that ends."""
 
     def sent(self) -> None:
-        """Note that one more request went out."""
+        """Called when a request is sent."""
 
     def ended(self, result: Result) -> None:
-        """Note what became of a request."""
+        """Called when a request has ended or was skipped."""
 
 
 def header_safe(name: str) -> str:
@@ -70,7 +70,7 @@ def header_safe(name: str) -> str:
 
 @dataclass(slots=True)
 class Run:
-    """A run and its results so far, which stay when it is interrupted."""
+    """A run and its results so far, which remain after an interruption."""
 
     options: ReplayOptions
     requests: Sequence[TraceRequest]
@@ -86,7 +86,7 @@ class Run:
         return time.monotonic() - self.origin_s
 
     async def execute(self) -> None:
-        """Send everything; raises TargetError before the first request only."""
+        """Send all requests; raises TargetError, before the first request only."""
         async with open_session() as session:
             self.model = await model_of(session, self.options)
             form = BodyForm(
@@ -116,7 +116,7 @@ class Run:
 
 
 def pace_rules(options: ReplayOptions) -> PaceRules:
-    """Take what concerns the schedule from the options."""
+    """Return the schedule's part of the options."""
     return PaceRules(
         slots=options.concurrency if options.mode == "sessions" else None,
         speedup=options.speedup,
@@ -125,7 +125,7 @@ def pace_rules(options: ReplayOptions) -> PaceRules:
 
 
 class ReplayDriver:
-    """Keeps the appointments of a schedule."""
+    """Sends the requests of a schedule when they are due."""
 
     def __init__(self, run: Run, client: Client, writer: PromptWriter) -> None:
         """Results go to `run`."""
@@ -135,7 +135,7 @@ class ReplayDriver:
         self._wake = asyncio.Event()
 
     async def drive(self, pace: Pace) -> None:
-        """Send every request of the schedule and wait for all their ends."""
+        """Send every request of the schedule and wait until all have ended."""
         async with asyncio.TaskGroup() as group:
             while not pace.finished:
                 for due in pace.take_due(self._run.clock() + LEAD_S):
@@ -144,7 +144,7 @@ class ReplayDriver:
                 await self._wait(pace.next_due_s())
 
     async def _wait(self, due_s: float | None) -> None:
-        """Wait for the next appointment, or until an end may have brought a new one."""
+        """Wait until the next request is due, or one has ended and may make another due."""
         delay_s = None if due_s is None else due_s - LEAD_S - self._run.clock()
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
@@ -185,7 +185,7 @@ def authorization(options: ReplayOptions) -> dict[str, str]:
 async def model_of(session: aiohttp.ClientSession, options: ReplayOptions) -> str:
     """Return the model to ask for: the one given, or the target's first; raises TargetError.
 
-    The target is asked in both cases: one that cannot be reached must end a run before it begins.
+    The target is asked in both cases, so that an unreachable one ends the run before it begins.
     """
     answer = b""
     try:
@@ -226,7 +226,7 @@ def run_blocking(run: Run, loop_factory: Callable[[], asyncio.AbstractEventLoop]
 
 
 async def _until_terminated(run: Run) -> None:
-    """Let SIGTERM end a run as Ctrl-C does: with its results."""
+    """Make SIGTERM end a run as Ctrl-C does, with its results."""
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(SIGTERM, task.cancel)

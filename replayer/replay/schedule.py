@@ -1,10 +1,11 @@
-"""When each request of a trace is due: a pure schedule, driven by the times it is told.
+"""The schedule of a replay: when each request of a trace is due. Pure: times are arguments.
 
 Two modes. Open loop: a request is due at its timestamp, one with dependencies at
 max(timestamp, end of the last dependency + delay). Sessions: a fixed number of slots, each running
-whole sessions (with their sub-agents) one after another; timestamps play no part, delays do.
+whole sessions (with their sub-agents) one after another, with the trace's delays but not its
+timestamps.
 
-All times are seconds from the start of the run. Nothing here reads a clock or sleeps.
+All times are seconds from the start of the run.
 """
 
 import heapq
@@ -21,8 +22,8 @@ from replayer.trace.rows import TraceError
 class PaceRules:
     """`slots` None: open loop. `think_cap_s` bounds a delay, before the speed-up divides it.
 
-    In open loop a cap lets a dependent request that has a delay follow that delay alone: its
-    recorded timestamp contains the very pause that the cap takes out.
+    With a cap in open loop, a dependent request that has a delay ignores its timestamp, because the
+    timestamp contains the pause that the cap is to shorten.
     """
 
     slots: int | None = None
@@ -30,7 +31,7 @@ class PaceRules:
     think_cap_s: float | None = None
 
     def earliest_s(self, request: TraceRequest) -> float:
-        """Return the time before which a request is not due, whatever it waits for."""
+        """Return the earliest time at which a request is due, apart from its dependencies."""
         if self.slots is not None or request.arrival_s is None:
             return 0.0
         if self.think_cap_s is not None and request.delay_s is not None:
@@ -38,7 +39,7 @@ class PaceRules:
         return request.arrival_s / self.speedup
 
     def pause_s(self, request: TraceRequest) -> float:
-        """Return the time between the end of what a request waits for and its own start."""
+        """Return the pause between the end of a request's last dependency and its own start."""
         delay_s = request.delay_s or 0.0
         if self.think_cap_s is not None:
             delay_s = min(delay_s, self.think_cap_s)
@@ -47,7 +48,7 @@ class PaceRules:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A request and the moment it should be sent."""
+    """A request and the time at which it should be sent."""
 
     request: TraceRequest
     intended_s: float
@@ -63,15 +64,15 @@ class _Waiting:
 
 
 def units(requests: Sequence[TraceRequest]) -> list[int]:
-    """Number the unit of each request: what hangs together through sessions and `wait_for`.
+    """Number the unit of each request: requests connected through sessions and `wait_for`.
 
-    A session with its sub-agents is one unit; a request without either is its own.
+    A session with its sub-agents is one unit; a request without either is a unit by itself.
     """
-    above: dict[str, str] = {}
+    parents: dict[str, str] = {}
 
-    def top(key: str) -> str:
-        while (parent := above.setdefault(key, key)) != key:
-            above[key] = above[parent]
+    def root(key: str) -> str:
+        while (parent := parents.setdefault(key, key)) != key:
+            parents[key] = parents[parent]
             key = parent
         return key
 
@@ -80,10 +81,10 @@ def units(requests: Sequence[TraceRequest]) -> list[int]:
         sessions = [s for s in (request.session_id, request.parent_session_id) if s is not None]
         others = [f"request {other}" for other in request.wait_for]
         for other in (*(f"session {session}" for session in sessions), *others):
-            above[top(other)] = top(own)
+            parents[root(other)] = root(own)
     numbers: dict[str, int] = {}
     return [
-        numbers.setdefault(top(f"request {request.request_id}"), len(numbers))
+        numbers.setdefault(root(f"request {request.request_id}"), len(numbers))
         for request in requests
     ]
 
@@ -123,15 +124,15 @@ class Pace:
 
     @property
     def finished(self) -> bool:
-        """Return whether every request was finished or skipped."""
+        """Whether every request has ended or was skipped."""
         return not self._waiting
 
     def next_due_s(self) -> float | None:
-        """Return when the next request is due, as far as known now."""
+        """Return when the next request is due; None if that depends on requests in flight."""
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, until_s: float) -> list[Due]:
-        """Hand out the requests due by `until_s`, earliest first."""
+        """Remove and return the requests due by `until_s`, earliest first."""
         due = []
         while self._heap and self._heap[0][0] <= until_s:
             intended_s, _order, request_id = heapq.heappop(self._heap)
@@ -139,7 +140,7 @@ class Pace:
         return due
 
     def finish(self, request_id: str, end_s: float, *, ok: bool) -> list[TraceRequest]:
-        """Note the end of a request; returns those that will now never be sent, when it failed."""
+        """Note the end of a request; returns its dependents, which are skipped, if it failed."""
         finished = self._waiting.pop(request_id)
         skipped = [] if ok else self._skip_dependents(request_id)
         for other in self._dependents.get(request_id, ()) if ok else ():

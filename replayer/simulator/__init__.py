@@ -1,1 +1,1 @@
-"""`engine-sim`: the engine model behind vLLM's HTTP."""
+"""`engine-sim`: the engine model behind vLLM's HTTP API."""

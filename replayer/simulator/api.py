@@ -1,8 +1,8 @@
-"""One simulated engine behind vLLM's HTTP face: routes, streaming, errors, cancellation.
+"""vLLM's HTTP API for one simulated engine: routes, streaming, errors, cancellation.
 
-Streams get their 200 and headers at once and their first bytes with the first token, as with vLLM:
-whatever goes wrong later is an event inside the 200. A client that leaves ends its requests. The
-HTTP surface holds no state of its own; what is under way lives in the engine model.
+A stream gets status 200 and its headers at once and its first bytes with the first token, as with
+vLLM; a later error is an event inside the stream. When a client leaves, its requests are aborted.
+The handlers hold no state; requests live in the engine model.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from replayer.simulator.faults import Faults
 from replayer.simulator.metrics import EngineMetrics
 from replayer.simulator.openai.answers import DONE, Answer
 from replayer.simulator.openai.errors import ApiError, json_response, like_vllm, model_card
-from replayer.simulator.openai.kv_params import handing_of, told_by_nixl
+from replayer.simulator.openai.kv_params import handing_of, nixl_answer
 from replayer.simulator.openai.requests import (
     Ask,
     RequestLimits,
@@ -42,10 +42,10 @@ Release = Callable[[RemoteKv], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """What an engine's handlers ask of the process around them.
+    """What the handlers need of the engine's process.
 
-    `release` tells a sender to let go of KV nobody will fetch, `crash` ends the engine, `address`
-    is where others reach its KV.
+    `release` makes a sender unpin KV that will not be fetched, `crash` kills the engine, `address`
+    returns the host and port at which other engines pull its KV.
     """
 
     engine_id: str
@@ -80,7 +80,7 @@ class Api:
         )
 
     def app(self) -> web.Application:
-        """Return the aiohttp application."""
+        """Make the aiohttp application."""
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[like_vllm])
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat_completions)
@@ -117,7 +117,7 @@ class Api:
         )
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        """POST /detokenize; only generated words can be turned back."""
+        """POST /detokenize; ids of words outside the vocabulary come back as `<id>`."""
         body = parse_body(await request.read())
         tokens = body.get("tokens")
         if not isinstance(tokens, list) or not all(isinstance(t, int) and t >= 0 for t in tokens):
@@ -131,11 +131,11 @@ class Api:
         return json_response({"object": "list", "data": [card]})
 
     async def health(self, _request: web.Request) -> web.Response:
-        """GET /health: an empty 200 that says nothing about load."""
+        """GET /health and /ping: an empty 200, whatever the load."""
         return web.Response()
 
     async def version(self, _request: web.Request) -> web.Response:
-        """GET /version: the vLLM release whose behaviour is modelled."""
+        """GET /version: the vLLM release that is modelled."""
         return json_response({"version": VERSION})
 
     async def metrics(self, _request: web.Request) -> web.Response:
@@ -144,7 +144,7 @@ class Api:
         return web.Response(body=self._metrics.render(), headers=headers)
 
     async def faults(self, request: web.Request) -> web.Response:
-        """POST /sim/faults: what goes wrong from now on, see `sim_faults`."""
+        """POST /sim/faults: set fault switches, see `faults`."""
         try:
             self._faults.change(**parse_body(await request.read()))
         except ValueError as error:
@@ -158,8 +158,8 @@ class Api:
             self._check_transfer(ask)
             self._check_queue()
         except ApiError:
-            # vLLM >= 0.22 tells the sender that a rejected decode leg will never fetch.
-            self._let_go(body)
+            # vLLM >= 0.22 releases the KV of a decode leg that it rejects.
+            self._release_kv(body)
             raise
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         answer = Answer(ask, request_id, int(self._driver.unix_s(self._driver.now_s())))
@@ -169,13 +169,13 @@ class Api:
                 return await self._stream(request, request_id, answer, lives, ask)
             whole = await self._whole(request_id, answer, lives)
             if ask.handing.send_as is not None:
-                await self._spoil_prefill()
+                await self._apply_prefill_fault()
             return whole
         finally:
             for live in lives:
                 self._driver.abort(live)
 
-    def _let_go(self, body: dict[str, Any]) -> None:
+    def _release_kv(self, body: dict[str, Any]) -> None:
         with suppress(ApiError):
             remote = handing_of(body, self._limits.connector).fetch
             if remote is not None and remote.engine_id != self._process.engine_id:
@@ -183,10 +183,10 @@ class Api:
 
     def _check_transfer(self, ask: Ask) -> None:
         fetch = ask.handing.fetch
-        if ask.handing.is_deadly:
+        if ask.handing.is_fatal:
             self._process.crash()
             raise ApiError(500, "EngineCore encountered an issue. See stack trace.")
-        if ask.handing.lacks:
+        if ask.handing.is_incomplete:
             log.warning("kv_transfer_params lacks a key: prefilling locally")
         if fetch is not None and fetch.engine_id == self._process.engine_id:
             message = "kv_transfer_params: remote_engine_id is this engine itself"
@@ -207,20 +207,20 @@ class Api:
         if any(request.finish_reason == "error" for request in requests):
             raise ApiError(500, "Internal server error")
         return web.Response(
-            body=answer.whole(requests, self._told(requests[0])),
+            body=answer.whole(requests, self._kv_params(requests[0])),
             content_type="application/json",
             headers={"X-Request-Id": request_id},
         )
 
-    async def _spoil_prefill(self) -> None:
-        """The KV is computed and kept; what becomes of the answer is another matter."""
+    async def _apply_prefill_fault(self) -> None:
+        """Withhold or replace the answer to a prefill leg; its KV stays pinned."""
         if self._faults.prefill == "hang":
             await asyncio.get_running_loop().create_future()
         if self._faults.prefill == "error":
             raise ApiError(500, "Internal server error")
 
-    async def _spoil_stream(self, request: web.Request) -> bool:
-        """End a stream in the way that is switched on; true when it ends in order but too soon."""
+    async def _apply_stream_fault(self, request: web.Request) -> bool:
+        """Stall or cut a stream as the fault says; True if it is to end normally but early."""
         transport, how = request.transport, self._faults.stream
         if how == "stall":
             await asyncio.get_running_loop().create_future()
@@ -230,13 +230,13 @@ class Api:
             transport.close()
         return how == "no_done"
 
-    def _told(self, request: SimRequest) -> dict[str, Any] | None:
-        """What the connector says of the blocks that this request leaves for others."""
+    def _kv_params(self, request: SimRequest) -> dict[str, Any] | None:
+        """Return the answer's kv_transfer_params: with NIXL, where a pinned leg's blocks are."""
         is_kept = request in self._driver.engine.sender.pinned
         if self._limits.connector != "nixl" or not is_kept:
             return None
         process, block = self._process, self._limits.block_size
-        return told_by_nixl(process.engine_id, process.address(), request, block)
+        return nixl_answer(process.engine_id, process.address(), request, block)
 
     async def _stream(
         self, request: web.Request, request_id: str, answer: Answer, lives: list[LiveJob], ask: Ask
@@ -268,13 +268,13 @@ class Api:
                     sent[index] = live.request.output_tokens
                 if finished is not None:
                     pending.remove(index)
-            # Many tokens may come at once: none is the last one while this fault is on.
+            # Many tokens may come in one write: the fault also keeps a whole answer from ending.
             beyond = sum(sent) - self._faults.stream_tokens
-            is_spoiled = self._faults.stream != "ok" and beyond >= (0 if pending else 1)
-            if not pending and not is_spoiled:
+            is_faulty = self._faults.stream != "ok" and beyond >= (0 if pending else 1)
+            if not pending and not is_faulty:
                 parts.append(answer.closing([live.request for live in lives]))
             await response.write(b"".join(parts))
-            if is_spoiled and await self._spoil_stream(request):
+            if is_faulty and await self._apply_stream_fault(request):
                 return response
         return response
 

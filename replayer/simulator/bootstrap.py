@@ -1,9 +1,9 @@
-"""Mooncake's bootstrap server, and the receiving side that asks it.
+"""Mooncake's bootstrap server, and the receiver that pulls KV from other engines.
 
-`GET /query` answers like vLLM's: engine id and worker address per rank. The worker's side channel
-(ZMQ and RDMA in reality) is played by `POST /sim/pull` on the same port: the answer comes when the
-transfer is complete, or says that it was refused. If the sender dies, no answer ever comes: real
-receivers wait out their timeout, because their socket reconnects for ever, and so do these.
+`GET /query` answers like vLLM's: engine id and worker address per rank. `POST /sim/pull` on the
+same port stands for the worker's side channel (in reality ZMQ and RDMA): it answers when the
+transfer is complete or refused. After a sender's death no answer ever comes: real receivers wait
+until their timeout, because their socket reconnects for ever, and so do these.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _QUERY_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _PULL_TIMEOUT = aiohttp.ClientTimeout(total=None)
 _KNOWN_WORKERS = 1_024
-# Unreachable, too slow, not JSON, or JSON of another shape.
+# A server that is unreachable or too slow, or that answers no JSON, or JSON of another shape.
 _LOOK_UP_ERRORS = (
     aiohttp.ClientError,
     TimeoutError,
@@ -48,8 +48,8 @@ async def _never() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def _spoiled(query: str) -> web.Response | None:
-    """The answer to `/query` where that is switched to be a wrong one, or never comes."""
+async def _faulty_answer(query: str) -> web.Response | None:
+    """Answer `/query` as the fault `query` demands, if at all; None without a fault."""
     if query == "hang":
         await _never()
     answers = {"error": (500, b""), "garbage": (200, b'{"0": ['), "empty": (200, b"{}")}
@@ -62,11 +62,11 @@ async def _spoiled(query: str) -> web.Response | None:
 def bootstrap_app(
     engine_id: str, port_of: Callable[[], int], serve: Serve, faults: Faults
 ) -> web.Application:
-    """Return the bootstrap server of one engine; `serve` carries out a pull on it."""
+    """Make the bootstrap server of one engine; `serve` executes a pull from that engine."""
 
     async def query(_request: web.Request) -> web.Response:
-        if (spoiled := await _spoiled(faults.query)) is not None:
-            return spoiled
+        if (faulty := await _faulty_answer(faults.query)) is not None:
+            return faulty
         address = {"0": {"0": f"tcp://127.0.0.1:{port_of()}"}}
         body = {"0": {"engine_id": engine_id, "worker_addr": address}}
         return web.Response(body=orjson.dumps(body), content_type="application/json")
@@ -90,9 +90,9 @@ def bootstrap_app(
 
 
 class Receiver:
-    """Fetches KV from other engines; like vLLM it asks once where each lives, then never again.
+    """Fetches KV from other engines; looks up an engine's address once, as vLLM does.
 
-    `gives_up`: a lost sender is noticed, as NIXL does, whose sockets do not reconnect for ever.
+    `gives_up`: report a lost sender as a failure, as NIXL does, whose sockets do not reconnect.
     """
 
     def __init__(self, session: aiohttp.ClientSession, *, gives_up: bool = False) -> None:
@@ -101,7 +101,7 @@ class Receiver:
         self._workers: dict[str, str] = {}
 
     async def fetch(self, remote: RemoteKv, tokens: int) -> PullResult:
-        """Pull `tokens` of KV; returns when they are here, refused, or certainly never come."""
+        """Pull `tokens` of KV; returns when they have arrived, or with the way the pull failed."""
         worker = self._workers.get(remote.engine_id) or await self._look_up(remote)
         if worker is None:
             return PullResult.FAILED
@@ -119,7 +119,7 @@ class Receiver:
         return PullResult.DONE if ok else PullResult.FAILED
 
     async def _look_up(self, remote: RemoteKv) -> str | None:
-        """Ask a bootstrap server for its worker; None when it is dead or another engine's."""
+        """Ask a bootstrap server for its worker's URL; None if it is dead or another engine's."""
         try:
             async with self._session.get(
                 f"{remote.bootstrap_url.rstrip('/')}/query", timeout=_QUERY_TIMEOUT

@@ -63,13 +63,19 @@ def _parser() -> argparse.ArgumentParser:
         "--port", type=int, default=8001, help="first API port; 0: the kernel chooses"
     )
     parser.add_argument(
-        "--bootstrap-port", type=int, default=8998, help="first bootstrap port; 0: likewise"
+        "--bootstrap-port",
+        type=int,
+        default=8998,
+        help="first bootstrap port; 0: the kernel chooses",
     )
     parser.add_argument(
         "--request-log", type=Path, help="file for one JSON line per finished request"
     )
     parser.add_argument(
-        "--log-level", default="warning", choices=("debug", "info", "warning", "error"), help="log"
+        "--log-level",
+        default="warning",
+        choices=("debug", "info", "warning", "error"),
+        help="least level of logged lines",
     )
     for spec in fields(SimOptions):
         _add(parser, spec)
@@ -77,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add(parser: argparse.ArgumentParser, spec: "Field[Any]") -> None:
-    """Turn a field of SimOptions into a flag."""
+    """Declare the flag of a field of SimOptions."""
     if spec.default is MISSING:
         raise TypeError(f"{spec.name} needs a default")
     help_ = spec.metadata["help"]
@@ -92,7 +98,7 @@ def _add(parser: argparse.ArgumentParser, spec: "Field[Any]") -> None:
 
 
 def _check_ports(port: int, bootstrap_port: int, instances: int) -> None:
-    """Refuse numbers that cannot be ports, and ranges that meet."""
+    """Refuse numbers that cannot be ports, and port ranges that overlap."""
     if not 1 <= instances <= 1_000:
         raise ValueError(f"--instances {instances}: must be 1 to 1000")
     for name, first in (("--port", port), ("--bootstrap-port", bootstrap_port)):

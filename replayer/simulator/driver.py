@@ -1,8 +1,8 @@
-"""Runs one pure engine model in scaled real time: the only clock of a simulated engine.
+"""Drives one engine model in scaled real time: the only clock of a simulated engine.
 
-One task per engine sleeps until the model's next event. Between two events of a decoding batch it
-looks in once per tick, so several tokens may reach a stream in one write, as with a real server
-under load. Handlers wait on a `Live`; there is no timer per request or token.
+One task per engine sleeps until the model's next event. While a batch decodes it also wakes once
+per tick, so several tokens may reach a stream in one write, as with a real server under load.
+Handlers wait on a `LiveJob`; there is no timer per request or token.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ from replayer.engine.types import (
 )
 from replayer.simulator.options import SimOptions
 
-Listener = Callable[[Event], None]
+OnEvent = Callable[[Event], None]
 
 
 class LiveJob:
-    """A request under way, as its HTTP handler sees it."""
+    """A request in the engine, on which its HTTP handler waits for tokens."""
 
     __slots__ = ("_seen_tokens", "_streams", "_waiter", "request")
 
@@ -42,20 +42,20 @@ class LiveJob:
 
     @property
     def news(self) -> bool:
-        """True when there are tokens to show, or the end."""
+        """Whether the request has new tokens for its stream, or has ended."""
         if self.request.finish_reason is not None:
             return True
         return self._streams and self.request.output_tokens > self._seen_tokens
 
     async def changed(self) -> None:
-        """Wait for news and take note of it."""
+        """Wait until there is news, and mark it as seen."""
         if not self.news:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         self._seen_tokens = self.request.output_tokens
 
     def notify(self) -> None:
-        """Wake the handler if it waits and there is news."""
+        """Wake the handler if it is waiting and there is news."""
         waiter = self._waiter
         if waiter is not None and self.news:
             self._waiter = None
@@ -64,14 +64,14 @@ class LiveJob:
 
 
 class EngineDriver:
-    """One engine model and its clock; `listen` is called with every event in order."""
+    """One engine model and its clock; `on_event` is called with every event in order."""
 
     def __init__(
-        self, options: SimOptions, listen: Listener, store: SharedStore | None = None
+        self, options: SimOptions, on_event: OnEvent, store: SharedStore | None = None
     ) -> None:
         self.options = options
         self.engine = Engine(options.engine(), store=store)
-        self._listen = listen
+        self._on_event = on_event
         self._lives: dict[SimRequest, LiveJob] = {}
         self._served: dict[Pull, asyncio.Future[bool]] = {}
         self._start_s = time.monotonic()
@@ -80,11 +80,11 @@ class EngineDriver:
         self._stopping = False
 
     def now_s(self) -> float:
-        """Engine time: seconds since the start, times the speed."""
+        """Engine time: real seconds since the start, times the speed."""
         return (time.monotonic() - self._start_s) * self.options.speed
 
     def unix_s(self, engine_s: float) -> float:
-        """Wall-clock time of an engine time, from one anchor taken at the start."""
+        """Unix time of an engine time, from one anchor taken at the start."""
         return self._start_unix_s + engine_s / self.options.speed
 
     def submit(self, job: Job, *, streams: bool) -> LiveJob:
@@ -95,12 +95,12 @@ class EngineDriver:
         return live
 
     def abort(self, live: LiveJob) -> None:
-        """End a request whose client has left; harmless once it is finished."""
+        """End a request whose client has left; no effect on a finished one."""
         self.engine.abort(live.request, self.now_s())
         self._wake.set()
 
     async def serve_pull(self, pull: Pull) -> bool:
-        """Send KV to another engine; returns once it is there (True) or refused."""
+        """Send KV to another engine; returns True once it has arrived, False if refused."""
         served: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._served[pull] = served
         self.engine.pull(pull, self.now_s())
@@ -111,12 +111,12 @@ class EngineDriver:
             self._served.pop(pull, None)
 
     def pull_done(self, request: SimRequest, *, ok: bool) -> None:
-        """Pass on how the transfer of a decode leg's KV ended."""
+        """Tell the engine how the transfer of a decode leg's KV ended."""
         self.engine.pull_done(request, self.now_s(), ok=ok)
         self._wake.set()
 
     def stop(self) -> None:
-        """End the driving task and everything still under way, as vLLM does on SIGTERM."""
+        """End the driving task, all requests and all pulls, as vLLM does on SIGTERM."""
         self._stopping = True
         for live in list(self._lives.values()):
             self.engine.abort(live.request, self.now_s())
@@ -138,7 +138,7 @@ class EngineDriver:
                 timer.cancel()
 
     def _delay_s(self) -> float:
-        """Real seconds to sleep: to the next event, or a tick where tokens are being watched."""
+        """Real seconds to sleep: to the next event, at most a tick while a batch runs."""
         engine, now_s = self.engine, self.now_s()
         due_s = engine.next_event_s()
         if self._lives and engine.running:
@@ -164,4 +164,4 @@ class EngineDriver:
                     served.set_result(event.ok)
             case FirstToken() | PullWanted() | Unpinned():
                 pass
-        self._listen(event)
+        self._on_event(event)

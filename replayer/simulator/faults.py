@@ -1,7 +1,7 @@
-"""What goes wrong in one simulated engine, switched while it runs.
+"""Faults of one simulated engine, switched on and off while it runs.
 
-`SimEngine.faults` holds the switches, and `POST /sim/faults` sets them: `{"pull": "hang"}` changes
-one, `{}` none; the answer is the present state. They survive a restart, as a bad cable would.
+`SimEngine.faults` holds the switches. `POST /sim/faults` sets them and answers with the new state:
+`{"pull": "hang"}` changes one, `{}` none. They survive a restart, as a bad cable would.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -19,8 +19,9 @@ CHOICES = {
 class Faults:
     """The switches of one engine.
 
-    `query`: the bootstrap server; `pull`: sending KV to others; `prefill`: the answer to a leg
-    whose KV is computed and pinned; `stream`: what happens once `stream_tokens` are out.
+    `query` concerns answers of the bootstrap server, `pull` KV sent to other engines, `prefill` the
+    answer to a prefill leg (its KV is pinned all the same), `stream` a stream of which
+    `stream_tokens` have been sent.
     """
 
     query: str = "ok"
@@ -30,7 +31,7 @@ class Faults:
     stream_tokens: int = 1
 
     def change(self, **values: Any) -> None:
-        """Set some switches; ValueError names what is unknown or out of range."""
+        """Set some switches; or none: raises ValueError for an unknown one or a wrong value."""
         names = {field.name for field in fields(self)}
         for name, value in values.items():
             if name not in names:
@@ -44,5 +45,5 @@ class Faults:
             setattr(self, name, value)
 
     def state(self) -> dict[str, Any]:
-        """Every switch."""
+        """Return every switch by name."""
         return asdict(self)

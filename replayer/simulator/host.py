@@ -1,9 +1,9 @@
-"""Simulated engines as an operating system would see them: two ports, tasks, a life.
+"""Simulated engines as processes: two ports each, started, stopped, killed and restarted.
 
-`start` binds both ports and gives the engine a new id, `stop` ends like SIGTERM (running requests
-answer with finish_reason "abort"), `kill` like SIGKILL (connections are cut), `restart` comes back
-on the same ports with an empty cache and another id. `SimFleet` is several in one process: what
-`engine-sim` runs and what tests use.
+`start` binds both ports and gives the engine a new id, `stop` acts like SIGTERM (running requests
+answer with finish_reason "abort"), `kill` like SIGKILL (connections are cut), `restart` kills and
+starts on the same ports with an empty cache and another id. `SimFleet` is several engines in one
+process, for `engine-sim` and for tests.
 
     async with SimFleet(2, speed=20.0) as fleet:
         client.post(fleet.engines[0].url + "/v1/completions", ...)
@@ -42,12 +42,12 @@ from replayer.simulator.request_log import EngineRequestLog, record
 
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5.0
-"""uvicorn's default, which vLLM uses: shorter than most clients' own."""
+"""uvicorn's default, which vLLM uses; most clients keep idle connections for longer."""
 Record = Callable[[dict[str, Any]], None]
 
 
 class _Incarnation:
-    """All that dies with one engine process."""
+    """The parts of an engine that last from one start to the next stop or kill."""
 
     def __init__(self, owner: "SimEngine", tasks: asyncio.TaskGroup, record_: Record) -> None:
         options, store = owner.options, owner.store
@@ -60,18 +60,20 @@ class _Incarnation:
         self._tasks = tasks
         self._own: set[asyncio.Task[None]] = set()
         self._record = record_
-        process = EngineProcess(self.engine_id, self._let_go, owner.crash, owner.side_address)
+        process = EngineProcess(
+            self.engine_id, self._release_remote, owner.crash, owner.side_address
+        )
         self.api = Api(options, self.driver, self.metrics, process, owner.faults)
         self.spawn(self.driver.run())
 
     def spawn(self, work: Any) -> None:
-        """Run a coroutine until it ends or the engine does."""
+        """Run a coroutine as a task that `end` cancels."""
         task = self._tasks.create_task(work)
         self._own.add(task)
         task.add_done_callback(self._own.discard)
 
     async def end(self) -> None:
-        """Stop driving, end what is under way, and write the lines still owed."""
+        """Stop the driver and all tasks; log the prefill legs that are still pinned."""
         self.driver.stop()
         for request in self.driver.engine.sender.pinned:
             self._log(request)
@@ -100,17 +102,18 @@ class _Incarnation:
 
     async def _fetch(self, wanted: PullWanted) -> None:
         result = await self._receiver.fetch(wanted.remote, wanted.tokens)
-        # A lost sender never answers: the model itself gives up when its timeout has passed.
+        # A lost sender never answers; the engine model then gives up after its own timeout.
         if result is not PullResult.LOST:
             ok = result is PullResult.DONE
             if not ok:
                 log.warning("%s: no KV for %s", self.name, wanted.request.job.request_id)
             self.driver.pull_done(wanted.request, ok=ok)
 
-    def _let_go(self, remote: RemoteKv) -> None:
+    def _release_remote(self, remote: RemoteKv) -> None:
         self.spawn(self._pull_nothing(remote))
 
     async def _pull_nothing(self, remote: RemoteKv) -> None:
+        """Make a sender unpin: an empty pull counts as served."""
         await self._receiver.fetch(remote, 0)
 
 
@@ -203,7 +206,7 @@ class SimEngine:
         life.name = f"{self.options.host}:{self.port}"
 
     async def stop(self) -> None:
-        """End in order: running requests answer what they have, with finish_reason "abort"."""
+        """Shut down in order: running requests end with their tokens so far and "abort"."""
         life, self._life = self._life, None
         if life is not None:
             await self._refuse_connections()
@@ -211,7 +214,7 @@ class SimEngine:
             await self._close()
 
     async def kill(self) -> None:
-        """End at once: every connection is cut, nothing is answered."""
+        """End at once: cut every connection without an answer."""
         life, self._life = self._life, None
         if life is None:
             return
@@ -224,15 +227,15 @@ class SimEngine:
         await self._close()
 
     def side_address(self) -> tuple[str, int]:
-        """Where other engines reach its KV."""
+        """Host and port at which other engines pull KV."""
         return self.options.host, self.bootstrap_port
 
     def crash(self) -> None:
-        """End at once, from within."""
+        """Kill the engine from one of its own handlers."""
         self._tasks.create_task(self.kill())
 
     async def restart(self) -> None:
-        """Kill what runs and start again: same ports, new engine id, empty cache."""
+        """Kill and start again: same ports, new engine id, empty cache."""
         await self.kill()
         await self.start()
 
@@ -250,7 +253,7 @@ class SimEngine:
         try:
             await web.TCPSite(runner, host, port).start()
         except OSError as error:
-            number = error.errno or 0  # names that do not resolve have negative ones
+            number = error.errno or 0  # negative for names that do not resolve
             why = os.strerror(number) if number > 0 else error.strerror or str(error)
             raise OSError(number, f"cannot listen on {host}:{port}: {why}") from error
         return int(runner.addresses[0][1])
@@ -272,10 +275,10 @@ class SimEngine:
 
 
 class SimFleet:
-    """`count` engines on consecutive ports, or on ports of the kernel's choice (port 0).
+    """`count` engines on consecutive ports, or on ports that the kernel chooses (port 0).
 
-    Keyword arguments are the fields of SimOptions. With `request_log` every finished request's
-    record also goes to that file; `records` holds the last ones in any case.
+    Further keyword arguments are fields of SimOptions. `records` holds the log records of the last
+    10,000 to 20,000 requests; with `request_log` all of them also go to that file.
     """
 
     def __init__(
@@ -325,7 +328,7 @@ class SimFleet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop all engines and write the log out."""
+        """Stop all engines and write the rest of the log."""
         for engine in self.engines:
             await engine.stop()
         if self._log:

@@ -1,7 +1,7 @@
 """An engine's /metrics, under the names and labels of current vLLM (>= 0.31).
 
-Gauges and counters are read from the model when somebody scrapes, so a step costs nothing here;
-only histograms are fed per request. As in vLLM, aborted requests are in no success counter.
+Gauges and counters are read from the model at a scrape, so a step costs nothing here; histograms
+are fed per request. As in vLLM, no success counter counts aborted requests.
 """
 
 from collections.abc import Iterator
@@ -73,12 +73,12 @@ class EngineMetrics(Collector):
         return generate_latest(self._registry)
 
     def first_token(self, request: SimRequest) -> None:
-        """Observe a first token."""
+        """Observe the time to a request's first token."""
         if request.first_token_s is not None:
             self._ttft.observe(request.first_token_s - request.arrived_s)
 
     def finished(self, request: SimRequest) -> None:
-        """Observe a request's end; aborted ones and errors are left out."""
+        """Observe the times and lengths of a request that ended with an answer."""
         scheduled_s, first_s, end_s = request.scheduled_s, request.first_token_s, request.finished_s
         if request.finish_reason == "abort" or scheduled_s is None:
             return

@@ -1,6 +1,6 @@
 """Every option of `engine-sim`, declared once: name, default, unit, range and help.
 
-The same fields are the command line's flags (`sim_cli`) and the keyword arguments of `SimFleet`.
+The fields are also the flags of the command line (`cli`) and the keyword arguments of `SimFleet`.
 """
 
 from dataclasses import dataclass, field, fields
@@ -14,7 +14,7 @@ _STEP, _TRANSFER, _ENGINE = StepCost(), TransferCost(), EngineOptions()
 POLICIES = ("recompute", "fail")
 CONNECTORS = tuple(READERS)
 _NO_SLOTS = 1 << 20
-"""NIXL has no senders to wait for."""
+"""Practically no limit, since NIXL has no sender slots."""
 
 
 def _option(default: Any, help_: str, *, least: float | None = None, **extra: Any) -> Any:
@@ -23,7 +23,7 @@ def _option(default: Any, help_: str, *, least: float | None = None, **extra: An
 
 @dataclass(frozen=True, slots=True)
 class SimOptions:
-    """What one simulated engine is like; times are engine seconds unless the help says real."""
+    """Options of one simulated engine; times are engine seconds unless the help says real."""
 
     model: str = _option("sim-8b", "served model name")
     host: str = _option("127.0.0.1", "address to listen on")
@@ -33,7 +33,7 @@ class SimOptions:
     )
     block_size: int = _option(_ENGINE.block_size, "tokens per KV block", least=1)
     num_gpu_blocks: int = _option(
-        _ENGINE.num_blocks + 1, "KV blocks per engine; one of them is never used", least=2
+        _ENGINE.num_blocks + 1, "KV blocks per engine; vLLM never uses one of them", least=2
     )
     max_num_batched_tokens: int = _option(
         _ENGINE.max_num_batched_tokens, "token budget of one step", least=1
@@ -43,7 +43,7 @@ class SimOptions:
         _ENGINE.max_model_len, "most tokens of prompt and output together", least=2
     )
     max_num_queued_reqs: int | None = _option(
-        None, "waiting requests from which on a new one gets a 503; no limit when absent", least=0
+        None, "waiting requests from which on a new one gets a 503; unlimited if not given", least=0
     )
     a0: float = _option(_STEP.a0, "step time: fixed part, seconds", least=1e-6)
     a1: float = _option(_STEP.a1, "step time: seconds per prefill token", least=0.0)
@@ -101,7 +101,7 @@ class SimOptions:
             )
 
     def engine(self) -> EngineOptions:
-        """Return the part that the pure model needs."""
+        """Return the options of the engine model."""
         reads = self.kv_connector == "nixl"
         return EngineOptions(
             block_size=self.block_size,

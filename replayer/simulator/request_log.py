@@ -1,7 +1,7 @@
-"""The engine-side request log: one JSON line per finished request, what was computed and moved.
+"""The engines' request log: one JSON line per request, with tokens computed, hit and transferred.
 
-A prefill leg's line comes when its KV has been pulled or has timed out, so that `sent_tokens` is
-final. Lines are collected on the event loop and written by a thread.
+A prefill leg's line is written when its KV has been pulled or has timed out, so that `sent_tokens`
+is final. Lines are collected on the event loop and written by a thread.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _FLUSH_S = 0.2
 
 
 def record(engine: str, driver: EngineDriver, request: SimRequest) -> dict[str, Any]:
-    """Describe a request: lengths in tokens, times in unix seconds (None: never happened)."""
+    """Describe a request: lengths in tokens, times in unix seconds (None: did not happen)."""
 
     def unix_s(engine_s: float | None) -> float | None:
         return None if engine_s is None else round(driver.unix_s(engine_s), 6)
@@ -47,7 +47,7 @@ class EngineRequestLog:
     """Appends records to one file; engines of a process share it."""
 
     def __init__(self, path: Path) -> None:
-        _append(path, b"")  # A path that cannot be written ends the start, not the run.
+        _append(path, b"")  # A path that cannot be written must fail at the start, not later.
         self._path = path
         self._lines: list[bytes] = []
         self._stop = asyncio.Event()
@@ -57,7 +57,7 @@ class EngineRequestLog:
         self._lines.append(orjson.dumps(entry) + b"\n")
 
     def stop(self) -> None:
-        """Let `run` write what is queued and return."""
+        """Make `run` write the queued records and return."""
         self._stop.set()
 
     async def run(self) -> None:

@@ -1,1 +1,1 @@
-"""Traces: rows, and loaders from each known format."""
+"""Trace files: typed rows, and a loader for each known format."""

@@ -1,10 +1,10 @@
-"""Trace files: one request per line, as Mooncake writes them or in the project's superset of that.
+"""Trace files read as requests: Mooncake's format and the project's superset of it.
 
-Rows are *cumulative*: a row's lengths and block ids describe its whole prompt, not only what is new
-since the previous turn. Files of the other kind (deltas) are recognised and refused, because read
-as cumulative they would silently become a different, far lighter load.
+Rows are *cumulative*: a row's lengths and block ids describe its whole prompt, not only the part
+that is new since the previous turn. Files of the other kind (deltas) are recognised and refused:
+read as cumulative they would silently be a different, far lighter load.
 
-Timestamps and delays are milliseconds in the file and seconds from here on.
+Timestamps and delays are milliseconds in the file and seconds in `TraceRequest`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +20,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 # Ids of blocks that belong to one row alone lie above every id a file can hold (64 bits).
 PRIVATE_ID = 1 << 64
 PRIVATE_IDS_PER_ROW = 1 << 32
-# A file with this share of later turns that share no block with the turn before holds deltas.
+# More later turns than this share no block with the turn before: the file holds deltas.
 DELTA_RATIO = 0.5
 COMMON_FIELDS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
 SUPERSET_FIELDS = frozenset(
@@ -34,7 +34,7 @@ SUPERSET_FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request of a trace. `arrival_s` None: it starts only after what it waits for."""
+    """One request of a trace. `arrival_s` None: due only after the requests in `wait_for`."""
 
     request_id: str
     session_id: str | None
@@ -54,25 +54,25 @@ class TraceRequest:
 
     @property
     def full_blocks(self) -> int:
-        """Return how many whole blocks the prompt has; only those are ever shared."""
+        """Count the whole blocks of the prompt; only those can be shared."""
         return (self.input_tokens or 0) // self.block_tokens
 
     @property
     def names_blocks(self) -> bool:
-        """Return whether the file itself gave ids to whole blocks of the prompt."""
+        """Whether the file has ids for the whole blocks of the prompt."""
         return bool(self.full_blocks and self.runs) and self.runs[0][0] < PRIVATE_ID
 
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A row format: whether a first row looks like it, and how a row is read."""
+    """A row format: `claims` recognises it from a first row, `read` reads a row."""
 
     claims: Callable[[Mapping[str, Any]], bool]
     read: Callable[[Row, Meta], TraceRequest]
 
 
 def block_ids(runs: Runs) -> list[int]:
-    """Write runs out as the list of block ids."""
+    """Expand runs to the list of block ids."""
     return [block for start, count in runs for block in range(start, start + count)]
 
 
@@ -156,7 +156,7 @@ def _seconds(delay_ms: float | None, tool_ms: float | None) -> float | None:
 
 
 def _runs(row: Row, meta: Meta, input_tokens: int, block_tokens: int) -> Runs:
-    """Read the block ids; a block without an id (all of them, or a partial tail) is private."""
+    """Read the block ids; blocks without an id (all, or a partial tail) get private ones."""
     blocks = -(-input_tokens // block_tokens)
     private = PRIVATE_ID + row.line * PRIVATE_IDS_PER_ROW
     runs = row.runs()
@@ -175,7 +175,7 @@ def _runs(row: Row, meta: Meta, input_tokens: int, block_tokens: int) -> Runs:
 
 
 def _scoped(row: Row, runs: Runs) -> Runs:
-    """Give ids that are local to a session (its sub-agents share them) a place of their own."""
+    """Move ids that are local to a session and its sub-agents to a range of their own."""
     scope = row.text("parent_session_id") or row.text("session_id") or f"line:{row.line}"
     offset = xxhash.xxh32_intdigest(scope.encode()) << 32
     return tuple((offset + start, count) for start, count in runs)
@@ -183,7 +183,7 @@ def _scoped(row: Row, runs: Runs) -> Runs:
 
 @dataclass(slots=True)
 class _Checks:
-    """What only shows across rows: turns, unique ids, references, deltas."""
+    """Checks across rows: turns, unique ids, references, deltas."""
 
     file: str
     meta: Meta
@@ -194,7 +194,7 @@ class _Checks:
     unshared: int = 0
 
     def add(self, request: TraceRequest, row: Row) -> TraceRequest:
-        """Complete one request from those before it."""
+        """Complete one request from the earlier rows, and check it against them."""
         previous = self.last.get(request.session_id) if request.session_id is not None else None
         request = _completed(request, previous, row)
         if request.request_id in self.ids:
@@ -210,7 +210,7 @@ class _Checks:
         return request
 
     def finish(self) -> None:
-        """Refuse what only the whole file can show."""
+        """Check the whole file: unknown references, and deltas."""
         for other, line in self.awaited.items():
             if other not in self.ids:
                 raise TraceError(
@@ -240,7 +240,7 @@ def _completed(request: TraceRequest, previous: TraceRequest | None, row: Row) -
 def read_trace(path: Path, loader_name: str | None = None) -> Iterator[TraceRequest]:
     """Read a trace row by row, plain or gzipped; raises TraceError at the first bad row.
 
-    `loader_name` None: the first row decides.
+    `loader_name` None: the first row decides on the format.
     """
     meta = read_sidecar(path)
     loader = LOADERS[loader_name] if loader_name else None

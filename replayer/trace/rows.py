@@ -1,7 +1,7 @@
-"""A trace file as rows: lines, plain or gzipped, and typed access to a line's fields.
+"""Rows of a trace file, plain or gzipped, with typed access to their fields.
 
-Rows come one at a time: a file is never held in memory as a whole. Errors name file, line and
-field. This module knows JSON types and their limits, and nothing of what a trace means.
+Rows are read one at a time, so a file is never in memory as a whole. Errors name file, line and
+field. This module checks JSON types and ranges; `loaders` knows what the fields mean.
 """
 
 import gzip
@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-MAX_BLOCK_ID = 2**64 - 1  # ids stay 64-bit: narrower ones have merged prefixes that were different
+MAX_BLOCK_ID = 2**64 - 1  # 64 bits: hashed to fewer, different prefixes have collided
 SHOWN_CHARS = 40
 Runs = tuple[tuple[int, int], ...]  # (first id, count): consecutive block ids, stored compactly
 
@@ -24,14 +24,14 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The fields of one line; `number` methods return None for an absent or null field."""
+    """The fields of one line; all readers return None for an absent or null field."""
 
     file: str
     line: int
     fields: Mapping[str, Any]
 
     def fail(self, field: str, allowed: str) -> TraceError:
-        """Return the error for a field that is not what `allowed` says."""
+        """Make the error for a field whose value is not as `allowed` says."""
         value = self.fields.get(field)
         shown = orjson.dumps(value).decode() if value is not None else "missing"
         if len(shown) > SHOWN_CHARS:
@@ -39,7 +39,7 @@ class Row:
         return TraceError(f"{self.file}:{self.line}: {field}: must be {allowed}, not {shown}")
 
     def name_of(self, *names: str) -> str | None:
-        """Return which of a field's names this row uses (None: none of them)."""
+        """Return which of a field's alternative names this row uses (None: none)."""
         return next((name for name in names if self.fields.get(name) is not None), None)
 
     def integer(self, *names: str, at_least: int) -> int | None:
@@ -90,7 +90,7 @@ class Row:
         return tuple(value)
 
     def runs(self) -> Runs | None:
-        """Read the block ids from `hash_ids` or `hash_runs` (None: neither is there)."""
+        """Read the block ids from `hash_ids` or `hash_runs` (None: the row has neither)."""
         name = self.name_of("hash_ids", "hash_runs")
         if name is None:
             return None
@@ -123,7 +123,9 @@ class Row:
             if not pair or run[0] < 0 or run[1] < 1 or run[0] + run[1] - 1 > MAX_BLOCK_ID:
                 raise self.fail("hash_runs", "a list of [first id >= 0, count >= 1]")
             start, count = run
-            if runs and sum(runs[-1]) == start:  # one form for equal ids, so runs can be compared
+            if (
+                runs and sum(runs[-1]) == start
+            ):  # equal ids get equal runs, so that runs can be compared
                 runs[-1] = (runs[-1][0], runs[-1][1] + count)
             else:
                 runs.append((start, count))
@@ -135,7 +137,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What a file says about itself: in its first line, or in `<file>.meta.json` beside it."""
+    """A file's description of itself, in its first line or in `<file>.meta.json` beside it."""
 
     block_tokens: int | None = None
     hash_scope: str = "global"
@@ -167,7 +169,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def read_sidecar(path: Path) -> Meta:
-    """Read `<file>.meta.json`; an absent one says nothing."""
+    """Read `<file>.meta.json`; the defaults if there is none."""
     beside = path.with_name(path.name + ".meta.json")
     if not beside.exists():
         return Meta()
@@ -180,7 +182,7 @@ def read_sidecar(path: Path) -> Meta:
 
 
 def read_meta(row: Row, fields: Any) -> Meta:
-    """Read the object under `trace`; refuses what the loaders would misread."""
+    """Read the object under `trace`; refuses settings that the loaders do not support."""
     if not isinstance(fields, dict):
         raise TraceError(f"{row.file}:{row.line}: trace: must be an object")
     row = Row(row.file, row.line, fields)

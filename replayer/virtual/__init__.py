@@ -1,1 +1,1 @@
-"""The router and N engine models on one virtual clock."""
+"""The router and N engine models in virtual time."""

@@ -1,14 +1,14 @@
-"""Load at a given rate: which request of which session may start when, by seed.
+"""Load at a given rate: the requests of a run with their earliest start times, by seed.
 
-A run has a horizon: the load ends with the requests that would be over by then if every request
-were served exactly at the SLO. That set depends on no policy, so policies can be compared request
-by request, and a fleet that keeps the SLO is through at the horizon.
+A run has a horizon: its load consists of the requests that would have ended by then if every
+request were served exactly at the SLO. That set depends on no policy, so policies can be compared
+request by request, and a fleet that keeps the SLO finishes at the horizon.
 
-Replicable sources: units are drawn in shuffled rounds, start as a renewal process, and every copy
-gets blocks of its own beside the common ones; think times are the trace's, up to a cap. Others
-keep their order, their gaps and their blocks; their clock runs faster, from a random point of the
-trace on, and ties of a coarse clock are spread evenly over its tick; asked for bursts, they keep
-their order alone.
+A replicable source is copied: its units are drawn in shuffled rounds and start as a renewal
+process, every copy gets private blocks beside the common ones, and think times are the trace's, up
+to a cap. Any other source is sped up from a random point of the trace on: it keeps order, relative
+gaps and blocks, and equal timestamps of a coarse clock are spread evenly over its tick. With
+`burst` it keeps only the order.
 """
 
 import random
@@ -20,14 +20,15 @@ from proxy.core.latency.slo import Slo
 from replayer.virtual.load import Blocks, Source, TraceTurn
 
 SALT_BITS = 40
-"""Private blocks of copy n are numbered from n << 40: above every id of a source."""
+"""Private blocks of copy n have ids from n << 40 on, above every id of a source."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadRules:
-    """Unit starts per second until `horizon_s`; `burst` is the squared variation of their gaps.
+    """`rate`: unit starts per second until `horizon_s`.
 
-    1 is a Poisson process, 10 a gamma renewal process with ten times its variance.
+    `burst` is the squared coefficient of variation of the gaps between starts: 1 is a Poisson
+    process, 10 a gamma renewal process with ten times its variance.
     """
 
     rate: float
@@ -42,8 +43,8 @@ class LoadRules:
 class Planned:
     """One request of the load; it may start at `earliest_s` and `delay_s` after `wait_for`.
 
-    `due_s`: when it would be over if every request were served exactly at the SLO.
-    `estimate_factor`: the proxy's count of this prompt's tokens over the engine's, where known.
+    `due_s`: its end if every request were served exactly at the SLO. `estimate_factor`: the proxy's
+    estimate of the prompt's tokens over the engine's count; 1 where unknown.
     """
 
     turn: TraceTurn
@@ -56,7 +57,7 @@ class Planned:
     estimate_factor: float = 1.0
 
     def hashes(self) -> Blocks:
-        """The chained block hashes: private blocks carry the copy's salt."""
+        """Return the chained block hashes; the copy's salt is added to private blocks."""
         blocks, salt = self.turn.blocks, self.salt
         if not salt:
             return blocks
@@ -65,14 +66,14 @@ class Planned:
 
 
 def plan(source: Source, rules: LoadRules) -> list[Planned]:
-    """Make the requests of a run; `wait_for` counts positions in the list."""
+    """Make the requests of a run; `wait_for` holds positions in the list."""
     draw = random.Random(f"load {rules.seed}")
     made = _copies(source, rules, draw) if source.replicable else _sped_up(source, rules, draw)
     return _within_horizon(made, rules)
 
 
 def _starts_s(rules: LoadRules, draw: random.Random) -> list[float]:
-    """A renewal process given its count, so that seeds differ in when, not in how much."""
+    """Draw a renewal process of a fixed number of starts: seeds differ in times, not in load."""
     shape = 1.0 / rules.burst
     starts = round(rules.rate * rules.horizon_s)
     ends = list(accumulate(draw.gammavariate(shape, 1.0) for _ in range(starts + 1)))
@@ -122,7 +123,7 @@ def _sped_up(source: Source, rules: LoadRules, draw: random.Random) -> list[Plan
 
 
 def _within_horizon(planned: list[Planned], rules: LoadRules) -> list[Planned]:
-    """Set `due_s`; leave out what is due later, which nothing that stays waits for."""
+    """Set `due_s`, and drop requests due after the horizon (no kept request waits for one)."""
     ends_s: list[float] = []
     place: dict[int, int] = {}
     kept: list[Planned] = []

@@ -1,7 +1,7 @@
-"""Engine models fed with legs whose engine and time are known: a run as it was, without a router.
+"""Engine models run with the legs of a recorded run, without a router.
 
-This is what a fit of the engines' constants is made with. Placement and arrivals are the log's, so
-that one wrong prediction does not lead to another one.
+Engine and sending time of every leg are the log's, so that one wrong prediction does not lead to
+another. `analysis.check` fits the engines' constants with this.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from replayer.engine.types import EngineOptions, Job, RemoteKv, SimRequest
 
 @dataclass(frozen=True, slots=True)
 class RecordedLeg:
-    """A request to one engine: `sends` or `fetches` KV under the name of a hand-over.
+    """A request to one engine, by its number in the fleet.
 
-    `fetches_from` is the number of the engine that has it.
+    `sends` and `fetches` are names of a hand-over; `fetches_from` is the number of its sender.
     """
 
     engine: int
@@ -31,7 +31,7 @@ class RecordedLeg:
     fetches_from: int | None = None
 
     def job(self, name: str) -> Job:
-        """The leg as an engine sees it."""
+        """Make the engine's job for this leg."""
         fetch = None
         if self.fetches is not None:
             fetch = RemoteKv(str(self.fetches_from), self.fetches)
@@ -46,7 +46,7 @@ class RecordedLeg:
 
 
 def run_legs(legs: Sequence[RecordedLeg], engines: Sequence[EngineOptions]) -> list[SimRequest]:
-    """Run every leg to its end, in virtual time; gives their final states in the same order."""
+    """Run every leg to its end, in virtual time; returns their final states in the same order."""
     fleet = [Engine(one) for one in engines]
     by_name = {str(number): engine for number, engine in enumerate(fleet)}
     place = {engine: number for number, engine in enumerate(fleet)}

@@ -1,4 +1,4 @@
-"""A trace as a source of load: units of turns with block ids, ready to be scaled to a fleet.
+"""A trace as a source of load: units of turns with block ids, to be scaled to a fleet.
 
 A unit is a session with its sub-agents. Traces without sessions get them from their block ids: a
 row that continues an earlier row's whole blocks is its next turn.
@@ -17,20 +17,20 @@ from replayer.replay.schedule import units
 from replayer.trace.loaders import TraceRequest, block_ids, read_trace
 
 MEAN_BLOCKS = 192
-"""A coarser block is chosen when prompts have more than this on average: it bounds CPU time."""
+"""Blocks are merged until prompts have at most this many on average, to bound CPU time."""
 NOMINAL_TTFT_S, NOMINAL_TPOT_S = 0.1, 0.01
-"""Service time taken out of the gap between two turns where a trace gives no think time."""
+"""Seconds of service, and per token, subtracted from the gap of turns without a think time."""
 TIED_RATIO = 0.5
-"""With this share of equal timestamps the clock of a trace is taken to be coarse."""
+"""With a larger share of equal timestamps the clock of a trace is taken to be coarse."""
 Blocks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TraceTurn:
-    """One request of a unit. `blocks`: an id per full block, the first `shared` of them common.
+    """One request of a unit. `blocks`: an id per full block; the first `shared` are common.
 
-    `new_tokens` is what an infinite cache of the unit (and of common blocks) lacks; `wait_for`
-    counts turns within the unit, `offset_s` is from the unit's start.
+    `new_tokens` are those that an infinite cache of the unit and of common blocks would not have;
+    `wait_for` holds positions within the unit, `offset_s` counts from the unit's start.
     """
 
     session: str
@@ -48,7 +48,7 @@ class TraceTurn:
 class Source:
     """A trace to be scaled: by copying its units (`replicable`), or by speeding up its clock.
 
-    `starts_s` are the units' recorded starts, `tick_s` is the step of a coarse clock, else 0.
+    `starts_s` are the units' recorded starts; `tick_s` is the step of a coarse clock, or 0.
     """
 
     units: tuple[tuple[TraceTurn, ...], ...]
@@ -59,7 +59,7 @@ class Source:
 
     @property
     def longest_tokens(self) -> int:
-        """The longest prompt with its output."""
+        """Tokens of the longest prompt with its output."""
         return max(t.prompt_tokens + t.output_tokens for unit in self.units for t in unit)
 
 
@@ -88,7 +88,7 @@ def as_source(requests: Sequence[TraceRequest], block_tokens: int | None = None)
 
 
 def chains(rows: Sequence[Blocks]) -> list[int]:
-    """Number the conversation of each row: it continues the row that ended at one of its blocks."""
+    """Number each row's conversation; a row continues the one that ended at one of its blocks."""
     open_ends: dict[int, int] = {}
     numbers: list[int] = []
     for blocks in rows:
@@ -128,7 +128,7 @@ class _Maker:
     replicable: bool
 
     def make(self, parts: Sequence[Sequence[int]]) -> tuple[tuple[TraceTurn, ...], ...]:
-        """Make every unit; blocks of several units are common where units are copied."""
+        """Make every unit; if units are copied, the blocks of several units are common."""
         common: set[int] = set()
         if self.replicable:
             owners = Counter(b for part in parts for b in {b for i in part for b in self.rows[i]})
@@ -140,7 +140,7 @@ class _Maker:
         )
 
     def _known(self, parts: Sequence[Sequence[int]], common: set[int]) -> list[int]:
-        """Leading blocks of each row that an infinite cache has: its unit's, or all before it."""
+        """Count the leading blocks of each row that an infinite cache of earlier rows has."""
         known = [0] * len(self.rows)
         walks = parts if self.replicable else [range(len(self.rows))]
         for walk in walks:
@@ -174,7 +174,7 @@ class _Maker:
 
 
 def _think_s(request: TraceRequest, before: Sequence[TraceRequest]) -> float:
-    """The recorded delay, else the gap to the turn before less a nominal service time."""
+    """Return the recorded delay, or the gap to the turn before less a nominal service time."""
     if request.delay_s is not None or not before or request.arrival_s is None:
         return request.delay_s or 0.0
     ends_s = [

@@ -1,10 +1,10 @@
-"""A run through real sockets, read back so that it can be run again in virtual time.
+"""A run through real sockets, read back from `run.json` to be repeated in virtual time.
 
-`run.json` (see `demo_record`) says what the run was made of: the engines' sizes, the proxy's
-options, and the arguments of `replay`. From these come the same requests on the same schedule, the
-same router and the same engines. The times are those of the run's own clock, real seconds, in which
-the proxy's options are given: an engine that runs six times too fast is an engine with six times
-smaller constants. `time_scale` leads back to the engines' own time.
+`run.json` (written by `replayer.demo.processes`) holds the engines' options, the proxy's options
+and the arguments of `replay`: from these follow the same requests on the same schedule, the same
+router and the same engines. Times are real seconds of the run, as in the proxy's options, so an
+engine at speed six is one with six times smaller constants. Times `time_scale`, they are engine
+seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TIMEOUTS = ("prefill_timeout", "transfer_timeout", "ttft_timeout", "scrape_inter
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a run tells of a prompt: its tokens by the engine, and as the proxy estimated them."""
+    """A prompt's length in the run: as the engine counted it, and as the proxy estimated it."""
 
     prompt_tokens: int
     estimated_tokens: int
@@ -48,7 +48,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a run was made of. `proxy`: its options by name, as `--print-config` writes them."""
+    """The parts of a run. `proxy`: its options by name, as `--print-config` writes them."""
 
     engines: tuple[SimOptions, ...]
     proxy: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Recorded:
         return self.requests[0].block_tokens
 
     def config(self) -> RouterConfig:
-        """The router's options, as the proxy had them."""
+        """Return the router's options, as the proxy had them."""
         named = {field.name: field.name.removesuffix("_s") for field in fields(RouterConfig)}
         given = {
             name: _value(self.proxy[option])
@@ -73,11 +73,11 @@ class Recorded:
         return RouterConfig(**given, thresholds=Thresholds(*limits))
 
     def timeouts(self) -> dict[str, float]:
-        """The proxy's times that the driver keeps, in seconds."""
+        """Return the proxy's time limits that the virtual driver applies, in seconds."""
         return {name: float(self.proxy[name]) for name in TIMEOUTS}
 
     def planned(self, seen: Mapping[str, Seen]) -> list[Planned]:
-        """The requests with their schedule; `seen` by request id gives the prompts' lengths."""
+        """Return the requests with their schedule; `seen` has prompt lengths by request id."""
         place = {request.request_id: at for at, request in enumerate(self.requests)}
         hits = ideal_hits(self.requests)
         return [self._one(one, place, hits, seen[one.request_id]) for one in self.requests]
@@ -112,7 +112,7 @@ class Recorded:
 
 
 def blocks_of(request: TraceRequest) -> tuple[int, ...]:
-    """The ids of a prompt's whole blocks."""
+    """Return the ids of a prompt's whole blocks."""
     return tuple(block_ids(request.runs)[: request.full_blocks])
 
 
@@ -156,7 +156,7 @@ def _with_load(
 
 
 def _value(text: Any) -> Any:
-    """An option's value: "none" means None, "256MiB" a number of bytes."""
+    """Read an option's value: "none" means None, "256MiB" a number of bytes."""
     if text == "none":
         return None
     if isinstance(text, str) and text[-3:] in _SIZES and text[:-3].isdecimal():

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 
 from tests.bad_input.run import OPTIONS, rig
-from tests.support.harness import ServedProxy, chat
+from tests.support.harness import ServedProxy, chat, is_set_within
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\n"
 BODY_HEAD = HEAD + b"Content-Length: 100000\r\n\r\n"
@@ -59,7 +59,7 @@ async def run(count: int, directory: Path, **options: float) -> Drips:
             beside = group.create_task(_beside(proxy, found, healthy))
             async with asyncio.TaskGroup() as drips:
                 for _ in range(count):
-                    await asyncio.sleep(SPREAD_S)
+                    await asyncio.sleep(SPREAD_S)  # in another phase of the tick each
                     drips.create_task(_drip(port, HEAD, found.head_s))
                     drips.create_task(_drip(port, BODY_HEAD, found.body_s))
             healthy.set()
@@ -70,9 +70,8 @@ async def run(count: int, directory: Path, **options: float) -> Drips:
 
 async def _beside(proxy: ServedProxy, found: Drips, over: asyncio.Event) -> None:
     body = orjson.dumps(chat("hi", stream=False, max_tokens=2))
-    while not over.is_set():
+    while not await is_set_within(over, 0.05):
         found.beside.append((await proxy.post(body)).status)
-        await asyncio.sleep(0.05)
 
 
 async def _drip(port: int, head: bytes, took_s: list[float]) -> None:

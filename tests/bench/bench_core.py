@@ -105,7 +105,7 @@ def busy_router(case: Case, traffic: Traffic, estimator: TokenEstimator) -> Rout
         for _ in range(rng.randint(1, 8)):
             router.ledger.open(router.ledger.charge(name, Phase.DECODE, rng.randint(500, 50_000)))
     for raw in traffic.batch(VARIANTS):
-        known = _facts(estimator, orjson.loads(raw)).block_hashes
+        known = facts_of(estimator, orjson.loads(raw)).block_hashes
         for name in names:
             router.prefixes.insert(name, known[: int(len(known) * SHARED_RATIO)])
         for name in rng.sample(names, 2):
@@ -113,7 +113,7 @@ def busy_router(case: Case, traffic: Traffic, estimator: TokenEstimator) -> Rout
     return router
 
 
-def _facts(
+def facts_of(
     estimator: TokenEstimator, parsed: dict[str, Any], session_id: str = "s"
 ) -> RequestFacts:
     """What the proxy does with a parsed body."""
@@ -138,7 +138,7 @@ def _once(
     parsed, spent["parse"] = _timed(lambda: [orjson.loads(raw) for raw in raws])
     names = [f"session-{now_s:.0f}-{i}" for i in range(len(raws))]
     pairs = list(zip(parsed, names, strict=True))
-    facts, facts_s = _timed(lambda: [_facts(estimator, body, name) for body, name in pairs])
+    facts, facts_s = _timed(lambda: [facts_of(estimator, body, name) for body, name in pairs])
     texts = [prompt_bytes(body) for body in parsed]
     _, spent["hash"] = _timed(lambda: [block_hashes(text) for text in texts])
     spent["texts"] = max(0.0, facts_s - spent["hash"])

@@ -136,7 +136,7 @@ def markdown(result: Result) -> str:
     """Both tables and what they stand on, for a document."""
     head = (
         f"{result.machine}, medians of {result.rounds} paired rounds;"
-        " in brackets the range; `n`: neighbours were at work in every window; empty: no window"
-        " counts (docs/benchmark.md)."
+        " in brackets the range; `n`: other work ran in every window; empty: no window counts"
+        " (How it measures)."
     )
     return "\n\n".join([head, *(grid.markdown() for grid in grids(result))])

@@ -27,7 +27,7 @@ def test_four_fifths_of_each_prompt_are_known_and_the_rest_is_new() -> None:
     traffic, estimator = Traffic("32k"), TokenEstimator()
     router = busy_router(Case("32k", 4, "cost"), traffic, estimator)
     for raw in traffic.batch(2 * bench_core.VARIANTS):
-        facts = bench_core._facts(estimator, orjson.loads(raw))
+        facts = bench_core.facts_of(estimator, orjson.loads(raw))
         hits = router.prefixes.hits(facts.block_hashes)
         blocks = len(facts.block_hashes)
         assert sum(hit >= 0.75 * blocks for hit in hits.values()) == 2

@@ -14,7 +14,7 @@ from tests.bench.result import Result, SessionTable
 from tests.bench.scenarios import SCENARIOS
 from tests.bench.targets import Verdict, verdicts
 from tests.bench.upstream import Counts
-from tests.bench.window import Window, _is_starved, faults
+from tests.bench.window import Window, faults, starves
 
 
 def window(peer: str, scenario: str, turn: int, **more: Any) -> Window:
@@ -110,8 +110,8 @@ def test_who_is_late_on_a_cpu_of_others_is_starved(
     foreign_s: float, lag_ms: float, starved: bool
 ) -> None:
     told = {"foreign_s": foreign_s, "window_s": 1.0, "lag": {"p50_us": lag_ms * 1e3}}
-    assert _is_starved(told, SCENARIOS["paced-c512"]) is starved
-    assert not _is_starved(told, SCENARIOS["plain-c32"])
+    assert starves(told, SCENARIOS["paced-c512"]) is starved
+    assert not starves(told, SCENARIOS["plain-c32"])
 
 
 def test_runs_can_be_taken_together() -> None:

@@ -106,7 +106,7 @@ class Bench:
             lag_p99_s=_seconds(main["lag"], "p99_us"),
             pss_bytes=pss,
             loop_lag=read_lag(running, since=lag_before),
-            is_starved=_is_starved(main, scenario),
+            is_starved=starves(main, scenario),
             side_requests=sent.side_requests,
             faults=tuple(faults([one["totals"] for one in told], sent)),
         )
@@ -211,7 +211,7 @@ def _cpu_per_unit_s(told: dict[str, Any], scenario: Scenario) -> float | None:
     return told["cpu_s"] / units if units else None
 
 
-def _is_starved(told: dict[str, Any], scenario: Scenario) -> bool:
+def starves(told: dict[str, Any], scenario: Scenario) -> bool:
     """Late by a good part of the pace, on a CPU that was not its own.
 
     Where nobody else was at work the lateness is the peer's, and counts.

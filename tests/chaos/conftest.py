@@ -8,6 +8,7 @@ from asyncio import AbstractEventLoop
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,29 @@ def rig(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Floor]:
     yield floor
     is_to_come = request.node.get_closest_marker("xfail") is not None
     assert floor.checked or floor.failed or is_to_come, "no invariant was checked"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker process hands its figures to the one that prints."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["chaos"] = {
+            "lines": figures.lines,
+            "turns_s": figures.turns_s,
+            "flow_s": figures.flow_s,
+            "counted": dict(invariants.counted),
+        }
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker process has ended; one that broke has no output."""
+    found = getattr(node, "workeroutput", {}).get("chaos")
+    if found is not None:
+        figures.lines += found["lines"]
+        figures.turns_s += [tuple(turn) for turn in found["turns_s"]]
+        figures.flow_s += found["flow_s"]
+        invariants.counted.update(found["counted"])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

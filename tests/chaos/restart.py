@@ -31,7 +31,17 @@ import uvloop
 from tests.chaos.client import Connection, Got, connect, request
 from tests.chaos.command import START_S, Command, command
 from tests.chaos.scripted import Scripted
-from tests.support.harness import ANSWER, DONE, STREAM_HEAD, apart, chat, chunk, event, until
+from tests.support.harness import (
+    ANSWER,
+    DONE,
+    STREAM_HEAD,
+    apart,
+    chat,
+    chunk,
+    event,
+    is_set_within,
+    until,
+)
 
 BUSY, SLOW = 10, 20
 """Kept connections: those that take turns with half of the load, and those that are mostly idle."""
@@ -171,7 +181,8 @@ class Load:
                 group.create_task(self._now_and_then(kept, SLOW_S * (0.5 + i / SLOW)))
             loop, number = asyncio.get_running_loop(), 0
             start_s = loop.time()
-            while not await self._is_over_within(start_s + number / self._rate - loop.time()):
+            over, rate = self._is_over, self._rate
+            while not await is_set_within(over, start_s + number / rate - loop.time()):
                 number += 1
                 kept = self._busy[number // 2 % BUSY]
                 group.create_task(kept.ask() if number % 2 else self._fresh())
@@ -184,16 +195,8 @@ class Load:
 
     async def _now_and_then(self, kept: Kept, pause_s: float) -> None:
         await kept.ask()
-        while not await self._is_over_within(pause_s):
+        while not await is_set_within(self._is_over, pause_s):
             await kept.ask()
-
-    async def _is_over_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(max(0.0, seconds)):
-                await self._is_over.wait()
-        except TimeoutError:
-            return False
-        return True
 
 
 def is_running(pid: int) -> bool:

@@ -31,7 +31,7 @@ from tests.chaos.client import Connection, Got, connect, exchange, request
 from tests.chaos.faultproxy import FaultProxy
 from tests.chaos.invariants import LagProbe, LogCatcher, Residue, holds
 from tests.chaos.scripted import CALM_MODEL, ENGINE_SECRET, Scripted
-from tests.support.harness import WAIT_S, Script, ServedProxy, chat, until
+from tests.support.harness import WAIT_S, Script, ServedProxy, chat, is_set_within, until
 from tests.support.turns import slowness
 
 CANARIES = {
@@ -66,7 +66,7 @@ class Flow:
 
     good: int = 0
     bad: list[str] = field(default_factory=list)
-    is_over: bool = False
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass
@@ -309,7 +309,7 @@ def _is_of(request_id: str, sent: Sent) -> bool:
 async def _run_flow(proxy: ServedProxy, flow: Flow) -> None:
     """Requests to the calm instance until told to end; each must be served whole."""
     loop = asyncio.get_running_loop()
-    while not flow.is_over:
+    while not await is_set_within(flow.is_over, _FLOW_PAUSE_S):
         began_s = loop.time()
         try:
             answer = await proxy.post(chat("calm") | {"model": CALM_MODEL})
@@ -321,7 +321,6 @@ async def _run_flow(proxy: ServedProxy, flow: Flow) -> None:
                 figures.flow_s.append(loop.time() - began_s)
             else:
                 flow.bad.append(f"{answer.status} {answer.body[:200]!r}")
-        await asyncio.sleep(_FLOW_PAUSE_S)  # a client that asks now and then
 
 
 @asynccontextmanager
@@ -334,7 +333,7 @@ async def _beside(rig: Rig, *, flow: bool) -> AsyncIterator[None]:
         if flow:
             await until(lambda: rig.flow.good or rig.flow.bad, "the flow")
     finally:
-        rig.flow.is_over = True
+        rig.flow.is_over.set()
         if flowing is not None:
             await asyncio.wait({flowing}, timeout=WAIT_S)
             flowing.cancel()

@@ -288,7 +288,7 @@ async def test_f68_a_policy_raises(
     def broken(*args: Any, **more: Any) -> Any:
         raise kind("a policy's bug")
 
-    monkeypatch.setitem(rules.POLICIES, "threshold", broken)
+    monkeypatch.setitem(rules.OFFLOAD_RULES, "threshold", broken)
     options: dict[str, Any] = {
         "offload_policy": "threshold",
         "heavy_threshold": 100,

@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import pytest
@@ -114,7 +114,28 @@ PHASES: dict[str, tuple[Phase, Script]] = {
 }
 
 
-async def leaves(rig: Floor, phase: str, how: str) -> None:
+class Left(NamedTuple):
+    """What a client that left has cost."""
+
+    forwarded: int | None
+    """Requests that reached the instance; None where it may be one or none."""
+    outcome: str | None
+    """As logged; None where that is not looked at."""
+
+
+FORWARDED = {"first_byte", "mid_stream", "last_byte", "queued"}
+"""Phases in which one request has reached the instance: when queued, that of another client."""
+UNLOGGED = {"header", "last_byte"}
+"""Before the first there is no request, after the last it was served whole."""
+
+
+def given_up(phase: str) -> Left:
+    """What is to be expected."""
+    forwarded = None if phase == "admission" else int(phase in FORWARDED)
+    return Left(forwarded, None if phase in UNLOGGED else "client_gone")
+
+
+async def left(rig: Floor, phase: str, how: str) -> Left:
     """The client leaves in this phase; whatever was begun for it ends."""
     reach, script = PHASES[phase]
     options: dict[str, Any] = SLOW_PROBES | {"total_timeout": 600.0}
@@ -125,47 +146,45 @@ async def leaves(rig: Floor, phase: str, how: str) -> None:
         connection.close(how)
         if phase == "queued":
             await until(lambda: not r.metric("queued_requests"), "its place is free")
-            assert len(r.links[0].posts) == 1, "it was sent nowhere"
+        forwarded = None if phase == "admission" else len(r.links[0].posts)
+        if phase == "queued":
             r.connections[0].close(how)
-        if phase in ("header", "upload"):
-            assert not r.links[0].posts, "nothing was forwarded"
-        if phase not in ("header", "last_byte"):
-            record = (await r.records(1))[0]
-            assert record["outcome"] == "client_gone"
+        outcome = None if phase in UNLOGGED else (await r.records(1))[0]["outcome"]
         await until(lambda: not r.engines[0].busy, "the instance's work ends")
+        return Left(forwarded, outcome)
 
 
 async def test_f69_leaves_while_queued(rig: Floor) -> None:
-    await leaves(rig, "queued", "FIN")
+    assert await left(rig, "queued", "FIN") == given_up("queued")
 
 
 async def test_f70_leaves_within_the_head(rig: Floor) -> None:
-    await leaves(rig, "header", "FIN")
+    assert await left(rig, "header", "FIN") == given_up("header")
 
 
 async def test_f71_leaves_during_the_upload(rig: Floor) -> None:
-    await leaves(rig, "upload", "FIN")
+    assert await left(rig, "upload", "FIN") == given_up("upload")
 
 
 async def test_f72_leaves_before_it_is_placed(rig: Floor) -> None:
-    await leaves(rig, "admission", "FIN")
+    assert await left(rig, "admission", "FIN") == given_up("admission")
 
 
 async def test_f73_leaves_before_the_first_byte(rig: Floor) -> None:
-    await leaves(rig, "first_byte", "FIN")
+    assert await left(rig, "first_byte", "FIN") == given_up("first_byte")
 
 
 async def test_f74_leaves_in_mid_stream(rig: Floor) -> None:
-    await leaves(rig, "mid_stream", "FIN")
+    assert await left(rig, "mid_stream", "FIN") == given_up("mid_stream")
 
 
 async def test_f75_leaves_after_the_last_byte(rig: Floor) -> None:
-    await leaves(rig, "last_byte", "FIN")
+    assert await left(rig, "last_byte", "FIN") == given_up("last_byte")
 
 
 @pytest.mark.parametrize("phase", PHASES)
 async def test_f76_reset_at_each_of_these_moments(rig: Floor, phase: str) -> None:
-    await leaves(rig, phase, "RST")
+    assert await left(rig, phase, "RST") == given_up(phase)
 
 
 async def test_f77_half_close(rig: Floor) -> None:

@@ -68,9 +68,8 @@ async def test_r2_stalled_readers(rig: Floor, tmp_path: Path) -> None:
                 held.append(connection)
             await until(lambda: engine.busy == READERS, "all are served")
             highest = 0
-            for _ in range(30):
+            for _ in range(100):
                 assert (await proxy.ask(model="other")).text == "fine", "others are served"
-                await asyncio.sleep(0.2)  # what is kept for readers may still grow, for 6 s
                 highest = max(highest, proxy.rss_bytes)
             for connection in held:
                 connection.close("RST")

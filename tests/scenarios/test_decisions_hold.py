@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.league.fleet import EngineFleet, engines
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.simulate import EngineFleet, Task, engines, run_task
+from analysis.league.simulate import Task, run_task
 from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import load_source
 from tests.support.traces import SAMPLE

@@ -6,11 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from proxy.core.connectors import CONNECTORS
-from proxy.core.connectors.base import Edits, Transfer
-from proxy.core.types import Instance
-from proxy.request.legs import _after_prefill
-from proxy.telemetry.log import Throttle
 from tests.support.harness import (
     DONE,
     STREAM_HEAD,
@@ -66,18 +61,6 @@ async def test_a_whole_answer_tells_too(tmp_path: Path) -> None:
             assert prefixes.capacity(name) == prefixes.blocks(name)
 
 
-def test_a_prefill_legs_hits_are_heard() -> None:
-    """P tells in its answer what it had; D's count includes what came over and says nothing."""
-    transfer = Transfer("x", Instance("p", "http://p", "http://p:1"), "e")
-    answer = (
-        b'{"choices":[{"index":0,"finish_reason":"length"}],'
-        b'"usage":{"prompt_tokens":8,"prompt_tokens_details":{"cached_tokens":2}}}'
-    )
-    result = _after_prefill(CONNECTORS["mooncake"], transfer, answer, Throttle())
-    assert isinstance(result, Edits)
-    assert result.cached_ratio == 0.25
-
-
 async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None:
     """One long prompt, three clients: one computes, the others wait for it there."""
     options: dict[str, Any] = {"offload_policy": "cost", "heavy_threshold": 60_000}
@@ -87,7 +70,9 @@ async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None
             body = chat(words(20_000))
             tasks = [asyncio.create_task(proxy.post(body))]
             await until(lambda: len(a.posts) + len(b.posts) == 1, "the first is placed")
-            await asyncio.sleep(0.3)  # of the 2 s that it takes: waiting is shorter by now
+            clock = proxy.server.service.clock
+            real_s = clock.now_s
+            clock.now_s = lambda: real_s() + 0.3  # of the 2 s that it takes: waiting is shorter
             tasks += [asyncio.create_task(proxy.post(body)) for _ in range(2)]
             await until(lambda: len(a.posts) + len(b.posts) == 3, "all placed")
             assert {len(a.posts), len(b.posts)} == {0, 3}

@@ -133,10 +133,8 @@ async def test_a_slow_client_has_its_time_for_a_streams_end(
     monkeypatch.setattr("proxy.request.relay.GRACE_S", 0.1)
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(STREAM_HEAD)
-        for piece in pieces:
-            writer.write(piece)
-            await asyncio.sleep(0.02)  # no `drain`: more is written than is taken
+        writer.transport.set_write_buffer_limits(1 << 20)  # more is written than is taken
+        await apart(writer, [STREAM_HEAD, *pieces], 0.02)
 
     async with RawEngine(script) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import orjson
 import pytest
@@ -24,7 +25,7 @@ from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts
 from proxy.protocol.request_facts import TokenEstimator
-from proxy.request.client_request import _salted
+from proxy.request.client_request import BodyLimits, read
 from proxy.state.access import Access
 from proxy.state.proxy_state import router_config
 from replayer.engine.engine import Engine
@@ -40,6 +41,26 @@ OTHERS_PER_S = 3.0
 PATH = "/v1/chat/completions"
 LIMITS = RequestLimits("sim-8b", 16, 131_072, 64, eos_with_limit=False)
 KEYS = "victim:key-1,attacker:key-2,other:key-3"
+
+
+BODY = BodyLimits(1 << 20, 60.0)
+
+
+class Loaded:
+    """A client's request that has come whole, and its content in one."""
+
+    method, raw_path = "POST", PATH
+    raw_headers = ()
+
+    def __init__(self, headers: CIMultiDictProxy[str], raw: bytes) -> None:
+        self.headers, self.content = headers, self
+        self._raw = raw
+
+    def is_eof(self) -> bool:
+        return True
+
+    def read_nowait(self) -> bytes:
+        return self._raw
 
 
 @dataclass(eq=False)
@@ -80,25 +101,25 @@ class Run:
         for name in self.engines:
             self.router.add(Instance(name, f"http://{name}"))
 
-    def run(self, requests: list[Sent]) -> None:
+    async def run(self, requests: list[Sent]) -> None:
         heap = [(one.at_s, n, one) for n, one in enumerate(requests)]
         heapq.heapify(heap)
         while heap or self.legs:
             due_s = {name: engine.next_event_s() for name, engine in self.engines.items()}
             now_s = min(*due_s.values(), *(at_s for at_s, _, _ in heap[:1]))
             while heap and heap[0][0] <= now_s:
-                self.arrive(heapq.heappop(heap)[2], now_s)
+                await self.arrive(heapq.heappop(heap)[2], now_s)
             for name, engine in self.engines.items():
                 if due_s[name] <= now_s:
                     self.advance(engine, now_s)
 
-    def arrive(self, one: Sent, now_s: float) -> None:
+    async def arrive(self, one: Sent, now_s: float) -> None:
         headers = CIMultiDictProxy(CIMultiDict({"Authorization": f"Bearer {one.key}"}))
         grant = self.access.grant(headers)
-        parsed = chat(one.text, max_tokens=4)
-        if grant.salt is not None:
-            raw, _ = _salted(orjson.dumps(parsed), parsed, grant.salt)
-            parsed = orjson.loads(raw)  # as the engine reads it
+        request: Any = Loaded(headers, orjson.dumps(chat(one.text, max_tokens=4)))
+        out = await read(request, "r", BODY, grant)
+        assert out.raw is not None
+        parsed = orjson.loads(out.raw)  # as the engine reads it
         one.facts, _ = self.estimator.facts(PATH, headers, parsed, grant.tenant)
         route = self.router.admit(one.facts, now_s)
         assert isinstance(route, Route)
@@ -131,14 +152,14 @@ def auc(faster: list[float], slower: list[float]) -> float:
 
 
 @pytest.mark.parametrize("is_salted", [True, False], ids=["salted", "shared"])
-def test_what_the_first_token_tells(*, is_salted: bool) -> None:
+async def test_what_the_first_token_tells(*, is_salted: bool) -> None:
     secret = {"cache_salt_secret": "0123456789abcdef"} if is_salted else {}
     settings = Settings(instances="a=a:1,b=b:1", api_key=KEYS, kv_connector="none", **secret)
     times_s: dict[bool, dict[str, float]] = {True: {}, False: {}}
     for parity in (0, 1):
         requests = list(sent(parity))
         run = Run(settings)
-        run.run(requests)
+        await run.run(requests)
         assert run.router.ledger.live == 0
         for one in requests:
             if one.hit is not None:

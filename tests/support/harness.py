@@ -56,6 +56,15 @@ async def apart(writer: asyncio.StreamWriter, pieces: Iterable[bytes], pause_s: 
         await asyncio.sleep(pause_s)
 
 
+async def is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Whether an event is set so soon: for what is done now and then until something is over."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            return await event.wait()
+    except TimeoutError:
+        return event.is_set()
+
+
 async def let_out() -> None:
     """Let written bytes be read before a reset, which discards what is still queued."""
     await asyncio.sleep(0.02)  # the kernel tells what is acknowledged, not what was read

@@ -1,6 +1,6 @@
 """A small watched run of the cost policy."""
 
-from analysis.league.simulate import EngineFleet, engines
+from analysis.league.fleet import EngineFleet, engines
 from analysis.regret.oracle import JudgedDecision, Mode
 from analysis.regret.run import RegretTask, run_probed
 from replayer.virtual.arrivals import LoadRules, plan

@@ -7,9 +7,9 @@ from analysis.league.simulate import make_rule, setting
 from analysis.regret.actions import is_heavy
 from analysis.regret.branching import BranchingFleet, Terms, cost_s
 from analysis.rivals.registry import RIVALS
-from proxy.core.placement.rules import by_rules
+from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.scene import Choice, Decide, PlacementView
-from proxy.core.routing.router import DECIDERS, Router
+from proxy.core.routing.router import Router
 from replayer.virtual.requests import VirtualRun
 from tests.support.regret import (
     FLEET,
@@ -27,7 +27,7 @@ def replayed(change: Callable[[int, PlacementView, Choice], Choice]) -> VirtualR
     """The run anew, from its start and in this process, with HEAVY decisions changed by number."""
     rival = RIVALS["cost"]
     config, options = setting(rival, FLEET, SOURCE.block_tokens)
-    policy: Decide = make_rule(rival, FLEET) or DECIDERS.get(config.offload_policy, by_rules)
+    policy: Decide = make_rule(rival, FLEET) or POLICIES[config.offload_policy]
     seen = -1
 
     def decide(scene: PlacementView) -> Choice:

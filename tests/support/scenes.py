@@ -1,7 +1,9 @@
 """Candidates and scenes for rules that place requests."""
 
 from proxy.core.config import RouterConfig
+from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.latency.model import Latency
+from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.scene import PlacementView
 from proxy.core.types import Candidate, Instance, Load, RequestFacts
 
@@ -17,6 +19,6 @@ def candidate(name: str, hit: int = 0, placed: int = 0, **load: int) -> Candidat
 
 def scene_of(*free: Candidate, home: str | None = None, tokens: int = PROMPT) -> PlacementView:
     facts = RequestFacts("m", "s", tokens, (), BLOCK)
-    return PlacementView(
-        CONFIG, facts, home, list(free), lambda: 0.0, 0.0, Latency(20_000, 0.5, 8192)
-    )
+    columns, transfers = Candidates.of(free, tokens), transfer_rules(CONNECTORS["mooncake"])
+    latency = Latency(20_000, 0.5, 8192)
+    return PlacementView(CONFIG, facts, home, columns, 0.0, 0.0, latency, transfers)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from proxy.core.admission.engine_reports import EngineKv, Reports
 from proxy.core.admission.retry_after import UNKNOWN_DRAIN_S
@@ -22,7 +21,6 @@ from proxy.core.types import OFF, Load, RejectReason, Thresholds
 STALE_S = 10.0
 """An engine's report older than this is ignored; the own count goes on alone."""
 ANY_MODEL = "*"
-_HELD = attrgetter("held_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,11 @@ class Gate:
         What a prompt finds in the cache is nobody else's while it runs, so it needs room for that
         as well.
         """
-        if max(map(_HELD, loads)) + prompt_tokens <= self._least_room:
+        most_tokens = 0
+        for load in loads:
+            if load.held_tokens > most_tokens:
+                most_tokens = load.held_tokens
+        if most_tokens + prompt_tokens <= self._least_room:
             return [0.0] * len(names)
         asked = zip(names, loads, strict=True)
         return [self.kv_wait_s(name, load, prompt_tokens, now_s) for name, load in asked]

@@ -11,6 +11,7 @@ from proxy.core.connectors.base import (
     Transfer,
     finished_by_length,
     prefill_edits,
+    transfer_rules,
 )
 from proxy.core.connectors.implicit import Implicit, NoConnector
 from proxy.core.connectors.mooncake import Mooncake
@@ -28,6 +29,7 @@ __all__ = [
     "Transfer",
     "finished_by_length",
     "prefill_edits",
+    "transfer_rules",
 ]
 
 CONNECTORS: dict[str, Connector] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from proxy.core.types import Fallback, Instance
+from proxy.core.types import Fallback, Instance, TransferRules
 
 KV_PARAMS = "kv_transfer_params"
 """The body field that steers a connector. Only the proxy sets it: from a client it could make an
@@ -78,6 +78,16 @@ class Connector(Protocol):
     def after_prefill(self, transfer: Transfer, answer: Mapping[str, Any]) -> Edits | Fallback:
         """Edits for the decode leg, or why P's answer is of no use."""
         ...
+
+
+def transfer_rules(connector: Connector) -> TransferRules:
+    """What a decision must know of a connector."""
+    return TransferRules(
+        can_offload=connector.can_offload,
+        needs_bootstrap=connector.needs_engine_id,
+        pins=connector.pins,
+        max_parallel=connector.max_parallel,
+    )
 
 
 def prefill_edits(body: Mapping[str, Any], params: Mapping[str, Any] | None) -> Edits:

@@ -1,4 +1,7 @@
-"""The blocks of one instance in the order in which its engine evicts them, as runs of equal age."""
+"""The blocks of one instance in the order in which its engine evicts them, as runs of equal age.
+
+A prompt in use holds its blocks (`Hold`); from its placement to its end it is a `Use`.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,32 @@ class Hold:
 
     def __init__(self, instance: str, hashes: Sequence[int], age: int) -> None:
         self.instance, self.hashes, self.age = instance, hashes, age
+
+
+@dataclass(slots=True, eq=False, init=False)
+class Use:
+    """One prompt on one instance, from its placement to the end of its answer.
+
+    `blocks` of it were there before, the last of them used at `age`; None where the instance was
+    given the KV by a peer, so that its count of cached tokens says nothing.
+    """
+
+    instance: str
+    incarnation: int
+    blocks: int | None
+    age: int
+    hold: Hold | None
+
+    def __init__(
+        self,
+        instance: str,
+        incarnation: int,
+        blocks: int | None,
+        age: int = 0,
+        hold: Hold | None = None,
+    ) -> None:
+        self.instance, self.incarnation = instance, incarnation
+        self.blocks, self.age, self.hold = blocks, age, hold
 
 
 class Runs:

@@ -13,9 +13,7 @@ computes may be computed twice without anything having been evicted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from proxy.core.kvcache.eviction_order import Hold
+from proxy.core.kvcache.eviction_order import Use
 from proxy.core.kvcache.inflight import Inflight
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.types import RequestFacts
@@ -46,32 +44,6 @@ def usage_ratio(usage: object) -> float | None:
     details = counts.get("prompt_tokens_details")
     found = details.get("cached_tokens") if isinstance(details, dict) else None
     return cached_ratio(found, counts.get("prompt_tokens"))
-
-
-@dataclass(slots=True, eq=False, init=False)
-class Use:
-    """One prompt on one instance, from its placement to the end of its answer.
-
-    `blocks` of it were there before, the last of them used at `age`; None where the instance was
-    given the KV by a peer, so that its count of cached tokens says nothing.
-    """
-
-    instance: str
-    incarnation: int
-    blocks: int | None
-    age: int
-    hold: Hold | None
-
-    def __init__(
-        self,
-        instance: str,
-        incarnation: int,
-        blocks: int | None,
-        age: int = 0,
-        hold: Hold | None = None,
-    ) -> None:
-        self.instance, self.incarnation = instance, incarnation
-        self.blocks, self.age, self.hold = blocks, age, hold
 
 
 class Reuse:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class Sessions:
         self._ttl_s = ttl_s
         self._max = max_sessions
         self._homes: OrderedDict[str, _Home] = OrderedDict()
-        self._per_instance: Counter[str] = Counter()
+        self._per_instance: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -45,6 +45,11 @@ class Sessions:
         """How many sessions live on an instance."""
         return self._per_instance.get(instance, 0)
 
+    def counts(self, instances: Iterable[str]) -> list[int]:
+        """The same of several."""
+        per_instance = self._per_instance
+        return [per_instance.get(instance, 0) for instance in instances]
+
     def assign(self, session_id: str | None, instance: str, now_s: float) -> int:
         """Note that the session is served by `instance`; gives the turn's number, from 0."""
         if session_id is None:
@@ -55,7 +60,7 @@ class Sessions:
             self._per_instance[old.instance] -= 1
             turn = old.turn + 1
         self._homes[session_id] = _Home(instance, turn, now_s)
-        self._per_instance[instance] += 1
+        self._per_instance[instance] = self.count(instance) + 1
         if len(self._homes) > self._max:
             self._drop(next(iter(self._homes)))
         return turn
@@ -83,7 +88,7 @@ class Sessions:
             if session_id not in self._homes and len(self._homes) < self._max:
                 self._homes[session_id] = _Home(instance, turn, used_s)
                 self._homes.move_to_end(session_id, last=False)
-                self._per_instance[instance] += 1
+                self._per_instance[instance] = self.count(instance) + 1
 
     def forget(self, instance: str) -> None:
         """Forget every session of an instance that has gone."""

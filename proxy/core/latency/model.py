@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.core.latency.regression import PRIOR_WEIGHT, WINDOW, OnlineRegression, Residuals
 
@@ -36,9 +36,9 @@ STEP_PRIOR_S = 0.010
 """An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
 TYPICAL_KV_TOKENS = 100_000.0
 PAIRS_MAX = 4096
-RECENT_S = 60.0
+RECENT_S: Final = 60.0
 """How far back an instance's load is looked at: some turns of a session."""
-FIRST_STEP = 0.5
+FIRST_STEP: Final = 0.5
 """A prompt that finds no other waits for the end of a step under way: on average half of it."""
 SAME_STEP_RATIO = 0.3
 """A prefill that took less than this part of what it should shared its step with the one before."""
@@ -113,25 +113,29 @@ class Times:
         self._last: _Seen | None = None
         self._last_beside_s = 0.0
 
+    def alone_s(self, new: int, context: int) -> float:
+        """Computing `new` tokens behind `context` cached ones, without streams beside them."""
+        # The line written out: a decision asks this of every instance.
+        line = self.prefill
+        return line.p * new + line.q * (new * (context + new / 2))
+
+    def steps_beside(self, new: int) -> float:
+        """Steps of running streams that a prefill of `new` tokens takes part in."""
+        return math.ceil(new / self.budget) + (0.0 if self.pending else FIRST_STEP)
+
     def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """Computing `new` tokens behind `context` cached ones, beside running streams."""
-        # Lines written out, here and below: a decision asks this several times per instance.
-        line = self.prefill
-        alone = line.p * new + line.q * (new * (context + new / 2))
+        alone_s = self.alone_s(new, context)
         if not streams:
-            return alone
-        step = self.step
-        steps = math.ceil(new / self.budget) + (0.0 if self.pending else FIRST_STEP)
-        return alone + steps * (step.p + step.q * kv_tokens)
+            return alone_s
+        return alone_s + self.steps_beside(new) * self.step_s(kv_tokens)
 
     def share_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """The same without what others may use of its steps: where it leaves room, they join."""
-        line = self.prefill
-        alone = line.p * new + line.q * (new * (context + new / 2))
+        alone_s = self.alone_s(new, context)
         if not streams:
-            return alone
-        step = self.step
-        return alone + new / self.budget * (step.p + step.q * kv_tokens)
+            return alone_s
+        return alone_s + new / self.budget * self.step_s(kv_tokens)
 
     def computed(
         self,

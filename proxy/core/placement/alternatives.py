@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from proxy.core.types import Candidate, Instance, Load, Reason, RouteClass
+from proxy.core.types import Candidate, Instance, Reason, RouteClass
 
-COLOCATIONS_KEPT = 16
-OFFLOADS_KEPT = 8
+COLOCATIONS_KEPT: Final = 16
+OFFLOADS_KEPT: Final = 8
 MOST_KEPT = COLOCATIONS_KEPT + OFFLOADS_KEPT
 
 
@@ -24,13 +25,11 @@ class PricedOption:
     `cost_s` is the sum of `ttft_s` and of the five terms after it, weighted: `harm_s` to the
     streams beside the computation, `behind_s` to those who arrive during it, `decode_s` for the
     output on D, `next_s` for the session's next turns there, `memory_s` for the KV displaced and in
-    use. It is nan where the policy puts no price on anything. `at`: D's place among the free
-    instances; `wait_s`: the queue where it is computed; `instance` and what follows: D, as its
-    Candidate would say.
+    use. It is nan where the policy puts no price on anything. `wait_s`: the queue where it is
+    computed; `decode`: D; `prefill`: what P costs alone.
     """
 
     cost_s: float
-    at: int
     ttft_s: float
     harm_s: float
     behind_s: float
@@ -38,17 +37,15 @@ class PricedOption:
     next_s: float
     memory_s: float
     wait_s: float
-    instance: Instance
-    load: Load
-    hit_tokens: int
-    new_tokens: int
-    kv_wait_s: float
+    decode: Candidate
     prefill: PricedOption | None
 
     def __init__(
         self,
+        *,
+        decode: Candidate,
+        prefill: PricedOption | None,
         cost_s: float,
-        at: int,
         ttft_s: float,
         harm_s: float,
         behind_s: float,
@@ -56,27 +53,28 @@ class PricedOption:
         next_s: float,
         memory_s: float,
         wait_s: float,
-        instance: Instance,
-        load: Load,
-        hit_tokens: int,
-        new_tokens: int,
-        kv_wait_s: float,
-        prefill: PricedOption | None = None,
     ) -> None:
-        self.cost_s, self.at, self.ttft_s = cost_s, at, ttft_s
+        self.decode, self.prefill = decode, prefill
+        self.cost_s, self.ttft_s = cost_s, ttft_s
         self.harm_s, self.behind_s = harm_s, behind_s
         self.decode_s, self.next_s = decode_s, next_s
         self.memory_s, self.wait_s = memory_s, wait_s
-        self.instance, self.load = instance, load
-        self.hit_tokens, self.new_tokens, self.kv_wait_s = hit_tokens, new_tokens, kv_wait_s
-        self.prefill = prefill
 
 
-def unpriced(c: Candidate, ttft_s: float) -> PricedOption:
+def unpriced(d: Candidate, ttft_s: float) -> PricedOption:
     """An option of a policy that goes by rules."""
-    nan, load, hit, new = math.nan, c.load, c.hit_tokens, c.new_tokens
+    nan = math.nan
     return PricedOption(
-        nan, 0, ttft_s, nan, nan, nan, nan, nan, nan, c.instance, load, hit, new, c.kv_wait_s
+        decode=d,
+        prefill=None,
+        cost_s=nan,
+        ttft_s=ttft_s,
+        harm_s=nan,
+        behind_s=nan,
+        decode_s=nan,
+        next_s=nan,
+        memory_s=nan,
+        wait_s=nan,
     )
 
 
@@ -109,19 +107,19 @@ class Alternatives:
 
     def _taken(self) -> PricedOption | None:
         """D with P; where no pairs were priced, D."""
-        on_d = [option for option in self._priced if option.instance is self._decode]
+        on_d = [option for option in self._priced if option.decode.instance is self._decode]
         for option in on_d:
             p = option.prefill
-            if (p.instance if p else None) is self._prefill:
+            if (p.decode.instance if p else None) is self._prefill:
                 return option
         return on_d[0] if on_d else None
 
 
 def _row(option: PricedOption) -> dict[str, object]:
-    p, load = option.prefill, option.load
+    d, p = option.decode, option.prefill
     row: dict[str, object] = {
-        "instance": option.instance.name,
-        "prefill": p.instance.name if p else None,
+        "instance": d.instance.name,
+        "prefill": p.decode.instance.name if p else None,
         "ttft_s": _seconds(option.ttft_s),
         "cost_s": _seconds(option.cost_s),
         "harm_s": _seconds(option.harm_s),
@@ -129,16 +127,16 @@ def _row(option: PricedOption) -> dict[str, object]:
         "decode_s": _seconds(option.decode_s),
         "next_s": _seconds(option.next_s),
         "memory_s": _seconds(option.memory_s),
-        "hit_tokens": option.hit_tokens,
-        "new_tokens": option.new_tokens,
+        "hit_tokens": d.hit_tokens,
+        "new_tokens": d.new_tokens,
     }
     if p is not None:
-        row["new_tokens_prefill"] = p.new_tokens
+        row["new_tokens_prefill"] = p.decode.new_tokens
         return row
-    row["ongoing_tokens"] = load.ongoing_tokens
-    row["prefill_tokens"] = load.prefill_tokens
-    row["decode_tokens"] = load.decode_tokens
-    row["kv_wait_s"] = _seconds(option.kv_wait_s)
+    row["ongoing_tokens"] = d.load.ongoing_tokens
+    row["prefill_tokens"] = d.load.prefill_tokens
+    row["decode_tokens"] = d.load.decode_tokens
+    row["kv_wait_s"] = _seconds(d.kv_wait_s)
     return row
 
 

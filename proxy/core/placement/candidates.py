@@ -6,14 +6,11 @@ gathered list by list, and a Candidate is made of one when somebody asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import overload
 
 from proxy.core.types import Candidate, Instance, Load
-
-Rank = Callable[[int], tuple[int, int]]
-"""Of the instance at a place: its sessions and its last placement, for those equal otherwise."""
 
 
 @dataclass(slots=True, init=False)
@@ -27,11 +24,15 @@ class Candidates:
     hit_tokens: list[int]
     kv_full: list[float]
     kv_wait_s: list[float]
-    rank: Rank
-    _made: dict[int, Candidate]
+    kv_tokens: list[int | None]
+    unreleased: list[tuple[int, int]]
+    sessions: list[int]
+    last_placed: list[int]
+    _made: list[Candidate | None]
 
     def __init__(
         self,
+        *,
         prompt_tokens: int,
         instances: list[Instance],
         names: list[str],
@@ -39,31 +40,36 @@ class Candidates:
         hit_tokens: list[int],
         kv_full: list[float],
         kv_wait_s: list[float],
-        rank: Rank,
+        kv_tokens: list[int | None],
+        unreleased: list[tuple[int, int]],
+        sessions: list[int],
+        last_placed: list[int],
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.instances, self.names, self.loads = instances, names, loads
         self.hit_tokens, self.kv_full, self.kv_wait_s = hit_tokens, kv_full, kv_wait_s
-        self.rank = rank
-        self._made = {}
+        self.kv_tokens, self.unreleased = kv_tokens, unreleased
+        self.sessions, self.last_placed = sessions, last_placed
+        self._made = [None] * len(names)
 
     @classmethod
     def of(cls, free: Iterable[Candidate], prompt_tokens: int) -> Candidates:
         """The columns of candidates that are there already."""
-        if isinstance(free, cls):
-            return free
         made = list(free)
         self = cls(
-            prompt_tokens,
-            [c.instance for c in made],
-            [c.instance.name for c in made],
-            [c.load for c in made],
-            [c.hit_tokens for c in made],
-            [c.kv_full for c in made],
-            [c.kv_wait_s for c in made],
-            lambda at: (made[at].sessions, made[at].last_placed),
+            prompt_tokens=prompt_tokens,
+            instances=[c.instance for c in made],
+            names=[c.instance.name for c in made],
+            loads=[c.load for c in made],
+            hit_tokens=[c.hit_tokens for c in made],
+            kv_full=[c.kv_full for c in made],
+            kv_wait_s=[c.kv_wait_s for c in made],
+            kv_tokens=[c.kv_tokens for c in made],
+            unreleased=[c.unreleased for c in made],
+            sessions=[c.sessions for c in made],
+            last_placed=[c.last_placed for c in made],
         )
-        self._made = dict(enumerate(made))
+        self._made[:] = made
         return self
 
     def __len__(self) -> int:
@@ -82,18 +88,23 @@ class Candidates:
 
     def at(self, at: int) -> Candidate:
         """The candidate at a place, the same one every time."""
-        found = self._made.get(at)
+        found = self._made[at]
         if found is None:
             hit = self.hit_tokens[at]
-            sessions, last_placed = self.rank(at)
             found = self._made[at] = Candidate(
-                self.instances[at],
-                self.loads[at],
-                hit,
-                self.prompt_tokens - hit,
-                sessions,
-                last_placed,
-                self.kv_full[at],
-                self.kv_wait_s[at],
+                instance=self.instances[at],
+                load=self.loads[at],
+                hit_tokens=hit,
+                new_tokens=self.prompt_tokens - hit,
+                sessions=self.sessions[at],
+                last_placed=self.last_placed[at],
+                kv_full=self.kv_full[at],
+                kv_wait_s=self.kv_wait_s[at],
+                kv_tokens=self.kv_tokens[at],
+                unreleased=self.unreleased[at],
             )
         return found
+
+    def place_of(self, name: str | None) -> int | None:
+        """Where an instance stands; None where it is not among them."""
+        return self.names.index(name) if name is not None and name in self.names else None

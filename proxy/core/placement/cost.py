@@ -30,27 +30,35 @@ beat the best colocation by a margin, and P's queue is bounded: both keep the ta
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop
-from itertools import islice
+from typing import Final
 
-from proxy.core.connectors import CONNECTORS
-from proxy.core.latency.model import FIRST_STEP
 from proxy.core.placement.alternatives import COLOCATIONS_KEPT, OFFLOADS_KEPT, PricedOption
-from proxy.core.placement.candidates import Candidates
-from proxy.core.placement.scene import Choice, PlacementView, Size, can_prefill, classify
+from proxy.core.placement.scene import (
+    Choice,
+    PlacementView,
+    Size,
+    can_prefill,
+    classify,
+    transfer_s,
+)
 from proxy.core.types import Reason
 
-MARGIN_S = 0.020
-MARGIN_RATIO = 0.15
-MAX_WAIT_S = 4.0
+MARGIN_S: Final = 0.020
+MARGIN_RATIO: Final = 0.15
+MAX_WAIT_S: Final = 4.0
 """P takes no offload behind a longer queue: a first design, without a bound, lost a quarter of its
 HEAVY requests in such queues."""
-MISSED = 0.7
+MISSED: Final = 0.7
 """What a stall counts at least for streams that miss their target anyway."""
-BUSY_MOST = 0.95
+BUSY_MOST: Final = 0.95
 """Steps of an instance that only prefills would be endless."""
+PREFILLERS: Final = 3
+"""So many P are looked at, the quickest ones."""
+Terms = tuple[float, float, float, float, float, float, float]
+"""TTFT, harm, behind, decode, next, memory and wait: what `PricedOption` has under these names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,251 +84,266 @@ class Weights:
 WEIGHTS = Weights()
 
 
-def by_cost(scene: PlacementView, weights: Weights | None = None) -> Choice:
+def by_cost(view: PlacementView, weights: Weights | None = None) -> Choice:
     """The cheapest option."""
-    w = weights or WEIGHTS
-    free = Candidates.of(scene.free, scene.facts.prompt_tokens)
-    colocated = _colocations(scene, free, w)
-    ranked = _ranked(free, colocated)
-    best = ranked[0]
-    if scene.home is not None and best.instance.name != scene.home:
-        best = _stay(free, scene.home, best, colocated)
-        if not any(option is best for option in ranked):
-            ranked[-1] = best
-    warm, heavy = scene.config.warm_threshold, scene.config.heavy_threshold
-    size = classify(best.new_tokens, warm, heavy)
-    offloads = _offloads(scene, free, colocated) if _may_offload(best, size, colocated) else []
-    reason = _why_not(scene, best, size, offloads)
-    chosen = best
+    prices = Prices(view, weights or WEIGHTS)
+    ranked = prices.ranked()
+    at = prices.stay(ranked[0])
+    if at not in ranked:
+        ranked[-1] = at
+    options = [prices.option(one) for one in ranked]
+    best = options[ranked.index(at)]
+    warm, heavy = view.config.warm_threshold, view.config.heavy_threshold
+    size = classify(best.decode.new_tokens, warm, heavy)
+    offloads = prices.offloads() if prices.may_offload(best, size) else []
+    reason = _why_not(view, best, size, offloads)
+    taken = best
     if reason is None:
-        chosen = offloads[0]
-        size, reason = classify(chosen.new_tokens, warm, heavy), _why(chosen)
+        taken = offloads[0]
+        size, reason = classify(taken.decode.new_tokens, warm, heavy), _why(taken)
+    d, p = taken.decode, taken.prefill
     return Choice(
-        free.at(chosen.at),
-        free.at(chosen.prefill.at) if chosen.prefill is not None else None,
+        d,
+        p.decode if p is not None else None,
         size,
         reason,
-        chosen.instance.name != scene.home,
-        chosen.ttft_s,
-        ranked + offloads,
+        placed=d.instance.name != view.home,
+        predicted_ttft_s=taken.ttft_s,
+        predicted_transfer_s=transfer_s(view, p.decode, d) if p is not None else None,
+        options=options + offloads,
     )
 
 
-def _stay(
-    free: Candidates, home: str, best: PricedOption, colocated: list[PricedOption]
-) -> PricedOption:
-    """The cheapest, or home where that costs hardly more: short prompts leave no hits to hold."""
-    if home not in free.names:
-        return best
-    at_home = colocated[free.names.index(home)]
-    return best if at_home.cost_s > best.cost_s + MARGIN_S else at_home
+class Prices:
+    """What the request costs on each candidate alone, in columns; options for those asked for.
+
+    `costs_s`: computed and decoded there. Where an offload is possible at all, also what it costs
+    where it only decodes (`_decoding_s`) and only computes (`_computing_s`), and the queue there.
+    """
+
+    def __init__(self, view: PlacementView, weights: Weights) -> None:
+        config, w = view.config, weights
+        self._view, self._free = view, view.free
+        self._times = view.latency.times(view.free.names)
+        self._now_s, self._prompt_tokens = view.now_s, view.free.prompt_tokens
+        self._target_s = config.tpot_slo_s
+        self._harm, self._arrivals = w.harm * view.strain, w.arrivals
+        self._decode = w.decode * view.strain * w.output_tokens
+        self._next_turn = w.next_turn * view.latency.rest_s()
+        self._memory, self._room = w.memory, w.room
+        self._may_split = (
+            view.transfers.can_offload
+            and view.facts.offloadable
+            and view.facts.prompt_tokens >= config.heavy_threshold
+        )
+        self.costs_s: list[float] = []
+        self._decoding_s: list[float] = []
+        self._computing_s: list[float] = []
+        self._waits_s: list[float] = []
+        self._least_split_s = math.inf
+        self._price()
+
+    def _price(self) -> None:
+        """Fill the columns: most of what a decision takes."""
+        costs_s, all_decoding_s = self.costs_s, self._decoding_s
+        computing_s, waits_s, may_split = self._computing_s, self._waits_s, self._may_split
+        least_p_s = least_d_s = math.inf
+        for at in range(len(self._times)):
+            ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s = self._terms(at)
+            cost_s = ttft_s + harm_s + behind_s + decode_s + next_s + memory_s
+            costs_s.append(cost_s)
+            if may_split:
+                decoding_s = decode_s + next_s + memory_s
+                all_decoding_s.append(decoding_s)
+                computing_s.append(ttft_s + harm_s + behind_s + memory_s)
+                waits_s.append(wait_s)
+                least_p_s = min(least_p_s, cost_s - decode_s - next_s)
+                least_d_s = min(least_d_s, decoding_s)
+        self._least_split_s = least_p_s + least_d_s
+
+    def _terms(self, at: int) -> Terms:
+        """Everything on one instance: until it has the prompt's KV, and what that costs all others.
+
+        New KV displaces other sessions' where the cache is full. The output costs steps on D, which
+        grow with the KV that they read.
+        """
+        free, times, prompt_tokens = self._free, self._times[at], self._prompt_tokens
+        load, hit, full = free.loads[at], free.hit_tokens[at], free.kv_full[at]
+        new, streams = prompt_tokens - hit, load.decode_requests
+        stall_s = prefill_s = times.alone_s(new, hit)
+        wait_s = times.wait_s(self._now_s)
+        busy, per_s = times.lately(self._now_s)
+        harm_s = 0.0
+        if streams:
+            step_s = times.step_s(load.decode_tokens)
+            prefill_s += times.steps_beside(new) * step_s
+            pressed = step_s / (1.0 - min(BUSY_MOST, busy)) / self._target_s
+            pressed = math.sqrt(pressed) if pressed < 1.0 else max(MISSED, 1.0 / pressed)
+            harm_s = self._harm * streams * stall_s * pressed
+        ttft_s = max(wait_s, free.kv_wait_s[at]) + prefill_s
+        behind_s = self._arrivals * per_s * stall_s * (stall_s / 2 + wait_s)
+        kv_after = load.decode_tokens + load.inbound_tokens + prompt_tokens
+        decode_s = self._decode * times.step_s(kv_after)
+        memory_s = self._memory * full * times.alone_s(new, 0) if full else 0.0
+        kv_tokens = free.kv_tokens[at]
+        if kv_tokens:
+            in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
+            memory_s += self._room * (in_use * in_use)
+        return ttft_s, harm_s, behind_s, decode_s, self._next_turn * busy, memory_s, wait_s
+
+    def option(self, at: int) -> PricedOption:
+        """Computed and decoded on one candidate."""
+        ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s = self._terms(at)
+        return PricedOption(
+            decode=self._free.at(at),
+            prefill=None,
+            cost_s=self.costs_s[at],
+            ttft_s=ttft_s,
+            harm_s=harm_s,
+            behind_s=behind_s,
+            decode_s=decode_s,
+            next_s=next_s,
+            memory_s=memory_s,
+            wait_s=wait_s,
+        )
+
+    def ranked(self) -> list[int]:
+        """The cheapest ones; of equals the one with fewer sessions, then the longest unused."""
+        costs_s, kept = self.costs_s, COLOCATIONS_KEPT
+        ranked = _lowest(costs_s, range(len(costs_s)), kept + 1)
+        if len({costs_s[at] for at in ranked}) < len(ranked):
+            most_s = costs_s[ranked[-1]]
+            sessions, last_placed = self._free.sessions, self._free.last_placed
+            ranked = [at for at, cost_s in enumerate(costs_s) if cost_s <= most_s]
+            ranked.sort(key=lambda at: (costs_s[at], sessions[at], last_placed[at]))
+        return ranked[:kept]
+
+    def stay(self, best: int) -> int:
+        """The best, or home where that costs hardly more: short prompts leave no hits to hold."""
+        home = self._free.place_of(self._view.home)
+        if home is None or self.costs_s[home] > self.costs_s[best] + MARGIN_S:
+            return best
+        return home
+
+    def may_offload(self, best: PricedOption, size: Size) -> bool:
+        """Whether pairs are worth pricing: all HEAVY ones, others where one could win at all.
+
+        No pair costs less than the cheapest P for its part and the cheapest D for its own. Most
+        turns of a long session are short and have no chance.
+        """
+        if not self._may_split or size is Size.HEAVY:
+            return self._may_split
+        return best.cost_s - self._least_split_s > _margin_s(best)
+
+    def offloads(self) -> list[PricedOption]:
+        """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
+
+        What each costs alone is in its colocation already.
+        """
+        free, least = self._free, self._view.config.heavy_threshold
+        most_hit = self._prompt_tokens - least
+        heavy = [at for at, hit in enumerate(free.hit_tokens) if hit <= most_hit]
+        if not heavy:
+            return []
+        ds = _lowest(self._decoding_s, heavy, 2)
+        home = free.place_of(self._view.home)
+        if home is not None and free.hit_tokens[home] <= most_hit and home not in ds:
+            ds.append(home)
+        ps = [self.option(at) for at in self._prefillers()]
+        pairs = [
+            self._pair(p, d)
+            for d in [self.option(at) for at in ds]
+            for p in ps
+            if p.decode is not d.decode
+        ]
+        in_time_s = self._view.config.prefill_timeout_s
+        return sorted([pair for pair in pairs if pair.ttft_s < in_time_s], key=_cost)[
+            :OFFLOADS_KEPT
+        ]
+
+    def _prefillers(self) -> list[int]:
+        """Those that may compute for another, the quickest first.
+
+        Quick goes by what P costs, its KV included, before D is known.
+        """
+        computing_s = self._computing_s
+        quickest = [
+            (computing_s[at], at) for at, wait_s in enumerate(self._waits_s) if wait_s <= MAX_WAIT_S
+        ]
+        heapify(quickest)
+        found: list[int] = []
+        while quickest and len(found) < PREFILLERS:
+            at = heappop(quickest)[1]
+            if can_prefill(self._view, self._free.at(at)):
+                found.append(at)
+        return found
+
+    def _pair(self, p: PricedOption, d: PricedOption) -> PricedOption:
+        """Computed as if on P, decoded as if on D, and moved."""
+        moved_s = transfer_s(self._view, p.decode, d.decode)
+        # D reads what came over in its turn, behind its own prefills, and where there is room.
+        moved_s += max(0.0, max(d.decode.kv_wait_s, d.wait_s) - p.ttft_s)
+        ttft_s = p.ttft_s + moved_s
+        on_p_s = p.harm_s + p.behind_s + p.memory_s
+        on_d_s = d.decode_s + d.next_s + d.memory_s
+        return PricedOption(
+            decode=d.decode,
+            prefill=p,
+            cost_s=ttft_s + on_p_s + on_d_s,
+            ttft_s=ttft_s,
+            harm_s=p.harm_s,
+            behind_s=p.behind_s,
+            decode_s=d.decode_s,
+            next_s=d.next_s,
+            memory_s=d.memory_s + p.memory_s,
+            wait_s=p.wait_s,
+        )
+
+
+def _lowest(values: list[float], places: Sequence[int], count: int) -> list[int]:
+    """The places of the lowest values, at most `count`; of equals, in the order of the places."""
+    found: list[int] = []
+    for at in places:
+        value, behind = values[at], len(found)
+        if behind == count and value >= values[found[-1]]:
+            continue
+        while behind and values[found[behind - 1]] > value:
+            behind -= 1
+        found.insert(behind, at)
+        if len(found) > count:
+            found.pop()
+    return found
 
 
 def _cost(option: PricedOption) -> float:
     return option.cost_s
 
 
-def _ranked(free: Candidates, colocated: list[PricedOption]) -> list[PricedOption]:
-    """The cheapest ones; of equals the one with fewer sessions, then the longest unused."""
-    kept = COLOCATIONS_KEPT
-    costs_s = sorted([option.cost_s for option in colocated])
-    most_s = costs_s[min(kept, len(costs_s) - 1)]
-    ranked = sorted([option for option in colocated if option.cost_s <= most_s], key=_cost)
-    last_s = -math.inf
-    for cost_s in costs_s[: kept + 1]:
-        if cost_s == last_s:
-            ranked.sort(key=lambda option: (option.cost_s, *free.rank(option.at)))
-            break
-        last_s = cost_s
-    return ranked[:kept]
-
-
-def _colocations(scene: PlacementView, free: Candidates, w: Weights) -> list[PricedOption]:
-    """Everything on one instance: until it has the prompt's KV, and what that costs all others.
-
-    New KV displaces other sessions' where the cache is full. The output costs steps on D, which
-    grow with the KV that they read. One loop, and the formulas of `Times` written out in it: it is
-    most of what a decision takes.
-    """
-    now_s, prompt_tokens, budget = scene.now_s, free.prompt_tokens, scene.latency.budget
-    harm, decode = w.harm * scene.strain, w.decode * scene.strain * w.output_tokens
-    next_turn = w.next_turn * scene.latency.rest_s()
-    memory, room, arrivals = w.memory, w.room, w.arrivals
-    target_s = scene.config.tpot_slo_s
-    all_times, sizes = scene.latency.times(free.names), list(map(scene.kv_tokens, free.names))
-    priced: list[PricedOption] = []
-    for at, times in enumerate(all_times):
-        load, hit, full, kv_wait_s = (
-            free.loads[at],
-            free.hit_tokens[at],
-            free.kv_full[at],
-            free.kv_wait_s[at],
-        )
-        new = prompt_tokens - hit
-        streams, decode_tokens = load.decode_requests, load.decode_tokens
-        line, step = times.prefill, times.step
-        p, q, step_p, step_q = line.p, line.q, step.p, step.q
-        stall_s = prefill_s = p * new + q * (new * (hit + new / 2))
-        step_s = step_p + step_q * decode_tokens
-        if streams:
-            steps = math.ceil(new / budget) + (0.0 if times.pending else FIRST_STEP)
-            prefill_s += steps * step_s
-        wait_s = times.busy_until_s - now_s
-        if wait_s < 0.0:
-            wait_s = 0.0
-        ready_s = (max(wait_s, kv_wait_s)) + prefill_s
-        busy, per_s = times.lately(now_s)
-        harm_s = 0.0
-        if streams:
-            pressed = step_s / (1.0 - min(BUSY_MOST, busy)) / target_s
-            pressed = math.sqrt(pressed) if pressed < 1.0 else max(MISSED, 1.0 / pressed)
-            harm_s = harm * streams * stall_s * pressed
-        behind_s = arrivals * per_s * stall_s * (stall_s / 2 + wait_s)
-        kv_after = decode_tokens + load.inbound_tokens + prompt_tokens
-        decode_s = decode * (step_p + step_q * kv_after)
-        memory_s = memory * full * (p * new + q * (new * (new / 2))) if full else 0.0
-        kv_tokens = sizes[at]
-        if kv_tokens:
-            in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
-            memory_s += room * (in_use * in_use)
-        next_s = next_turn * busy
-        cost_s = ready_s + harm_s + behind_s + decode_s + next_s + memory_s
-        priced.append(
-            PricedOption(
-                cost_s,
-                at,
-                ready_s,
-                harm_s,
-                behind_s,
-                decode_s,
-                next_s,
-                memory_s,
-                wait_s,
-                free.instances[at],
-                load,
-                hit,
-                new,
-                kv_wait_s,
-            )
-        )
-    return priced
-
-
 def _why_not(
-    scene: PlacementView, best: PricedOption, size: Size, offloads: list[PricedOption]
+    view: PlacementView, best: PricedOption, size: Size, offloads: list[PricedOption]
 ) -> Reason | None:
     """Why no offload beats the best colocation; None when one does."""
-    if not CONNECTORS[scene.config.kv_connector].can_offload:
+    if not view.transfers.can_offload:
         return _unless_small(size, Reason.NO_CONNECTOR)
-    if not scene.facts.offloadable:
+    if not view.facts.offloadable:
         return _unless_small(size, Reason.NOT_OFFLOADABLE)
     if not offloads:
         return _unless_small(size, Reason.NO_PEER)
     if best.cost_s - offloads[0].cost_s <= _margin_s(best):
-        d_idle = not best.load.decode_requests
+        d_idle = not best.decode.load.decode_requests
         return _unless_small(size, Reason.D_IDLE if d_idle else Reason.MARGIN)
     return None
-
-
-def _margin_s(best: PricedOption) -> float:
-    return max(MARGIN_S, MARGIN_RATIO * best.cost_s)
-
-
-def _may_offload(best: PricedOption, size: Size, colocated: list[PricedOption]) -> bool:
-    """Whether pairs are worth pricing: all HEAVY ones, others where one could win at all.
-
-    No pair costs less than the cheapest P for its part and the cheapest D for its own. Most turns
-    of a long session are short and have no chance.
-    """
-    if size is Size.HEAVY:
-        return True
-    least_p_s = least_d_s = math.inf
-    for c in colocated:
-        least_p_s = min(least_p_s, c.cost_s - c.decode_s - c.next_s)
-        least_d_s = min(least_d_s, _decoding_s(c))
-    return best.cost_s - (least_p_s + least_d_s) > _margin_s(best)
-
-
-def _why(offload: PricedOption) -> Reason:
-    p = offload.prefill
-    pulls = p is not None and p.hit_tokens > p.new_tokens
-    return Reason.KV_PULL if pulls else Reason.P_IDLE_D_BUSY
 
 
 def _unless_small(size: Size, reason: Reason) -> Reason:
     return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
 
 
-def _offloads(
-    scene: PlacementView, free: Candidates, colocated: list[PricedOption]
-) -> list[PricedOption]:
-    """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
-
-    What each costs alone is in its colocation already.
-    """
-    least = scene.config.heavy_threshold
-    if scene.facts.prompt_tokens < least or not scene.facts.offloadable:
-        return []
-    if not CONNECTORS[scene.config.kv_connector].can_offload:
-        return []
-    heavy = [c for c in colocated if c.new_tokens >= least]
-    if not heavy:
-        return []
-    ds = sorted(heavy, key=_decoding_s)[:2]
-    if scene.home in free.names:
-        home = colocated[free.names.index(scene.home)]
-        if home.new_tokens >= least and home not in ds:
-            ds.append(home)
-    ps = list(islice(_able(scene, colocated), 3))
-    pairs = [_offloaded(scene, p, d) for d in ds for p in ps if p.at != d.at]
-    in_time_s = scene.config.prefill_timeout_s
-    return sorted([pair for pair in pairs if pair.ttft_s < in_time_s], key=_cost)[:OFFLOADS_KEPT]
+def _why(offload: PricedOption) -> Reason:
+    p = offload.prefill
+    pulls = p is not None and p.decode.hit_tokens > p.decode.new_tokens
+    return Reason.KV_PULL if pulls else Reason.P_IDLE_D_BUSY
 
 
-def _decoding_s(d: PricedOption) -> float:
-    """What a request costs where it only decodes."""
-    return d.decode_s + d.next_s + d.memory_s
-
-
-def _able(scene: PlacementView, colocated: list[PricedOption]) -> Iterator[PricedOption]:
-    """Those that may compute for another, the quickest first.
-
-    Quick goes by what P costs, its KV included, before D is known.
-    """
-    connector = CONNECTORS[scene.config.kv_connector]
-    quickest = [
-        (c.ttft_s + c.harm_s + c.behind_s + c.memory_s, c.at)
-        for c in colocated
-        if c.wait_s <= MAX_WAIT_S
-    ]
-    heapify(quickest)
-    while quickest:
-        p = colocated[heappop(quickest)[1]]
-        if can_prefill(scene, p, connector):
-            yield p
-
-
-def _offloaded(scene: PlacementView, p: PricedOption, d: PricedOption) -> PricedOption:
-    """Computed as if on P, decoded as if on D, and moved."""
-    moved_s = scene.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)
-    # D reads what came over in its turn, behind what it has to compute, and where there is room.
-    moved_s += max(0.0, max(d.kv_wait_s, d.wait_s) - p.ttft_s)
-    ttft_s = p.ttft_s + moved_s
-    on_p_s = p.harm_s + p.behind_s + p.memory_s
-    return PricedOption(
-        ttft_s + on_p_s + _decoding_s(d),
-        d.at,
-        ttft_s,
-        p.harm_s,
-        p.behind_s,
-        d.decode_s,
-        d.next_s,
-        d.memory_s + p.memory_s,
-        p.wait_s,
-        d.instance,
-        d.load,
-        d.hit_tokens,
-        d.new_tokens,
-        d.kv_wait_s,
-        p,
-    )
+def _margin_s(best: PricedOption) -> float:
+    return max(MARGIN_S, MARGIN_RATIO * best.cost_s)

@@ -1,10 +1,10 @@
-"""Policies made of rules: the session's home or a score gives D, an offload rule may give a P.
+"""Policies made of rules: the session's home or a placement gives D, an offload rule may give a P.
 
-`--placement` names a scorer (SCORERS): one number per candidate, the lowest wins. Equal scores go
+`--placement` is one of PLACEMENTS: a number per candidate, the lowest wins. Equal ones go
 to the instance with fewer ongoing tokens, then fewer sessions, then the longest wait for a
-placement. `--offload-policy` names an offload rule (POLICIES): a pure function from a Question to a
-Decision, asked for HEAVY requests only. An offload is a preference: whatever a rule says, a
-failure of the offload means colocation, never an error.
+placement. An offload rule (OFFLOAD_RULES) is a pure function from an OffloadQuestion to an
+OffloadDecision, asked for HEAVY requests only; `ruled` makes a policy of it. An offload is a
+preference: whatever a rule says, a failure of the offload means colocation, never an error.
 
 `seed-heuristic` and `seed-cost` are the rules that this project began with: by load alone, and by
 seconds won and lost. `threshold` is llm-d's prefix-based P/D decider (nonCachedTokens).
@@ -15,29 +15,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.core.connectors import CONNECTORS
-from proxy.core.placement.scene import Choice, PlacementView, Size, peers, size_on
+from proxy.core.placement.candidates import Candidates
+from proxy.core.placement.scene import Choice, Decide, PlacementView, Size, chosen, peers, size_on
 from proxy.core.types import Candidate, Reason
 
-Scorer = Callable[[Candidate], float]
+Placement = Callable[[Candidates], list[float]]
 
 
-def affinity(c: Candidate) -> float:
-    """Tokens the instance computes before this request's first: its backlog and the new tokens."""
-    return c.load.prefill_tokens + c.new_tokens
+def affinity(free: Candidates) -> list[float]:
+    """Tokens computed before this request's first: the instance's backlog and the new tokens."""
+    most = free.prompt_tokens
+    pairs = zip(free.loads, free.hit_tokens, strict=True)
+    return [load.prefill_tokens + most - hit for load, hit in pairs]
 
 
-def least_tokens(c: Candidate) -> float:
+def least_tokens(free: Candidates) -> list[float]:
     """Ongoing tokens, blind to prefixes."""
-    return c.load.ongoing_tokens
+    return [load.ongoing_tokens for load in free.loads]
 
 
-def round_robin(c: Candidate) -> float:
+def round_robin(free: Candidates) -> list[float]:
     """The instance that has waited longest for a placement."""
-    return c.last_placed
+    return list(free.last_placed)
 
 
-SCORERS: dict[str, Scorer] = {
+PLACEMENTS: dict[str, Placement] = {
     "affinity": affinity,
     "least-tokens": least_tokens,
     "round-robin": round_robin,
@@ -127,8 +129,8 @@ def always(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
     return offload(Reason.POLICY_ALWAYS)
 
 
-Policy = Callable[[OffloadQuestion, Candidate], OffloadDecision]
-POLICIES: dict[str, Policy] = {
+OffloadRule = Callable[[OffloadQuestion, Candidate], OffloadDecision]
+OFFLOAD_RULES: dict[str, OffloadRule] = {
     "seed-heuristic": seed_heuristic,
     "seed-cost": seed_cost,
     "threshold": threshold,
@@ -137,56 +139,60 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def should_offload(policy: str, q: OffloadQuestion) -> OffloadDecision:
-    """The decision for one request; KeyError for a name that is not in POLICIES."""
+def should_offload(rule: str, q: OffloadQuestion) -> OffloadDecision:
+    """The decision for one request; KeyError for a name that is not in OFFLOAD_RULES."""
     if q.decode.new_tokens < q.heavy_threshold:
         return colocate(Reason.BELOW_THRESHOLD)
     if q.prefill is None:
         return colocate(Reason.NO_PEER)
-    return POLICIES[policy](q, q.prefill)
+    return OFFLOAD_RULES[rule](q, q.prefill)
 
 
-def by_rules(scene: PlacementView) -> Choice:
-    """What `--placement` and `--offload-policy` say."""
-    d, placed = place(scene)
-    size, p, decision = _offload(scene, d)
-    return Choice(d, p if decision.offload else None, size, decision.reason, placed)
+def ruled(rule: str) -> Decide:
+    """The policy of an offload rule: `--placement` gives D, the rule says whether a P computes."""
+
+    def decide(view: PlacementView) -> Choice:
+        d, placed = place(view)
+        p, reason = _offload(view, rule, d)
+        return chosen(view, d, p, reason, placed=placed)
+
+    return decide
 
 
-def place(scene: PlacementView) -> tuple[Candidate, bool]:
-    """The session's home while it is free, else the best score."""
-    config = scene.config
-    if config.placement in STICKY:
-        for candidate in scene.free:
-            if candidate.instance.name == scene.home:
-                return candidate, False
-    scores = list(map(SCORERS[config.placement], scene.free))
+def place(view: PlacementView) -> tuple[Candidate, bool]:
+    """The session's home while it is free, else the best placement; whether it is the latter."""
+    free, placement = view.free, view.config.placement
+    home = free.place_of(view.home) if placement in STICKY else None
+    if home is not None:
+        return free.at(home), False
+    scores = PLACEMENTS[placement](free)
     lowest = min(scores)
-    best = [c for c, score in zip(scene.free, scores, strict=True) if score == lowest]
-    return (best[0] if len(best) == 1 else min(best, key=_longest_unused)), True
+    best = [at for at, score in enumerate(scores) if score == lowest]
+    if len(best) > 1:
+        loads, sessions, last_placed = free.loads, free.sessions, free.last_placed
+        best.sort(key=lambda at: (loads[at].ongoing_tokens, sessions[at], last_placed[at]))
+    return free.at(best[0]), True
 
 
-def _longest_unused(c: Candidate) -> tuple[int, int, int]:
-    return c.load.ongoing_tokens, c.sessions, c.last_placed
-
-
-def _offload(scene: PlacementView, d: Candidate) -> tuple[Size, Candidate | None, OffloadDecision]:
-    config, size = scene.config, size_on(scene, d)
-    if size is not Size.HEAVY:
-        return size, None, colocate(Reason.BELOW_THRESHOLD)
-    if not CONNECTORS[config.kv_connector].can_offload:
-        return size, None, colocate(Reason.NO_CONNECTOR)
-    if not scene.facts.offloadable:
-        return size, None, colocate(Reason.NOT_OFFLOADABLE)
-    p = min(peers(scene, d), key=lambda c: (c.load.ongoing_tokens, c.new_tokens), default=None)
+def _offload(view: PlacementView, rule: str, d: Candidate) -> tuple[Candidate | None, Reason]:
+    """P or None for a request that decodes on D, and why."""
+    config = view.config
+    if size_on(view, d) is not Size.HEAVY:
+        return None, Reason.BELOW_THRESHOLD
+    if not view.transfers.can_offload:
+        return None, Reason.NO_CONNECTOR
+    if not view.facts.offloadable:
+        return None, Reason.NOT_OFFLOADABLE
+    p = min(peers(view, d), key=lambda c: (c.load.ongoing_tokens, c.new_tokens), default=None)
     question = OffloadQuestion(
         decode=d,
         prefill=p,
-        mean_ongoing_tokens=scene.mean_ongoing_tokens(),
-        prompt_tokens=scene.facts.prompt_tokens,
+        mean_ongoing_tokens=view.mean_ongoing_tokens,
+        prompt_tokens=view.facts.prompt_tokens,
         heavy_threshold=config.heavy_threshold,
         prefill_throughput=config.prefill_throughput,
         kv_transfer_time_s=config.kv_transfer_time_s,
         non_cached_tokens=config.offload_non_cached_tokens,
     )
-    return size, p, should_offload(config.offload_policy, question)
+    decision = should_offload(rule, question)
+    return p if decision.offload else None, decision.reason

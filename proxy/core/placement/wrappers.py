@@ -6,19 +6,8 @@ have chosen (`--shadow-policy`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-
-from proxy.core.config import RouterConfig
 from proxy.core.placement.alternatives import Shadowed
-from proxy.core.placement.scene import (
-    Choice,
-    Decide,
-    PlacementView,
-    predicted_ttft_s,
-    route_class,
-    size_on,
-)
+from proxy.core.placement.scene import Choice, Decide, PlacementView, chosen, route_class
 from proxy.core.types import Reason
 
 MISTAKES = (
@@ -40,18 +29,14 @@ _WORDS = 200
 """Of a mistake's own text, characters."""
 
 
-def failing_open(decide: Decide, note: Callable[[str], None]) -> Decide:
-    """`decide`, or the least loaded instance where it raises; the reason says so, counted.
+def failing_open(decide: Decide) -> Decide:
+    """`decide`, or the least loaded instance where it raises; the choice says what that was."""
 
-    `note` hears what was raised.
-    """
-
-    def guarded(scene: PlacementView) -> Choice:
+    def guarded(view: PlacementView) -> Choice:
         try:
-            return decide(scene)
+            return decide(view)
         except MISTAKES as mistake:
-            note(described(mistake))
-            return by_load(scene)
+            return by_load(view, described(mistake))
 
     return guarded
 
@@ -67,25 +52,24 @@ def described(mistake: Exception) -> str:
     return f"{words} ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
 
 
-def by_load(scene: PlacementView) -> Choice:
+def by_load(view: PlacementView, mistake: str) -> Choice:
     """The home while it is free, else who has the fewest ongoing tokens."""
-    at_home = [c for c in scene.free if c.instance.name == scene.home]
-    d = (at_home or [min(scene.free, key=lambda c: (c.load.ongoing_tokens, c.last_placed))])[0]
-    return Choice(d, None, size_on(scene, d), Reason.POLICY_FAILED, placed=not at_home)
+    at_home = [c for c in view.free if c.instance.name == view.home]
+    d = (at_home or [min(view.free, key=lambda c: (c.load.ongoing_tokens, c.last_placed))])[0]
+    return chosen(view, d, None, Reason.POLICY_FAILED, placed=not at_home, mistake=mistake)
 
 
 class Shadow:
-    """A policy that only looks; `decide` is asked with `policy` in the place of the real one."""
+    """A policy that only looks."""
 
-    def __init__(self, policy: str, decide: Decide, config: RouterConfig) -> None:
+    def __init__(self, policy: str, decide: Decide) -> None:
         self.policy = policy
         self._decide = decide
-        self._config = replace(config, offload_policy=policy)
 
-    def look(self, scene: PlacementView, made: Choice) -> Shadowed:
+    def look(self, view: PlacementView, made: Choice) -> Shadowed:
         """What it would have done where `made` was done."""
         try:
-            choice = self._decide(replace(scene, config=self._config))
+            choice = self._decide(view)
         except MISTAKES as error:
             return Shadowed(self.policy, error=f"{type(error).__name__}: {error}")
         d, p = choice.decode, choice.prefill
@@ -96,5 +80,5 @@ class Shadow:
             p.instance.name if p else None,
             route_class(choice.size, offloaded=p is not None),
             choice.reason,
-            predicted_ttft_s(scene, choice),
+            choice.predicted_ttft_s,
         )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from proxy.core.admission.gate import Gate
 from proxy.core.fleet.members import Fleet
-from proxy.core.kvcache.reuse import Reuse, Use
+from proxy.core.kvcache.eviction_order import Use
+from proxy.core.kvcache.reuse import Reuse
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.routing.route import Hedge, Route

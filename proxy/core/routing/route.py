@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core.kvcache.reuse import Use
+from proxy.core.kvcache.eviction_order import Use
 from proxy.core.ledger import Lease
 from proxy.core.placement.alternatives import Alternatives, Shadowed
 from proxy.core.types import Fallback, Instance, Reason, RouteClass

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from proxy.core.admission.gate import ANY_MODEL, Busy, Gate
 from proxy.core.admission.retry_after import retry_after_s
 from proxy.core.config import RouterConfig
+from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.members import Fleet, Member
 from proxy.core.kvcache.prefix_index import PrefixIndex
@@ -21,18 +22,10 @@ from proxy.core.kvcache.sessions import Sessions
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.ledger import Ledger, Phase, UnreleasedKv
+from proxy.core.placement.alternatives import Shadowed
 from proxy.core.placement.candidates import Candidates
-from proxy.core.placement.cost import by_cost
-from proxy.core.placement.rules import by_rules
-from proxy.core.placement.scene import (
-    Choice,
-    Decide,
-    PlacementView,
-    options_of,
-    predicted_ttft_s,
-    route_class,
-    transfer_s,
-)
+from proxy.core.placement.policies import POLICIES
+from proxy.core.placement.scene import Choice, Decide, PlacementView, route_class
 from proxy.core.placement.wrappers import Shadow, failing_open
 from proxy.core.routing.hedging import Hedges, Parts
 from proxy.core.routing.lifecycle import Course, Uses
@@ -40,6 +33,7 @@ from proxy.core.routing.route import Route
 from proxy.core.types import (
     Fallback,
     Instance,
+    Load,
     Reason,
     Reject,
     RejectReason,
@@ -47,8 +41,6 @@ from proxy.core.types import (
     RouteClass,
 )
 
-DECIDERS: dict[str, Decide] = {"cost": by_cost}
-"""Policies that choose D and P together; any other is a rule of POLICIES behind a placement."""
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
 _STRANDING = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
@@ -64,9 +56,10 @@ class Router:
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
         self.mistake: str | None = None
-        """The last one that a policy made, for who writes a log."""
-        self._decide = decide or self._policy(config)
+        """What a policy raised last, for the log."""
+        self._decide = decide or failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
+        self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
@@ -99,17 +92,12 @@ class Router:
         if config.thresholds != self.config.thresholds:
             self.gate.set(ANY_MODEL, config.thresholds)
         self.config = config
-        self._decide = self._policy(config)
+        self._decide = failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
+        self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
         self.strain.aim(config.tpot_slo_s)
         self.hedges.switch(is_on=config.hedge)
         self._freed()
-
-    def _policy(self, config: RouterConfig) -> Decide:
-        return failing_open(DECIDERS.get(config.offload_policy, by_rules), self._note_mistake)
-
-    def _note_mistake(self, words: str) -> None:
-        self.mistake = words
 
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
@@ -156,13 +144,10 @@ class Router:
         free = self._free(facts, now_s, exclude=())
         if isinstance(free, Reject):
             return free
-        scene = self._scene(facts, free, now_s)
-        choice = self._decide(scene)
-        shadow = self._shadow.look(scene, choice) if self._shadow else None
-        turn = self.sessions.assign(facts.session_id, choice.decode.instance.name, now_s)
-        route = self._route(scene, choice, turn)
-        route.shadow = shadow
-        return route
+        view = self._view(facts, free, now_s)
+        choice = self._choose(view)
+        shadowed = self._shadow.look(view, choice) if self._shadow else None
+        return self._reserve(facts, choice, shadowed, now_s)
 
     def elsewhere(self, route: Route, facts: RequestFacts, now_s: float) -> Candidates | Reject:
         """Where a request may run again whose D failed: where it was not yet, colocated.
@@ -185,7 +170,7 @@ class Router:
         found = free if free is not None else self.elsewhere(route, facts, now_s)
         if isinstance(found, Reject):
             return found
-        d = self._decide(self._scene(facts, found, now_s)).decode
+        d = self._choose(self._view(facts, found, now_s)).decode
         self.hedges.end(route, now_s)
         self._course.release(route, now_s)
         self._let_go(route.decode)
@@ -332,36 +317,55 @@ class Router:
         names = self._names
         loads = self.ledger.loads(names)
         hits = _hit_tokens(facts, self.reuse.hits(facts), names)
-        waits_s = self.gate.kv_waits_s(names, loads, facts.prompt_tokens, now_s)
-        full = self.prefixes.full_ratios(names)
-        sessions_on = self.sessions.count
-
-        def rank(at: int) -> tuple[int, int]:
-            return sessions_on(names[at]), members[at].last_placed
-
         return Candidates(
-            facts.prompt_tokens, self._instances, names, loads, hits, full, waits_s, rank
+            prompt_tokens=facts.prompt_tokens,
+            instances=self._instances,
+            names=names,
+            loads=loads,
+            hit_tokens=hits,
+            kv_full=self.prefixes.full_ratios(names),
+            kv_wait_s=self.gate.kv_waits_s(names, loads, facts.prompt_tokens, now_s),
+            kv_tokens=list(map(self.gate.kv_tokens, names)),
+            unreleased=self.stranded.on_each(names, now_s),
+            sessions=self.sessions.counts(names),
+            last_placed=[member.last_placed for member in members],
         )
 
-    def _scene(self, facts: RequestFacts, free: Candidates, now_s: float) -> PlacementView:
+    def _view(self, facts: RequestFacts, free: Candidates, now_s: float) -> PlacementView:
         home = self.sessions.home(facts.session_id, now_s)
-        mean, price = self._mean_ongoing, self.strain.price
-        kv_tokens, stranded = self.gate.kv_tokens, self.stranded.on
         return PlacementView(
-            self.config, facts, home, free, mean, now_s, self.latency, price, kv_tokens, stranded
+            self.config,
+            facts,
+            home,
+            free,
+            self._mean_ongoing_tokens(free.loads),
+            now_s,
+            self.latency,
+            self._transfers,
+            self.strain.price,
         )
 
-    def _mean_ongoing(self) -> float:
-        load = self.ledger.load
-        loads = [load(m.instance.name).ongoing_tokens for m in self.fleet.up()]
-        return sum(loads) / len(loads) if loads else 0.0
+    def _choose(self, view: PlacementView) -> Choice:
+        choice = self._decide(view)
+        if choice.mistake is not None:
+            self.mistake = choice.mistake
+        return choice
 
-    def _route(self, scene: PlacementView, choice: Choice, turn: int) -> Route:
-        facts, now_s = scene.facts, scene.now_s
+    def _mean_ongoing_tokens(self, loads: list[Load]) -> float:
+        """Over all that are up; `loads`: of the free ones, nearly always the same."""
+        up = self.fleet.up()
+        if not len(up) == len(loads) == len(self.fleet):
+            loads = self.ledger.loads([member.instance.name for member in up])
+        return sum([load.ongoing_tokens for load in loads]) / len(loads) if loads else 0.0
+
+    def _reserve(
+        self, facts: RequestFacts, choice: Choice, shadowed: Shadowed | None, now_s: float
+    ) -> Route:
         d, p = choice.decode, choice.prefill
+        turn = self.sessions.assign(facts.session_id, d.instance.name, now_s)
         if choice.placed:
             self.fleet.placed(d.instance.name)
-        predicted_s = predicted_ttft_s(scene, choice)
+        predicted_s = choice.predicted_ttft_s
         route = Route(
             decode=d.instance,
             prefill=p.instance if p else None,
@@ -376,9 +380,10 @@ class Router:
             turn=turn,
             predicted_ttft_s=predicted_s,
             predicted_ttft_bound_s=self.latency.ttft_bound_s(predicted_s),
-            predicted_transfer_s=transfer_s(scene, p, d) if p else None,
-            options=options_of(scene, choice),
+            predicted_transfer_s=choice.predicted_transfer_s,
+            options=choice.alternatives(),
         )
+        route.shadow = shadowed
         if p is None:
             self._charge_colocated(route, facts, now_s)
         else:
@@ -415,4 +420,4 @@ def _hit_tokens(facts: RequestFacts, blocks: dict[str, int], names: list[str]) -
 def _shadow_of(config: RouterConfig) -> Shadow | None:
     if config.shadow_policy is None:
         return None
-    return Shadow(config.shadow_policy, DECIDERS.get(config.shadow_policy, by_rules), config)
+    return Shadow(config.shadow_policy, POLICIES[config.shadow_policy])

@@ -1,1 +1,1 @@
-"""vLLM's OpenAI API as the simulator speaks it."""
+"""vLLM's OpenAI API, as far as the simulator serves it."""

@@ -1,7 +1,7 @@
-"""Writing answers the way vLLM does: JSON objects, stream chunks, usage.
+"""Answers in vLLM's form: JSON bodies, stream chunks, usage.
 
-Generated words are plain ASCII without anything to escape, so a stream's chunks are made by joining
-bytes around them: per chunk that costs a few microseconds instead of a serialisation.
+Generated words are plain ASCII that needs no escaping, so a stream's chunks are joined from bytes:
+a few microseconds per chunk, less than a JSON serialisation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from replayer.simulator.openai.requests import AnswerChoice, Ask
 DONE = b"data: [DONE]\n\n"
 FINGERPRINT = "vllm-sim"
 _SIGNED = b',"system_fingerprint":"%s"' % FINGERPRINT.encode()
-"""In the last object of a stream."""
+"""Ends the last object of a stream."""
 _NO_IDS = b',"prompt_token_ids":null,"token_ids":null'
 
 
 class Answer:
-    """Renders one request's answer; `request_id` is the client's, without vLLM's prefix."""
+    """Renders one request's answer; `request_id` is the client's, without a prefix."""
 
     def __init__(self, ask: Ask, request_id: str, created_s: int) -> None:
         self._ask = ask
@@ -34,8 +34,10 @@ class Answer:
         chunk = self._head | {"object": f"{kind}.chunk" if ask.chat else kind}
         self._chunk_head = b"data: " + orjson.dumps(chunk)[:-1]
 
-    def whole(self, requests: Sequence[SimRequest], told: Mapping[str, Any] | None = None) -> bytes:
-        """Return the body of a request that does not stream; `told`: its connector's words."""
+    def whole(
+        self, requests: Sequence[SimRequest], kv_params: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """Return the body of a non-streaming answer; `kv_params`: its kv_transfer_params."""
         body: dict[str, Any] = dict(self._head)
         body["choices"] = [
             self._whole_choice(index, choice, request)
@@ -49,8 +51,8 @@ class Answer:
         if self._ask.chat:
             body |= {"prompt_logprobs": None, "prompt_token_ids": self._prompt_ids(0)}
             body["prompt_text"] = None
-        # The Mooncake connector answers nothing here: the receiver learns all it needs elsewhere.
-        body |= {"kv_transfer_params": told, "ec_transfer_params": None, "metrics": None}
+        # Null with Mooncake, whose receiver asks the bootstrap server instead.
+        body |= {"kv_transfer_params": kv_params, "ec_transfer_params": None, "metrics": None}
         return orjson.dumps(body)
 
     def usage(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
@@ -74,7 +76,7 @@ class Answer:
         }
 
     def opening(self) -> bytes:
-        """Return what precedes the first token: chat's role chunks."""
+        """Return the chunks before the first token: a role chunk per choice, for chat only."""
         if not self._ask.chat:
             return b""
         extra = b',"prompt_token_ids":%s,"prompt_text":null' % orjson.dumps(self._prompt_ids(0))
@@ -85,7 +87,7 @@ class Answer:
         )
 
     def delta(self, index: int, start: int, request: SimRequest) -> bytes:
-        """Return the chunk with output tokens from `start` to now, and the finish if it came."""
+        """Return a chunk with the output tokens from `start` on, and the finish reason if any."""
         stop = request.output_tokens
         text = self._text(index, start, stop).encode()
         ids, ended = self._token_ids_field(index, start, stop), request.finish_reason is not None
@@ -103,7 +105,7 @@ class Answer:
         )
 
     def closing(self, requests: Sequence[SimRequest]) -> bytes:
-        """Return what follows the last token: usage where it was asked for, and the end mark."""
+        """Return the end of a stream: usage if asked for, and [DONE]."""
         if not self._ask.include_usage:
             return DONE
         usage = orjson.dumps(self.usage(requests))
@@ -137,7 +139,7 @@ class Answer:
         return {"index": index, "text": text} | ending | more | {"routed_experts": None}
 
     def _text(self, index: int, start: int, stop: int) -> str:
-        """Return words [start, stop); a completion's first word needs a space before it too."""
+        """Return words [start, stop); a completion's first word also has a space before it."""
         if start == stop:
             return ""
         words = self._ask.choices[index].output.words(start, stop)

@@ -1,4 +1,4 @@
-"""Errors in vLLM's words, as recorded from 0.32, and HTTP as its server frames it."""
+"""vLLM's error answers, as recorded from 0.32, and its other fixed JSON bodies."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class ApiError(Exception):
 
 
 def wrong(message: str, param: str, value: object = None) -> ApiError:
-    """A value that vLLM itself refuses; where it names the value, so does this."""
+    """Make the error for a value that vLLM itself refuses; `value` is named in the message."""
     shown = "" if value is None else f", value={value}"
     return ApiError(400, f"{message} (parameter={param}{shown})", param)
 
 
 def invalid(kind: str, where: str, message: str, given: Any, context: str = "") -> ApiError:
-    """A body that does not fit its description; `where` is the path to the field."""
-    told: dict[str, Any] = {"type": kind, "loc": where, "msg": message, "input": _shown(given)}
+    """Make the error for a body that fails validation; `where` is the path of the field."""
+    details: dict[str, Any] = {"type": kind, "loc": where, "msg": message, "input": _shown(given)}
     if context:
-        told["ctx"] = {"error": context}
-    return ApiError(400, f"1 validation error:\n  {told}", where, "Bad Request")
+        details["ctx"] = {"error": context}
+    return ApiError(400, f"1 validation error:\n  {details}", where, "Bad Request")
 
 
 def _shown(value: Any) -> Any:
-    """A value; of a container its size alone."""
+    """Return a value for a message; a container only as its type and size."""
     if isinstance(value, dict | list):
         return f"<{type(value).__name__} of {len(value)} items>"
     return value
@@ -92,7 +92,7 @@ def json_response(body: object, status: int = 200) -> web.Response:
 
 @web.middleware
 async def like_vllm(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give errors vLLM's shape, unknown routes FastAPI's, and every answer their headers."""
+    """Give errors vLLM's form, unknown routes FastAPI's, and every answer their headers."""
     try:
         response = await handler(request)
     except ApiError as error:

@@ -1,8 +1,8 @@
-"""What `kv_transfer_params` mean to each KV connector, and what NIXL's P answers.
+"""`kv_transfer_params` as each KV connector reads them, and as NIXL's P answers them.
 
-- mooncake: the proxy names the transfer; D needs that, P's engine id and its bootstrap server.
-- nixl: P tells D where the blocks are; whatever D is told is read, still there or not.
-- implicit: nothing is said; engines find blocks in a store that they share.
+- mooncake: the proxy names the transfer; D needs its id, P's engine id and P's bootstrap server.
+- nixl: P's answer says where its blocks are; D reads them there, whether P still keeps them or not.
+- implicit: no parameters; engines find blocks in a store that they share.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FIELD = "kv_transfer_params"
 class Handing:
     """A request's part in a hand-over of KV.
 
-    `send_as`: the id under which its KV is kept for somebody; `fetch`: where its KV is; `lacks`: it
-    says that its KV is elsewhere, and not where; `is_deadly`: so that the engine does not survive
-    it. `p_cached_tokens`: what P had found in its cache.
+    `send_as`: id under which its KV is kept for another engine; `fetch`: where its KV is;
+    `is_incomplete`: its KV is elsewhere, but a key that says where is missing; `is_fatal`: vLLM
+    crashes over that. `p_cached_tokens`: prefix hit that P reported.
     """
 
     send_as: str | None = None
     fetch: RemoteKv | None = None
-    lacks: bool = False
-    is_deadly: bool = False
+    is_incomplete: bool = False
+    is_fatal: bool = False
     p_cached_tokens: int | None = None
 
 
@@ -38,12 +38,12 @@ NOTHING = Handing()
 
 
 def mooncake(params: Mapping[str, Any]) -> Handing:
-    """MooncakeConnector since 0.16."""
+    """Read MooncakeConnector's parameters, as of vLLM 0.16."""
     transfer_id = params.get("transfer_id")
     if params.get("do_remote_prefill"):
         engine_id, address = params.get("remote_engine_id"), params.get("remote_bootstrap_addr")
         if not (transfer_id and engine_id and address):
-            return Handing(lacks=True)
+            return Handing(is_incomplete=True)
         return Handing(fetch=RemoteKv(str(engine_id), str(transfer_id), str(address)))
     if params.get("do_remote_decode") and transfer_id:
         return Handing(send_as=str(transfer_id))
@@ -51,13 +51,13 @@ def mooncake(params: Mapping[str, Any]) -> Handing:
 
 
 def nixl(params: Mapping[str, Any]) -> Handing:
-    """NixlConnector, pull."""
+    """Read NixlConnector's parameters, where D pulls."""
     if params.get("do_remote_prefill"):
         names = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
         if not params.get("remote_block_ids"):
-            return Handing(lacks=True, is_deadly=True)
+            return Handing(is_incomplete=True, is_fatal=True)
         if not all(params.get(name) for name in names):
-            return Handing(lacks=True)
+            return Handing(is_incomplete=True)
         engine_id, request_id, host, port = (str(params[name]) for name in names)
         cached = params.get("remote_prefill_cached_tokens")
         remote = RemoteKv(engine_id, request_id, f"http://{host}:{port}")
@@ -66,7 +66,7 @@ def nixl(params: Mapping[str, Any]) -> Handing:
 
 
 def implicit(params: Mapping[str, Any]) -> Handing:
-    """A connector that reads no parameters."""
+    """Read nothing: a connector without parameters."""
     del params
     return NOTHING
 
@@ -79,7 +79,7 @@ READERS: dict[str, Callable[[Mapping[str, Any]], Handing]] = {
 
 
 def handing_of(body: Mapping[str, Any], connector: str) -> Handing:
-    """Read a body's parameters; raises ApiError when they are no object."""
+    """Read the parameters in a request's body; raises ApiError unless they are an object."""
     params = body.get(FIELD)
     if params is None:
         return NOTHING
@@ -88,10 +88,10 @@ def handing_of(body: Mapping[str, Any], connector: str) -> Handing:
     return READERS[connector](params)
 
 
-def told_by_nixl(
+def nixl_answer(
     engine_id: str, address: tuple[str, int], request: SimRequest, block_size: int
 ) -> dict[str, Any]:
-    """What P answers about the blocks that it keeps; the model has no numbers for them."""
+    """Make P's parameters for D. Block ids are counted from 0, since the model has none."""
     prompt = request.job.prompt_tokens
     host, port = address
     return {

@@ -1,7 +1,7 @@
-"""Reading OpenAI requests the way vLLM does: body -> Ask, or an error in vLLM's words.
+"""OpenAI requests read as vLLM reads them: body to Ask, or vLLM's error.
 
-What the simulator does not model is accepted and ignored, as vLLM accepts unknown fields: sampling
-parameters, stop strings, logprobs, echo, priorities, response formats, continuous_usage_stats.
+Fields that the simulator does not model are accepted and ignored: sampling parameters, stop
+strings, logprobs, echo, priorities, response formats, continuous_usage_stats.
 """
 
 from array import array
@@ -28,14 +28,14 @@ _MOST_CHOICES = 128
 _NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
 _NO_MESSAGES = "Cannot apply chat template to an empty conversation. Provide at least one message."
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-"""Texts that stand for booleans."""
+"""Strings that vLLM reads as booleans."""
 _NAMED = frozenset({"max_tokens", "max_completion_tokens"})
-"""Fields whose value an error repeats."""
+"""Fields whose value is repeated in the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What the server imposes on requests; lengths in tokens."""
+    """The server's settings for requests; lengths in tokens."""
 
     model: str
     block_size: int
@@ -47,7 +47,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
-    """One answer to be generated: `output_tokens` long, ended by itself when `stops`."""
+    """One answer to be generated: `output_tokens` long, ended by itself if `stops`."""
 
     prompt: Prompt
     output: Output
@@ -115,7 +115,7 @@ def parse_ask(body: dict[str, Any], limits: RequestLimits, *, chat: bool) -> Ask
 
 
 def check_model(body: dict[str, Any], served: str) -> None:
-    """Refuse a model that is not served; none named means the only one."""
+    """Refuse a model that is not served; a body that names none means the only one."""
     model = body.get("model")
     if model not in (None, served):
         raise ApiError(
@@ -168,7 +168,7 @@ def _content(message: dict[str, Any]) -> str:
 
 
 def _spaced_json(value: Any) -> str:
-    """Return JSON with white space between its items, so that it counts as many words."""
+    """Return JSON with white space between its items, so that each item is a word."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 

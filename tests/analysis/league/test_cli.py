@@ -8,9 +8,7 @@ import plotly.graph_objects as go
 import pytest
 
 from analysis.cli import main
-from analysis.league.league import (
-    summarise,
-)
+from analysis.league.summary import summarise
 from tests.support.traces import SAMPLE
 
 

@@ -1,6 +1,5 @@
 """The league's figures, means, scale and command."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +7,9 @@ import orjson
 import pytest
 
 from analysis.cli import main
-from analysis.league.league import (
-    LeagueError,
-    LeagueOptions,
-    mean_and_interval,
-    run_league,
-)
-from analysis.league.scale import Scale
-from analysis.league.simulate import (
-    EngineFleet,
-    Task,
-    engines,
-    run_task,
-)
+from analysis.league.fleet import EngineFleet, Scale, engines
+from analysis.league.league import LeagueError, LeagueOptions, run_league
+from analysis.league.simulate import Task, run_task
 from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import load_source
 from replayer.virtual.requests import VirtualRow
@@ -30,13 +19,6 @@ from tests.support.traces import SAMPLE
 def _row(index: int, **values: Any) -> VirtualRow:
     defaults: dict[str, Any] = {"ttft_s": 1.0, "end_s": 2.0}
     return VirtualRow(index, "s", 0.0, 1000, 101, 1000, **{**defaults, **values})
-
-
-def test_the_mean_over_seeds_has_an_interval() -> None:
-    mean, low, high = mean_and_interval([1.0, 2.0, 3.0])
-    assert mean == 2.0
-    assert 1.0 <= low < mean < high <= 3.0
-    assert mean_and_interval([1.0, math.inf]) == (math.inf, 1.0, math.inf)
 
 
 def test_unknown_names_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

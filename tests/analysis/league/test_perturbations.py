@@ -2,12 +2,9 @@
 
 import pytest
 
+from analysis.league.fleet import EngineFleet, engines
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.simulate import (
-    EngineFleet,
-    engines,
-    run_policy,
-)
+from analysis.league.simulate import run_policy
 from replayer.virtual.arrivals import plan
 from replayer.virtual.load import load_source
 from tests.support.league import RULES

@@ -3,12 +3,9 @@
 import pytest
 
 from analysis.cli import main
+from analysis.league.fleet import EngineFleet, engines
 from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.scale import KEEP_UP_RATIO, Bench
-from analysis.league.simulate import (
-    EngineFleet,
-    engines,
-)
 from replayer.virtual.load import load_source
 from tests.support.league import RULES
 from tests.support.traces import SAMPLE

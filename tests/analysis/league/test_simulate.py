@@ -4,14 +4,8 @@ import math
 
 import pytest
 
-from analysis.league.simulate import (
-    EngineFleet,
-    engines,
-    figures,
-    run_policy,
-    spread,
-    working_set_tokens,
-)
+from analysis.league.fleet import EngineFleet, engines
+from analysis.league.simulate import figures, run_policy, spread, working_set_tokens
 from replayer.virtual.arrivals import plan
 from replayer.virtual.load import load_source
 from replayer.virtual.requests import VirtualRow

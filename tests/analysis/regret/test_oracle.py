@@ -6,8 +6,8 @@ import pytest
 
 from analysis.regret.actions import forced
 from analysis.regret.oracle import Mode, held_out_ratio
-from analysis.regret.regret import regret_ratios
 from analysis.regret.run import run_probed
+from analysis.regret.summary import regret_ratios
 from tests.support.regret import (
     PLANNED,
     SOURCE,

@@ -1,6 +1,5 @@
 """Regret in words and tables."""
 
-from analysis.regret.regret import missed
 from analysis.regret.tables import explain
 from tests.support.regret import Watched
 
@@ -12,5 +11,3 @@ def test_the_worst_are_told_in_words(watched: Watched) -> None:
     assert "\n" not in text
     for part in ("seed 7", f"of {one.session_id}", "realised", "Better:", "queue", "Gap"):
         assert part in text
-    found = missed(decisions)
-    assert sum(kind["decisions"] for kind in found) == sum(d.gap_s > 0 for d in decisions)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from analysis.league.simulate import EngineFleet, engines, run_policy
+from analysis.league.fleet import EngineFleet, engines
+from analysis.league.simulate import run_policy
 from analysis.rivals.registry import BASELINE, RIVALS
 from replayer.virtual.arrivals import Planned
 from replayer.virtual.load import TraceTurn

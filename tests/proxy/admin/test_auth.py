@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
-from proxy.cli import _warn
+from proxy.cli import warn_of_options
 from proxy.config.load import load
 from proxy.telemetry import metrics as metrics_module
 from proxy.telemetry.log import LOG_EVERY_S
@@ -132,7 +132,7 @@ def test_open_admin_paths_are_warned_of(
 ) -> None:
     host = () if "--host" in options else ("--host", "0.0.0.0")
     given = ("--instances", "127.0.0.1:9;bootstrap=10", *host, *options)
-    _warn(logging.getLogger("proxy"), load(given, {}).settings)
+    warn_of_options(logging.getLogger("proxy"), load(given, {}).settings)
     assert any("admin paths are open" in r.getMessage() for r in caplog.records) == is_warned
 
 

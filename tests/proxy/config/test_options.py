@@ -8,14 +8,14 @@ from proxy.config.load import load, option_tables
 from proxy.config.options import Settings
 from proxy.config.sources import flag_of
 from proxy.core.connectors import CONNECTORS
-from proxy.core.placement.rules import POLICIES, SCORERS
-from proxy.core.routing.router import DECIDERS
+from proxy.core.placement.policies import POLICIES
+from proxy.core.placement.rules import PLACEMENTS
 
 
 def test_words_allowed_are_those_of_the_registries():
     for name, registry in (
-        ("placement", SCORERS),
-        ("offload_policy", DECIDERS | POLICIES),
+        ("placement", PLACEMENTS),
+        ("offload_policy", POLICIES),
         ("kv_connector", CONNECTORS),
     ):
         assert get_args(Settings.model_fields[name].kind) == tuple(registry)

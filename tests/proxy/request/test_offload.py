@@ -11,7 +11,7 @@ import pytest
 from proxy.core.config import RouterConfig
 from proxy.core.connectors.base import Edits
 from proxy.core.fleet.retries import Budget
-from proxy.core.placement.scene import Choice, PlacementView, Size
+from proxy.core.placement.scene import Choice, PlacementView, chosen
 from proxy.core.routing.request_flow import (
     LegCaps,
     LegFailure,
@@ -46,7 +46,7 @@ class Answer:
 def flow_of(*, hedge: bool) -> RequestFlow:
     def choose(view: PlacementView) -> Choice:
         d, p = view.free[0], view.free[1]
-        return Choice(d, p, Size.HEAVY, Reason.P_IDLE_D_BUSY, placed=True)
+        return chosen(view, d, p, Reason.P_IDLE_D_BUSY, placed=True)
 
     router = Router(RouterConfig(prefill_throughput=20_000.0, hedge=hedge), choose)
     for name in ("d", "p"):

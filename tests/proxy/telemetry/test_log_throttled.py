@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from proxy.core.connectors import CONNECTORS
-from proxy.core.connectors.base import Transfer
-from proxy.core.types import FailureKind, Fallback, Instance
-from proxy.request.legs import _after_prefill
+from proxy.core.types import FailureKind
 from proxy.telemetry.log import KEYS, LOG_EVERY_S, FailureLog, Throttle
 from proxy.telemetry.record import RequestRecord
 from tests.support.harness import (
@@ -95,15 +91,3 @@ def test_a_line_says_how_many_it_stands_for(caplog: pytest.LogCaptureFixture) ->
     first, last = caplog.messages
     assert len(first) < 400
     assert last == "instance a: reset: gone (request r failed; 4 more since the last line)"
-
-
-async def test_kv_params_that_are_not_used_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    throttle, connector = Throttle(), CONNECTORS["mooncake"]
-    transfer = Transfer("xfer-1", Instance("p", "http://p:1", "http://p:2"), "engine", "r-1")
-    answer = b'{"kv_transfer_params":{"remote_engine_id":"other"}}'
-    for _ in range(100):
-        assert _after_prefill(connector, transfer, answer, throttle) is Fallback.KV_PARAMS
-    (line,) = caplog.messages
-    assert line == "instance p: its kv_transfer_params are not used: another remote_engine_id"
-    later_s = asyncio.get_running_loop().time() + LOG_EVERY_S
-    assert throttle.turn("kv_transfer_params", later_s) == 99

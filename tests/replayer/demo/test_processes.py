@@ -14,7 +14,7 @@ def test_a_child_that_does_not_start(tmp_path: Path) -> None:
     with children.stopped_at_the_end():
         child = children.start("proxy", tmp_path / "out", "proxy.cli", "--instances", "nowhere")
         with pytest.raises(RuntimeError) as raised:
-            child.said("listening on")
+            child.wait_for("listening on")
     where, _, last = str(raised.value).partition(", at its end: ")
     assert where == f"proxy did not start; its output is in {tmp_path / 'out'}"
     assert "instances" in last

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.config import RouterConfig
-from proxy.core.placement.scene import Choice, PlacementView, size_on
+from proxy.core.placement.scene import Choice, PlacementView, chosen
 from proxy.core.routing.router import Router
 from proxy.core.types import Reason, Thresholds
 from replayer.engine.engine import Engine
@@ -73,7 +73,7 @@ def test_a_next_turn_waits_and_finds_its_prefix() -> None:
 def _split(scene: PlacementView) -> Choice:
     """D is the first instance, P the second."""
     d, p = sorted(scene.free, key=lambda c: c.instance.name)[:2]
-    return Choice(d, p, size_on(scene, d), Reason.POLICY_ALWAYS, placed=True)
+    return chosen(scene, d, p, Reason.POLICY_ALWAYS, placed=True)
 
 
 def _splitting() -> Router:
@@ -148,7 +148,7 @@ def test_one_that_is_late_is_tried_elsewhere_once() -> None:
 
 def _first(view: PlacementView) -> Choice:
     d = min(view.free, key=lambda c: c.instance.name)
-    return Choice(d, None, size_on(view, d), Reason.D_IDLE, placed=True)
+    return chosen(view, d, None, Reason.D_IDLE, placed=True)
 
 
 def test_a_client_that_waits_too_long_goes_and_its_session_goes_on() -> None:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from proxy.core.kvcache.eviction_order import Use
 from proxy.core.kvcache.prefix_index import PrefixIndex
-from proxy.core.kvcache.reuse import JOIN_TOKENS, Reuse, Use, cached_ratio, usage_ratio
+from proxy.core.kvcache.reuse import JOIN_TOKENS, Reuse, cached_ratio, usage_ratio
 from proxy.core.types import RequestFacts
 
 BLOCK = 1000

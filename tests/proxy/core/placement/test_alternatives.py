@@ -17,7 +17,7 @@ from proxy.core.placement.alternatives import (
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, Load, RequestFacts
+from proxy.core.types import Candidate, Instance, Load, RequestFacts
 
 
 def router(n: int, policy: str, **options: Any) -> Router:
@@ -88,7 +88,18 @@ PLACES = [Instance(f"i{i}", f"http://i{i}", None) for i in range(3)]
 
 def priced(d: int, p: int | None) -> PricedOption:
     at_p = None if p is None else priced(p, None)
-    return PricedOption(1.0, d, 0.1, 0, 0, 0, 0, 0, 0, PLACES[d], Load(), 0, 9, 0.0, at_p)
+    return PricedOption(
+        decode=Candidate(PLACES[d], Load(), 0, 9),
+        prefill=at_p,
+        cost_s=1.0,
+        ttft_s=0.1,
+        harm_s=0,
+        behind_s=0,
+        decode_s=0,
+        next_s=0,
+        memory_s=0,
+        wait_s=0,
+    )
 
 
 @pytest.mark.parametrize("taken", [(0, None), (2, None), (1, 0), (2, 0), (0, 2)])

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.config import RouterConfig
-from proxy.core.connectors import CONNECTORS
+from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.latency.model import RECENT_S, STEP_PRIOR_S, Latency
 from proxy.core.placement.alternatives import PricedOption
+from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.cost import MAX_WAIT_S, MISSED, Weights, by_cost
 from proxy.core.placement.scene import Choice, PlacementView, Size, can_prefill
 from proxy.core.types import Candidate, Instance, Load, Reason, RequestFacts
@@ -44,7 +45,8 @@ def scene(
     for i, (name, seconds) in enumerate((busy_s or {}).items()):
         latency.begin(name, i, seconds, 0.0)
     facts = RequestFacts("m", "s", PROMPT, [], 1.0, offloadable)
-    return PlacementView(config, facts, home, free, lambda: 0.0, 0.0, latency)
+    transfers, columns = transfer_rules(CONNECTORS[connector]), Candidates.of(free, PROMPT)
+    return PlacementView(config, facts, home, columns, 0.0, 0.0, latency, transfers)
 
 
 def names(choice: Choice) -> tuple[str, str | None]:
@@ -150,7 +152,7 @@ def served(latency: Latency, name: str, count: int, seconds: float) -> None:
 def terms(asked: PlacementView) -> dict[str, PricedOption]:
     """The colocations that were priced, by instance."""
     options = by_cost(asked).options
-    return {one.instance.name: one for one in options if one.prefill is None}
+    return {one.decode.instance.name: one for one in options if one.prefill is None}
 
 
 def test_a_long_prompt_goes_where_few_arrive() -> None:
@@ -186,7 +188,7 @@ def test_a_stall_counts_most_where_streams_just_keep_their_target(
         asked.config = replace(asked.config, tpot_slo_s=target_s)
         asked.latency.of("a").step.q = 1e-7
         load = Load(decode_tokens=tokens, decode_requests=4)
-        asked.free = [replace(candidate("a"), load=load)]
+        asked.free = Candidates.of([replace(candidate("a"), load=load)], PROMPT)
         return terms(asked)["a"].harm_s
 
     full = Weights().harm * 4 * scene([candidate("a")]).latency.prefill_s("a", PROMPT, 0, 0, 0)
@@ -229,11 +231,9 @@ def test_what_a_peer_holds_for_others_is_bounded() -> None:
     """One prompt may always be pinned; more only up to a part of the peer's cache."""
     quiet = candidate("b", 39_000)
     pinned = replace(quiet, load=replace(quiet.load, pinned_requests=1, pinned_tokens=30_000))
-    connector = CONNECTORS["mooncake"]
 
     def able(peer: Candidate, kv_tokens: int | None) -> bool:
-        asked = replace(scene([peer]), kv_tokens=lambda _name: kv_tokens)
-        return can_prefill(asked, peer, connector)
+        return can_prefill(scene([peer]), replace(peer, kv_tokens=kv_tokens))
 
     assert able(quiet, 50_000)
     assert able(pinned, None)

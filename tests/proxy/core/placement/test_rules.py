@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.placement.rules import POLICIES, OffloadQuestion, should_offload
+from proxy.core.placement.rules import OFFLOAD_RULES, OffloadQuestion, should_offload
 from proxy.core.types import Candidate, Instance, Load, Reason
 
 HEAVY = 8192
@@ -139,7 +139,7 @@ def test_never_and_always() -> None:
 loads = st.builds(load, st.integers(0, 200_000), st.integers(0, 400_000))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", OFFLOAD_RULES)
 @given(new=st.integers(1, 200_000), d=loads, p=st.one_of(st.none(), loads))
 def test_contract_of_every_policy(policy: str, new: int, d: Load, p: Load | None) -> None:
     """Small requests stay, nobody is offloaded to nobody, and the same question gets one answer."""

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.config import RouterConfig
-from proxy.core.placement.rules import POLICIES
+from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.scene import Choice, PlacementView
 from proxy.core.placement.wrappers import Shadow
 from proxy.core.routing.route import Route
-from proxy.core.routing.router import DECIDERS, Router
+from proxy.core.routing.router import Router
 from proxy.core.types import Fallback, Instance, Reject, RequestFacts
 
-NAMES = [*DECIDERS, *POLICIES]
+NAMES = list(POLICIES)
 
 
 def router(policy: str, shadow: str | None, n: int = 3) -> Router:
@@ -117,7 +117,7 @@ def test_its_failure_is_written_down_and_felt_by_nobody() -> None:
         raise ZeroDivisionError(scene.facts.model)
 
     r = router("never", None)
-    r._shadow = Shadow("broken", fails, r.config)
+    r._shadow = Shadow("broken", fails)
     shadow = first(r).shadow
     assert shadow is not None
     assert (shadow.error, shadow.agrees) == ("ZeroDivisionError: m", None)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.core.config import RouterConfig
 from proxy.core.fleet.retries import Budget
-from proxy.core.placement.scene import Choice, PlacementView, Size
+from proxy.core.placement.scene import Choice, PlacementView, chosen
 from proxy.core.routing.request_flow import (
     STEPS,
     Action,
@@ -55,7 +55,7 @@ class Driver:
             by_name = {c.instance.name: c for c in view.free}
             d = next(by_name[name] for name in names if name in by_name)
             p = by_name.get(prefill) if prefill else None
-            return Choice(d, p, Size.HEAVY, Reason.P_IDLE_D_BUSY, placed=True)
+            return chosen(view, d, p, Reason.P_IDLE_D_BUSY, placed=True)
 
         self.router = Router(RouterConfig(prefill_throughput=20_000.0), choose)
         for name in names:

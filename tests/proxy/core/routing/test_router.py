@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from proxy.core.admission.engine_reports import EngineKv
 from proxy.core.config import RouterConfig
-from proxy.core.placement.rules import SCORERS
+from proxy.core.placement.candidates import Candidates
+from proxy.core.placement.rules import PLACEMENTS
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import (
@@ -108,13 +109,13 @@ class TestPlacement:
         names = [admitted(r, facts("same")).decode.name for _ in range(8)]
         assert names == ["i0", "i1", "i2", "i3"] * 2
 
-    @pytest.mark.parametrize("name", SCORERS)
-    def test_contract_of_every_scorer(self, name: str) -> None:
+    @pytest.mark.parametrize("name", PLACEMENTS)
+    def test_contract_of_every_placement(self, name: str) -> None:
         """A number for any candidate, the same for the same, and it may be compared."""
         busy = Candidate(Instance("a", "u"), Load(5, 1, 0, 0, 7, 1), 10, 90, 1, 3)
-        idle = Candidate(Instance("b", "u"), Load(), 0, 10, 0, 0)
-        score = SCORERS[name]
-        assert score(busy) == score(busy) > score(idle)
+        idle = Candidate(Instance("b", "u"), Load(), 90, 10, 0, 0)
+        scores = PLACEMENTS[name](Candidates.of([busy, busy, idle], 100))
+        assert scores[0] == scores[1] > scores[2]
 
 
 class TestClasses:
@@ -367,7 +368,7 @@ class TestReturn:
         assert r.fleet.is_up("i0")
         return r
 
-    @pytest.mark.parametrize("placement", SCORERS)
+    @pytest.mark.parametrize("placement", PLACEMENTS)
     @pytest.mark.parametrize("policy", ["cost", "seed-heuristic", "never"])
     def test_it_gets_few_new_sessions_at_first(self, policy: str, placement: str) -> None:
         for now_s, most in ((50.0, 0.11), (65.0, 0.56)):

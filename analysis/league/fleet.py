@@ -1,0 +1,62 @@
+"""The engines of a league's run, and how much load and KV a regime gives them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from replayer.engine.types import EngineOptions
+
+ABORT_TIMEOUT_S = 60.0
+"""VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's own 480 pins KV for minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFleet:
+    """Engines and client of a run; `options` go to RouterConfig.
+
+    `longest_tokens`: the least KV that an engine must have for the trace's longest request.
+    """
+
+    engines: tuple[EngineOptions, ...]
+    timeout_s: float = 60.0
+    longest_tokens: int = 0
+    estimate_factor: float = 1.0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV of the whole fleet."""
+        return sum(one.num_blocks * one.block_size for one in self.engines)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A regime's fleet KV per engine, saturation rate, and working set at that rate."""
+
+    regime: str
+    kv_tokens: float
+    rate: float
+    working_set_tokens: float
+
+
+def engines(instances: int, kv_tokens: float, block_tokens: int) -> tuple[EngineOptions, ...]:
+    """Equal engines that hold so many tokens of KV each, and pin them no longer than advised."""
+    blocks = max(2, math.ceil(kv_tokens / block_tokens))
+    one = EngineOptions(
+        block_size=block_tokens,
+        num_blocks=blocks,
+        max_model_len=blocks * block_tokens,
+        abort_timeout_s=ABORT_TIMEOUT_S,
+    )
+    return (one,) * instances
+
+
+def slower(engine: EngineOptions, factor: float) -> EngineOptions:
+    """The same engine with every step so many times longer."""
+    s = engine.step
+    step = replace(
+        s, a0=s.a0 * factor, a1=s.a1 * factor, a2=s.a2 * factor, a3=s.a3 * factor, a4=s.a4 * factor
+    )
+    return replace(engine, step=step)

@@ -1,0 +1,127 @@
+"""The league's table: means of rows over seeds, with bootstrap intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from analysis.league.fleet import Scale
+from analysis.rivals.registry import BASELINE
+
+TABLE_WIDTH = 200
+RESAMPLES = 1000
+INTERVAL_PERCENT = 95
+
+
+def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over seeds, per regime, perturbation, load and policy, best goodput first."""
+    groups: dict[tuple[str, str, float, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        key = row["regime"], row["perturb"], row["load"], row["policy"]
+        groups.setdefault(key, []).append(row)
+    made = [
+        {
+            **dict(zip(("regime", "perturb", "load", "policy"), key, strict=True)),
+            **{name: mean_and_interval([_get(row, name) for row in part]) for name in FIGURES},
+        }
+        for key, part in groups.items()
+    ]
+    made.sort(key=lambda one: (one["regime"], one["perturb"], one["load"], _order(one)))
+    return made
+
+
+def _order(one: dict[str, Any]) -> tuple[float, float]:
+    return -one["goodput_ratio"][0], one["ttft_s.p90"][0]
+
+
+def _get(row: dict[str, Any], name: str) -> float:
+    value: Any = row
+    for part in name.split("."):
+        value = value[part]
+    return math.inf if value is None else float(value)
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean over seeds and its percentile bootstrap interval; infinite when one value is."""
+    found = np.asarray(values, dtype=float)
+    if not np.isfinite(found).all():
+        return math.inf, float(found.min()), math.inf
+    draws = np.random.default_rng(0).choice(found, size=(RESAMPLES, len(found))).mean(axis=1)
+    tail = (100 - INTERVAL_PERCENT) / 2
+    low, high = np.percentile(draws, [tail, 100 - tail])
+    return float(found.mean()), float(low), float(high)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the table: figures joined by a slash; `interval` of the first of them."""
+
+    title: str
+    figures: tuple[str, ...]
+    factor: float = 1.0
+    digits: int = 2
+    interval: bool = False
+
+
+COLUMNS = (
+    Column("goodput %", ("goodput_ratio",), 100.0, 1, interval=True),
+    Column("TTFT p50/p90/p99 s", ("ttft_s.p50", "ttft_s.p90", "ttft_s.p99")),
+    Column("TTFT p90", ("ttft_s.p90",), interval=True),
+    Column("mean", ("ttft_s.mean",)),
+    Column("TPOT p50/p90 ms", ("tpot_s.p50", "tpot_s.p90"), 1e3, 0),
+    Column("E2E p50/p90 s", ("e2e_s.p50", "e2e_s.p90"), 1.0, 1),
+    Column("makespan", ("makespan_s",), 1.0, 0),
+    Column("failed", ("failures",), 1.0, 1),
+    Column("hit %", ("hit_ratio",), 100.0, 1),
+    Column("offloads", ("offloads",), 1.0, 0),
+    Column("moved GB", ("moved_bytes",), 1e-9, 0),
+    Column("set/KV", ("working_set_ratio",)),
+)
+EXPLAINED = (
+    "goodput: share of requests with TTFT <= 2 s + 0.1 ms per token that is new to an infinite "
+    "cache of its session, and TPOT <= 50 ms; a failed request is infinitely late; "
+    "means over seeds, [95 % bootstrap interval]; set/KV: working set over the fleet's KV"
+)
+FIGURES = tuple(dict.fromkeys(name for column in COLUMNS for name in column.figures))
+
+
+def print_league(scales: Sequence[Scale], rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """Print the scales and a table per regime, perturbation and load."""
+    for scale in scales:
+        console.print(
+            f"{scale.regime}: load 1.0 is {scale.rate:.4g} session starts/s "
+            f"({BASELINE} keeps up), KV {scale.kv_tokens:,.0f} tokens per engine",
+            soft_wrap=True,
+        )
+    console.print(EXPLAINED, soft_wrap=True, markup=False)
+    summary = summarise(rows)
+    keys = list(dict.fromkeys((o["regime"], o["perturb"], o["load"]) for o in summary))
+    for regime, perturb, load in keys:
+        title = f"{regime}, load {load:g}" + ("" if perturb == "none" else f", {perturb}")
+        shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+        shown.add_column("policy", no_wrap=True)
+        for column in COLUMNS:
+            shown.add_column(column.title, justify="right", no_wrap=True)
+        for one in summary:
+            if (one["regime"], one["perturb"], one["load"]) == (regime, perturb, load):
+                shown.add_row(one["policy"], *(_cell(one, column) for column in COLUMNS))
+        console.print(shown)
+
+
+def _cell(one: dict[str, Any], column: Column) -> str:
+    text = "/".join(_shown(one[name][0], column) for name in column.figures)
+    mean, low, high = one[column.figures[0]]
+    if column.interval and math.isfinite(mean) and high > low:
+        text += f" [{_shown(low, column)}-{_shown(high, column)}]"
+    return text
+
+
+def _shown(value: float, column: Column) -> str:
+    return f"{value * column.factor:,.{column.digits}f}" if math.isfinite(value) else "inf"

@@ -1,0 +1,9 @@
+"""POLICIES: what `--offload-policy` and `--shadow-policy` name, each with one signature."""
+
+from __future__ import annotations
+
+from proxy.core.placement.cost import by_cost
+from proxy.core.placement.rules import OFFLOAD_RULES, ruled
+from proxy.core.placement.scene import Decide
+
+POLICIES: dict[str, Decide] = {"cost": by_cost, **{name: ruled(name) for name in OFFLOAD_RULES}}
