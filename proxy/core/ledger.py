@@ -5,9 +5,9 @@ taken back, the new ones made, in one step. Nothing else writes a counter, so th
 holds by construction: for each instance, the sum over live leases equals its counters, and
 without leases every counter is zero. Counters are never clamped, since a clamp would hide a leak.
 
-A charge points at the account it was made on. An instance that is removed takes its account along
-and gets a new one when it returns, so a lease from before releases into the old account, not
-into the counters of the new incarnation.
+A charge points at the account it was made on, which is that of one incarnation of an instance
+(core.instances). What comes after it has an account of its own, so a lease from before releases
+into the old one.
 
 Nobody can ask an engine what it has pinned. What a broken hand-over may have left behind
 (`UnreleasedKv`) counts against the instance's room for further ones until the engine's own timeout
@@ -19,46 +19,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
+from proxy.core.instances import Account, InstanceStates, Phase
 from proxy.core.types import NONE_UNRELEASED, Load
 
-
-class Phase(IntEnum):
-    """What a charge is for; the index of its pair of counters."""
-
-    PREFILL = 0
-    INBOUND = 1
-    DECODE = 2
-    PINNED = 3
-
-
-class Account:
-    """The counters of one incarnation of one instance; written by `Lease` only."""
-
-    __slots__ = ("name", "requests", "seen", "tokens")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.tokens = [0] * len(Phase)
-        self.requests = [0] * len(Phase)
-        self.seen: Load | None = None
-
-    def change(self, phase: Phase, tokens: int, requests: int) -> None:
-        """Move one pair of counters."""
-        self.tokens[phase] += tokens
-        self.requests[phase] += requests
-        self.seen = None
-
-    def load(self) -> Load:
-        """A snapshot of the counters; the same one until they change.
-
-        A decision looks at every instance several times, a request changes one or two.
-        """
-        if self.seen is None:
-            t, r = self.tokens, self.requests
-            self.seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3])
-        return self.seen
+__all__ = ["Account", "Charge", "Lease", "Ledger", "Phase", "UnreleasedKv"]
 
 
 @dataclass(slots=True, init=False)
@@ -123,37 +88,22 @@ class Lease:
 
 
 class Ledger:
-    """The accounts of the present instances and all live leases."""
+    """All live leases, over the accounts of the present instances."""
 
-    def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
+    def __init__(self, states: InstanceStates) -> None:
+        self._states = states
         self._leases: set[Lease] = set()
         self.on_freed: Callable[[], None] | None = None
         """Called after a lease changed; None while nobody waits for that."""
 
-    def add(self, name: str) -> Account:
-        """Open a fresh account; an older one of this name is detached."""
-        account = self._accounts[name] = Account(name)
-        return account
-
-    def remove(self, name: str) -> None:
-        """Detach an account; its leases go on against the detached one."""
-        self._accounts.pop(name, None)
-
     def charge(self, name: str, phase: Phase, tokens: int) -> tuple[Charge, ...]:
         """A charge on an instance; none for an instance that has left."""
-        account = self._accounts.get(name)
-        return () if account is None else (Charge(account, phase, tokens),)
+        state = self._states.get(name)
+        return () if state is None else (Charge(state.account, phase, tokens),)
 
     def load(self, name: str) -> Load:
-        """The present counters of an instance."""
-        account = self._accounts[name]
-        return account.seen or account.load()
-
-    def loads(self, names: Iterable[str]) -> list[Load]:
-        """The same of several."""
-        accounts = self._accounts
-        return [(account := accounts[name]).seen or account.load() for name in names]
+        """The present counters of an instance; KeyError when unknown."""
+        return self._states[name].account.load()
 
     def open(self, charges: Iterable[Charge]) -> Lease:
         """A new live lease with these charges."""
@@ -172,17 +122,18 @@ class Ledger:
 
     def drift(self) -> int:
         """Sum of |counter - sum over live leases|, tokens and requests; anything but 0 is a bug."""
-        expected = {name: Account(name) for name in self._accounts}
+        present = {state.name: state.account for state in self._states}
+        expected = {name: Account(name) for name in present}
         for lease in self._leases:
             for charge in lease.charges:
-                if self._accounts.get(charge.account.name) is charge.account:
+                if present.get(charge.account.name) is charge.account:
                     shadow = expected[charge.account.name]
                     shadow.tokens[charge.phase] += charge.tokens
                     shadow.requests[charge.phase] += 1
         return sum(
             sum(abs(a - b) for a, b in zip(account.tokens, shadow.tokens, strict=True))
             + sum(abs(a - b) for a, b in zip(account.requests, shadow.requests, strict=True))
-            for account, shadow in ((a, expected[n]) for n, a in self._accounts.items())
+            for account, shadow in ((a, expected[n]) for n, a in present.items())
         )
 
 
