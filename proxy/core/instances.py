@@ -7,6 +7,7 @@ a process that is gone, never reaches the one that has its name now.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator
 from enum import IntEnum
 
@@ -57,7 +58,8 @@ class InstanceState:
 
     `kv_tokens`: the size of its KV cache, `kv_used_ratio`: the part in use, None while unknown;
     both as its engine reported at `reported_s`. `released`: what ending streams gave back.
-    `cooldown_until_s`: its engine has said that it is at capacity.
+    `cooldown_until_s`: its engine has said that it is at capacity. `unreleased`: until when broken
+    hand-overs may have left how many tokens pinned.
     """
 
     __slots__ = (
@@ -69,6 +71,7 @@ class InstanceState:
         "released",
         "reported_s",
         "reports",
+        "unreleased",
     )
 
     def __init__(self, name: str) -> None:
@@ -79,6 +82,7 @@ class InstanceState:
         self.reported_s: float | None = None
         self.reports = ReportHistory()
         self.released = ReleaseRate()
+        self.unreleased: deque[tuple[float, int]] = deque()
         self.cooldown_until_s = -math.inf
 
 

@@ -17,10 +17,10 @@ has let go of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from proxy.core.instances import Account, InstanceStates, Phase
+from proxy.core.instances import Account, InstanceState, InstanceStates, Phase
 from proxy.core.types import NONE_UNRELEASED, Load
 
 __all__ = ["Account", "Charge", "Lease", "Ledger", "Phase", "UnreleasedKv"]
@@ -138,33 +138,29 @@ class Ledger:
 
 
 class UnreleasedKv:
-    """Tokens per instance, each entry for `hold_s` seconds."""
+    """Hand-overs whose KV instances may still hold, each for `hold_s` seconds."""
 
-    def __init__(self, hold_s: float) -> None:
+    def __init__(self, hold_s: float, states: InstanceStates) -> None:
         self._hold_s = hold_s
-        self._entries: dict[str, deque[tuple[float, int]]] = {}
+        self._states = states
 
     def book(self, name: str, tokens: int, now_s: float) -> None:
         """So many tokens may be pinned on an instance from now on."""
-        self._entries.setdefault(name, deque()).append((now_s + self._hold_s, tokens))
+        self._states.of(name).unreleased.append((now_s + self._hold_s, tokens))
 
     def on(self, name: str, now_s: float) -> tuple[int, int]:
         """How many hand-overs, and their tokens, an instance may still hold."""
-        entries = self._entries.get(name)
-        if entries is None:
-            return 0, 0
-        while entries and entries[0][0] <= now_s:
-            entries.popleft()
-        if not entries:
-            del self._entries[name]
-        return len(entries), sum(tokens for _, tokens in entries)
+        return self.on_each([self._states.of(name)], now_s)[0]
 
-    def on_each(self, names: Sequence[str], now_s: float) -> list[tuple[int, int]]:
+    def on_each(self, states: Iterable[InstanceState], now_s: float) -> list[tuple[int, int]]:
         """The same of several; hardly ever is there any."""
-        if not self._entries:
-            return [NONE_UNRELEASED] * len(names)
-        return [self.on(name, now_s) for name in names]
+        return [
+            _unreleased(state.unreleased, now_s) if state.unreleased else NONE_UNRELEASED
+            for state in states
+        ]
 
-    def forget(self, name: str) -> None:
-        """Another process is there now, or nobody."""
-        self._entries.pop(name, None)
+
+def _unreleased(entries: deque[tuple[float, int]], now_s: float) -> tuple[int, int]:
+    while entries and entries[0][0] <= now_s:
+        entries.popleft()
+    return len(entries), sum(tokens for _, tokens in entries)

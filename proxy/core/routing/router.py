@@ -65,7 +65,7 @@ class Router:
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
-        self.stranded = UnreleasedKv(config.kv_pin_timeout_s)
+        self.stranded = UnreleasedKv(config.kv_pin_timeout_s, self.fleet.states)
         self.strain = SloPressure(config.tpot_slo_s)
         self._course = Course(self.latency, self.strain)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
@@ -118,7 +118,6 @@ class Router:
         self.reuse.forget(name)
         self.sessions.forget(name)
         self.latency.forget(name)
-        self.stranded.forget(name)
 
     def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:
         """From now on call this after what may change a rejected request's lot; None: nothing.
@@ -327,7 +326,7 @@ class Router:
             kv_full=self.prefixes.full_ratios(names),
             kv_wait_s=self.gate.kv_waits_s(states, loads, facts.prompt_tokens, now_s),
             kv_tokens=[state.kv_tokens for state in states],
-            unreleased=self.stranded.on_each(names, now_s),
+            unreleased=self.stranded.on_each(states, now_s),
             sessions=self.sessions.counts(names),
             last_placed=[member.last_placed for member in members],
         )
