@@ -5,9 +5,9 @@ taken back, the new ones made, in one step. Nothing else writes a counter, so th
 holds by construction: for each instance, the sum over live leases equals its counters, and
 without leases every counter is zero. Counters are never clamped, since a clamp would hide a leak.
 
-A charge points at the account it was made on. An instance that is removed takes its account along
-and gets a new one when it returns, so a lease from before releases into the old account, not
-into the counters of the new incarnation.
+A charge points at the account it was made on, which is that of one incarnation of an instance
+(core.instances). What comes after it has an account of its own, so a lease from before releases
+into the old one.
 
 Nobody can ask an engine what it has pinned. What a broken hand-over may have left behind
 (`UnreleasedKv`) counts against the instance's room for further ones until the engine's own timeout
@@ -17,48 +17,13 @@ has let go of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 
+from proxy.core.instances import Account, InstanceState, InstanceStates, Phase
 from proxy.core.types import NONE_UNRELEASED, Load
 
-
-class Phase(IntEnum):
-    """What a charge is for; the index of its pair of counters."""
-
-    PREFILL = 0
-    INBOUND = 1
-    DECODE = 2
-    PINNED = 3
-
-
-class Account:
-    """The counters of one incarnation of one instance; written by `Lease` only."""
-
-    __slots__ = ("name", "requests", "seen", "tokens")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.tokens = [0] * len(Phase)
-        self.requests = [0] * len(Phase)
-        self.seen: Load | None = None
-
-    def change(self, phase: Phase, tokens: int, requests: int) -> None:
-        """Move one pair of counters."""
-        self.tokens[phase] += tokens
-        self.requests[phase] += requests
-        self.seen = None
-
-    def load(self) -> Load:
-        """A snapshot of the counters; the same one until they change.
-
-        A decision looks at every instance several times, a request changes one or two.
-        """
-        if self.seen is None:
-            t, r = self.tokens, self.requests
-            self.seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3])
-        return self.seen
+__all__ = ["Account", "Charge", "Lease", "Ledger", "Phase", "UnreleasedKv"]
 
 
 @dataclass(slots=True, init=False)
@@ -123,37 +88,22 @@ class Lease:
 
 
 class Ledger:
-    """The accounts of the present instances and all live leases."""
+    """All live leases, over the accounts of the present instances."""
 
-    def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
+    def __init__(self, states: InstanceStates) -> None:
+        self._states = states
         self._leases: set[Lease] = set()
         self.on_freed: Callable[[], None] | None = None
         """Called after a lease changed; None while nobody waits for that."""
 
-    def add(self, name: str) -> Account:
-        """Open a fresh account; an older one of this name is detached."""
-        account = self._accounts[name] = Account(name)
-        return account
-
-    def remove(self, name: str) -> None:
-        """Detach an account; its leases go on against the detached one."""
-        self._accounts.pop(name, None)
-
     def charge(self, name: str, phase: Phase, tokens: int) -> tuple[Charge, ...]:
         """A charge on an instance; none for an instance that has left."""
-        account = self._accounts.get(name)
-        return () if account is None else (Charge(account, phase, tokens),)
+        state = self._states.get(name)
+        return () if state is None else (Charge(state.account, phase, tokens),)
 
     def load(self, name: str) -> Load:
-        """The present counters of an instance."""
-        account = self._accounts[name]
-        return account.seen or account.load()
-
-    def loads(self, names: Iterable[str]) -> list[Load]:
-        """The same of several."""
-        accounts = self._accounts
-        return [(account := accounts[name]).seen or account.load() for name in names]
+        """The present counters of an instance; KeyError when unknown."""
+        return self._states[name].account.load()
 
     def open(self, charges: Iterable[Charge]) -> Lease:
         """A new live lease with these charges."""
@@ -172,48 +122,45 @@ class Ledger:
 
     def drift(self) -> int:
         """Sum of |counter - sum over live leases|, tokens and requests; anything but 0 is a bug."""
-        expected = {name: Account(name) for name in self._accounts}
+        present = {state.name: state.account for state in self._states}
+        expected = {name: Account(name) for name in present}
         for lease in self._leases:
             for charge in lease.charges:
-                if self._accounts.get(charge.account.name) is charge.account:
+                if present.get(charge.account.name) is charge.account:
                     shadow = expected[charge.account.name]
                     shadow.tokens[charge.phase] += charge.tokens
                     shadow.requests[charge.phase] += 1
         return sum(
             sum(abs(a - b) for a, b in zip(account.tokens, shadow.tokens, strict=True))
             + sum(abs(a - b) for a, b in zip(account.requests, shadow.requests, strict=True))
-            for account, shadow in ((a, expected[n]) for n, a in self._accounts.items())
+            for account, shadow in ((a, expected[n]) for n, a in present.items())
         )
 
 
 class UnreleasedKv:
-    """Tokens per instance, each entry for `hold_s` seconds."""
+    """Hand-overs whose KV instances may still hold, each for `hold_s` seconds."""
 
-    def __init__(self, hold_s: float) -> None:
+    def __init__(self, hold_s: float, states: InstanceStates) -> None:
         self._hold_s = hold_s
-        self._entries: dict[str, deque[tuple[float, int]]] = {}
+        self._states = states
 
     def book(self, name: str, tokens: int, now_s: float) -> None:
         """So many tokens may be pinned on an instance from now on."""
-        self._entries.setdefault(name, deque()).append((now_s + self._hold_s, tokens))
+        self._states.of(name).unreleased.append((now_s + self._hold_s, tokens))
 
     def on(self, name: str, now_s: float) -> tuple[int, int]:
         """How many hand-overs, and their tokens, an instance may still hold."""
-        entries = self._entries.get(name)
-        if entries is None:
-            return 0, 0
-        while entries and entries[0][0] <= now_s:
-            entries.popleft()
-        if not entries:
-            del self._entries[name]
-        return len(entries), sum(tokens for _, tokens in entries)
+        return self.on_each([self._states.of(name)], now_s)[0]
 
-    def on_each(self, names: Sequence[str], now_s: float) -> list[tuple[int, int]]:
+    def on_each(self, states: Iterable[InstanceState], now_s: float) -> list[tuple[int, int]]:
         """The same of several; hardly ever is there any."""
-        if not self._entries:
-            return [NONE_UNRELEASED] * len(names)
-        return [self.on(name, now_s) for name in names]
+        return [
+            _unreleased(state.unreleased, now_s) if state.unreleased else NONE_UNRELEASED
+            for state in states
+        ]
 
-    def forget(self, name: str) -> None:
-        """Another process is there now, or nobody."""
-        self._entries.pop(name, None)
+
+def _unreleased(entries: deque[tuple[float, int]], now_s: float) -> tuple[int, int]:
+    while entries and entries[0][0] <= now_s:
+        entries.popleft()
+    return len(entries), sum(tokens for _, tokens in entries)

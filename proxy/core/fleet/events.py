@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 from proxy.core.fleet.health import FAULT_KINDS, Change
 from proxy.core.fleet.members import Fleet, Member
-from proxy.core.ledger import Ledger
 from proxy.core.types import FailureKind
 
 SAME_START_S = 1.0
@@ -17,7 +16,7 @@ SAME_START_S = 1.0
 
 
 class InstanceEvents:
-    """Over one fleet and its ledger.
+    """Over one fleet.
 
     `forget` drops all that was learned of an instance's cache; `changed` is called with every
     instance that goes or comes.
@@ -26,12 +25,10 @@ class InstanceEvents:
     def __init__(
         self,
         fleet: Fleet,
-        ledger: Ledger,
         forget: Callable[[str], None],
         changed: Callable[[], None],
     ) -> None:
         self._fleet = fleet
-        self._ledger = ledger
         self._forget = forget
         self._tell = changed
 
@@ -126,7 +123,7 @@ class InstanceEvents:
         return change
 
     def _renew(self, member: Member) -> None:
-        """Fresh counters; live leases go on against the detached account."""
+        """It is another incarnation now; live leases go on against the account of the old one."""
         member.incarnation += 1
         member.start_s = None
-        self._ledger.add(member.instance.name)
+        self._fleet.renew(member.instance.name)

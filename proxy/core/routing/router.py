@@ -61,11 +61,11 @@ class Router:
         self._shadow = _shadow_of(config)
         self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
         self.fleet = Fleet(config.slow_start_s)
+        self.ledger = Ledger(self.fleet.states)
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
-        self.ledger = Ledger()
-        self.stranded = UnreleasedKv(config.kv_pin_timeout_s)
+        self.stranded = UnreleasedKv(config.kv_pin_timeout_s, self.fleet.states)
         self.strain = SloPressure(config.tpot_slo_s)
         self._course = Course(self.latency, self.strain)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
@@ -77,7 +77,7 @@ class Router:
             config.prefill_throughput,
             self.fleet.states,
         )
-        self.watch = InstanceEvents(self.fleet, self.ledger, self._forget, self._freed)
+        self.watch = InstanceEvents(self.fleet, self._forget, self._freed)
         self._uses = Uses(self.reuse, self.fleet, self.gate)
         parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
@@ -105,13 +105,11 @@ class Router:
     def add(self, instance: Instance) -> None:
         """Bring an instance in, with fresh counters."""
         self.fleet.add(instance)
-        self.ledger.add(instance.name)
         self._freed()
 
     def remove(self, name: str) -> None:
         """Take an instance out; its live leases go on against its detached account."""
         self.fleet.remove(name)
-        self.ledger.remove(name)
         self._forget(name)
         self._freed()
 
@@ -120,7 +118,6 @@ class Router:
         self.reuse.forget(name)
         self.sessions.forget(name)
         self.latency.forget(name)
-        self.stranded.forget(name)
 
     def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:
         """From now on call this after what may change a rejected request's lot; None: nothing.
@@ -318,7 +315,7 @@ class Router:
             self._members, self._instances = members, instances
             self._names = [instance.name for instance in instances]
         names, states = self._names, [member.state for member in members]
-        loads = self.ledger.loads(names)
+        loads = [state.account.seen or state.account.load() for state in states]
         hits = _hit_tokens(facts, self.reuse.hits(facts), names)
         return Candidates(
             prompt_tokens=facts.prompt_tokens,
@@ -329,7 +326,7 @@ class Router:
             kv_full=self.prefixes.full_ratios(names),
             kv_wait_s=self.gate.kv_waits_s(states, loads, facts.prompt_tokens, now_s),
             kv_tokens=[state.kv_tokens for state in states],
-            unreleased=self.stranded.on_each(names, now_s),
+            unreleased=self.stranded.on_each(states, now_s),
             sessions=self.sessions.counts(names),
             last_placed=[member.last_placed for member in members],
         )
@@ -358,7 +355,7 @@ class Router:
         """Over all that are up; `loads`: of the free ones, nearly always the same."""
         up = self.fleet.up()
         if not len(up) == len(loads) == len(self.fleet):
-            loads = self.ledger.loads([member.instance.name for member in up])
+            loads = [member.state.account.load() for member in up]
         return sum([load.ongoing_tokens for load in loads]) / len(loads) if loads else 0.0
 
     def _reserve(

@@ -94,7 +94,9 @@ async def test_the_last_decisions(tmp_path: Path) -> None:
         _, found = await call(proxy, "GET", "/decisions?n=2")
         assert [d["request_id"] for d in found] == ["r2", "r1"]
         assert found[1]["route_class"] == "HEAVY_COLO"
-        assert {c["instance"] for c in found[1]["candidates"]} == set(proxy.router.ledger._accounts)
+        assert {c["instance"] for c in found[1]["candidates"]} == {
+            state.name for state in proxy.router.fleet.states
+        }
         for bad in ("0", "201", "x", "-1"):
             assert (await call(proxy, "GET", f"/decisions?n={bad}"))[0] == 400
 

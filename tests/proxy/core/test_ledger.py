@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 )
 
 from proxy.core import is_compiled
+from proxy.core.instances import InstanceStates
 from proxy.core.ledger import Charge, Lease, Ledger, Phase
 
 NAMES = ("a", "b", "c")
@@ -34,8 +35,9 @@ class Requests(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = self.ledger_type()
-        self.accounts = [self.ledger.add(name) for name in NAMES]
+        self.states = InstanceStates()
+        self.ledger = self.ledger_type(self.states)
+        self.accounts = [self.states.add(name).account for name in NAMES]
         self.open: list[Lease] = []
 
     def charge(self, *charges: tuple[str, Phase, int]) -> list[Charge]:
@@ -86,11 +88,11 @@ class Requests(RuleBasedStateMachine):
 
     @rule(name=names)
     def instance_leaves(self, name: str) -> None:
-        self.ledger.remove(name)
+        self.states.remove(name)
 
     @rule(name=names)
     def instance_returns(self, name: str) -> None:
-        self.accounts.append(self.ledger.add(name))
+        self.accounts.append(self.states.add(name).account)
 
     @invariant()
     def never_negative(self) -> None:
@@ -173,11 +175,12 @@ def test_a_broken_lease_is_caught(mutant: type[Lease]) -> None:
 
 
 def test_a_stale_lease_releases_into_the_void() -> None:
-    ledger = Ledger()
-    ledger.add("a")
+    states = InstanceStates()
+    ledger = Ledger(states)
+    states.add("a")
     lease = ledger.open(ledger.charge("a", Phase.DECODE, 100))
-    ledger.remove("a")
-    ledger.add("a")
+    states.remove("a")
+    states.add("a")
     assert ledger.load("a").ongoing_tokens == 0
     lease.close()
     assert ledger.load("a").ongoing_tokens == 0
@@ -185,7 +188,7 @@ def test_a_stale_lease_releases_into_the_void() -> None:
 
 
 def test_drift_counts_what_leases_do_not_explain() -> None:
-    ledger = Ledger()
-    account = ledger.add("a")
+    states = InstanceStates()
+    ledger, account = Ledger(states), states.add("a").account
     account.tokens[Phase.PREFILL] += 7
     assert ledger.drift() == 7

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.config import RouterConfig
+from proxy.core.instances import InstanceStates
 from proxy.core.ledger import UnreleasedKv
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -16,14 +17,16 @@ from proxy.core.types import Fallback, Instance, RequestFacts
 def test_what_is_younger_than_the_hold_counts(
     booked: list[tuple[float, int]], later_s: float
 ) -> None:
-    stranded = UnreleasedKv(60.0)
+    states = InstanceStates()
+    states.add("p")
+    stranded = UnreleasedKv(60.0, states)
     booked = sorted(booked)
     for at_s, tokens in booked:
         stranded.book("p", tokens, at_s)
     now_s = (booked[-1][0] if booked else 0.0) + later_s
     left = [tokens for at_s, tokens in booked if at_s + 60.0 > now_s]
     assert stranded.on("p", now_s) == (len(left), sum(left))
-    stranded.forget("p")
+    states.add("p")
     assert stranded.on("p", now_s) == (0, 0)
 
 

@@ -24,13 +24,13 @@ class Seen:
     """Events over a fleet of two, one of which has been seen; what they told and forgot."""
 
     def __init__(self) -> None:
-        self.fleet, self.ledger = Fleet(), Ledger()
+        self.fleet = Fleet()
+        self.ledger = Ledger(self.fleet.states)
         self.forgotten: list[str] = []
         self.told = 0
         for name in ("a", "b"):
             self.fleet.add(Instance(name, f"http://{name}"))
-            self.ledger.add(name)
-        self.events = InstanceEvents(self.fleet, self.ledger, self.forgotten.append, self._tell)
+        self.events = InstanceEvents(self.fleet, self.forgotten.append, self._tell)
         for _ in range(RISE):
             self.events.probe_answered("a", 0.0)
         self.told = 0

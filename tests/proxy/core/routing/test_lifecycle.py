@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.core.instances import InstanceStates
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.ledger import Ledger
@@ -30,7 +31,7 @@ def route(prefill: Instance | None = None) -> Route:
         hit_tokens=0,
         new_tokens=10_000,
         new_tokens_prefill=None,
-        lease=Ledger().open(()),
+        lease=Ledger(InstanceStates()).open(()),
         turn=0,
         predicted_ttft_s=0.0,
     )
