@@ -1,10 +1,10 @@
-"""The measured quantities: one record each, with unit and formula, computed from request rows.
+"""The metrics of a run: one record each, with unit and formula, computed from request rows.
 
-A row is one line of `requests.jsonl`; times in it are seconds from the start of the run. Free of
-pandas, because the process that measures must not pay for its import.
+A row is one line of `requests.jsonl`; its times are seconds from the start of the run. This module
+does not import pandas, so that a summary can be computed without it.
 
-A target may be a simulation that runs faster than what it stands for. `in_target_time` is the one
-place where measured times become the target's own; everything behind it sees scaled rows.
+A target may be a simulation that runs faster than the system it simulates. Only `in_target_time`
+scales measured times to the target's time; all later functions get scaled rows.
 
 Percentiles are exact and by nearest rank: the p-th percentile is the smallest value that at least
 p percent of the values do not exceed (numpy's `inverted_cdf`). It is always a measured value, so a
@@ -18,13 +18,13 @@ from typing import Any
 
 Row = Mapping[str, Any]
 PERCENTS = (50, 90, 95, 99)
-TIME_SUFFIX = "_s"  # every field of a row with this ending is a time, or an array of times
-INFINITE = "inf"  # how +inf is written in JSON, which has no number for it; null means unknown
+TIME_SUFFIX = "_s"  # fields of a row with this ending are times in seconds, or lists of times
+INFINITE = "inf"  # +inf in JSON, which has no number for it; null means unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A quantity: `samples` gives none, one or many values for a row."""
+    """A measured quantity; `samples` returns none, one or many values of a row."""
 
     tag: str
     title: str
@@ -36,7 +36,7 @@ class Metric:
 def in_target_time(rows: Sequence[Row], time_scale: float) -> Sequence[Row]:
     """Return rows with their times in seconds of a target that runs `time_scale` times faster.
 
-    Each such row says so in `time_scale`, so that a time of the client's own can be told from it.
+    A scaled row has the field `time_scale`, from which the client's real times can be recovered.
     """
     return rows if time_scale == 1 else [_scaled(row, time_scale) for row in rows]
 
@@ -143,12 +143,12 @@ def samples_of(tag: str, rows: Iterable[Row]) -> list[float]:
 
 
 def is_ok(row: Row) -> bool:
-    """Return whether a request got its whole answer."""
+    """Whether a request got its whole answer."""
     return bool(row["outcome"] == "ok")
 
 
 def is_good(row: Row, slo_s: Mapping[str, float]) -> bool:
-    """Return whether a request is ok and keeps every limit that is defined for it."""
+    """Whether a request is ok and keeps every limit on a metric that it has."""
     return is_ok(row) and all(
         value <= limit for name, limit in slo_s.items() for value in samples_of(f"{name}_s", [row])
     )

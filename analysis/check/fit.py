@@ -43,7 +43,7 @@ LEAST = 1e-6
 SEEN = 1e-2
 """A constant is seen when doubling it moves the times by about this many spreads together."""
 LOSSES = ("cauchy", "arctan")
-"""Each loss gives a descent; the better end is taken, since either may stop at a local minimum."""
+"""One fit with each loss, of which the better is kept: either may stop at a local minimum."""
 LOSS_SCALE = 1.5
 CALLS = 8
 """Most steps of one descent; spreads are then estimated again."""
@@ -122,7 +122,7 @@ def guess(samples: Sequence[CheckSample]) -> Constants:
     first_s = [(one.first_s, one.leg.prompt_tokens) for one in samples if one.first_s]
     whole = [s / tokens for s, tokens in first_s if tokens > 0]
     a0 = float(np.quantile(tpot_s or [min(s for s, _ in first_s)], 0.1))
-    # Of most prompts only a part is computed, so time per prompt token is far too little.
+    # Too small by far, since most of a prompt is mostly cached; only a start for the fit.
     a1 = float(np.quantile(whole, 0.5))
     return Constants(
         a0=a0,

@@ -18,7 +18,7 @@ from analysis.rivals.registry import DEFAULT
 
 
 def write_figures(folder: Path, rows: Sequence[dict[str, Any]], title: str) -> list[str]:
-    """Write the figures; returns what was written, and what was not."""
+    """Write the figures; returns the paths written, and a note for each PNG that was not."""
     folder.mkdir(parents=True, exist_ok=True)
     summary = [one for one in summarise(rows) if one["perturb"] == "none"]
     written = []

@@ -1,4 +1,4 @@
-"""The engines of a league's run, and how much load and KV a regime gives them."""
+"""The engines of a league's run, and the scale of a regime: its load and KV."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from replayer.engine.types import EngineOptions
 
 ABORT_TIMEOUT_S = 60.0
-"""VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's own 480 pins KV for minutes."""
+"""VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's 480 pins KV for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFleet:
-    """Engines and client of a run; `options` go to RouterConfig.
+    """Engines and client of a run; `options` are fields of RouterConfig.
 
-    `longest_tokens`: the least KV that an engine must have for the trace's longest request.
+    `longest_tokens`: tokens of the trace's longest request, the least KV of an engine.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -27,7 +27,7 @@ class EngineFleet:
 
     @property
     def kv_tokens(self) -> int:
-        """KV of the whole fleet."""
+        """KV of the whole fleet, in tokens."""
         return sum(one.num_blocks * one.block_size for one in self.engines)
 
 
@@ -42,7 +42,7 @@ class Scale:
 
 
 def engines(instances: int, kv_tokens: float, block_tokens: int) -> tuple[EngineOptions, ...]:
-    """Equal engines that hold so many tokens of KV each, and pin them no longer than advised."""
+    """Make equal engines with so many tokens of KV each."""
     blocks = max(2, math.ceil(kv_tokens / block_tokens))
     one = EngineOptions(
         block_size=block_tokens,
@@ -54,7 +54,7 @@ def engines(instances: int, kv_tokens: float, block_tokens: int) -> tuple[Engine
 
 
 def slower(engine: EngineOptions, factor: float) -> EngineOptions:
-    """The same engine with every step so many times longer."""
+    """Return the engine with every step `factor` times longer."""
     s = engine.step
     step = replace(
         s, a0=s.a0 * factor, a1=s.a1 * factor, a2=s.a2 * factor, a3=s.a3 * factor, a4=s.a4 * factor

@@ -21,7 +21,7 @@ INTERVAL_PERCENT = 95
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds, per regime, perturbation, load and policy, best goodput first."""
+    """Average over seeds, per regime, perturbation, load and policy, best goodput first."""
     groups: dict[tuple[str, str, float, str], list[dict[str, Any]]] = {}
     for row in rows:
         key = row["regime"], row["perturb"], row["load"], row["policy"]
@@ -49,7 +49,7 @@ def _get(row: dict[str, Any], name: str) -> float:
 
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """The mean over seeds and its percentile bootstrap interval; infinite when one value is."""
+    """Return the mean and its percentile bootstrap interval; infinite if any value is."""
     found = np.asarray(values, dtype=float)
     if not np.isfinite(found).all():
         return math.inf, float(found.min()), math.inf
@@ -61,7 +61,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table: figures joined by a slash; `interval` of the first of them."""
+    """One column of the table: figures joined by a slash; `interval` adds that of the first."""
 
     title: str
     figures: tuple[str, ...]

@@ -166,7 +166,7 @@ def held_out_ratio(costs_s: Sequence[Sequence[float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class RegretRun:
-    """What came out: one row of figures, and the decisions that were looked at."""
+    """The results: one row of figures, and the decisions at which every action was tried."""
 
     row: dict[str, Any]
     decisions: list[JudgedDecision]

@@ -1,9 +1,8 @@
 """The regret of a policy against an oracle that tries every action at every HEAVY decision.
 
-Mean regret is that of whole runs: (J of the policy - J of the oracle-controlled run) / J of the
-oracle-controlled run, over seeds. All policies are compared with one oracle: the rollout over the
-policy whose rollout has the lowest J. Also computed are the noise floor (the same figure for an
-oracle that could only postpone by milliseconds) and, per decision, the saving of the best action.
+This module runs the policies and their oracles; `summary` computes the figures. Beside the regret
+stand the noise floor (the same figure for an oracle that could only postpone by milliseconds) and,
+per decision, the saving of the best action.
 """
 
 from __future__ import annotations

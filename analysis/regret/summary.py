@@ -1,8 +1,8 @@
-"""The figures of a regret: means over seeds with intervals, what was missed, the worst decisions.
+"""The figures of a regret: means over seeds with intervals, missed actions, worst decisions.
 
 Mean regret is that of whole runs: (J of the policy - J of the oracle-controlled run) / J of the
-oracle-controlled run, over seeds. There is one oracle for all policies: the rollout over the policy
-whose rollout has the lowest J.
+oracle-controlled run, over seeds. All policies are compared with one oracle: the rollout over the
+policy whose rollout has the lowest J.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ WORST = 20
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """What came out: one run per policy, regime, seed and mode."""
+    """The results: one run per policy, regime, seed and mode."""
 
     scales: list[Scale]
     runs: list[RegretRun]
 
     def found(self, regime: str, mode: str, policy: str) -> list[RegretRun]:
-        """The runs of a kind, one per seed."""
+        """Return the runs of a regime, mode and policy, one per seed."""
         key = regime, mode, policy
         return [r for r in self.runs if (r.row["regime"], r.row["mode"], r.row["policy"]) == key]
 
     def objectives(self, regime: str, mode: str, policy: str) -> list[float]:
-        """Their J, by seed."""
+        """Return J of these runs, in seconds, by seed."""
         return [run.row["objective_s"] for run in self.found(regime, mode, policy)]
 
 
 def regret_ratios(objectives_s: Sequence[float], oracle_s: Sequence[float]) -> list[float]:
-    """Per seed, how much more J than the oracle's."""
+    """Return J over the oracle's J, less one, per seed."""
     return [j / best - 1.0 for j, best in zip(objectives_s, oracle_s, strict=True)]
 
 
 def summarise_regret(regret: Regret, policies: Sequence[str]) -> list[dict[str, Any]]:
-    """Means over seeds (or decisions) and their intervals, per regime and policy."""
+    """Average over seeds or decisions, with intervals, per regime and policy."""
     made = []
     for scale in regret.scales:
         regime = scale.regime
@@ -89,7 +89,7 @@ def _interval(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def _times(runs: Sequence[RegretRun]) -> dict[str, float | None]:
-    """Means over seeds of the percentiles; None where a seed's is infinite."""
+    """Average TTFT percentiles over seeds; None if any seed's is infinite."""
     found: dict[str, float | None] = {}
     for name in ("p50", "p90"):
         values = [run.row["ttft_s"][name] for run in runs]
@@ -98,9 +98,10 @@ def _times(runs: Sequence[RegretRun]) -> dict[str, float | None]:
 
 
 def missed(decisions: Sequence[JudgedDecision]) -> list[dict[str, Any]]:
-    """What the policy did where the oracle did another, by kind; the greatest sum of gaps first.
+    """Group the decisions in which the oracle chose another action, by kinds of both.
 
-    The held-out gap of a group is biased upwards: its kind was chosen on all futures.
+    The largest sum of gaps comes first. The held-out gap of a group is biased upwards, because its
+    kind was chosen on all futures.
     """
     groups: dict[tuple[str, str], list[JudgedDecision]] = {}
     for one in decisions:
@@ -122,7 +123,7 @@ def missed(decisions: Sequence[JudgedDecision]) -> list[dict[str, Any]]:
 
 
 def worst(regret: Regret, regime: str, policy: str) -> list[tuple[int, JudgedDecision]]:
-    """The decisions of the widest gaps in seconds, with their seeds."""
+    """Return the decisions with the largest gaps in seconds, with their seeds."""
     runs = regret.found(regime, "watch", policy)
     found = [(run.row["seed"], d) for run in runs for d in run.decisions if d.gap_s > 0.0]
     return sorted(found, key=lambda one: -one[1].gap_s)[:WORST]

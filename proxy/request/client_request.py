@@ -60,7 +60,7 @@ def request_id(headers: Mapping[str, str]) -> str:
 async def read(request: web.Request, name: str, limits: BodyLimits, grant: Grant) -> Outgoing:
     """Body and headers as instances will get them; raises BadRequestError.
 
-    What could steer an engine's KV connector or rank is taken out, see `core.steering`.
+    What could steer an engine's KV connector or rank is taken out, see `protocol/body.py`.
     """
     is_ours = request.raw_path in OFFLOADABLE
     if not is_ours or request.method != "POST":
@@ -163,7 +163,7 @@ def _parse(request: web.Request, raw: bytes, *, is_ours: bool) -> Mapping[str, A
 class Outgoing:
     """A request as it goes to instances: the original body, and its parse to look at.
 
-    `headers` are lines as bytes, see `heads.forwarded`. Nobody changes one; to be frozen would
+    `headers` are lines as bytes, see `forwarded`. Nobody changes one; to be frozen would
     make it dearer.
     """
 

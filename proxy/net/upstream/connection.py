@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection to an instance.
 
-llhttp (httptools) reads and judges an answer's head, once; the body is framed by `core.framing`,
-see `answer`.
+llhttp (httptools) reads and judges an answer's head, once; the body is framed by
+`protocol/framing.py`, which `UpstreamResponse` drives.
 """
 
 from __future__ import annotations
