@@ -23,6 +23,7 @@ from tests.support.harness import (
     ANSWER,
     DONE,
     STREAM_HEAD,
+    WAIT_S,
     Script,
     ServedProxy,
     apart,
@@ -128,7 +129,7 @@ async def test_f61_frozen_metrics(rig: Floor, monkeypatch: pytest.MonkeyPatch) -
             raise ConnectionError
 
         engine.gets["/metrics"] = hangs
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             await is_asked.wait()  # what was answered before is read by now
         monkeypatch.setattr(gate, "STALE_S", 0.1)
         await until(lambda: not r.router.busy("i0", ANY_MODEL, r.service.clock.now_s()), "too old")

@@ -22,6 +22,7 @@ from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import GOOD
 from tests.support.harness import (
     STREAM_HEAD,
+    WAIT_S,
     Script,
     apart,
     chat,
@@ -278,7 +279,7 @@ async def test_f81_a_host_that_vanishes(
     async with rig([script], **SLOW_PROBES) as r:
         connection = await phase_mid_stream(r)
         vanish(connection)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(WAIT_S):
             (record,) = await r.records(1)
         assert record["outcome"] == "client_gone"
         await until(lambda: not r.engines[0].busy, "the instance is let go")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +82,17 @@ async def test_r2_stalled_readers(rig: Floor, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(600)
 async def test_r9_drain_with_live_streams(rig: Floor, tmp_path: Path) -> None:
-    may_end = asyncio.Event()
+    may_end, said = asyncio.Event(), 0
 
     async def long(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def events() -> Iterator[bytes]:
+            nonlocal said
+            while not may_end.is_set():
+                yield chunk(event("more "))
+                said += 1
+
         writer.write(STREAM_HEAD)
-        more = itertools.repeat(chunk(event("more ")))
-        await apart(writer, itertools.takewhile(lambda _: not may_end.is_set(), more), 0.4)
+        await apart(writer, events(), 0.4)
         writer.write(DONE)
 
     async with Scripted(long) as engine:
@@ -97,7 +102,8 @@ async def test_r9_drain_with_live_streams(rig: Floor, tmp_path: Path) -> None:
             await until(lambda: engine.busy == STREAMS, "all stream")
             proxy.kill(signal.SIGTERM)
             await until(lambda: "draining" in proxy.log, "draining")
-            await asyncio.sleep(2.0)  # of them all, whatever the drain does at its beginning
+            enough = said + 5 * STREAMS  # whatever the drain does at its beginning
+            await until(lambda: said >= enough, "all stream on")
             may_end.set()
             answers = await asyncio.gather(*asked)
             whole = sum(got.is_clean and got.is_done for got in answers)

@@ -27,6 +27,7 @@ from tests.chaos.scripted import GOOD, Scripted
 from tests.support.harness import (
     DONE,
     STREAM_HEAD,
+    WAIT_S,
     Script,
     apart,
     chat,
@@ -178,7 +179,7 @@ async def test_f92_nobody_reads_stderr(rig: Floor, tmp_path: Path) -> None:
         )
         try:
             assert process.stderr is not None
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_S):
                 while b"listening" not in (line := await process.stderr.readline()):
                     assert line, "it ended"
             url = line.decode().split("listening on ")[1].split()[0]
@@ -188,7 +189,7 @@ async def test_f92_nobody_reads_stderr(rig: Floor, tmp_path: Path) -> None:
             assert process.returncode is None
         finally:
             process.terminate()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(WAIT_S):
                 await process.wait()
     holds("I2", len(engine.bodies) == 10, "requests were lost or repeated")
     rig.checked += 1
@@ -214,7 +215,7 @@ async def test_f93_memory_runs_out(rig: Floor) -> None:
 
             What is used may rise and fall meanwhile: it counts if the level was this all along.
             """
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(WAIT_S):
                 while True:
                     await until(functools.partial(is_seen, ratio, level))
                     memory.limit_bytes = int(memory.used_bytes / ratio)

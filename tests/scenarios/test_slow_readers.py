@@ -18,6 +18,7 @@ from tests.scenarios.test_disconnect import send
 from tests.support.harness import (
     ANSWER,
     STREAM_HEAD,
+    WAIT_S,
     RawEngine,
     Script,
     ServedProxy,
@@ -141,7 +142,7 @@ async def test_a_slow_client_has_its_time_for_a_streams_end(
             async with narrow(proxy) as (reader, writer):
                 writer.write(ask(path))
                 await asyncio.sleep(0.7)  # the time is what is tested: longer than GRACE_S
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(WAIT_S):
                     answer = await reader.readuntil(b"\r\n\r\n") + await until_end(reader)
             assert answer.count(b"x" * 1000) == b"".join(pieces).count(b"x" * 1000)
             (record,) = await proxy.records(1)
@@ -169,7 +170,7 @@ async def test_nothing_follows_the_end_of_a_stream_that_ends_late(
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(b'event: response.completed\ndata: {"a":"b"}\n\n'))
         await apart(writer, [chunk(event("x"))] * 5, 0.01)
-        await asyncio.wait_for(go_on.wait(), 10)
+        await asyncio.wait_for(go_on.wait(), WAIT_S)
         writer.write(chunk(event("x")))
         await reader.read()
 
@@ -178,12 +179,12 @@ async def test_nothing_follows_the_end_of_a_stream_that_ends_late(
         async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             async with narrow(proxy) as (reader, writer):
                 writer.write(ask("/v1/responses/x"))
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(WAIT_S):
                     await reader.readuntil(b"\r\n\r\n")
                     await until_end(reader)
                 go_on.set()
                 await until(lambda: proxy.connections() == 0, "what came late was met")
                 writer.write(b"GET /live HTTP/1.1\r\nHost: p\r\n\r\n")
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(WAIT_S):
                     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
             await proxy.at_rest()

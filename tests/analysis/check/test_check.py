@@ -31,7 +31,7 @@ def ratios(check: Check) -> dict[str, float]:
 
 
 def test_fitted_constants_predict_a_run_of_the_cost_policy(tmp_path):
-    write_run(tmp_path, FAST, PROXY, scale=6.0, limit=30, offload_policy="cost")
+    write_run(tmp_path, FAST, PROXY, scale=6.0, limit=24, offload_policy="cost")
     check = check_run(tmp_path)
     assert_recovered(check, FAST)
     found = ratios(check)

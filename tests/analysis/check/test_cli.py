@@ -9,7 +9,7 @@ from tests.support.recorded import read_lines, write_lines, write_run
 
 
 def test_the_command_tells_by_its_status(tmp_path, capsys):
-    write_run(tmp_path, SLOW, PROXY, limit=16)
+    write_run(tmp_path, SLOW, PROXY, limit=10)
     out = tmp_path / "out" / "check.json"
     assert main(["check", str(tmp_path), "--json", str(out)]) == 0
     printed = capsys.readouterr().out

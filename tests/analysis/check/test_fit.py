@@ -16,7 +16,7 @@ def moving_s(constants: Constants) -> float:
 
 
 def test_known_constants_are_recovered_from_a_run_with_transfers(tmp_path):
-    write_run(tmp_path, SLOW, PROXY, limit=30, offload_policy="seed-heuristic")
+    write_run(tmp_path, SLOW, PROXY, limit=24, offload_policy="seed-heuristic")
     check = check_run(tmp_path)
     assert_recovered(check, SLOW)
     assert moving_s(check.fitted.constants) == pytest.approx(moving_s(SLOW), rel=0.3)

@@ -20,7 +20,7 @@ from proxy.telemetry import metrics as metrics_module
 from proxy.telemetry.log import LOG_EVERY_S
 from tests.proxy.test_cli import running
 from tests.support.admin import call
-from tests.support.harness import RawEngine, ServedProxy, chat, proxied, says, until
+from tests.support.harness import WAIT_S, RawEngine, ServedProxy, chat, proxied, says, until
 
 TOKEN = "operators-token-0123456789"
 GOOD = {"Authorization": f"Bearer {TOKEN}"}
@@ -177,7 +177,7 @@ async def ask(port: int, raw: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(raw)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             return await reader.read()
     finally:
         writer.close()

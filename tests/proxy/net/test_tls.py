@@ -23,6 +23,7 @@ from replayer.simulator.host import SimFleet
 from tests.support.harness import (
     DONE,
     STREAM_HEAD,
+    WAIT_S,
     RawEngine,
     ServedProxy,
     chat,
@@ -282,7 +283,7 @@ async def test_who_does_not_shake_hands_is_closed(
         async with over_tls(tmp_path, certs, [engine.address]) as (proxy, _):
             at = int(proxy.server.url.rpartition(":")[2])
             reader, writer = await asyncio.open_connection("127.0.0.1", at)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(WAIT_S):
                 assert await reader.read() == b""
             writer.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.proxy.protocol.test_body_fields import SHAPES, pairs, shape, steers
-from tests.support.harness import RawEngine, ServedProxy, plain, says, until
+from tests.support.harness import WAIT_S, RawEngine, ServedProxy, plain, says, until
 
 BODY = b'{"kv_transfer_params":{"do_remote_prefill":true},"input":"x"}'
 
@@ -20,7 +20,7 @@ async def raw(proxy: ServedProxy, request: bytes) -> bytes:
     writer.write(request)
     await writer.drain()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             return await reader.read()
     finally:
         writer.close()

@@ -22,6 +22,7 @@ from proxy.protocol.sse import Scanner
 from tests.support.harness import (
     ANSWER,
     STREAM_HEAD,
+    WAIT_S,
     RawEngine,
     Script,
     ServedProxy,
@@ -63,7 +64,7 @@ class Client:
         return await self.answer()
 
     async def answer(self) -> tuple[bytes, bytes]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
             lower = head.lower()
             if b"transfer-encoding: chunked" in lower:
@@ -79,7 +80,7 @@ class Client:
     async def rest(self, request: bytes = b"") -> bytes:
         """Everything until the proxy closes."""
         self.writer.write(request)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(WAIT_S):
             return await self.reader.read()
 
 

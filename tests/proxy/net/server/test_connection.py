@@ -23,7 +23,7 @@ from proxy.net.server.request_loop import SerialHandler
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.log import LOG_EVERY_S
 from tests.proxy.request.test_client_request import post, raw
-from tests.support.harness import RawEngine, ServedProxy, apart, chunk, plain, says, until
+from tests.support.harness import WAIT_S, RawEngine, ServedProxy, apart, chunk, plain, says, until
 
 CANARY = b"sk-canary-1"
 FINE = says(plain(b"{}"))
@@ -75,7 +75,7 @@ async def test_a_body_of_ten_to_the_eleven_is_refused_before_it_is_asked_for(
             for more in (b"Expect: 100-continue\r\n\r\n", b"\r\n"):
                 async with connect(proxy) as (reader, writer):
                     writer.write(head + more)
-                    line = await asyncio.wait_for(reader.readuntil(b"\r\n"), 10)
+                    line = await asyncio.wait_for(reader.readuntil(b"\r\n"), WAIT_S)
                     assert b" 413 " in line
             await proxy.at_rest()
             assert not engine.posts
@@ -116,7 +116,7 @@ async def test_chunks_that_break_in_a_later_segment_are_answered(
                 connections = proxy.listener.connections
                 await until(lambda: any(c._current_request for c in connections), "its handler")
                 writer.write(broken)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(WAIT_S):
                     answer = await reader.read()
                 assert answer.startswith(b"HTTP/1.1 400 ")
                 assert answer.count(b"HTTP/1.1") == 1
@@ -133,9 +133,9 @@ async def test_a_million_chunks_of_one_byte_cost_little(tmp_path: Path) -> None:
                     writer.write(CHUNKED)
                     for _ in range(100):
                         writer.write(b"1\r\na\r\n" * 10_000)
-                        await asyncio.wait_for(writer.drain(), 10)
+                        await asyncio.wait_for(writer.drain(), WAIT_S)
                 with contextlib.suppress(ConnectionError):
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(WAIT_S):
                         await reader.read()
                 assert proxy.metric("client_errors_total", reason=Refusal.CHUNKS) == 1
                 await proxy.at_rest()
@@ -167,7 +167,7 @@ async def test_a_giant_body_leaves_others_their_turns(
             async with connect(proxy) as (reader, writer):
                 count()
                 writer.write(post("/v1/chat/completions", body))
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n"), 30)
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n"), WAIT_S)
                 assert ticking is not None
                 ticking.cancel()
     assert b" 200 " in head
@@ -183,7 +183,7 @@ async def test_a_body_that_drips_is_given_up_before_its_time(tmp_path: Path) -> 
                 writer.write(post("/v1/chat/completions", CHAT).replace(b"%d" % len(CHAT), b"5000"))
                 began_s = asyncio.get_running_loop().time()
                 drip = asyncio.get_running_loop().call_soon(writer.write, b" ")
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n"), 30)
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n"), WAIT_S)
                 drip.cancel()
                 assert b" 408 " in head
                 assert asyncio.get_running_loop().time() - began_s < 9.0, "a third of it is enough"
@@ -199,7 +199,7 @@ async def test_a_hundred_drips_are_closed_and_others_served(tmp_path: Path) -> N
             for _ in range(3):
                 assert (await proxy.post(CHAT)).status == 200
             for reader, _ in drips:
-                assert (await asyncio.wait_for(reader.read(), 10)).startswith(b"HTTP/1.0 408 ")
+                assert (await asyncio.wait_for(reader.read(), WAIT_S)).startswith(b"HTTP/1.0 408 ")
             assert proxy.metric("client_errors_total", reason=Refusal.HEAD_LATE) == 100
 
 
@@ -218,7 +218,7 @@ async def test_a_late_head_does_not_end_what_is_served_before_it(tmp_path: Path)
                 errors = "client_errors_total"
                 await until(lambda: proxy.metric(errors, reason=Refusal.HEAD_LATE) == 1, "too late")
                 release.set()
-                answer = await asyncio.wait_for(reader.read(), 10)
+                answer = await asyncio.wait_for(reader.read(), WAIT_S)
                 assert answer.startswith(b"HTTP/1.1 200 ")
                 assert answer.count(b"HTTP/1.0 408 ") == 1
 
@@ -230,12 +230,12 @@ async def test_a_line_end_behind_a_body_is_no_head(tmp_path: Path) -> None:
             async with connect(proxy) as (reader, writer):
                 whole = post("/v1/chat/completions", CHAT)
                 writer.write(whole.replace(b"Connection: close\r\n", b"") + b"\r\n")
-                assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"{}"), 10)
+                assert b" 200 " in await asyncio.wait_for(reader.readuntil(b"{}"), WAIT_S)
                 async with connect(proxy) as (late_reader, late_writer):
                     late_writer.write(b"GET /li")  # by its end the first has been longer at rest
-                    assert b" 408 " in await asyncio.wait_for(late_reader.read(), 10)
+                    assert b" 408 " in await asyncio.wait_for(late_reader.read(), WAIT_S)
                 writer.write(whole)
-                answer = await asyncio.wait_for(reader.read(), 10)
+                answer = await asyncio.wait_for(reader.read(), WAIT_S)
                 assert answer.startswith(b"HTTP/1.1 200 ")
                 errors = proxy.metric("client_errors_total", reason=Refusal.HEAD_LATE)
                 assert errors == 1, "the other one's"
@@ -330,7 +330,7 @@ async def test_a_wish_for_another_protocol_is_answered_in_this_one_and_is_the_la
                     writer.write(pieces[0])
                     await until(lambda: served.requests_count > before, "a request")  # noqa: B023
                     await apart(writer, pieces[1:], 0.01)
-                    answer = await asyncio.wait_for(reader.read(), 10)
+                    answer = await asyncio.wait_for(reader.read(), WAIT_S)
                 head, _, body = answer.partition(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200 "), pieces
                 assert b"\r\nconnection: close" in head.lower(), pieces
@@ -347,7 +347,7 @@ async def test_of_its_chunks_those_that_break_are_refused(tmp_path: Path, broken
                 writer.write(CHUNKS)
                 await until(lambda: proxy.server.service.in_flight.count, "it waits for more")
                 writer.write(broken)
-                answer = await asyncio.wait_for(reader.read(), 10)
+                answer = await asyncio.wait_for(reader.read(), WAIT_S)
             assert answer.startswith(b"HTTP/1.1 400 ")
             assert answer.count(b"HTTP/1.1") == 1
             await proxy.at_rest()
@@ -373,7 +373,7 @@ async def test_too_many_at_once_on_an_idle_connection_is_no_error_of_ours(
             async with connect(proxy) as (reader, writer):
                 writer.write((LIVE + b"\r\n") * 12)
                 with contextlib.suppress(ConnectionError):
-                    await asyncio.wait_for(reader.read(), 10)
+                    await asyncio.wait_for(reader.read(), WAIT_S)
             assert proxy.metric("client_errors_total", reason=Refusal.PIPELINED) == 1
             await proxy.at_rest()
     assert not errors

@@ -14,7 +14,7 @@ import pytest
 from proxy.net.server.listener import CLIENTS_RATIO, OWN_DESCRIPTORS, PLACES, client_cap
 from replayer.simulator.host import SimFleet
 from tests.proxy.test_cli import running
-from tests.support.harness import addresses, chat, proxied, until
+from tests.support.harness import WAIT_S, addresses, chat, proxied, until
 
 FEW = 256
 CLIENTS = 400
@@ -62,7 +62,7 @@ async def test_more_clients_than_descriptors() -> None:
             async with aiohttp.ClientSession(process.url) as http:
                 statuses: list[int] = []
                 while statuses[-1:] != [200]:
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(WAIT_S):
                         body = chat("x", max_tokens=1)
                         async with http.post("/v1/chat/completions", json=body) as response:
                             statuses.append(response.status)

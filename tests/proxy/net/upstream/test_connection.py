@@ -16,7 +16,7 @@ from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.connection import HEAD_BYTES, SLICE_BYTES
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
-from tests.support.harness import plain, until
+from tests.support.harness import WAIT_S, plain, until
 from tests.support.upstream_peer import OK, Peer, ask, serving
 
 
@@ -228,7 +228,7 @@ async def test_of_a_body_that_is_given_up_nothing_more_is_sent() -> None:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        await asyncio.wait_for(go_on.wait(), 10)
+        await asyncio.wait_for(go_on.wait(), WAIT_S)
         read.append(len(await reader.read(-1)))
 
     go_on = asyncio.Event()
