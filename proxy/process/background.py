@@ -192,7 +192,8 @@ async def trial(service: ProxyState, upstream: Upstream) -> None:
     except TimeoutError:
         failure = UpstreamFailure(FailureKind.TIMEOUT, f"no token in {TRIAL_S:g} s")
     except UpstreamFailure as error:
-        failure = error if error.kind in FAULT_KINDS else None
+        # Another object: the error itself holds the frame that holds it.
+        failure = error.again() if error.kind in FAULT_KINDS else None
     service.instances.trial_ended(name, failure)
 
 
