@@ -82,10 +82,12 @@ class PrefillRace:
         p = leg.instance
         try:
             return await self._race(out, leg, start_s)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as gone:
             for edits in self.handed:
                 release(self._service, self._flow.route, p, edits)
-            raise
+            # The group's frame holds the error that passed through it; if the error held that
+            # frame as well, only the collector would end them.
+            raise gone.with_traceback(None)
         finally:
             for unused in self._answers:
                 unused.close()
