@@ -33,16 +33,16 @@ from proxy.request.exchange import Exchange
 from proxy.state.proxy_state import ProxyState
 
 
-def application(service: ProxyState, *, admin: bool = True, public: bool = True) -> web.Application:
+def application(state: ProxyState, *, admin: bool = True, public: bool = True) -> web.Application:
     """The routes of one listener. No middleware: every request would pay for it."""
-    app = web.Application(client_max_size=service.settings.max_body_bytes)
+    app = web.Application(client_max_size=state.settings.max_body_bytes)
     app.on_response_prepare.append(_sign)
-    app.on_response_prepare.append(closing(service))
-    app.add_routes(_probes(service))
+    app.on_response_prepare.append(closing(state))
+    app.add_routes(_probes(state))
     if admin:
-        app.add_routes(_admin(service))
+        app.add_routes(_admin(state))
     if public:
-        app.add_routes(_relayed(service))
+        app.add_routes(_relayed(state))
     app.add_routes([web.route("*", "/{tail:.*}", _not_found)])
     return app
 
@@ -53,9 +53,9 @@ async def _sign(request: web.Request, response: web.StreamResponse) -> None:
     response.headers["Server"] = SERVER
 
 
-def _probes(service: ProxyState) -> list[web.RouteDef]:
+def _probes(state: ProxyState) -> list[web.RouteDef]:
     """What load balancers and Prometheus ask, on every listener."""
-    admin = Admin(service)
+    admin = Admin(state)
     rows = (
         ("/live", admin.live),
         ("/ready", admin.ready),
@@ -66,9 +66,9 @@ def _probes(service: ProxyState) -> list[web.RouteDef]:
     return looks + [web.route("*", path, _only(("GET", "HEAD"))) for path, _ in rows]
 
 
-def _admin(service: ProxyState) -> list[web.RouteDef]:
+def _admin(state: ProxyState) -> list[web.RouteDef]:
     """What changes or shows the fleet: for operators, behind the token where there is one."""
-    admin, thresholds, denials = Admin(service), BusyThreshold(service), Denials(service)
+    admin, thresholds, denials = Admin(state), BusyThreshold(state), Denials(state)
     rows: dict[str, dict[str, Handler]] = {
         "/instances": {"GET": admin.instances, "POST": admin.add_instance},
         "/instances/{name}": {"DELETE": admin.remove_instance},
@@ -81,7 +81,7 @@ def _admin(service: ProxyState) -> list[web.RouteDef]:
         },
     }
     return [
-        web.route(method, path, audited(service, denials, handler))
+        web.route(method, path, audited(state, denials, handler))
         for path, handlers in rows.items()
         for method, handler in (handlers | {"*": _only(handlers)}).items()
     ]
@@ -100,12 +100,12 @@ def _only(methods: Iterable[str]) -> Handler:
     return refuse
 
 
-def _relayed(service: ProxyState) -> list[web.RouteDef]:
+def _relayed(state: ProxyState) -> list[web.RouteDef]:
     async def relay(request: web.Request) -> web.StreamResponse:
-        return await Exchange(service, request).run()
+        return await Exchange(state, request).run()
 
     return [
-        web.get("/v1/models", Admin(service).models),
+        web.get("/v1/models", Admin(state).models),
         web.route("*", "/v1/{tail:.+}", relay),
         *(web.post(path, relay) for path in BESIDE_V1),
     ]
@@ -140,7 +140,7 @@ class Proxy:
         """
         self._settings = settings
         self._source = source or (lambda: settings)
-        self.service: ProxyState
+        self.state: ProxyState
         self.reloader: Reloader
         self._runner: web.AppRunner
         self._rules: Rules
@@ -149,7 +149,7 @@ class Proxy:
         self._heritage = heritage or InheritedSockets()
         self._names: list[str] = []
         """Of the listeners, as the next process is to know them."""
-        self._succession = HotRestart(self._listeners, lambda: snapshot.leave(self.service))
+        self._succession = HotRestart(self._listeners, lambda: snapshot.leave(self.state))
         self._stop = asyncio.Event()
 
     @property
@@ -176,31 +176,31 @@ class Proxy:
         settings = self._settings
         secure = tls.for_clients(settings)
         limit_bytes = settings.max_memory_bytes or cgroup_limit()
-        self.service = ProxyState.start(settings, limit_bytes)
-        self.reloader = Reloader(self.service, self._source, self._exchange)
-        refused = self.service.metrics.client_errors
+        self.state = ProxyState.start(settings, limit_bytes)
+        self.reloader = Reloader(self.state, self._source, self._exchange)
+        refused = self.state.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
-        self._departure = Drain(self.service, self._runners, self._stop)
+        self._departure = Drain(self.state, self._runners, self._stop)
         if self._heritage.estate is not None:
-            snapshot.take(self.service, self._heritage.estate)
-        if self._heritage.has_predecessor and not await background.look_round(self.service):
+            snapshot.take(self.state, self._heritage.estate)
+        if self._heritage.has_predecessor and not await background.look_round(self.state):
             await self.close()
             raise ConfigError(f"no instance has answered in {background.FIRST_LOOK_S:g} s")
         one_listener = settings.admin_port is None
         self._runner = await self._listen(
-            application(self.service, admin=one_listener), settings.host, settings.port, secure
+            application(self.state, admin=one_listener), settings.host, settings.port, secure
         )
         self._take_short_cut(self._runner)
         if settings.admin_port is not None:
             self._admin_runner = await self._listen(
-                application(self.service, public=False),
+                application(self.state, public=False),
                 settings.admin_host,
                 settings.admin_port,
                 secure,
             )
         self._heritage.drop()
-        self.service.own_ports |= {at[1] for r in self._runners for at in r.addresses}
+        self.state.own_ports |= {at[1] for r in self._runners for at in r.addresses}
 
     async def _listen(
         self, app: web.Application, host: str, port: int, secure: ssl.SSLContext | None
@@ -242,7 +242,7 @@ class Proxy:
         """Clients share a limited number of connections; operators get in beside them."""
         if len(self._runners) > 1:
             return Site(runner, host, port, backlog=BACKLOG, ssl_context=secure)
-        metrics = self.service.metrics
+        metrics = self.state.metrics
         door = ConnectionLimit(
             client_cap(self._settings.max_connections), metrics.connections_refused.inc
         )
@@ -259,12 +259,12 @@ class Proxy:
         """Lead the paths that matter past the router, which would cost as much as a decision."""
         server = runner.server
         assert server is not None
-        service, routed = self.service, server.request_handler
+        state, routed = self.state, server.request_handler
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             is_short = request.raw_path in OFFLOADABLE and "Expect" not in request.headers
             if is_short and isinstance(request, web.Request):
-                return Exchange(service, request).run()
+                return Exchange(state, request).run()
             return routed(request)
 
         server.request_handler = handle
@@ -290,7 +290,7 @@ class Proxy:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                periodic = group.create_task(background.run(self.service), name="background")
+                periodic = group.create_task(background.run(self.state), name="background")
                 look_s = self._settings.health_interval
                 reloads = group.create_task(self.reloader.watch(look_s), name="reload")
                 heirs = group.create_task(self._succession.watch(on_heir), name="hot-restart")
@@ -317,7 +317,7 @@ class Proxy:
         """Stop listening, cancel what is left, close connections and the log."""
         for runner in self._runners:
             await runner.cleanup()
-        await self.service.close()
+        await self.state.close()
 
 
 def _sockets(runner: web.AppRunner) -> list[socket.socket]:

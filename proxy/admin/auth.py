@@ -23,26 +23,26 @@ _log = logging.getLogger(__name__)
 class Denials:
     """Requests with a wrong token: counted, and a throttled line in the log."""
 
-    def __init__(self, service: ProxyState) -> None:
-        self._service = service
+    def __init__(self, state: ProxyState) -> None:
+        self._state = state
         self._throttle = Throttle()
 
     def note(self, request: web.Request) -> None:
         """Count one denied request."""
-        self._service.metrics.denied.labels("operator").inc()
-        unsaid = self._throttle.turn(None, self._service.clock.now_s())
+        self._state.metrics.denied.labels("operator").inc()
+        unsaid = self._throttle.turn(None, self._state.clock.now_s())
         if unsaid is not None:
             _log.warning("admin: %d denied, the last from %s", unsaid + 1, request.remote)
 
 
-def audited(service: ProxyState, denials: Denials, handler: Handler) -> Handler:
+def audited(state: ProxyState, denials: Denials, handler: Handler) -> Handler:
     """The handler, behind the admin token, which is compared in constant time.
 
     Every request but a GET is a line in the log.
     """
 
     async def checked(request: web.Request) -> web.Response:
-        if not _may(request, service):
+        if not _may(request, state):
             denials.note(request)
             response = error_response(401, "Authorization: Bearer with the admin token is needed")
             response.headers["WWW-Authenticate"] = "Bearer"
@@ -59,8 +59,8 @@ def audited(service: ProxyState, denials: Denials, handler: Handler) -> Handler:
     return checked
 
 
-def _may(request: web.Request, service: ProxyState) -> bool:
-    token = service.settings.admin_token
+def _may(request: web.Request, state: ProxyState) -> bool:
+    token = state.settings.admin_token
     if token is None:
         return True
     given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")

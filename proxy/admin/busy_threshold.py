@@ -29,19 +29,19 @@ _log = logging.getLogger(__name__)
 class BusyThreshold:
     """Handlers over the gate of one proxy."""
 
-    def __init__(self, service: ProxyState) -> None:
-        self._service = service
+    def __init__(self, state: ProxyState) -> None:
+        self._state = state
 
     async def get(self, request: web.Request) -> web.Response:
         """List every model with limits; `*` stands for all others."""
         del request
-        configured = self._service.router.gate.configured()
+        configured = self._state.router.gate.configured()
         return json_response({"thresholds": [_row(m, t) for m, t in configured.items()]})
 
     async def post(self, request: web.Request) -> web.Response:
         """Overwrite the given fields; without any, read the present ones."""
         try:
-            seconds = self._service.settings.body_timeout
+            seconds = self._state.settings.body_timeout
             return json_response(self._update(await small_object(request, seconds)))
         except BodyError as error:
             return json_response({"error": str(error)}, error.status)
@@ -49,7 +49,7 @@ class BusyThreshold:
     async def delete(self, request: web.Request) -> web.Response:
         """Remove all limits of a model, or with &field= one of them."""
         model, field = request.query.get("model", ""), request.query.get("field")
-        gate = self._service.router.gate
+        gate = self._state.router.gate
         if not model:
             # No default: a caller that puts the model into a body, as in POST, would otherwise
             # remove all limits.
@@ -66,7 +66,7 @@ class BusyThreshold:
         return json_response(_row(model, now))
 
     def _update(self, body: Mapping[str, object]) -> dict[str, object]:
-        gate, model = self._service.router.gate, _model(body)
+        gate, model = self._state.router.gate, _model(body)
         given = {f: body[f] for f in THRESHOLD_FIELDS if body.get(f) is not None}
         changes: dict[str, float | int | None] = dict.fromkeys(_unset(body), None)
         changes |= {field: _checked(field, value) for field, value in given.items()}
@@ -85,12 +85,12 @@ class BusyThreshold:
         return _row(model, wanted)
 
     def _known_models(self) -> set[str]:
-        configured = self._service.settings.model
-        return self._service.router.fleet.models() | ({configured} if configured else set())
+        configured = self._state.settings.model
+        return self._state.router.fleet.models() | ({configured} if configured else set())
 
     def _busy(self, model: str, wanted: Thresholds) -> list[str]:
         """The instances that would be busy with these limits."""
-        router, now_s = self._service.router, self._service.clock.now_s()
+        router, now_s = self._state.router, self._state.clock.now_s()
         names = [member.instance.name for member in router.fleet.members()]
         gate = router.gate
         return [n for n in names if gate.busy(n, model, router.ledger.load(n), now_s, wanted)]

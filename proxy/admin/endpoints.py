@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 class Admin:
     """Handlers over the state of one proxy."""
 
-    def __init__(self, service: ProxyState) -> None:
-        self._service = service
+    def __init__(self, state: ProxyState) -> None:
+        self._state = state
 
     async def live(self, request: web.Request) -> web.Response:
         """Answer 200 while the process runs."""
@@ -43,16 +43,16 @@ class Admin:
     async def ready(self, request: web.Request) -> web.Response:
         """Answer 503 while the proxy drains or no instance is up: send no new requests."""
         del request
-        if self._service.in_flight.is_draining:
+        if self._state.in_flight.is_draining:
             return unavailable({"status": "draining"}, DRAIN_RETRY_S)
-        if not self._service.instances.is_serving:
+        if not self._state.instances.is_serving:
             return unavailable({"status": "no instance is up"}, NO_INSTANCE_RETRY_S)
         return json_response({"status": "ready"})
 
     async def health(self, request: web.Request) -> web.Response:
         """The state of every instance; 200 while at least one serves."""
         del request
-        fleet, now_s = self._service.router.fleet, self._service.clock.now_s()
+        fleet, now_s = self._state.router.fleet, self._state.clock.now_s()
         instances = {
             m.instance.name: {
                 "is_up": m.health.is_up,
@@ -61,31 +61,31 @@ class Admin:
             }
             for m in fleet.members()
         }
-        serving = self._service.instances.is_serving
+        serving = self._state.instances.is_serving
         body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
-        if self._service.last_reload is not None:
-            body["config_reload"] = self._service.last_reload
+        if self._state.last_reload is not None:
+            body["config_reload"] = self._state.last_reload
         body["instances"] = instances
         return json_response(body) if serving else unavailable(body, NO_INSTANCE_RETRY_S)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The metrics as Prometheus text."""
         del request
-        text = await self._service.exposition.text()
+        text = await self._state.exposition.text()
         return web.Response(body=text, headers={"Content-Type": EXPOSITION_TYPE})
 
     async def instances(self, request: web.Request) -> web.Response:
         """Every instance with load, health and what its engine reports."""
         del request
-        members = self._service.router.fleet.members()
+        members = self._state.router.fleet.members()
         return json_response([self._describe(m.instance.name) for m in members])
 
     def _describe(self, name: str) -> dict[str, object]:
-        router, now_s = self._service.router, self._service.clock.now_s()
+        router, now_s = self._state.router, self._state.clock.now_s()
         member = router.fleet.get(name)
         assert member is not None
         busy, load = router.busy(name, ANY_MODEL, now_s), router.ledger.load(name)
-        stats = self._service.instances.reports.get(name)
+        stats = self._state.instances.reports.get(name)
         return {
             "name": name,
             "url": member.instance.url,
@@ -110,7 +110,7 @@ class Admin:
         text = request.query.get("n", "50")
         if not text.isdecimal() or not 1 <= int(text) <= DECISIONS_KEPT:
             return error_response(400, f"n: a whole number, 1 to {DECISIONS_KEPT}")
-        newest = islice(reversed(self._service.decisions), int(text))
+        newest = islice(reversed(self._state.decisions), int(text))
         body = b"[" + b",".join(record_json(record) for record in newest) + b"]"
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
@@ -119,7 +119,7 @@ class Admin:
 
         A draining instance is taken back.
         """
-        body = await small_object(request, self._service.settings.body_timeout)
+        body = await small_object(request, self._state.settings.body_timeout)
         text = body.get("instance")
         if not isinstance(text, str):
             return error_response(400, 'instance: a string "[name=]host:port[;bootstrap=PORT]"')
@@ -127,57 +127,57 @@ class Admin:
             spec = InstanceSpec.parse(text)
         except ValueError as error:
             return error_response(400, f"instance: {error}")
-        service = self._service
+        state = self._state
         try:
             await check(
                 spec,
-                service.settings.allow_cidr,
-                service.settings.instances,
-                service.own_ports,
-                service.ways.resolver,
+                state.settings.allow_cidr,
+                state.settings.instances,
+                state.own_ports,
+                state.ways.resolver,
             )
         except ForbiddenAddressError as error:
             return error_response(400, f"instance: {error}")
-        member = self._service.router.fleet.get(spec.name)
+        member = self._state.router.fleet.get(spec.name)
         if member is not None and member.is_draining and member.instance.url == spec.url:
             member.is_draining = False
-            self._service.waiting.look_again()
+            self._state.waiting.look_again()
             return json_response(self._describe(spec.name))
-        known = [m.instance for m in self._service.router.fleet.members()]
+        known = [m.instance for m in self._state.router.fleet.members()]
         if any(spec.name == i.name or spec.url == i.url for i in known):
             return error_response(409, f"instance: {spec.name} is there already")
-        self._service.add(spec)
+        self._state.add(spec)
         _log.info("instance %s added: %s", spec.name, spec.url)
         return json_response(self._describe(spec.name), 201)
 
     async def remove_instance(self, request: web.Request) -> web.Response:
         """Remove an instance at once, or with ?drain=true when its last request is over."""
         name = request.match_info["name"]
-        member = self._service.router.fleet.get(name)
+        member = self._state.router.fleet.get(name)
         if member is None:
             return error_response(404, f"instance: {name} is not known")
         if request.query.get("drain") == "true":
             member.is_draining = True
             return json_response(self._describe(name), 202)
-        await self._service.instances.remove(name)
+        await self._state.instances.remove(name)
         return json_response({"removed": name})
 
     async def end_session(self, request: web.Request) -> web.Response:
         """Forget where a session lives; ?tenant=NAME for a tenant's session."""
         session = of_tenant(bounded(request.match_info["id"]), request.query.get("tenant"))
-        known = self._service.router.sessions.end(session or "")
+        known = self._state.router.sessions.end(session or "")
         return json_response({"ended": known}) if known else error_response(404, "no such session")
 
     async def models(self, request: web.Request) -> web.Response:
         """The union of the models that the instances in use serve."""
         try:
-            grant = self._service.grant(request.headers)
+            grant = self._state.grant(request.headers)
         except ProxyError as error:
             return responses.error(error, CIMultiDict())
         auth = grant.added if grant.hidden else _auth(request)
         cards: dict[str, Mapping[str, object]] = {}
-        for member in self._service.router.fleet.usable():
-            upstream = self._service.instances.by_name[member.instance.name]
+        for member in self._state.router.fleet.usable():
+            upstream = self._state.instances.by_name[member.instance.name]
             try:
                 body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, auth, LIST_BYTES)
             except UpstreamFailure:

@@ -50,29 +50,29 @@ MODELS_EVERY = 15
 _log = logging.getLogger(__name__)
 
 
-async def run(service: ProxyState) -> None:
+async def run(state: ProxyState) -> None:
     """Run all periodic tasks until cancelled."""
-    settings = service.settings
+    settings = state.settings
     tick_s = settings.health_interval / TICKS
     async with asyncio.TaskGroup() as group:
-        group.create_task(service.aftermath.run(), name="aftermath")
-        group.create_task(_lag(service), name="loop-lag")
-        group.create_task(_memory(service), name="memory")
-        group.create_task(_every(tick_s, service, probe, _is_probe_due), name="health")
-        group.create_task(_every(tick_s, service, trial, _is_trial_due), name="trials")
-        group.create_task(_every(settings.scrape_interval, service, scrape), name="scrape")
+        group.create_task(state.aftermath.run(), name="aftermath")
+        group.create_task(_lag(state), name="loop-lag")
+        group.create_task(_memory(state), name="memory")
+        group.create_task(_every(tick_s, state, probe, _is_probe_due), name="health")
+        group.create_task(_every(tick_s, state, trial, _is_trial_due), name="trials")
+        group.create_task(_every(settings.scrape_interval, state, scrape), name="scrape")
 
 
 Job = Callable[[ProxyState, Upstream], Coroutine[Any, Any, None]]
 IsDue = Callable[[ProxyState, Upstream], bool]
 
 
-def _always(service: ProxyState, upstream: Upstream) -> bool:
-    del service, upstream
+def _always(state: ProxyState, upstream: Upstream) -> bool:
+    del state, upstream
     return True
 
 
-async def _every(interval_s: float, service: ProxyState, job: Job, is_due: IsDue = _always) -> None:
+async def _every(interval_s: float, state: ProxyState, job: Job, is_due: IsDue = _always) -> None:
     """Run a job for each instance for which it is due, at once and after each interval.
 
     While an instance's job runs it is not started again, and the other instances' jobs go on.
@@ -82,7 +82,7 @@ async def _every(interval_s: float, service: ProxyState, job: Job, is_due: IsDue
 
     async def run_one(upstream: Upstream) -> None:
         try:
-            await job(service, upstream)
+            await job(state, upstream)
         except DEFECTS:  # no answer of an instance may end the periodic tasks
             name, now_s = upstream.instance.name, asyncio.get_running_loop().time()
             if throttle.turn(name, now_s) is not None:
@@ -92,98 +92,98 @@ async def _every(interval_s: float, service: ProxyState, job: Job, is_due: IsDue
 
     async with asyncio.TaskGroup() as group:
         while True:
-            for upstream in service.instances.all():
-                if upstream not in running and is_due(service, upstream):
+            for upstream in state.instances.all():
+                if upstream not in running and is_due(state, upstream):
                     running.add(upstream)
                     group.create_task(run_one(upstream))
             await asyncio.sleep(interval_s)
 
 
-def _is_probe_due(service: ProxyState, upstream: Upstream) -> bool:
-    member = service.router.fleet.get(upstream.instance.name)
-    return member is not None and member.health.probe_due(service.clock.now_s())
+def _is_probe_due(state: ProxyState, upstream: Upstream) -> bool:
+    member = state.router.fleet.get(upstream.instance.name)
+    return member is not None and member.health.probe_due(state.clock.now_s())
 
 
-def _is_trial_due(service: ProxyState, upstream: Upstream) -> bool:
-    member = service.router.fleet.get(upstream.instance.name)
-    return member is not None and member.health.trial_due(service.clock.now_s())
+def _is_trial_due(state: ProxyState, upstream: Upstream) -> bool:
+    member = state.router.fleet.get(upstream.instance.name)
+    return member is not None and member.health.trial_due(state.clock.now_s())
 
 
-async def look_round(service: ProxyState) -> bool:
+async def look_round(state: ProxyState) -> bool:
     """Probe every instance before serving; returns whether one has answered in time.
 
     A process that replaces a serving one must know its fleet before it takes over.
     """
 
     async def look(upstream: Upstream) -> None:
-        await probe(service, upstream)
-        await scrape(service, upstream)
+        await probe(state, upstream)
+        await scrape(state, upstream)
 
     with suppress(TimeoutError):
         async with asyncio.timeout(FIRST_LOOK_S):
             while True:
                 async with asyncio.TaskGroup() as group:
-                    for upstream in service.instances.all():
+                    for upstream in state.instances.all():
                         group.create_task(look(upstream))
-                if service.instances.is_serving:
+                if state.instances.is_serving:
                     return True
                 await asyncio.sleep(LAG_INTERVAL_S)
-    return service.instances.is_serving
+    return state.instances.is_serving
 
 
-async def probe(service: ProxyState, upstream: Upstream) -> None:
+async def probe(state: ProxyState, upstream: Upstream) -> None:
     """GET /health; then read models and engine id, if they are unknown or due."""
-    name, settings = upstream.instance.name, service.settings
-    if service.instances.has_drained(name):
+    name, settings = upstream.instance.name, state.settings
+    if state.instances.has_drained(name):
         _log.info("instance %s is removed: its last request is over", name)
-        await service.instances.remove(name)
+        await state.instances.remove(name)
         return
-    if (member := service.router.fleet.get(name)) is not None:
+    if (member := state.router.fleet.get(name)) is not None:
         u = random.random()
-        member.health.probing(service.clock.now_s(), settings.health_interval, u)
+        member.health.probing(state.clock.now_s(), settings.health_interval, u)
     try:
         await upstream.get("/health", settings.health_timeout)
     except UpstreamFailure as failure:
-        service.instances.probe_failed(name, failure)
+        state.instances.probe_failed(name, failure)
         return
-    service.instances.probe_answered(name)
+    state.instances.probe_answered(name)
     try:
         with Limit(settings.health_timeout):
-            await _learn(service, upstream)
+            await _learn(state, upstream)
     except (UpstreamFailure, TimeoutError) as failure:
         _log.debug("instance %s: %s", name, failure)
     if upstream.has_new_engine:
         upstream.has_new_engine = False
-        service.instances.engine_changed(name)
+        state.instances.engine_changed(name)
 
 
-async def _learn(service: ProxyState, upstream: Upstream) -> None:
-    name, timeout_s = upstream.instance.name, service.settings.health_timeout
-    member = service.router.fleet.get(name)
+async def _learn(state: ProxyState, upstream: Upstream) -> None:
+    name, timeout_s = upstream.instance.name, state.settings.health_timeout
+    member = state.router.fleet.get(name)
     if member is None:
         return
     if member.models is None or member.health.probes % MODELS_EVERY == 0:
         body = await upstream.get("/v1/models", timeout_s, limit=LIST_BYTES)
         names = [str(card["id"]) for card in model_cards(body)]
-        service.router.fleet.observe_models(name, names)
-    if service.connector.needs_engine_id:
+        state.router.fleet.observe_models(name, names)
+    if state.connector.needs_engine_id:
         if member.health.probes % ENGINE_ID_EVERY == 0:
             await upstream.look_up_engine_id()
         await upstream.engine_id()
 
 
-async def trial(service: ProxyState, upstream: Upstream) -> None:
+async def trial(state: ProxyState, upstream: Upstream) -> None:
     """Ask an instance with an open breaker for one token, so that no client has to try it.
 
     Any answer but a server error passes: an engine with a key of its own refuses ours.
     """
     name, failure = upstream.instance.name, None
-    member = service.router.fleet.get(name)
-    models = sorted((member.models if member else None) or {service.settings.model or ""})
+    member = state.router.fleet.get(name)
+    models = sorted((member.models if member else None) or {state.settings.model or ""})
     body = orjson.dumps({"model": models[0], "prompt": "1", "max_tokens": 1})
     try:
         with Limit(TRIAL_S):
-            reply = await upstream.send("POST", "/v1/completions", _JSON + service.ways.auth, body)
+            reply = await upstream.send("POST", "/v1/completions", _JSON + state.ways.auth, body)
             try:
                 await look_at(reply)
                 await reply.read(TRIAL_BYTES)
@@ -194,55 +194,55 @@ async def trial(service: ProxyState, upstream: Upstream) -> None:
     except UpstreamFailure as error:
         # Another object: the error itself holds the frame that holds it.
         failure = error.again() if error.kind in FAULT_KINDS else None
-    service.instances.trial_ended(name, failure)
+    state.instances.trial_ended(name, failure)
 
 
-async def scrape(service: ProxyState, upstream: Upstream) -> None:
+async def scrape(state: ProxyState, upstream: Upstream) -> None:
     """GET /metrics; for an engine without it the proxy's own counters are all that is known."""
     try:
-        limit_s = service.settings.health_timeout
+        limit_s = state.settings.health_timeout
         body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES)
     except UpstreamFailure:
         return
-    name, gate = upstream.instance.name, service.router.gate
+    name, gate = upstream.instance.name, state.router.gate
     was_frozen = gate.is_frozen(name)
-    service.instances.observe_report(name, parse(body), xxhash.xxh3_64_intdigest(body))
+    state.instances.observe_report(name, parse(body), xxhash.xxh3_64_intdigest(body))
     if gate.is_frozen(name) and not was_frozen:
         _log.warning(
             "instance %s: its /metrics stay the same while it works, so they are ignored", name
         )
 
 
-async def _lag(service: ProxyState) -> None:
+async def _lag(state: ProxyState) -> None:
     """Measure the event loop's lag, and log what a policy raised, away from any request."""
     loop, told = asyncio.get_running_loop(), None
     while True:
         due_s = loop.time() + LAG_INTERVAL_S
         await asyncio.sleep(LAG_INTERVAL_S)
-        service.metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
-        if (mistake := service.router.mistake) != told:
+        state.metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
+        if (mistake := state.router.mistake) != told:
             told = mistake
             _log.warning("the policy failed, requests are placed by load: %s", mistake)
 
 
-async def _memory(service: ProxyState) -> None:
+async def _memory(state: ProxyState) -> None:
     """Measure the memory, and return to the kernel what a burst or a giant prompt has left free.
 
     Memory is not returned while such prompts keep coming and there is room: each would get the
     pages of the one before it again, one page fault at a time.
     """
-    state, clock = service.memory, service.clock
+    watermark, clock = state.memory, state.clock
     gave_s = -GIVE_BACK_S
     while True:
-        before = state.level
-        level = state.observe(await asyncio.to_thread(resident_bytes))
+        before = watermark.level
+        level = watermark.observe(await asyncio.to_thread(resident_bytes))
         now_s = clock.now_s()
-        is_calm = now_s - state.giant_s >= CALM_S
+        is_calm = now_s - watermark.giant_s >= CALM_S
         if (is_calm or level is not Level.NORMAL) and now_s - gave_s >= GIVE_BACK_S:
             gave_s = now_s
             await asyncio.to_thread(give_back)
-            level = state.observe(await asyncio.to_thread(resident_bytes))
+            level = watermark.observe(await asyncio.to_thread(resident_bytes))
         if level is not before:
-            used, limit = state.used_bytes >> 20, (state.limit_bytes or 0) >> 20
+            used, limit = watermark.used_bytes >> 20, (watermark.limit_bytes or 0) >> 20
             _log.warning("memory: %d of %d MiB: %s", used, limit, _MEMORY_WORDS[level])
         await asyncio.sleep(MEMORY_INTERVAL_S)

@@ -29,18 +29,18 @@ class Drain:
     """The end of one proxy: knows its listeners and the event that a signal sets."""
 
     def __init__(
-        self, service: ProxyState, runners: Sequence[web.AppRunner], stop: asyncio.Event
+        self, state: ProxyState, runners: Sequence[web.AppRunner], stop: asyncio.Event
     ) -> None:
-        self._service = service
+        self._state = state
         self._runners = runners
         self._stop = stop
 
     async def drain(self) -> None:
         """Turn readiness off, accept a little longer, let running requests finish in time."""
-        service, limit_s = self._service, self._service.settings.drain_seconds
-        service.in_flight.is_leaving = service.in_flight.is_draining = True
-        service.waiting.close()
-        _log.info("draining: %d requests in flight", service.in_flight.count)
+        state, limit_s = self._state, self._state.settings.drain_seconds
+        state.in_flight.is_leaving = state.in_flight.is_draining = True
+        state.waiting.close()
+        _log.info("draining: %d requests in flight", state.in_flight.count)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
         if await self._idle_within(accept_s) and await self._left_within(min(KEPT_S, accept_s)):
             return
@@ -55,13 +55,13 @@ class Drain:
         queue keep waiting. A kept connection is not closed while its client may be sending: it
         ends with its next answer or after its idle time. A signal turns this into a drain.
         """
-        service, limit_s = self._service, self._service.settings.handover_seconds
-        service.in_flight.is_leaving = True
+        state, limit_s = self._state, self._state.settings.handover_seconds
+        state.in_flight.is_leaving = True
         await _stop_accepting(self._runners)
         _log.info(
-            "handed over: %d requests, %d connections", service.in_flight.count, self._connected()
+            "handed over: %d requests, %d connections", state.in_flight.count, self._connected()
         )
-        least_s = HANDSHAKE_S if service.settings.tls_cert else ACCEPTED_S
+        least_s = HANDSHAKE_S if state.settings.tls_cert else ACCEPTED_S
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._told_within(least_s)
@@ -70,21 +70,21 @@ class Drain:
         if self._stop.is_set():
             self._stop.clear()
             await self.drain()
-        elif service.in_flight.count:
+        elif state.in_flight.count:
             await self._cut(f"{limit_s:g} s after a hot restart")
 
     def _has_work(self) -> bool:
         """Whether there are connections, requests, or detached tasks such as releases of KV."""
-        service = self._service
-        return bool(self._connected() or service.in_flight.count or service.aftermath.live)
+        state = self._state
+        return bool(self._connected() or state.in_flight.count or state.aftermath.live)
 
     def _connected(self) -> int:
         return sum(len(r.server.connections) for r in self._runners if r.server is not None)
 
     async def _cut(self, why: str) -> None:
-        _log.warning("drain: %d requests cut (%s)", self._service.in_flight.count, why)
+        _log.warning("drain: %d requests cut (%s)", self._state.in_flight.count, why)
         self._stop.clear()
-        self._service.in_flight.cut()
+        self._state.in_flight.cut()
         await self._idle_within(CUT_S)
 
     async def _left_within(self, seconds: float) -> bool:
@@ -95,7 +95,7 @@ class Drain:
             if left_s <= 0:
                 break
             await self._told_within(min(_LOOK_S, left_s))
-        return not self._service.in_flight.count
+        return not self._state.in_flight.count
 
     async def _told_within(self, seconds: float) -> None:
         """Wait for a signal, or for this time."""
@@ -105,7 +105,7 @@ class Drain:
 
     async def _idle_within(self, seconds: float) -> bool:
         """Wait for the last request; false when the time is over or a signal comes first."""
-        idle = self._service.in_flight.idle
+        idle = self._state.in_flight.idle
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await first_of(idle, self._stop)
@@ -113,12 +113,12 @@ class Drain:
         return False
 
 
-def closing(service: ProxyState) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+def closing(state: ProxyState) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     """A signal handler for routed answers: a leaving proxy closes kept connections with them."""
 
     async def say_close(request: web.Request, response: web.StreamResponse) -> None:
         del request
-        if service.in_flight.is_leaving:
+        if state.in_flight.is_leaving:
             response.headers["Connection"] = "close"
             response.force_close()
 

@@ -50,15 +50,15 @@ class Reloader:
 
     def __init__(
         self,
-        service: ProxyState,
+        state: ProxyState,
         source: Callable[[], Settings],
         exchange: Callable[[ssl.SSLContext], Awaitable[None]],
     ) -> None:
-        self._service = service
+        self._state = state
         self._source = source
         self._exchange = exchange
         self._asked = asyncio.Event()
-        path = service.settings.config
+        path = state.settings.config
         self._file = None if path is None else _WatchedFile(path)
 
     def ask(self) -> None:
@@ -86,7 +86,7 @@ class Reloader:
 
     async def reload(self, why: str) -> str:
         """Apply the present options, or keep the old ones; returns applied, unchanged, refused."""
-        service = self._service
+        state = self._state
         try:
             ready = await asyncio.to_thread(self._prepare)
             change = self._checked(ready.settings)
@@ -95,7 +95,7 @@ class Reloader:
             result = "refused"
         else:
             result = await self._apply(ready, change, why)
-        service.reloaded(result)
+        state.reloaded(result)
         return result
 
     def _prepare(self) -> _Prepared:
@@ -106,7 +106,7 @@ class Reloader:
 
     def _checked(self, new: Settings) -> _Change:
         """The changes of the instances; raises ConfigError if an option cannot change."""
-        old = self._service.settings
+        old = self._state.settings
         fixed = sorted(_changed(old, new) - RELOADABLE)
         if (old.tls_cert is None) != (new.tls_cert is None):
             fixed.append("tls_cert (from or to none)")
@@ -118,7 +118,7 @@ class Reloader:
 
     def _instances(self, old: Settings, new: Settings) -> _Change:
         """Compare with the last options, not with the fleet: changes by operators are kept."""
-        fleet = self._service.router.fleet
+        fleet = self._state.router.fleet
         came = [spec for spec in new.instances if spec not in old.instances]
         left = [spec for spec in old.instances if spec not in new.instances]
         change = _Change([], [], [s.name for s in left if fleet.get(s.name) is not None])
@@ -140,11 +140,11 @@ class Reloader:
         return change
 
     async def _apply(self, ready: _Prepared, change: _Change, why: str) -> str:
-        service, new = self._service, ready.settings
-        changed = sorted(_changed(service.settings, new))
+        state, new = self._state, ready.settings
+        changed = sorted(_changed(state.settings, new))
         if changed:
             self._switch(new, change)
-        service.ways.change(ready.for_instances, bearer(new.instance_api_key))
+        state.ways.change(ready.for_instances, bearer(new.instance_api_key))
         if ready.for_clients is not None:
             try:
                 await self._exchange(ready.for_clients)
@@ -165,16 +165,16 @@ class Reloader:
 
     def _switch(self, new: Settings, change: _Change) -> None:
         """Switch in one step of the event loop, so that no request sees a part of it."""
-        service = self._service
-        service.use(new)
-        fleet = service.router.fleet
+        state = self._state
+        state.use(new)
+        fleet = state.router.fleet
         for spec in change.new:
-            service.add(spec)
+            state.add(spec)
         for names, is_draining in ((change.back, False), (change.gone, True)):
             for name in names:
                 if (member := fleet.get(name)) is not None:
                     member.is_draining = is_draining
-        service.router.reconfigure(router_config(new))
+        state.router.reconfigure(router_config(new))
 
 
 def _changed(old: Settings, new: Settings) -> set[str]:

@@ -47,10 +47,10 @@ from proxy.telemetry.record import RequestRecord
 class Attempts:
     """Performs the actions of one request's flow."""
 
-    __slots__ = ("_flow", "_half", "_record", "_service")
+    __slots__ = ("_flow", "_half", "_record", "_state")
 
-    def __init__(self, service: ProxyState, record: RequestRecord, flow: RequestFlow) -> None:
-        self._service, self._record, self._flow = service, record, flow
+    def __init__(self, state: ProxyState, record: RequestRecord, flow: RequestFlow) -> None:
+        self._state, self._record, self._flow = state, record, flow
         self._half: DecodeHalf | None = None
 
     @property
@@ -61,12 +61,12 @@ class Attempts:
     async def run(self, out: Outgoing) -> UpstreamResponse:
         """An instance's answer whose first event is good; raises the last UpstreamFailure."""
         flow, edits = self._flow, None
-        actions = flow.begin(self._service.clock.now_s())
+        actions = flow.begin(self._state.clock.now_s())
         while True:
             leg = actions[-1]
             try:
                 if isinstance(leg, SendPrefill):
-                    race = PrefillRace(self._service, self._record, flow, self)
+                    race = PrefillRace(self._state, self._record, flow, self)
                     actions, got = await race.run(out, leg)
                     if isinstance(got, UpstreamResponse):
                         return got
@@ -85,7 +85,7 @@ class Attempts:
 
     async def _after(self, failure: UpstreamFailure) -> list[Action]:
         """What comes after a failed decode leg, pauses included."""
-        flow, clock = self._flow, self._service.clock
+        flow, clock = self._flow, self._state.clock
         actions = flow.decode_failed(self.failure(failure), clock.now_s(), random.random())
         self.tell(actions)
         while isinstance(pause := actions[-1], Pause):
@@ -98,28 +98,28 @@ class Attempts:
         self, out: Outgoing, leg: SendDecode | SendHedge, edits: Edits | None = None
     ) -> UpstreamResponse:
         """Ask D, and wait for its first event; raises UpstreamFailure."""
-        service, record, name = self._service, self._record, leg.instance.name
+        state, record, name = self._state, self._record, leg.instance.name
         fetch_from = leg.fetch_from if isinstance(leg, SendDecode) else None
-        source = service.instances.get(fetch_from.name) if fetch_from else None
+        source = state.instances.get(fetch_from.name) if fetch_from else None
         if isinstance(leg, SendHedge) or leg.is_repeat:
             own_id = f"{record.request_id}-{uuid.uuid4().hex[:6]}"
             out = replace(out, headers=with_request_id(out.headers, own_id))
         elif edits is not None and edits.request_id is not None:
             out = replace(out, headers=with_request_id(out.headers, edits.request_id))
         patience = FirstEventLimit(leg.limit.seconds, leg.limit.cap_s, self._flow.has_other)
-        record.t_decode_sent = service.clock.unix_now()
+        record.t_decode_sent = state.clock.unix_now()
         record.decode_instance = name
         try:
-            if edits is None or not service.connector.pins:
+            if edits is None or not state.connector.pins:
                 return await decode_leg(
-                    out, service.instances.upstream(name), edits, source, patience
+                    out, state.instances.upstream(name), edits, source, patience
                 )
 
             async def fetching(on_sent: OnSent) -> UpstreamResponse:
-                d = service.instances.upstream(name)
+                d = state.instances.upstream(name)
                 return await decode_leg(out, d, edits, source, patience, on_sent)
 
-            self._half = DecodeHalf(service, self._flow, edits)
+            self._half = DecodeHalf(state, self._flow, edits)
             return await self._half.run(fetching)
         except UpstreamFailure as failure:
             if failure.limit_s is not None:
@@ -134,20 +134,20 @@ class Attempts:
         """An instance's failure as the flow hears of it."""
         wait_s = 0.0
         if failure.kind is FailureKind.BUSY:
-            wait_s = busy_s(failure.headers.get("Retry-After"), self._service.clock.unix_now())
+            wait_s = busy_s(failure.headers.get("Retry-After"), self._state.clock.unix_now())
         return LegFailure(failure.kind, str(failure), wait_s)
 
     def blame(self, name: str, failure: UpstreamFailure) -> None:
         """An instance failed after its answer had begun."""
-        now_s = self._service.clock.now_s()
+        now_s = self._state.clock.now_s()
         self.tell(self._flow.failed(name, self.failure(failure), now_s))
 
     def tell(self, actions: Iterable[Action]) -> None:
         """Counters, the record and the log, for what the flow has decided."""
-        metrics, record = self._service.metrics, self._record
+        metrics, record = self._state.metrics, self._record
         for action in actions:
             if isinstance(action, InstanceFailed):
-                self._service.instances.act(action.name, action.change, action.detail)
+                self._state.instances.act(action.name, action.change, action.detail)
             elif isinstance(action, FellBack):
                 self._tell_fallback(action)
             elif isinstance(action, HedgeEnded):
@@ -161,11 +161,11 @@ class Attempts:
 
     def _tell_fallback(self, action: FellBack) -> None:
         """What P said of itself may be wrong, unless it was only late."""
-        service, why = self._service, action.why
-        p = service.instances.get(action.prefill.name) if action.prefill else None
+        state, why = self._state, action.why
+        p = state.instances.get(action.prefill.name) if action.prefill else None
         if p is not None and why is not Fallback.P_LATE:
             p.forget_engine_id()
         if why is Fallback.KV_PARAMS:
-            service.metrics.releases.labels("stranded").inc()
-        service.metrics.fallbacks.labels(why).inc()
+            state.metrics.releases.labels("stranded").inc()
+        state.metrics.fallbacks.labels(why).inc()
         self._record.fallback = why

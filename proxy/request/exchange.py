@@ -61,15 +61,15 @@ class Exchange:
         "request",
         "request_id",
         "route",
-        "service",
+        "state",
     )
 
-    def __init__(self, service: ProxyState, request: web.Request) -> None:
-        self.service = service
+    def __init__(self, state: ProxyState, request: web.Request) -> None:
+        self.state = state
         self.request = request
         self.request_id = client_request.request_id(request.headers)
         self.path = path = request.raw_path if request.raw_path in ENDPOINTS else request.path
-        now = service.clock.unix_now()
+        now = state.clock.unix_now()
         self.record = RequestRecord(request_id=self.request_id, endpoint=path, t_proxy_recv=now)
         self._usage: bytes | None = None
         self.out: Outgoing
@@ -82,11 +82,11 @@ class Exchange:
 
     async def run(self) -> web.StreamResponse:
         """Serve the request; only a client that left makes this raise."""
-        total_s = self.service.settings.total_timeout
+        total_s = self.state.settings.total_timeout
         scope = Limit(total_s)
         try:
             with scope:
-                self.service.in_flight.enter(scope)
+                self.state.in_flight.enter(scope)
                 return await self._serve()
         except ProxyError as error:
             return self._refuse(error)
@@ -103,24 +103,24 @@ class Exchange:
             # aiohttp takes any other exception for a fault of ours, and logs its traceback.
             raise asyncio.CancelledError from gone
         finally:
-            self.service.in_flight.leave(scope)
+            self.state.in_flight.leave(scope)
             self._finish()
             if self._stream is not None:  # two cycles that only the collector would end
                 self._stream.let_go()
                 self._stream = None
 
     async def _serve(self) -> web.StreamResponse:
-        settings = self.service.settings
-        if self.service.memory.level is Level.NOTHING:
+        settings = self.state.settings
+        if self.state.memory.level is Level.NOTHING:
             return self._reject(SHORT_OF_MEMORY)
         limits = client_request.BodyLimits(settings.max_body_bytes, settings.body_timeout)
-        grant = self.service.grant(self.request.headers)
+        grant = self.state.grant(self.request.headers)
         self.record.tenant = grant.tenant
         self.out = await client_request.read(self.request, self.request_id, limits, grant)
         if len(self.out.raw or b"") < _GIANT_BYTES:
             self.facts, self.prompt_bytes = self._look()
         else:  # in a thread, so that no stream waits for all of it
-            self.service.memory.note_giant(self.service.clock.now_s())
+            self.state.memory.note_giant(self.state.clock.now_s())
             self.facts, self.prompt_bytes = await asyncio.to_thread(self._look)
         admitted = self._admit()
         if isinstance(admitted, Reject):
@@ -132,7 +132,7 @@ class Exchange:
             answer = await attempts.run(self.out)
         except UpstreamFailure as failure:
             self._say(failure.kind, failure.detail)
-            now_s = self.service.clock.unix_now()
+            now_s = self.state.clock.unix_now()
             response = responses.refusal(failure, self._extra_headers(), now_s)
             asked_wrongly = failure.kind is FailureKind.NO_MODEL
             outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
@@ -142,16 +142,16 @@ class Exchange:
 
     def _look(self) -> tuple[RequestFacts, int]:
         parsed, tenant = self.out.parsed, self.record.tenant
-        return self.service.estimator.facts(self.path, self.request.headers, parsed, tenant)
+        return self.state.estimator.facts(self.path, self.request.headers, parsed, tenant)
 
     def _admit(self) -> Route | Reject:
-        service, record, parsed = self.service, self.record, self.out.parsed
-        service.metrics.issued.inc()
+        state, record, parsed = self.state, self.record, self.out.parsed
+        state.metrics.issued.inc()
         record.stream = bool(parsed.get("stream"))
         telemetry_record.note_facts(record, self.facts)
-        if service.memory.level and service.is_too_heavy_now(self.facts):
+        if state.memory.level and state.is_too_heavy_now(self.facts):
             return SHORT_OF_MEMORY
-        return service.waiting.admit(self.facts)
+        return state.waiting.admit(self.facts)
 
     async def _wait(self, reject: Reject) -> Route | Reject:
         """Everybody is busy: wait for a turn, where there is room and time for it."""
@@ -159,36 +159,36 @@ class Exchange:
         if reject is SHORT_OF_MEMORY:
             return reject
         priority = queue.priority_of(headers, self.out.parsed)
-        room, size = self.service.waiting, len(self.out.raw or b"")
+        room, size = self.state.waiting, len(self.out.raw or b"")
         ticket = room.enter(self.facts, reject, priority, size)
         if isinstance(ticket, queue.Ticket):
-            record.t_queued = self.service.clock.unix_now()
+            record.t_queued = self.state.clock.unix_now()
             admitted = await room.wait(ticket)
         else:
             admitted = ticket
-        record.t_decided = self.service.clock.unix_now()
+        record.t_decided = self.state.clock.unix_now()
         return admitted
 
     def _place(self, route: Route) -> tuple[RequestFlow, Attempts]:
         """An instance has been found: nothing may wait between the admission and this."""
         self.route = route
-        service, record = self.service, self.record
-        now_s = service.clock.now_s()
-        record.t_decided = service.clock.unix(now_s)
+        state, record = self.state, self.record
+        now_s = state.clock.now_s()
+        record.t_decided = state.clock.unix(now_s)
         flow = self._flow = RequestFlow(
-            service.router,
-            service.in_flight.budget,
+            state.router,
+            state.in_flight.budget,
             self.facts,
             route,
-            service.leg_caps,
+            state.leg_caps,
             now_s,
             streams=bool(record.stream),
         )
-        attempts = self._attempts = Attempts(service, record, flow)
+        attempts = self._attempts = Attempts(state, record, flow)
         telemetry_record.note_route(record, route)
         decision = "offload" if route.prefill else "colocate"
-        service.metrics.decisions.labels(decision, route.reason).inc()
-        service.decisions.append(record)
+        state.metrics.decisions.labels(decision, route.reason).inc()
+        state.decisions.append(record)
         return flow, attempts
 
     async def _relay(
@@ -196,7 +196,7 @@ class Exchange:
     ) -> web.StreamResponse:
         self.record.status = answer.status
         if not answer.is_stream:
-            now_s = self.service.clock.now_s()
+            now_s = self.state.clock.now_s()
             if answer.is_over and flow.route.prefill is None and answer.failure is None:
                 flow.came_whole(now_s)
             else:
@@ -207,15 +207,15 @@ class Exchange:
             return response
         # Nobody is asked again: the prompt need not stay for as long as the stream.
         del self.out
-        self._stream = Streaming(self.service, self.record, flow, attempts.blame)
+        self._stream = Streaming(self.state, self.record, flow, attempts.blame)
         return await self._stream.run(self.request, answer, self._extra_lines())
 
     def _say(self, kind: str, detail: str) -> None:
-        service = self.service
-        service.failures.note(self.record, kind, detail, service.clock.now_s())
+        state = self.state
+        state.failures.note(self.record, kind, detail, state.clock.now_s())
 
     def _reject(self, reject: Reject) -> web.Response:
-        metrics, status = self.service.metrics, self.service.settings.overload_status
+        metrics, status = self.state.metrics, self.state.settings.overload_status
         metrics.rejected.labels(reject.reason).inc()
         metrics.retry_after.observe(reject.retry_after_s)
         response = responses.busy(reject, status, self._extra_headers())
@@ -230,7 +230,7 @@ class Exchange:
         """The time is up: the request's own, or the proxy's."""
         late = f"not finished in {total_s:g} s (--total-timeout)"
         error: ProxyError = UpstreamTimeoutError(late, code="total_timeout")
-        if self.service.in_flight.is_cutting:
+        if self.state.in_flight.is_cutting:
             error = StoppingError("the proxy is stopping (--drain-seconds)")
         else:
             self._say("total_timeout", late)
@@ -240,9 +240,9 @@ class Exchange:
 
     def _extra_headers(self) -> CIMultiDict[str]:
         headers = CIMultiDict({"X-Request-Id": self.request_id})
-        if not self.service.wants_keepalive:
+        if not self.state.wants_keepalive:
             headers["Connection"] = "close"
-        if self.route is not None and self.service.shows_route:
+        if self.route is not None and self.state.shows_route:
             headers["X-Cache-Proxy-Instance"] = self.route.decode.name
             headers["X-Cache-Proxy-Route"] = self.route.route_class
             headers["X-Cache-Proxy-Reason"] = self.route.reason
@@ -250,18 +250,18 @@ class Exchange:
 
     def _extra_lines(self) -> bytes:
         """The same as lines, for an answer that is passed on."""
-        route, service = self.route, self.service
+        route, state = self.route, self.state
         lines = b"X-Request-Id: %b\r\n" % self.request_id.encode()
-        if route is not None and service.shows_route:
+        if route is not None and state.shows_route:
             lines += route_lines(route.decode.name, route.route_class, route.reason)
-        return lines if service.wants_keepalive else lines + CLOSE
+        return lines if state.wants_keepalive else lines + CLOSE
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
         telemetry_record.note_end(self.record, outcome, status, error)
 
     def _finish(self) -> None:
         """Close the lease, complete the record, count it, log it. Never waits."""
-        service, record, flow = self.service, self.record, self._flow
+        state, record, flow = self.state, self.record, self._flow
         try:
             self._complete()
         finally:
@@ -269,32 +269,32 @@ class Exchange:
                 if record.outcome is Outcome.OK:
                     flow.completed(cached_ratio(record.cached_tokens, record.prompt_tokens))
                 whole = record.stream and record.outcome is Outcome.OK
-                flow.end(service.clock.now_s(), record.osl_tokens if whole else None)
+                flow.end(state.clock.now_s(), record.osl_tokens if whole else None)
         self._learn()
-        service.metrics.observe(record, endpoint_of(self.path).label)
-        service.request_log.write(record)
+        state.metrics.observe(record, endpoint_of(self.path).label)
+        state.request_log.write(record)
 
     def _complete(self) -> None:
         """The record's last fields."""
         record, route = self.record, self.route
-        record.t_done = self.service.clock.unix_now()
+        record.t_done = self.state.clock.unix_now()
         if route is not None:
             record.route_class, record.offload_decision_reason = route.route_class, route.reason
         if record.outcome is None:
             record.outcome = telemetry_record.outcome_of(record.status or 200)
         elif record.outcome is Outcome.CLIENT_GONE:
-            self.service.metrics.disconnects.labels(telemetry_record.phase(record)).inc()
+            self.state.metrics.disconnects.labels(telemetry_record.phase(record)).inc()
         telemetry_record.note_usage(record, self._stream.usage if self._stream else self._usage)
 
     def _learn(self) -> None:
         """Bytes per token, and whether an offload's KV really arrived on D."""
-        record, service = self.record, self.service
+        record, state = self.record, self.state
         if record.prompt_tokens is None:
             return
-        service.estimator.learn(self.facts.model, self.prompt_bytes, record.prompt_tokens)
+        state.estimator.learn(self.facts.model, self.prompt_bytes, record.prompt_tokens)
         came_over = record.cached_tokens is None or record.cached_tokens * 2 > record.prompt_tokens
-        is_told = record.route_class == RouteClass.HEAVY_P2P and service.connector.counts_moved
+        is_told = record.route_class == RouteClass.HEAVY_P2P and state.connector.counts_moved
         if is_told and not came_over:
-            service.metrics.kv_misses.inc()
-            if (p := service.instances.get(record.prefill_instance or "")) is not None:
+            state.metrics.kv_misses.inc()
+            if (p := state.instances.get(record.prefill_instance or "")) is not None:
                 p.forget_engine_id()

@@ -35,8 +35,8 @@ _HEADERS = b"Content-Type: application/json\r\nAccept: application/json\r\n"
 class PrefillHalf:
     """P's leg."""
 
-    def __init__(self, service: ProxyState, route: Route) -> None:
-        self._service, self._route = service, route
+    def __init__(self, state: ProxyState, route: Route) -> None:
+        self._state, self._route = state, route
         self._reply: UpstreamResponse | None = None
         # From half of its time on a leg that ends without an answer may have ended as it was left.
         self._p = route.prefill  # the route itself forgets it where D's own attempt wins
@@ -46,7 +46,7 @@ class PrefillHalf:
         self, leg: Callable[[OnSent], Coroutine[Any, Any, Edits | Fallback]]
     ) -> Edits | Fallback:
         """Its result; raises UpstreamFailure."""
-        return await self._service.aftermath.keep(
+        return await self._state.aftermath.keep(
             DetachedLeg(lambda: leg(self._on_sent), self._on_left, self._unwanted)
         )
 
@@ -57,18 +57,18 @@ class PrefillHalf:
         return self._reply is not None and self._reply.hang_up()
 
     def _unwanted(self, result: Edits | Fallback | None) -> None:
-        service, route = self._service, self._route
+        state, route = self._state, self._route
         if isinstance(result, Edits):
-            release(service, route, self._p, result)
-        elif self._p and self._reply and service.clock.now_s() >= self._near_end_s:
-            _note(service, self._p.name, route.prompt_tokens, "unknown")
+            release(state, route, self._p, result)
+        elif self._p and self._reply and state.clock.now_s() >= self._near_end_s:
+            _note(state, self._p.name, route.prompt_tokens, "unknown")
 
 
 class DecodeHalf:
     """D's leg. `is_kept`: the client left, D goes on, and the lease ends with it."""
 
-    def __init__(self, service: ProxyState, flow: RequestFlow, edits: Edits) -> None:
-        self._service, self._flow, self._edits = service, flow, edits
+    def __init__(self, state: ProxyState, flow: RequestFlow, edits: Edits) -> None:
+        self._state, self._flow, self._edits = state, flow, edits
         self._p = flow.route.prefill
         self._is_sent = False
         self.is_kept = False
@@ -78,12 +78,12 @@ class DecodeHalf:
     ) -> UpstreamResponse:
         """D's answer; raises UpstreamFailure."""
         try:
-            return await self._service.aftermath.keep(
+            return await self._state.aftermath.keep(
                 DetachedLeg(lambda: leg(self._on_sent), self._on_left, self._unwanted)
             )
         except UpstreamFailure:
             if not self._is_sent:
-                release(self._service, self._flow.route, self._p, self._edits)
+                release(self._state, self._flow.route, self._p, self._edits)
             raise
 
     def _on_sent(self, reply: UpstreamResponse) -> None:
@@ -98,12 +98,12 @@ class DecodeHalf:
         if reply is not None:
             reply.close()
         if self.is_kept:
-            self._flow.end(self._service.clock.now_s())
+            self._flow.end(self._state.clock.now_s())
         elif not self._is_sent:
-            release(self._service, self._flow.route, self._p, self._edits)
+            release(self._state, self._flow.route, self._p, self._edits)
 
 
-def release(service: ProxyState, route: Route, p: Instance | None, edits: Edits) -> None:
+def release(state: ProxyState, route: Route, p: Instance | None, edits: Edits) -> None:
     """P holds KV that nobody will fetch: let it go, by way of anybody else.
 
     An engine that refuses a decode leg tells its P (vLLM since 0.22). Only for legs that no D ever
@@ -112,26 +112,26 @@ def release(service: ProxyState, route: Route, p: Instance | None, edits: Edits)
     params = edits.put.get(KV_PARAMS)
     if params is None or p is None:
         return
-    fleet = service.router.fleet
+    fleet = state.router.fleet
     known = fleet.get(p.name)
     models = known.models if known is not None else None
     up = [m for m in fleet.up() if m.instance.name != p.name]
     # Those of P's kind first, as KV moves among them; D last: mostly it cannot be reached.
     up.sort(key=lambda m: (m.models != models, m.instance.name == route.decode.name))
     names = [m.instance.name for m in up[:RELEASERS]]
-    note = partial(_note, service, p.name, route.prompt_tokens)
-    if not names or service.aftermath.spawn(_release(service, names, params, note)) is None:
+    note = partial(_note, state, p.name, route.prompt_tokens)
+    if not names or state.aftermath.spawn(_release(state, names, params, note)) is None:
         note("stranded")
 
 
-def _note(service: ProxyState, p: str, tokens: int, result: str) -> None:
-    service.metrics.releases.labels(result).inc()
+def _note(state: ProxyState, p: str, tokens: int, result: str) -> None:
+    state.metrics.releases.labels(result).inc()
     if result != "released":
-        service.router.stranded.book(p, tokens, service.clock.now_s())
+        state.router.stranded.book(p, tokens, state.clock.now_s())
 
 
 async def _release(
-    service: ProxyState, names: list[str], params: Any, note: Callable[[str], None]
+    state: ProxyState, names: list[str], params: Any, note: Callable[[str], None]
 ) -> None:
     """Ask one after the other, up to the first that may have heard it."""
     sent: list[UpstreamResponse] = []
@@ -139,18 +139,18 @@ async def _release(
     try:
         with Limit(RELEASE_S):
             while names and not sent:
-                result = await _refused(service, names.pop(0), params, sent.append)
+                result = await _refused(state, names.pop(0), params, sent.append)
     except TimeoutError:
         pass
     finally:
         note(result)
 
 
-async def _refused(service: ProxyState, name: str, params: Any, on_sent: OnSent) -> str:
+async def _refused(state: ProxyState, name: str, params: Any, on_sent: OnSent) -> str:
     body = {"model": _NO_MODEL, "prompt": [1], "max_tokens": 0, KV_PARAMS: params}
     raw = orjson.dumps(body)
     try:
-        upstream = service.instances.upstream(name)
+        upstream = state.instances.upstream(name)
         reply = await upstream.send("POST", "/v1/completions", _HEADERS, raw, on_sent)
     except UpstreamFailure:
         return "failed"

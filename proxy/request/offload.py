@@ -63,20 +63,20 @@ Prefilled = tuple[list[Action], Edits | UpstreamResponse | None]
 class PrefillRace:
     """One request's prefill leg, and D's own attempt beside it."""
 
-    __slots__ = ("_answers", "_failures", "_flow", "_legs", "_record", "_service", "handed")
+    __slots__ = ("_answers", "_failures", "_flow", "_legs", "_record", "_state", "handed")
 
     def __init__(
-        self, service: ProxyState, record: RequestRecord, flow: RequestFlow, legs: Legs
+        self, state: ProxyState, record: RequestRecord, flow: RequestFlow, legs: Legs
     ) -> None:
-        self._service, self._record, self._flow, self._legs = service, record, flow, legs
+        self._state, self._record, self._flow, self._legs = state, record, flow, legs
         self.handed: list[Edits] = []
         self._answers: list[UpstreamResponse] = []
         self._failures: list[UpstreamFailure] = []
 
     async def run(self, out: Outgoing, leg: SendPrefill) -> Prefilled:
         """P's result or D's answer; raises UpstreamFailure when P has failed and D then as well."""
-        start_s = self._service.clock.now_s()
-        self._record.t_prefill_sent = self._service.clock.unix(start_s)
+        start_s = self._state.clock.now_s()
+        self._record.t_prefill_sent = self._state.clock.unix(start_s)
         if math.isinf(leg.hedge_at_s):
             return self._prefilled(await self.prefill(out, leg), start_s)
         p = leg.instance
@@ -84,10 +84,11 @@ class PrefillRace:
             return await self._race(out, leg, start_s)
         except asyncio.CancelledError as gone:
             for edits in self.handed:
-                release(self._service, self._flow.route, p, edits)
+                release(self._state, self._flow.route, p, edits)
             # The group's frame holds the error that passed through it; if the error held that
             # frame as well, only the collector would end them.
-            raise gone.with_traceback(None)
+            gone.__traceback__ = None
+            raise
         finally:
             for unused in self._answers:
                 unused.close()
@@ -96,7 +97,7 @@ class PrefillRace:
         async with asyncio.TaskGroup() as group:
             prefill = group.create_task(self.prefill(out, leg))
             await asyncio.wait({prefill}, timeout=max(0.0, leg.hedge_at_s - start_s))
-            late = [] if prefill.done() else self._flow.prefill_late(self._service.clock.now_s())
+            late = [] if prefill.done() else self._flow.prefill_late(self._state.clock.now_s())
             if not late:
                 return self._prefilled(await prefill, start_s)
             assert isinstance(late[-1], SendHedge)
@@ -108,7 +109,7 @@ class PrefillRace:
         if self._failures:
             raise self._failures.pop()
         if self._flow.state is State.HEDGED:
-            self._legs.tell(self._flow.hedge_answered(self._service.clock.now_s()))
+            self._legs.tell(self._flow.hedge_answered(self._state.clock.now_s()))
         else:
             self._legs.tell(self._flow.decode_answered())
         return [], self._answers.pop()
@@ -124,7 +125,7 @@ class PrefillRace:
         if not prefill.done():
             if self._failures:
                 failure = self._legs.failure(self._failures.pop())
-                self._legs.tell(self._flow.hedge_failed(failure, self._service.clock.now_s()))
+                self._legs.tell(self._flow.hedge_failed(failure, self._state.clock.now_s()))
                 return self._prefilled(await prefill, start_s)
             prefill.cancel()
             return None
@@ -138,14 +139,14 @@ class PrefillRace:
 
     def _prefilled(self, result: Edits | PrefillFailed, start_s: float) -> Prefilled:
         """P's leg is over: tell the flow."""
-        service, record = self._service, self._record
-        now_s = service.clock.now_s()
+        state, record = self._state, self._record
+        now_s = state.clock.now_s()
         if isinstance(result, PrefillFailed):
             actions = self._flow.prefill_failed(result.why, now_s, result.failure)
             self._legs.tell(actions)
             return actions, None
-        record.t_prefill_done = service.clock.unix(now_s)
-        service.metrics.prefill_leg.observe(now_s - start_s)
+        record.t_prefill_done = state.clock.unix(now_s)
+        state.metrics.prefill_leg.observe(now_s - start_s)
         actions = self._flow.prefill_answered(now_s, result.cached_ratio)
         self._legs.tell(actions)
         return actions, result
@@ -158,15 +159,13 @@ class PrefillRace:
 
     async def prefill(self, out: Outgoing, leg: SendPrefill) -> Edits | PrefillFailed:
         """P's leg, alone."""
-        service, limit = self._service, leg.limit
+        state, limit = self._state, leg.limit
         leg_id = f"{self._record.request_id}-p"
         try:
-            p = service.instances.upstream(leg.instance.name)
-            half = PrefillHalf(service, self._flow.route)
+            p = state.instances.upstream(leg.instance.name)
+            half = PrefillHalf(state, self._flow.route)
             result = await half.run(
-                lambda on_sent: prefill_leg(
-                    out, p, service.connector, leg_id, limit.seconds, on_sent
-                )
+                lambda on_sent: prefill_leg(out, p, state.connector, leg_id, limit.seconds, on_sent)
             )
         except UpstreamFailure as failure:
             return PrefillFailed(fallback_of(failure), self._legs.failure(failure))

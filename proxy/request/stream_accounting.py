@@ -23,10 +23,10 @@ from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
 
 
-def for_silence(service: ProxyState, route: Route) -> float:
+def for_silence(state: ProxyState, route: Route) -> float:
     """How long an answer that has begun may be silent, seconds."""
-    router, now_s = service.router, service.clock.now_s()
-    cap_s = service.settings.idle_timeout
+    router, now_s = state.router, state.clock.now_s()
+    cap_s = state.settings.idle_timeout
     name = route.decode.name
     if router.fleet.get(name) is None:
         return cap_s
@@ -44,17 +44,17 @@ class Streaming:
         "_relay",
         "_route",
         "_scanner",
-        "_service",
+        "_state",
     )
 
     def __init__(
         self,
-        service: ProxyState,
+        state: ProxyState,
         record: RequestRecord,
         flow: RequestFlow,
         blame: Callable[[str, UpstreamFailure], None],
     ) -> None:
-        self._service, self._record, self._flow, self._route = service, record, flow, flow.route
+        self._state, self._record, self._flow, self._route = state, record, flow, flow.route
         self._blame = blame
         self._scanner = Scanner()
         self._relay: Relay | None = None
@@ -74,13 +74,13 @@ class Streaming:
         self, request: web.Request, answer: UpstreamResponse, extra: bytes
     ) -> ClientResponse:
         """Pass the answer on, to its end or to where it breaks. `extra`: header lines of ours."""
-        service, relay = self._service, None
+        state, relay = self._state, None
         try:
             response = ClientResponse(request, answer, extra)
             relay = self._relay = Relay(request, answer, response, self._scanner, self._on_mark)
-            idle_s = for_silence(service, self._route)
+            idle_s = for_silence(state, self._route)
             try:
-                await relay.run(idle_s, service.settings.heartbeat_interval)
+                await relay.run(idle_s, state.settings.heartbeat_interval)
             except StreamCutError as error:
                 self._lost(error)
             else:
@@ -117,8 +117,8 @@ class Streaming:
         if record.t_first_token is None:
             if not scanner.has_content:
                 return 0
-            now_s = self._service.clock.now_s()
-            record.t_first_token = self._service.clock.unix(now_s)
+            now_s = self._state.clock.now_s()
+            record.t_first_token = self._state.clock.unix(now_s)
             self._flow.first_token(now_s)
             self._observe_transfer()
         elif scanner.events - self._charged_events >= GROW_EVENTS:
@@ -130,7 +130,7 @@ class Streaming:
         record, route = self._record, self._route
         sent, first = record.t_decode_sent, record.t_first_token
         if route.prefill is not None and sent is not None and first is not None:
-            transfer = self._service.metrics.kv_transfer
+            transfer = self._state.metrics.kv_transfer
             transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
 
     def _lost(self, error: StreamCutError) -> None:
@@ -145,8 +145,8 @@ class Streaming:
             self._blame(self._route.decode.name, error.failure)
 
     def _say(self, kind: str, detail: str) -> None:
-        service = self._service
-        service.failures.note(self._record, kind, detail, service.clock.now_s())
+        state = self._state
+        state.failures.note(self._record, kind, detail, state.clock.now_s())
 
     def _note_engine_error(self) -> None:
         """A stream that ended well for HTTP may have ended with an error of the engine."""

@@ -104,7 +104,7 @@ class Rig:
         assert isinstance(connection, ClientConnection)
         self._client = connection
         connection.connection_made(Wire(self._took))
-        for upstream in server.service.instances.all():
+        for upstream in server.state.instances.all():
             pool = upstream._pool
             mine = Upstream(self._loop, pool._rest, pool._lost)
             mine.connection_made(Wire(lambda _, one=mine: self._asked(one)))  # type: ignore[misc]
@@ -148,8 +148,8 @@ async def measure(
     )
     await server.start()
     try:
-        for name in server.service.instances.by_name:
-            server.service.router.watch.answered(name)
+        for name in server.state.instances.by_name:
+            server.state.router.watch.answered(name)
         rig = Rig(server, kind)
         best_s = float("inf")
         gc.disable()

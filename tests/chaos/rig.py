@@ -96,8 +96,8 @@ class Rig:
         return self.proxy.server.url
 
     @property
-    def service(self) -> Any:
-        return self.proxy.server.service
+    def state(self) -> Any:
+        return self.proxy.server.state
 
     @property
     def router(self) -> Any:
@@ -164,8 +164,8 @@ class Rig:
 
     @property
     def exposition(self) -> str:
-        self.service.collector.now_s = self.service.clock.now_s()
-        return generate_latest(self.service.metrics.registry).decode()
+        self.state.collector.now_s = self.state.clock.now_s()
+        return generate_latest(self.state.metrics.registry).decode()
 
     @property
     def posts(self) -> int:
@@ -189,7 +189,7 @@ class Rig:
 
     async def quiet(self) -> None:
         """Wait until nothing is in flight, in the proxy and behind it."""
-        await until(lambda: self.service.in_flight.count == 0, "no request in flight")
+        await until(lambda: self.state.in_flight.count == 0, "no request in flight")
         await until(lambda: self.proxy.connections() == 0, "no upstream connection in use")
 
     # What must hold, each looked at once when the rig is left.
@@ -213,9 +213,9 @@ class Rig:
     async def _counters(self) -> None:
         with contextlib.suppress(AssertionError):
             await until(
-                lambda: not self.service.in_flight.count and not inv.not_zero(self.exposition)
+                lambda: not self.state.in_flight.count and not inv.not_zero(self.exposition)
             )
-        holds("I1", self.service.in_flight.count == 0, "requests are in flight")
+        holds("I1", self.state.in_flight.count == 0, "requests are in flight")
         left = inv.not_zero(self.exposition)
         holds("I1", not left, f"counters are not at zero: {left}")
         holds("I1", self.router.ledger.live == 0 == self.router.ledger.drift(), "leases are left")

@@ -301,7 +301,7 @@ async def test_f39_flood_to_a_slow_client(rig: Floor) -> None:
         connection.send(request(orjson.dumps(chat("x")), {}))
         await until(lambda: r.engines[0].busy, "it is being served")
         await until(
-            lambda: r.service.in_flight.count - len(r.flow.bad) <= 1 and not r.engines[0].busy
+            lambda: r.state.in_flight.count - len(r.flow.bad) <= 1 and not r.engines[0].busy
         )
         assert sent < 96 << 20, "the kernels' buffers, not ours"
         assert (await r.record())["outcome"] == "client_gone"

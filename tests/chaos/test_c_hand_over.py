@@ -162,7 +162,7 @@ async def test_f47_p_dies_while_d_computes(rig: Floor) -> None:
         asked = asyncio.create_task(r.ask(LONG, headers={"X-Session-ID": "s"}))
         await until(lambda: d.bodies, "D computes as well")
         r.links[1].cut(resets=True)
-        await until(lambda: not r.service.instances.by_name["i1"].in_use, "the proxy knows of it")
+        await until(lambda: not r.state.instances.by_name["i1"].in_use, "the proxy knows of it")
         p_is_gone.set()
         assert is_fine(await asked)
         record = await r.record()
@@ -243,7 +243,7 @@ async def test_f52_client_leaves_between_the_legs(rig: Floor) -> None:
         connection = await sends(r)
         await until(lambda: r.engines[p].stats()["pinned"], "P's KV waits")
         connection.close()
-        await until(lambda: r.service.in_flight.count - len(r.flow.bad) <= 1)
+        await until(lambda: r.state.in_flight.count - len(r.flow.bad) <= 1)
         r.links[d].heal()
         await until(lambda: not r.engines[p].stats()["pinned"], "P's KV is released")
         assert r.engines[d].stats()["generated_tokens"] - before <= 8

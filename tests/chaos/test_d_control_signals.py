@@ -132,7 +132,7 @@ async def test_f61_frozen_metrics(rig: Floor, monkeypatch: pytest.MonkeyPatch) -
         async with asyncio.timeout(WAIT_S):
             await is_asked.wait()  # what was answered before is read by now
         monkeypatch.setattr(gate, "STALE_S", 0.1)
-        await until(lambda: not r.router.busy("i0", ANY_MODEL, r.service.clock.now_s()), "too old")
+        await until(lambda: not r.router.busy("i0", ANY_MODEL, r.state.clock.now_s()), "too old")
         assert is_fine(await r.ask())
         engine.gets["/metrics"] = plain(CONFIG)  # else a scrape is under way at nearly all times
 
@@ -260,7 +260,7 @@ async def led_astray(log: Path, names: NameServer) -> None:
                 names.answer = answer
                 for writer in [*old.open, *new.open]:
                     writer.close()
-                pool = proxy.server.service.instances.by_name["e"]._pool
+                pool = proxy.server.state.instances.by_name["e"]._pool
                 await until(lambda: not pool._idle, "nothing is kept")
                 return (await proxy.post(chat("a"))).text
 

@@ -106,11 +106,11 @@ async def gone_after(r: Rig, phase: str, how: str) -> float:
             await asyncio.sleep(0)
         end_s = loop.time()
         r.connections[-2].close()
-        await until(lambda: not r.engines[0].busy and not r.service.in_flight.count)
+        await until(lambda: not r.engines[0].busy and not r.state.in_flight.count)
         return end_s - start_s
     # After [DONE] the engine works for nobody: its connection has a second to end by itself.
     is_over = phase == "last_byte"
-    while r.service.in_flight.count or (r.engines[0].busy and not is_over):
+    while r.state.in_flight.count or (r.engines[0].busy and not is_over):
         await asyncio.sleep(0)
         assert loop.time() - start_s < 60, f"{phase} {how}: still at work"
     return loop.time() - start_s
@@ -127,7 +127,7 @@ async def test_r3_disconnect_matrix(rig: Floor) -> None:
         for how in ("FIN", "RST", "pipelined"):
             async with rig([script], flow=False, **options) as r:
                 took[phase, how] = [await gone_after(r, phase, how) for _ in range(8)]
-                await until(lambda: not r.service.in_flight.count, f"at rest after {phase} {how}")
+                await until(lambda: not r.state.in_flight.count, f"at rest after {phase} {how}")
     every = [t for times in took.values() for t in times]
     worst = max(took, key=lambda key: max(took[key]))
     figures.say(

@@ -202,7 +202,7 @@ async def test_f93_memory_runs_out(rig: Floor) -> None:
         "max_memory_bytes": 1 << 40,
     }
     async with rig([GOOD], flow=False, **options, **SLOW_PROBES) as r:
-        memory = r.service.memory
+        memory = r.state.memory
 
         async def is_seen(ratio: float, level: Level) -> bool:
             if memory.level is level:

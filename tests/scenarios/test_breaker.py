@@ -90,7 +90,7 @@ async def test_one_of_three_fails_and_no_client_notices(
         assert proxy.metric("breaker_state", upstream="e0") == list(State).index(State.EJECTED)
         assert proxy.metric("retry_budget_refused_total") == 0
         assert proxy.metric("panic") == 0
-        assert proxy.server.service.in_flight.budget.in_flight == 0
+        assert proxy.server.state.in_flight.budget.in_flight == 0
         await proxy.at_rest()
 
 
@@ -124,7 +124,7 @@ async def test_one_of_three_fails_all_it_has_at_once(tmp_path: Path) -> None:
         assert await burst(proxy, 60, at_once=60) == {200: 60}
         assert len(engines[0].posts) == 20
         assert proxy.metric("upstream_retries_total", reason="server_error") == 20
-        assert proxy.server.service.in_flight.budget.in_flight == 0
+        assert proxy.server.state.in_flight.budget.in_flight == 0
 
 
 @pytest.mark.parametrize(("how", "at_once"), CASES)
@@ -137,7 +137,7 @@ async def test_when_all_fail_nothing_is_amplified(tmp_path: Path, how: str, at_o
         assert proxy.metric("panic") == 1
         records = await proxy.records(MANY)
         assert {r["outcome"] for r in records} == {"upstream_error"}
-        assert proxy.server.service.in_flight.budget.in_flight == 0
+        assert proxy.server.state.in_flight.budget.in_flight == 0
         await proxy.at_rest()
 
 
@@ -195,7 +195,7 @@ async def test_a_busy_engine_is_left_alone_for_as_long_as_it_says(tmp_path: Path
         assert await burst(proxy, 24, at_once=1) == {200: 24}
         assert len(engines[0].posts) == 1
         assert proxy.router.fleet.is_spotless("e0"), "load is no failure"
-        now_s = proxy.server.service.clock.now_s()
+        now_s = proxy.server.state.clock.now_s()
         busy = proxy.router.busy("e0", "sim-8b", now_s)
         assert 5 < busy.free_in_s <= 7
 
@@ -249,7 +249,7 @@ async def test_health_that_fails_everywhere_while_inference_works(
     """More than half out is panic: all are used, and a line says so, once."""
     caplog.set_level(logging.INFO)
     async with fleet(tmp_path, GOOD, GOOD) as (proxy, _):
-        watcher = proxy.server.service.instances
+        watcher = proxy.server.state.instances
         failure = UpstreamFailure(FailureKind.SERVER_ERROR, "status 500")
         for name in ("e0", "e1"):
             for _ in range(2):
@@ -321,19 +321,19 @@ async def test_a_restart_between_two_probes_is_noticed(tmp_path: Path) -> None:
     async with proxied(tmp_path, 2, scrape_interval=60, health_interval=60) as (proxy, fleet):
         answer = await proxy.post(chat("x " * 3000, max_tokens=2), headers={"X-Session-ID": "s"})
         name = answer.headers["X-Cache-Proxy-Instance"]
-        service = proxy.server.service
-        upstream, member = service.instances.by_name[name], proxy.router.fleet.get(name)
-        await background.scrape(service, upstream)
+        state = proxy.server.state
+        upstream, member = state.instances.by_name[name], proxy.router.fleet.get(name)
+        await background.scrape(state, upstream)
         assert member.start_s > 1e9
         engine = next(e for e in fleet.engines if e.url.endswith(name))
         await engine.restart()
         assert proxy.router.prefixes.blocks(name) > 0
         for _ in range(background.ENGINE_ID_EVERY):
-            await background.probe(service, upstream)
+            await background.probe(state, upstream)
         assert proxy.router.prefixes.blocks(name) == 0
-        assert proxy.router.sessions.home("s", service.clock.now_s()) is None
+        assert proxy.router.sessions.home("s", state.clock.now_s()) is None
         assert (member.incarnation, member.health.is_up) == (1, True)
-        await background.scrape(service, upstream)
+        await background.scrape(state, upstream)
         assert member.incarnation == 1, "told twice, it is one restart"
         await proxy.at_rest()
 
@@ -363,7 +363,7 @@ async def test_a_p_that_fails_or_is_busy_is_not_asked_for_ever(
         async with ServedProxy(tmp_path / "log", urls, **options, **limits) as proxy:
             await proxy.up()
             for i in range(FAULTS + 3):
-                proxy.router.sessions.assign(f"s{i}", "d", proxy.server.service.clock.now_s())
+                proxy.router.sessions.assign(f"s{i}", "d", proxy.server.state.clock.now_s())
                 headers = {"X-Session-ID": f"s{i}"}
                 got = await proxy.post(chat(f"{i} " * 3000), headers=headers)
                 assert (got.text, got.headers["X-Cache-Proxy-Instance"]) == ("fine", "d")
@@ -385,13 +385,13 @@ async def test_a_new_engine_id_that_a_request_sees_first_is_a_restart_too(tmp_pa
         urls = [f"e={engine.address};bootstrap={port}"]
         async with ServedProxy(tmp_path / "log", urls, health_interval=60) as proxy:
             await proxy.up()
-            service, member = proxy.server.service, proxy.router.fleet.get("e")
-            upstream = service.instances.by_name["e"]
+            state, member = proxy.server.state, proxy.router.fleet.get("e")
+            upstream = state.instances.by_name["e"]
             assert await upstream.engine_id() == "e-1"
             ids.append("e-2")
             upstream.forget_engine_id()
             assert await upstream.engine_id() == "e-2"
-            await background.probe(service, upstream)
+            await background.probe(state, upstream)
             assert member.incarnation == 1
-            await background.probe(service, upstream)
+            await background.probe(state, upstream)
             assert member.incarnation == 1

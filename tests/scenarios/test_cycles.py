@@ -84,12 +84,12 @@ def is_asked(proxy: ServedProxy) -> bool:
 
 
 def has_begun(proxy: ServedProxy) -> bool:
-    service = proxy.server.service
-    return bool(service.in_flight.count and service.decisions[-1].t_first_token)
+    state = proxy.server.state
+    return bool(state.in_flight.count and state.decisions[-1].t_first_token)
 
 
 def is_in(proxy: ServedProxy) -> bool:
-    return proxy.server.service.in_flight.count > 0
+    return proxy.server.state.in_flight.count > 0
 
 
 def is_in_head(proxy: ServedProxy) -> bool:

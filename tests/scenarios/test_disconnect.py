@@ -57,7 +57,7 @@ def quiet(fleet: SimFleet) -> bool:
 async def test_during_the_upload(tmp_path: Path, how: str) -> None:
     async with proxied(tmp_path, 1) as (proxy, _):
         writer = await send(proxy, chat(words(2000)), upload=0.5)
-        await until(lambda: proxy.server.service.in_flight.count == 1)
+        await until(lambda: proxy.server.state.in_flight.count == 1)
         leave(writer, how)
         await proxy.at_rest()
         (record,) = await proxy.records(1)

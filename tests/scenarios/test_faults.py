@@ -370,7 +370,7 @@ async def test_the_proxys_own_cut_is_not_the_clients(
                 await until(lambda: engine.posts)
                 if is_first_byte_out:
                     await until(lambda: _decoding(proxy))
-                proxy.server.service.in_flight.cut()
+                proxy.server.state.in_flight.cut()
                 got = await asked
             assert b"the proxy is stopping" in got
             (record,) = await proxy.records(1)

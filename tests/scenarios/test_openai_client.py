@@ -51,8 +51,8 @@ async def test_chat_and_completions(tmp_path: Path, said: Any) -> None:
 async def test_it_obeys_the_time_it_is_told(tmp_path: Path, said: Any) -> None:
     """Busy once, free when it comes again: its caller notices nothing."""
     async with proxied(tmp_path, 1, active_prefill_tokens_threshold=0, max_queue=0) as (proxy, _):
-        now_s = proxy.server.service.clock.now_s
-        facts = proxy.server.service.estimator.facts("/v1/completions", {}, chat("x y z"))[0]
+        now_s = proxy.server.state.clock.now_s
+        facts = proxy.server.state.estimator.facts("/v1/completions", {}, chat("x y z"))[0]
         backlog = proxy.router.admit(facts, now_s())
         options: Any = {"base_url": f"{proxy.server.url}/v1", "api_key": "x", "max_retries": 1}
         async with openai.AsyncOpenAI(**options) as client, asyncio.TaskGroup() as group:
@@ -76,9 +76,9 @@ async def test_errors_are_its_own_exceptions(tmp_path: Path, said: Any) -> None:
                     model="nobody",
                     messages=said,
                 )
-            now_s = proxy.server.service.clock.now_s
+            now_s = proxy.server.state.clock.now_s
             backlog = proxy.router.admit(
-                proxy.server.service.estimator.facts("/v1/completions", {}, chat("x y z"))[0],
+                proxy.server.state.estimator.facts("/v1/completions", {}, chat("x y z"))[0],
                 now_s(),
             )
             with pytest.raises(openai.InternalServerError) as busy:

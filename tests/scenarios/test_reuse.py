@@ -70,7 +70,7 @@ async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None
             body = chat(words(20_000))
             tasks = [asyncio.create_task(proxy.post(body))]
             await until(lambda: len(a.posts) + len(b.posts) == 1, "the first is placed")
-            clock = proxy.server.service.clock
+            clock = proxy.server.state.clock
             real_s = clock.now_s
             clock.now_s = lambda: real_s() + 0.3  # of the 2 s that it takes: waiting is shorter
             tasks += [asyncio.create_task(proxy.post(body)) for _ in range(2)]

@@ -57,7 +57,7 @@ async def test_what_waits_for_a_stalled_reader(tmp_path: Path, piece: bytes) -> 
             writers = [await send(proxy, chat("x")) for _ in range(READERS)]
             for writer in writers:
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
-            pool = proxy.server.service.instances.by_name[proxy.settings.instances[0].name]._pool
+            pool = proxy.server.state.instances.by_name[proxy.settings.instances[0].name]._pool
 
             def all_held() -> bool:
                 return sum(c._is_paused for c in pool._open) == READERS

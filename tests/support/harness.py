@@ -105,7 +105,7 @@ class ServedProxy:
         await self.server.start()
         self._stack.push_async_callback(self.server.close)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        periodic = tasks.create_task(background.run(self.server.service))
+        periodic = tasks.create_task(background.run(self.server.state))
         self._stack.callback(periodic.cancel)
         connector = aiohttp.TCPConnector(limit=0)
         self.http = await self._stack.enter_async_context(
@@ -123,7 +123,7 @@ class ServedProxy:
 
     @property
     def router(self) -> Any:
-        return self.server.service.router
+        return self.server.state.router
 
     @property
     def listener(self) -> Any:
@@ -151,8 +151,8 @@ class ServedProxy:
 
     async def at_rest(self) -> None:
         """Nothing in flight, every counter at zero, no drift."""
-        service = self.server.service
-        await until(lambda: service.in_flight.count == 0, "no request in flight")
+        state = self.server.state
+        await until(lambda: state.in_flight.count == 0, "no request in flight")
         await until(lambda: self.router.ledger.live == 0, "no lease is open")
         assert self.router.ledger.drift() == 0
         for member in self.router.fleet.members():
@@ -160,10 +160,10 @@ class ServedProxy:
 
     def connections(self) -> int:
         """Upstream connections that are in use."""
-        return sum(u.in_use for u in self.server.service.instances.all())
+        return sum(u.in_use for u in self.server.state.instances.all())
 
     def metric(self, name: str, **labels: str) -> float:
-        value = self.server.service.metrics.registry.get_sample_value(f"cache_proxy_{name}", labels)
+        value = self.server.state.metrics.registry.get_sample_value(f"cache_proxy_{name}", labels)
         return value or 0.0
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from proxy.core.admission.gate import Gate
 from proxy.core.fleet.members import Fleet
 from proxy.core.ledger import Ledger, Phase
-from proxy.core.routing.lifecycle import Course, Uses
+from proxy.core.routing.lifecycle import BlockUses, LatencyTracker
 from proxy.core.routing.route import Route
 from proxy.core.types import RequestFacts
 
@@ -27,8 +27,8 @@ class Parts:
     """What a hedge is booked in."""
 
     ledger: Ledger
-    course: Course
-    uses: Uses
+    tracker: LatencyTracker
+    block_uses: BlockUses
     fleet: Fleet
     gate: Gate
 
@@ -57,7 +57,7 @@ class Hedges:
         """
         if route.prefill is None or not self._is_on:
             return math.inf
-        latency, name = self._parts.course.latency, route.decode.name
+        latency, name = self._parts.tracker.latency, route.decode.name
         bound_s = latency.prefill_bound_s(route.prefill.name, route.predicted_prefill_s)
         local_s = latency.wait_s(name, route.reserved_s)
         local_s += latency.prefill_s(name, route.new_tokens, route.hit_tokens, 0, 0)
@@ -72,8 +72,8 @@ class Hedges:
         route.lease.replace(kept)
         load = parts.ledger.load(name)
         kv_wait_s = parts.gate.kv_wait_s(name, load, tokens, now_s)
-        route.hedge = parts.course.hedge(route, load, now_s, kv_wait_s)
-        route.hedge.use = parts.uses.open(name, facts)
+        route.hedge = parts.tracker.hedge(route, load, now_s, kv_wait_s)
+        route.hedge.use = parts.block_uses.open(name, facts)
         self._live += 1
         route.lease.replace((*kept, *parts.ledger.charge(name, Phase.PREFILL, tokens)))
         return True
@@ -104,8 +104,8 @@ class Hedges:
             return False
         self._live -= 1
         route.hedge = None
-        parts.course.resume(route, hedge)
-        parts.uses.end(route)
+        parts.tracker.resume(route, hedge)
+        parts.block_uses.end(route)
         route.use = hedge.use
         name, tokens = route.decode.name, route.new_tokens
         route.lease.replace(parts.ledger.charge(name, Phase.PREFILL, tokens))
@@ -116,5 +116,5 @@ class Hedges:
         hedge, route.hedge = route.hedge, None
         if hedge is not None:
             self._live -= 1
-            self._parts.course.latency.end(route.decode.name, id(route.lease), now_s)
-            self._parts.uses.close(hedge.use)
+            self._parts.tracker.latency.end(route.decode.name, id(route.lease), now_s)
+            self._parts.block_uses.close(hedge.use)

@@ -1,10 +1,10 @@
 """What the steps of a route reserve, release and teach: time on instances, and blocks of KV.
 
-The router tells each step with its time. `Course` keeps the model of time in step: a prefill lasts
-from its turn on, which is when the one before it ended; a step time counts only over a whole
-answer. `Uses` keeps the use of the prompt's blocks: where it began, and whether that instance is
-still the same. An instance that went down in between has lost everything, one that came back is
-another: of what was begun before, neither reports nor blocks count.
+The router tells each step with its time. `LatencyTracker` keeps the model of time in step: a
+prefill lasts from its turn on, which is when the one before it ended; a step time counts only over
+a whole answer. `BlockUses` keeps the use of the prompt's blocks: where it began, and whether that
+instance is still the same. An instance that went down in between has lost everything, and one that
+came back is another: reports and blocks of work begun before it went down are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUSY_MOST = 0.9
 """An instance that only prefills would say nothing of its steps."""
 
 
-class Course:
+class LatencyTracker:
     """Reservations and observations of requests, over one Latency and one Strain."""
 
     def __init__(self, latency: Latency, strain: SloPressure) -> None:
@@ -145,7 +145,7 @@ class Course:
             self.latency.observe_step(route.decode.name, kv_tokens, step_s)
 
 
-class Uses:
+class BlockUses:
     """Keeps `Route.use` in step with the request's course."""
 
     def __init__(self, reuse: Reuse, fleet: Fleet, gate: Gate) -> None:

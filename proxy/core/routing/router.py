@@ -28,7 +28,7 @@ from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.scene import Choice, Decide, PlacementView, route_class
 from proxy.core.placement.wrappers import Shadow, failing_open
 from proxy.core.routing.hedging import Hedges, Parts
-from proxy.core.routing.lifecycle import Course, Uses
+from proxy.core.routing.lifecycle import BlockUses, LatencyTracker
 from proxy.core.routing.route import Route
 from proxy.core.types import (
     Fallback,
@@ -67,7 +67,7 @@ class Router:
         )
         self.stranded = UnreleasedKv(config.kv_pin_timeout_s, self.fleet.states)
         self.strain = SloPressure(config.tpot_slo_s)
-        self._course = Course(self.latency, self.strain)
+        self._tracker = LatencyTracker(self.latency, self.strain)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
@@ -78,8 +78,8 @@ class Router:
             self.fleet.states,
         )
         self.watch = InstanceEvents(self.fleet, self._forget, self._freed)
-        self._uses = Uses(self.reuse, self.fleet, self.gate)
-        parts = Parts(self.ledger, self._course, self._uses, self.fleet, self.gate)
+        self._block_uses = BlockUses(self.reuse, self.fleet, self.gate)
+        parts = Parts(self.ledger, self._tracker, self._block_uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
         self._members: list[Member] = []
         self._instances: list[Instance] = []
@@ -172,7 +172,7 @@ class Router:
             return found
         d = self._choose(self._view(facts, found, now_s)).decode
         self.hedges.end(route, now_s)
-        self._course.release(route, now_s)
+        self._tracker.release(route, now_s)
         self._let_go(route.decode)
         if route.prefill is not None:
             self._let_go(route.prefill)
@@ -197,9 +197,9 @@ class Router:
         if route.prefill is None:
             return
         self.hedges.drop(route, now_s)
-        self._course.prefill_done(route, facts, now_s)
+        self._tracker.prefill_done(route, facts, now_s)
         p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
-        self._uses.computed(route, facts, cached_ratio)
+        self._block_uses.computed(route, facts, cached_ratio)
         charge = self.ledger.charge
         route.lease.replace((*charge(p, Phase.PINNED, tokens), *charge(d, Phase.INBOUND, tokens)))
 
@@ -212,11 +212,11 @@ class Router:
         """
         name = route.decode.name
         self.hedges.end(route, now_s)
-        self._course.first_token(route, facts, now_s, seen=seen)
+        self._tracker.first_token(route, facts, now_s, seen=seen)
         if route.prefill is not None:
-            self._uses.received(route, facts)
+            self._block_uses.received(route, facts)
         else:
-            self._uses.computed(route, facts)
+            self._block_uses.computed(route, facts)
         route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
 
     def came_whole(self, route: Route, now_s: float) -> None:
@@ -234,7 +234,7 @@ class Router:
 
         `cached_ratio`: the part of the prompt that D found in its cache, where it tells.
         """
-        self._uses.completed(route, facts, cached_ratio)
+        self._block_uses.completed(route, facts, cached_ratio)
 
     def fall_back(self, route: Route, facts: RequestFacts, why: Fallback, now_s: float) -> None:
         """The offload failed before the client's first byte: compute on D instead.
@@ -246,7 +246,7 @@ class Router:
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
-        self._course.release(route, now_s)
+        self._tracker.release(route, now_s)
         if p is not None and why in _STRANDING:
             self.stranded.book(p.name, route.prompt_tokens, now_s)
         route.prefill = None
@@ -263,13 +263,13 @@ class Router:
         name = route.decode.name
         if route.lease.is_open and self.fleet.is_up(name):
             kv_tokens = self.ledger.load(name).decode_tokens
-            self._course.finished(route, kv_tokens, output_tokens, now_s)
+            self._tracker.finished(route, kv_tokens, output_tokens, now_s)
         for charge in route.lease.charges:
             if charge.phase is Phase.DECODE:
                 self.gate.released(name, charge.tokens, now_s)
         self.hedges.end(route, now_s)
-        self._course.release(route, now_s)
-        self._uses.end(route)
+        self._tracker.release(route, now_s)
+        self._block_uses.end(route)
         route.lease.close()
         self._let_go(route.decode)
         if route.prefill is not None:
@@ -387,8 +387,8 @@ class Router:
         if p is None:
             self._charge_colocated(route, facts, now_s)
         else:
-            self._uses.begin(route, p.instance.name, facts)
-            self._course.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
+            self._block_uses.begin(route, p.instance.name, facts)
+            self._tracker.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
             charge = self.ledger.charge
             prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
             inbound = charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens)
@@ -397,12 +397,12 @@ class Router:
 
     def _charge_colocated(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
-        self._uses.begin(route, name, facts)
+        self._block_uses.begin(route, name, facts)
         route.lease.replace(())  # what an attempt before it was charged is not beside it
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
             kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
-            self._course.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
+            self._tracker.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
 
 

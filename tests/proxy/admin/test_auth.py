@@ -252,7 +252,7 @@ async def test_scrapers_who_leave_share_an_answer_too(
         for _ in range(20):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(metrics)
-            await until(lambda: proxy.server.service.exposition.is_being_made, "it is being made")
+            await until(lambda: proxy.server.state.exposition.is_being_made, "it is being made")
             writer.transport.abort()
         came = proxy.listener.requests_count
         last = asyncio.create_task(ask(port, metrics))
@@ -269,21 +269,21 @@ async def test_a_storm_of_scrapes_shares_its_answers(tmp_path: Path) -> None:
         port = int(proxy.server.url.rpartition(":")[2])
         bodies: set[bytes] = set()
         renders = 0
-        collect = proxy.server.service.collector.collect
+        collect = proxy.server.state.collector.collect
 
         def counted() -> Iterator[Metric]:
             nonlocal renders
             renders += 1
             return collect()
 
-        proxy.server.service.collector.collect = counted  # type: ignore[method-assign]
+        proxy.server.state.collector.collect = counted  # type: ignore[method-assign]
         answers = await asyncio.gather(*(ask(port, metrics) for _ in range(100)))
         assert all(a.startswith(b"HTTP/1.1 200 ") for a in answers)
         bodies.update(a.partition(b"\r\n\r\n")[2] for a in answers)
         assert len(bodies) <= renders < 50
         assert (await proxy.post(chat("x"))).status == 200
-        service = proxy.server.service
+        state = proxy.server.state
         await until(
-            lambda: service.clock.now_s() >= service.exposition.shown_until_s, "a new one is due"
+            lambda: state.clock.now_s() >= state.exposition.shown_until_s, "a new one is due"
         )
         assert b'outcome="ok"' in await ask(port, metrics)

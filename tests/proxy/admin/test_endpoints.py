@@ -35,8 +35,8 @@ async def test_probes(tmp_path: Path) -> None:
 
 async def test_draining_is_not_ready(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, _):
-        service = proxy.server.service
-        service.in_flight.is_leaving = service.in_flight.is_draining = True
+        state = proxy.server.state
+        state.in_flight.is_leaving = state.in_flight.is_draining = True
         assert await call(proxy, "GET", "/ready") == (503, {"status": "draining"})
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.headers["Connection"]) == (200, "close")
@@ -177,7 +177,7 @@ async def test_the_log_lists_as_many_options_as_it_is_told(tmp_path: Path) -> No
     options: dict[str, Any] = {"offload_policy": "cost", "log_candidates": 1}
     async with proxied(tmp_path, 3, **options) as (proxy, _):
         for at, most in enumerate((1, 0, 2)):
-            proxy.server.service.use(Settings(**vars(proxy.settings) | {"log_candidates": most}))
+            proxy.server.state.use(Settings(**vars(proxy.settings) | {"log_candidates": most}))
             await proxy.post(chat(words(10)), headers={"X-Request-Id": f"r{at}"})
             records = {r["request_id"]: r for r in await proxy.records(at + 1)}
             logged = records[f"r{at}"]

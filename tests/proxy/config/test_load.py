@@ -72,13 +72,13 @@ def test_switches():
 
 
 def test_variables_of_a_kubernetes_service_are_not_options():
-    service = {
+    state = {
         "CACHE_PROXY_SERVICE_HOST": "10.0.0.1",
         "CACHE_PROXY_SERVICE_PORT_HTTP": "8000",
         "CACHE_PROXY_PORT": "tcp://10.0.0.1:8000",
         "CACHE_PROXY_PORT_8000_TCP_ADDR": "10.0.0.1",
     }
-    assert load(NEEDED, service).settings.port == 8000
+    assert load(NEEDED, state).settings.port == 8000
 
 
 TEXT = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1)

@@ -27,7 +27,7 @@ async def test_a_drain_waits_for_one_more_request(
     async with proxied(tmp_path, 1, drain_seconds=60.0) as (proxy, _), asyncio.TaskGroup() as group:
         assert (await proxy.post(chat("x"))).status == 200
         draining = group.create_task(proxy.server.drain())
-        await until(lambda: proxy.server.service.in_flight.is_draining, "draining")
+        await until(lambda: proxy.server.state.in_flight.is_draining, "draining")
         late = await proxy.post(chat("x"))
         assert (late.status, late.headers["Connection"]) == (200, "close")
         await draining
@@ -86,13 +86,13 @@ async def test_a_hand_over_ends_at_its_limit(tmp_path: Path) -> None:
 async def test_a_signal_turns_a_hand_over_into_a_drain(tmp_path: Path) -> None:
     sim = {"speed": 1.0}
     async with proxied(tmp_path, 1, sim=sim, drain_seconds=0.2) as (proxy, _):
-        service = proxy.server.service
+        state = proxy.server.state
         async with asyncio.TaskGroup() as group:
             group.create_task(stopped(proxy))
             await until(lambda: streams(proxy), "it streams")
             handing = group.create_task(leaving(proxy.server).hand_over())
             await until(lambda: not proxy.server._runners[0].sites, "accepts no more")
-            assert not service.in_flight.is_draining
+            assert not state.in_flight.is_draining
             proxy.server._stop.set()
             await handing
-        assert service.waiting.waiting.is_closed
+        assert state.waiting.waiting.is_closed

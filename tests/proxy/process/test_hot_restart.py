@@ -122,7 +122,7 @@ async def test_a_server_on_all_that_it_is_given(tmp_path: Path, stack: ExitStack
                 for port, status in zip(ports[:3], (404, 404, 200), strict=True):
                     async with http.get(f"http://127.0.0.1:{port}/instances") as response:
                         assert response.status == status
-            assert server.service.own_ports == set(ports[:3])
+            assert server.state.own_ports == set(ports[:3])
         finally:
             await server.close()
 

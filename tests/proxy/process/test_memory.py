@@ -50,7 +50,7 @@ def test_what_is_resident() -> None:
 async def test_above_the_last_mark_nothing_is_let_in(tmp_path: Path) -> None:
     """This process is above 64 MiB: its own measurement says so. The body is not waited for."""
     async with proxied(tmp_path, 1, max_memory_bytes=64 << 20) as (proxy, _):
-        await until(lambda: proxy.server.service.memory.level is Level.NOTHING)
+        await until(lambda: proxy.server.state.memory.level is Level.NOTHING)
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.json["message"][-15:]) == (503, "short of memory")
         assert int(answer.headers["Retry-After"]) >= 1
@@ -69,9 +69,9 @@ async def test_above_the_last_mark_nothing_is_let_in(tmp_path: Path) -> None:
 async def test_levels_below(tmp_path: Path, level: Level) -> None:
     async with proxied(tmp_path, 1, warm_threshold=10, heavy_threshold=100) as (proxy, _):
         # No limit, so no measurement moves it.
-        await until(lambda: proxy.server.service.memory.used_bytes)
-        assert proxy.server.service.memory.limit_bytes is None
-        proxy.server.service.memory.level = level
+        await until(lambda: proxy.server.state.memory.used_bytes)
+        assert proxy.server.state.memory.limit_bytes is None
+        proxy.server.state.memory.level = level
         for stream in (True, False):
             short = await proxy.post(chat("x", stream=stream))
             assert short.status == 200
@@ -93,7 +93,7 @@ async def test_freed_memory_is_kept_while_giants_come(
     def look() -> int:
         seen.append("look")
         if is_busy:
-            service.memory.note_giant(service.clock.now_s())
+            state.memory.note_giant(state.clock.now_s())
         return resident_bytes()
 
     async def some_looks() -> list[str]:
@@ -103,7 +103,7 @@ async def test_freed_memory_is_kept_while_giants_come(
         return seen
 
     async with proxied(tmp_path, 1) as (proxy, _):
-        service, is_busy = proxy.server.service, True
+        state, is_busy = proxy.server.state, True
         monkeypatch.setattr(background, "give_back", lambda: seen.append("give back"))
         monkeypatch.setattr(background, "resident_bytes", look)
         monkeypatch.setattr(background, "GIVE_BACK_S", 0.0)
@@ -111,9 +111,9 @@ async def test_freed_memory_is_kept_while_giants_come(
         monkeypatch.setattr(background, "MEMORY_INTERVAL_S", 0.01)
         await until(lambda: len(seen) > 2)
         assert "give back" not in await some_looks()
-        service.memory.level = Level.NO_HEAVY
+        state.memory.level = Level.NO_HEAVY
         assert "give back" in await some_looks()
-        service.memory.level = Level.NORMAL
+        state.memory.level = Level.NORMAL
         await some_looks()
         assert "give back" not in await some_looks()
         is_busy = False
@@ -122,6 +122,6 @@ async def test_freed_memory_is_kept_while_giants_come(
         monkeypatch.setattr(background, "CALM_S", 0.0)
         await some_looks()
         assert "give back" in await some_looks()
-        before_s = service.clock.now_s()
+        before_s = state.clock.now_s()
         assert (await proxy.post(chat(words(80_000)))).status == 200
-        assert service.memory.giant_s > before_s
+        assert state.memory.giant_s > before_s

@@ -78,8 +78,8 @@ async def test_instances_and_thresholds_change_together(tmp_path: Path) -> None:
                 rewrite(path, toml([kept, c], request_log=log, **more))
                 assert await reloader.reload("test") == "applied"
                 assert fleet_of.get(name).is_draining, "its stream goes on"
-                service = proxy.server.service
-                assert service.settings.heavy_threshold == 4000
+                state = proxy.server.state
+                assert state.settings.heavy_threshold == 4000
                 assert proxy.router.config.heavy_threshold == 4000
                 limits = proxy.router.gate.thresholds(ANY_MODEL)
                 assert limits.active_prefill_tokens_threshold == 5000
@@ -147,9 +147,9 @@ async def test_a_bad_file_changes_nothing(
             good = toml([one], request_log=log)
             other = toml(["one=127.0.0.1:9"], request_log=log)
             rewrite(path, BAD[name].replace("GOOD", good).replace("OTHER", other))
-            before = proxy.server.service.settings
+            before = proxy.server.state.settings
             assert await proxy.server.reloader.reload("test") == "refused"
-            assert proxy.server.service.settings is before
+            assert proxy.server.state.settings is before
             assert [m.instance.name for m in proxy.router.fleet.members()] == ["one"]
             assert (await proxy.post(chat("x"))).status == 200
             (line,) = [r.getMessage() for r in caplog.records if "not reloaded" in r.getMessage()]
@@ -203,7 +203,7 @@ async def test_an_operators_threshold_survives_a_reload_of_something_else(tmp_pa
             rewrite(path, toml(addresses(fleet), request_log=log, ttft_slo=1.0))
             assert await proxy.server.reloader.reload("test") == "applied"
             assert gate.thresholds(ANY_MODEL).active_decode_blocks_threshold == 0.5
-            assert proxy.server.service.metrics.slo.ttft_s == 1.0
+            assert proxy.server.state.metrics.slo.ttft_s == 1.0
 
 
 def test_what_a_process_is_built_from_is_not_reloadable() -> None:

@@ -130,7 +130,7 @@ async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:
             assert b"--body-timeout" in answer
             (record,) = await proxy.records(1)
             assert record["outcome"] == "bad_request"
-            await until(lambda: proxy.server.service.in_flight.count == 0)
+            await until(lambda: proxy.server.state.in_flight.count == 0)
 
 
 async def test_no_shape_of_steering_fields_reaches_an_engine(tmp_path: Path) -> None:

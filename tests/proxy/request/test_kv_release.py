@@ -80,7 +80,7 @@ async def test_any_single_fault_ends_in_the_same_answer(
             for engine in fleet.engines:
                 engine.faults.change(query="ok", prefill="ok", pull="ok")
             now_s = asyncio.get_running_loop().time
-            ids = [upstream._id for upstream in proxy.server.service.instances.all()]
+            ids = [upstream._id for upstream in proxy.server.state.instances.all()]
             await until(lambda: all(one.known(now_s()) for one in ids), "asked again")
             other = await proxy.post(chat(words(2000, "z")), headers={"X-Session-ID": "t"})
             assert other.status == 200
@@ -170,7 +170,7 @@ async def test_a_p_that_stops_when_left_has_nothing_to_release(tmp_path: Path) -
         assert not d.posts
         assert proxy.metric("instance_healthy", upstream="p") == 1
         unknown = proxy.metric("kv_releases_total", result="unknown")
-        now_s = proxy.server.service.clock.now_s()
+        now_s = proxy.server.state.clock.now_s()
         assert proxy.router.stranded.on("p", now_s)[0] == unknown, "it may have ended just then"
 
 
@@ -243,7 +243,7 @@ async def test_a_d_that_never_begins_is_left_after_a_moment(tmp_path: Path) -> N
 async def test_a_d_that_cannot_be_reached_releases(tmp_path: Path) -> None:
     """The request runs elsewhere without KV; P's must not stay."""
     async with legs(tmp_path, says(LENGTH), says(ANSWER), tls=True) as (proxy, _, other):
-        proxy.server.service.instances.by_name["d"]._pool._connect_timeout_s = 0.2
+        proxy.server.state.instances.by_name["d"]._pool._connect_timeout_s = 0.2
         answer = await proxy.post(chat(TEXT))
         assert answer.status == 200
         await until(lambda: released(other), "released")

@@ -58,7 +58,7 @@ def flow_of(*, hedge: bool) -> RequestFlow:
     return RequestFlow(router, Budget(), facts, route, caps, 0.0, streams=True)
 
 
-class Course:
+class LatencyTracker:
     """Two attempts that end after so many ticks, what was heard of them, and what is left."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Course:
         self.leg = SendPrefill(leg.instance, leg.limit, 0.0)
         clock = SimpleNamespace(now_s=lambda: 0.0, unix=lambda now_s: now_s)
         metrics = SimpleNamespace(prefill_leg=SimpleNamespace(observe=lambda seconds: None))
-        service: Any = SimpleNamespace(clock=clock, metrics=metrics)
+        state: Any = SimpleNamespace(clock=clock, metrics=metrics)
         legs: Any = SimpleNamespace(
             decode=self._decode,
             failure=lambda failure: LegFailure(failure.kind, str(failure)),
@@ -87,7 +87,7 @@ class Course:
             tell=lambda actions: None,
         )
         monkeypatch.setattr(offload, "release", lambda s, r, p, edits: self.released.append(edits))
-        self.race = PrefillRace(service, RequestRecord(request_id="r"), self.flow, legs)
+        self.race = PrefillRace(state, RequestRecord(request_id="r"), self.flow, legs)
 
         async def prefill(race: PrefillRace, out: Any, leg: SendPrefill) -> Any:
             result = await self._attempt(*self.peer)
@@ -135,21 +135,21 @@ P, D = (50, EDITS), (20, "answer")
 async def test_who_is_ready_first(
     monkeypatch: pytest.MonkeyPatch, peer: Any, local: Any, result: Any, state: State
 ) -> None:
-    course = Course(monkeypatch, peer, local)
+    course = LatencyTracker(monkeypatch, peer, local)
     assert await course.run() == result
     assert course.flow.state is state
     assert not course.open
 
 
 async def test_both_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    course = Course(monkeypatch, (20, GONE), (50, OOPS))
+    course = LatencyTracker(monkeypatch, (20, GONE), (50, OOPS))
     with pytest.raises(UpstreamFailure):
         await course.run()
     assert course.flow.state is State.COMPUTING
 
 
 async def test_only_p_where_d_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    course = Course(monkeypatch, P, D, may=False)
+    course = LatencyTracker(monkeypatch, P, D, may=False)
     assert await course.run() == EDITS
     assert course.flow.state is State.FETCHING
 
@@ -161,7 +161,7 @@ async def test_a_cancel_at_any_moment(
 ) -> None:
     """Nothing is left running; an answer is either given or closed; P's KV is taken or released."""
     for moment in range(100):
-        course = Course(monkeypatch, peer, local)
+        course = LatencyTracker(monkeypatch, peer, local)
         task = asyncio.create_task(course.run())
         for _ in range(moment):
             await asyncio.sleep(0)
@@ -180,7 +180,7 @@ async def test_a_cancel_at_any_moment(
 async def test_an_answer_that_comes_with_ps_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = 0
     for ticks in range(40, 60):
-        course = Course(monkeypatch, P, (ticks, "answer"))
+        course = LatencyTracker(monkeypatch, P, (ticks, "answer"))
         result = await course.run()
         assert result in (EDITS, "answer")
         closed += course.answer.is_closed

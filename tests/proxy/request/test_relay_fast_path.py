@@ -27,7 +27,7 @@ END = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\ndata: [DONE]\n\
 
 
 def relays_of(proxy: ServedProxy) -> list[Any]:
-    pool = proxy.server.service.instances.by_name[proxy.settings.instances[0].name]._pool
+    pool = proxy.server.state.instances.by_name[proxy.settings.instances[0].name]._pool
     sinks = [c._reply.sink for c in pool._open if c._reply is not None]
     return [relay for sink in sinks if isinstance(relay := getattr(sink, "__self__", None), Relay)]
 
@@ -52,7 +52,7 @@ async def test_most_events_pass_by_themselves(
         writer.write(chunk(END) + b"0\r\n\r\n")
 
     def tell(proxy: ServedProxy) -> int:
-        pool = proxy.server.service.instances.by_name[proxy.settings.instances[0].name]._pool
+        pool = proxy.server.state.instances.by_name[proxy.settings.instances[0].name]._pool
         (sock,) = [c._transport.get_extra_info("socket") for c in pool._open if c._reply]
         return int(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
 

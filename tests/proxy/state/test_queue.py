@@ -98,7 +98,7 @@ async def test_a_turn_comes_when_the_instance_is_free(tmp_path: Path) -> None:
 async def test_the_end_of_a_cool_down_wakes(tmp_path: Path) -> None:
     """No event tells of it: the engine itself said for how long it is busy."""
     async with held(tmp_path, active_prefill_tokens_threshold=None) as (proxy, engine):
-        proxy.router.gate.mark_busy("i", proxy.server.service.clock.now_s() + 0.5)
+        proxy.router.gate.mark_busy("i", proxy.server.state.clock.now_s() + 0.5)
         engine.answer(2)
         assert (await proxy.post(chat("x"))).status == 200
         assert proxy.metric("queue_wait_seconds_count", end="admitted") == 1
@@ -129,7 +129,7 @@ async def test_refusals_each_for_its_reason(tmp_path: Path) -> None:
         await queued(proxy)
         refused(await proxy.post(chat("full")), proxy, "queue_full")
         refused(await late, proxy, "queue_timeout")
-        proxy.router.gate.mark_busy("i", proxy.server.service.clock.now_s() + 50)
+        proxy.router.gate.mark_busy("i", proxy.server.state.clock.now_s() + 50)
         deadline = await proxy.post(chat("too late"))
         refused(deadline, proxy, "queue_deadline")
         assert deadline.headers["Retry-After"] == "30"

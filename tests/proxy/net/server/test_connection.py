@@ -261,7 +261,7 @@ async def test_both_sides_notice_a_peer_that_has_vanished(tmp_path: Path) -> Non
             (client, *_) = server.connections
             assert client.transport is not None
             ours = client.transport.get_extra_info("socket")
-            (upstream,) = proxy.server.service.instances.all()
+            (upstream,) = proxy.server.state.instances.all()
             connection, *_ = upstream._pool._open
             theirs = connection._transport.get_extra_info("socket")
             for sock in (ours, theirs):
@@ -345,7 +345,7 @@ async def test_of_its_chunks_those_that_break_are_refused(tmp_path: Path, broken
         async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
             async with connect(proxy) as (reader, writer):
                 writer.write(CHUNKS)
-                await until(lambda: proxy.server.service.in_flight.count, "it waits for more")
+                await until(lambda: proxy.server.state.in_flight.count, "it waits for more")
                 writer.write(broken)
                 answer = await asyncio.wait_for(reader.read(), WAIT_S)
             assert answer.startswith(b"HTTP/1.1 400 ")
