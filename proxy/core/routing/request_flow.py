@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
+from enum import IntEnum, auto
 
 from proxy.core.fleet.health import Change
 from proxy.core.fleet.retries import (
@@ -43,44 +43,44 @@ REPEAT_LEAST_S = 1.0
 """What a repeated attempt may take when the first ones have used up the time."""
 
 
-class State(Enum):
+class State(IntEnum):
     """Where a request is."""
 
-    PLACED = "placed"
-    PREFILLING = "prefilling"
+    PLACED = auto()
+    PREFILLING = auto()
     """P computes the prompt; D waits."""
-    HEDGED = "hedged"
+    HEDGED = auto()
     """P computes and is late; D computes as well."""
-    FETCHING = "fetching"
+    FETCHING = auto()
     """P has answered; D was asked to pull its KV and to decode."""
-    COMPUTING = "computing"
+    COMPUTING = auto()
     """D computes the prompt and decodes."""
-    PAUSED = "paused"
+    PAUSED = auto()
     """An attempt has failed; the next one begins after a pause."""
-    ANSWERED = "answered"
+    ANSWERED = auto()
     """D's answer has begun, and is good so far."""
-    STREAMING = "streaming"
+    STREAMING = auto()
     """The prompt's KV is on D, output flows."""
-    FAILED = "failed"
+    FAILED = auto()
     """No attempt is left."""
-    ENDED = "ended"
+    ENDED = auto()
     """Everything that was charged is taken back."""
 
 
-class Event(Enum):
+class Event(IntEnum):
     """What a driver reports; a method of RequestFlow for each."""
 
-    BEGIN = "begin"
-    PREFILL_LATE = "prefill_late"
-    PREFILL_ANSWERED = "prefill_answered"
-    PREFILL_FAILED = "prefill_failed"
-    HEDGE_ANSWERED = "hedge_answered"
-    HEDGE_FAILED = "hedge_failed"
-    DECODE_ANSWERED = "decode_answered"
-    DECODE_FAILED = "decode_failed"
-    PAUSE_OVER = "pause_over"
-    FIRST_TOKEN = "first_token"
-    END = "end"
+    BEGIN = auto()
+    PREFILL_LATE = auto()
+    PREFILL_ANSWERED = auto()
+    PREFILL_FAILED = auto()
+    HEDGE_ANSWERED = auto()
+    HEDGE_FAILED = auto()
+    DECODE_ANSWERED = auto()
+    DECODE_FAILED = auto()
+    PAUSE_OVER = auto()
+    FIRST_TOKEN = auto()
+    END = auto()
 
 
 _S, _E = State, Event
@@ -428,7 +428,8 @@ class RequestFlow:
 
     def _step(self, event: Event, to: State) -> None:
         if to not in STEPS.get((self.state, event), ()):
-            raise IllegalStepError(f"{event.value} while {self.state.value}, to {to.value}")
+            words = f"{event.name} while {self.state.name}, to {to.name}"
+            raise IllegalStepError(words.lower())
         self.state = to
 
     def _decode(self, now_s: float) -> SendDecode:
