@@ -3,8 +3,8 @@
 The router tells each step with its time. `Course` keeps the model of time in step: a prefill lasts
 from its turn on, which is when the one before it ended; a step time counts only over a whole
 answer. `Uses` keeps the use of the prompt's blocks: where it began, and whether that instance is
-still the same. An instance that went down in between has lost everything, one that came back is
-another: of what was begun before, neither reports nor blocks count.
+still the same. An instance that went down in between has lost everything, and one that came back is
+another. Reports and blocks of work begun before the instance went down are ignored.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Course:
     ) -> None:
         """D has answered: after a transfer, or after computing.
 
-        Not `seen`: it answered in one piece, and when its first token was there nobody knows.
+        Not `seen`: the answer came in one piece, so the time of its first token is unknown.
         """
         route.first_token_s = now_s
         if not seen:
@@ -154,7 +154,7 @@ class Uses:
         self._gate = gate
 
     def begin(self, route: Route, name: str, facts: RequestFacts) -> None:
-        """An instance is going to compute the prompt, instead of whoever was before."""
+        """An instance is going to compute the prompt, in place of the one chosen before."""
         self.end(route)
         if route.lease.is_open:
             route.use = self.open(name, facts)
@@ -167,14 +167,14 @@ class Uses:
         return self._reuse.begin(name, member.incarnation, facts)
 
     def close(self, use: Use | None) -> None:
-        """It is not wanted any more."""
+        """The use is not wanted any more."""
         if use is not None:
             self._reuse.end(use)
 
     def computed(
         self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
     ) -> None:
-        """It has, and found `cached_ratio` of it in its cache, where it tells that already."""
+        """The prompt is computed; `cached_ratio` of it was in the cache, if that is known yet."""
         if (use := self._current(route)) is not None:
             if cached_ratio is not None:
                 self._reuse.reported(use, facts, cached_ratio)
