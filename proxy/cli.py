@@ -15,6 +15,7 @@ from proxy.config.load import Loaded, load, print_config
 from proxy.config.options import Settings
 from proxy.config.secrets import is_loopback
 from proxy.config.sources import ConfigError
+from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.net.server.connection import has_c_parser
 from proxy.process.hot_restart import InheritedSockets
 from proxy.process.memory import collect_rarely, keep_big_blocks, share_the_interpreter
@@ -91,8 +92,9 @@ async def _serve(loaded: Loaded, given: Sequence[str], heritage: InheritedSocket
 
 def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
     """Log settings that may surprise an operator."""
+    rules = transfer_rules(CONNECTORS[settings.kv_connector])
     without = [spec.name for spec in settings.instances if spec.bootstrap_url is None]
-    if settings.kv_connector != "none" and without:
+    if rules.needs_bootstrap and without:
         logger.warning(
             "no bootstrap address for %s: they take no offloaded prefill; "
             "give host:port;bootstrap=PORT, or --kv-connector none",

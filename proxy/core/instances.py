@@ -1,7 +1,7 @@
 """What is known of each instance, in one object per incarnation: to forget it is to drop it.
 
-Who still holds an object that was dropped writes into the void: what ends later, or is reported of
-a process that is gone, never reaches the one that has its name now.
+Code that still holds a dropped object writes into the void: a request that ends later, or a report
+of a process that is gone, never reaches the process that has the name now.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ An answer is kept for a while, and longer when the name server fails. It is look
 used: nobody moves an instance to this machine, to a metadata service or out of the allowed networks
 by changing a name. A refused answer counts as a failure.
 
-Whoever may add an instance at run time makes the proxy connect somewhere, so `check` judges every
-address of it before it is taken in, against request forgery. Redirects are never followed: an
+An operator who adds an instance at run time makes the proxy connect to it. Against request forgery
+`check` judges every address of the instance before it is taken in. Redirects are never followed: an
 answer that is not 200 is a failure.
 """
 

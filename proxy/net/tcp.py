@@ -22,16 +22,16 @@ wait for a client that reads nothing, beside its transport's 64 KiB."""
 
 
 def bound_reads(sock: socket.socket) -> None:
-    """Let the kernel hold no more than that for us; the instance then waits for the client."""
+    """Bound the kernel's buffer; when it is full the instance waits for the client."""
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
 
 
 def acknowledge_late(sock: socket.socket) -> None:
-    """Let the kernel acknowledge every other piece of a stream, not each one as it is read.
+    """Let the kernel acknowledge every second piece of a stream only, which saves CPU.
 
-    It does so by itself where both sides talk, and a stream is a monologue: a tenth of what a
-    relayed event costs is the acknowledgement's way. A sender that waits for one (Nagle's
+    It does so by itself where both sides talk, but a stream goes one way: its acknowledgements are
+    a tenth of what a relayed event costs. A sender that waits for one (Nagle's
     algorithm, which engines switch off) waits 40 ms, once, as it does for the first piece of each
     answer on a kept connection anyway: then the kernel goes back to its habit (seen so).
     """

@@ -166,9 +166,9 @@ class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not
         self.limit_s = limit_s
 
     def again(self) -> UpstreamFailure:
-        """The same to be raised where this one is kept.
+        """A copy, to be raised while this one is kept.
 
-        A raised error holds the frames that it went through, and those what keeps it.
+        A raised error holds the frames that it went through, and those hold what keeps it.
         """
         return UpstreamFailure(
             self.kind,

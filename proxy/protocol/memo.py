@@ -12,8 +12,8 @@ class Memo(Generic[K, V]):
     """At most `limit` results by what they were made of; emptied when it is full.
 
     Readers look in `known` themselves: a call for each look-up would cost as much as many of the
-    results. To be emptied is cheap and rare; somebody who sends ever new texts costs the others one
-    more working-out each.
+    results. To be emptied is cheap and rare; a client that sends ever new texts makes the results
+    of the other clients be worked out once more.
     """
 
     __slots__ = ("_limit", "known")

@@ -232,10 +232,10 @@ def _nothing() -> int:
 
 
 class FastPath:
-    """One connection's reads, which it finds in `buffer`: those of plain content go on at once.
+    """One connection's reads, found in `buffer`: those of plain content go on at once.
 
-    All others go to `rest`, and so do those, unless it serves an answer (`serve`) and is open
-    (`open`). Two of its methods are those of `asyncio.BufferedProtocol`.
+    That is while it serves an answer (`serve`) and is open (`open`); all other reads go to `rest`.
+    Two of its methods are those of `asyncio.BufferedProtocol`.
     """
 
     __slots__ = ("_buffer", "_full", "_gone", "_scanner", "_until", "_waiting", "_write", "rest")

@@ -1,4 +1,4 @@
-"""What aiohttp sees of an answer whose bytes go round it; and answers that are there at once."""
+"""The response that aiohttp sees while the relay writes past it; and answers that arrive whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUT_S = 1.0
 
 
 class ClientResponse(AiohttpResponse):
-    """What aiohttp sees of an answer whose bytes go round it.
+    """The response object that aiohttp sees while the relay writes past it.
 
     Its state is that of a response whose head is out (`begin`) and then whole (`note_end`), so that
     keep-alive, pipelined requests and errors are handled as for any other. One that is `cut`

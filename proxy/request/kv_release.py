@@ -1,9 +1,9 @@
 """The two legs of an offload, each so that no KV stays pinned when the client leaves.
 
-P frees its KV when its leg is cut, or keeps it for D once it has answered. So a P that is left gets
-a half-closed connection: it stops, or its answer, which was under way, still arrives and its KV is
-released. A D that has been asked is left only once it has begun to answer or to fetch: one that is
-cut before it has scheduled the request never tells P.
+P frees its KV when its leg is cut, and keeps it for D once it has answered. When the client leaves,
+the proxy half-closes its connection to P: P stops, or its answer still arrives and the proxy
+releases the KV. The proxy waits for D to begin before it cuts the decode leg: a D cut earlier never
+tells P to free the KV.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Both attempts run as tasks of one group, so that nothing outlives the request: the one that loses,
 or is left when the request is cancelled, is cancelled and awaited before this returns. The first to
-be ready wins, P where both are: its KV would stay pinned. An answer that nobody takes is closed.
+be ready wins. If both are ready P wins, since P's KV would otherwise stay pinned. An answer that
+nobody takes is closed.
 """
 
 from __future__ import annotations

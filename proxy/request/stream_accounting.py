@@ -1,4 +1,4 @@
-"""An answer that comes in pieces: charged while it passes, and ended in words where it breaks."""
+"""Charges a streamed answer's output as it passes; a broken stream gets an error event."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What goes on after its request has gone: legs that must not be cut yet, and releases of KV.
 
 A leg that another instance depends on runs in a group of its own, and the request only waits for
-it. Who leaves says so; the leg then has `GRACE_S` to come to a state in which nothing stays behind
-on the instances. All of it ends with the group, which ends with the proxy.
+it. A request that ends first says so; its leg then has `GRACE_S` to reach a point where cutting it
+pins no KV. All of it ends with the group, which ends with the proxy.
 """
 
 from __future__ import annotations

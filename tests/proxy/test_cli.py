@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -12,6 +13,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from proxy.cli import warn_of_options
+from proxy.config.load import load
+from proxy.core.connectors import CONNECTORS
 from replayer.simulator.host import SimFleet
 from tests.support.harness import addresses, chat, until
 
@@ -110,6 +114,16 @@ async def test_bad_options_are_one_line(
         assert await process.child.wait() == code
     (line,) = process.lines
     assert all(word in line for word in words)
+
+
+@pytest.mark.parametrize("name", CONNECTORS)
+def test_a_missing_bootstrap_address_is_news_only_where_one_is_needed(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = ["--host", "127.0.0.1", "--instances", "x:1", "--kv-connector", name]
+    warn_of_options(logging.getLogger("proxy"), load(given, {}).settings)
+    warned = [message for message in caplog.messages if "no bootstrap address for x:1" in message]
+    assert len(warned) == (name == "mooncake")
 
 
 async def test_a_taken_port_is_one_line() -> None:

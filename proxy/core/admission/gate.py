@@ -163,7 +163,7 @@ class Gate:
     ) -> Busy | None:
         """Whether the instance is past a threshold (of the model's, or `limits`); None is free.
 
-        Named is the first check that is over; free again it is when the last one has cleared.
+        The first check that is over is named; the instance is free when the last one has cleared.
         """
         limits = limits or self.thresholds(model)
         state = self._states.of(instance)

@@ -95,7 +95,7 @@ class Band:
 
 
 class ModelQueue:
-    """The bands of one model: who waits for other instances does not hold these up."""
+    """The bands of one model; requests for other models do not hold them up."""
 
     __slots__ = ("bands",)
 
@@ -142,7 +142,7 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Whether an entry was taken in (`refused` is None), and who had to leave for it."""
+    """Whether an entry was taken in (`refused` is None), and the entries displaced for it."""
 
     refused: RejectReason | None = None
     displaced: Entry | None = None
@@ -226,7 +226,7 @@ class WaitQueue:
         return self._rate.tps(prior_tps, now_s)
 
     def wait_s(self, entry: Entry, soonest_s: float, prior_tps: float, now_s: float) -> float:
-        """Predicted wait of a newcomer: the first free instance, then who is served before it."""
+        """Predicted wait of a newcomer: for a free instance, and for those served before it."""
         return soonest_s + self._ahead_tokens(entry) / self.drain_tps(prior_tps, now_s)
 
     def offer(self, entry: Entry, soonest_s: float, prior_tps: float, now_s: float) -> Offer:

@@ -25,7 +25,7 @@ LEAST_WAIT_S = 0.05
 
 
 class RetryAdvice:
-    """Until when the fleet's intake is promised to clients that were refused."""
+    """The time up to which capacity is already promised, by Retry-After, to refused clients."""
 
     def __init__(self) -> None:
         self._until_s = 0.0

@@ -28,7 +28,7 @@ class Implicit:
         return prefill_edits(body, None)
 
     def after_prefill(self, transfer: Transfer, answer: Mapping[str, Any]) -> Edits | Fallback:
-        """D gets the client's own body. An answer that is none says that the store is not full."""
+        """D gets the client's own body. Unless P's answer ended by length, the store lacks it."""
         del transfer
         return Edits() if finished_by_length(answer) else Fallback.P_FINISH_REASON
 

@@ -3,9 +3,9 @@
 What P answers is handed to D as it is: which keys there are depends on the release. Where the KV is
 not to be had any more D computes the prompt itself (`kv_load_failure_policy: recompute`).
 
-Not so where P has given the blocks up because nobody came within its lease (30 s since 0.22; D
-extends it from the moment it has the request): D would read whatever lies there now. So what P has
-answered is sent on once, at once, and never kept.
+But where P has given the blocks up because no D came within its lease (30 s since 0.22; D extends
+it from the moment it has the request), D would read whatever lies there now. So P's answer is
+handed to D at once, only once, and never kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What P's answer says of its KV, judged before D is told: it could make D fetch from anywhere.
 
-Of the connectors' own fields those that name somebody must name P: its engine, its transfer, its
-host. Sizes and shapes are bounded, so that no answer makes the decode leg's body a giant.
+Fields that name an engine, a transfer or a host must name P's. Sizes and shapes are bounded, so
+that no answer makes the decode leg's body a giant.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PORTS = range(1, 65536)
 def wrong_params(
     params: object, p: Instance, engine_id: str | None, transfer_id: str
 ) -> str | None:
-    """Why D must not be given these `kv_transfer_params`; None where it may. None are fine."""
+    """Why D must not be given these `kv_transfer_params`, None if it may; without any it may."""
     if params is None:
         return None
     if not isinstance(params, Mapping):

@@ -13,7 +13,7 @@ incarnation.
 
 Busy answers and clients' errors are no failures; a caller counts an instance once per request of a
 client, so that no single one can open a breaker. Hysteresis: of three changes in a row the last is
-`CALM_S` after the first, so that a flapping probe moves nothing; only to be gone is never put off.
+`CALM_S` after the first, so that a flapping probe moves nothing; only `is_gone` is set at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FAULT_KINDS = frozenset(
         FailureKind.MALFORMED,
     }
 )
-"""What speaks against an instance: not that it is busy, nor what another one caused."""
+"""The failures that count against an instance: no busy answer, nor what another one caused."""
 
 
 class State(StrEnum):

@@ -159,10 +159,11 @@ class Fleet:
             self._starting[name] = member
 
     def warm(self, free: list[Member], home: str | None, now_s: float) -> list[Member]:
-        """Those of `free` that take part in this placement: of one that starts slowly, a part.
+        """Those of `free` that take part in this placement.
 
-        Its part grows with the time since its return, compared to the warmest of them. Sessions
-        that live there may always; never is nobody left.
+        An instance that starts slowly takes part in some placements only: ever more of them with
+        the time since its return, compared to the warmest of `free`. Sessions that live there may
+        always use it, and at least one instance is always left.
         """
         if len(free) < 2:
             return free

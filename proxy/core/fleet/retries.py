@@ -1,11 +1,11 @@
 """Where a request goes after an instance failed before the client's first byte.
 
 Nothing has reached the client, so a second run is invisible; it costs the fleet work, so it is
-bounded, three times: per request, by a budget over all of them, and by whom it may go to. An
-instance whose breaker is open gets no repetition; one without a spot gets the first repetition at
-once and whatever the budget says, so that one instance that fails among good ones costs no client
-anything; any other waits for the budget. When everything fails nobody is without a spot, and soon
-everybody's breaker is open: the storm ends by itself.
+bounded, three times: per request, by a budget over all of them, and by the instances that it may
+go to. An instance whose breaker is open gets no repetition. An instance without a recent failure
+gets the first repetition at once, whatever the budget says, so that one bad instance among good
+ones costs no client anything. Any other repetition needs the budget. When everything fails, every
+instance has failed lately and soon every breaker is open: the storm ends by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _D_INNOCENT = {
     FailureKind.SERVER_ERROR: Fallback.D_FAILED,
 }
 _ONCE = frozenset({FailureKind.TIMEOUT, FailureKind.NO_MODEL})
-"""The next instance would be as late, and twice as much computed; or would not know it either."""
+"""A second one would be as late, at twice the work; or would not know the model either."""
 _SAME_AGAIN = frozenset({FailureKind.CONNECT, FailureKind.RESET})
 """Worth another try even where there is nobody else: nothing was computed for an answer."""
 

@@ -108,7 +108,7 @@ class PrefixIndex:
         low: tuple[int, int],
         high: tuple[int, int],
     ) -> None:
-        """Settle who is lost between two blocks, each given by its place and who holds it."""
+        """Find where instances drop out between two blocks: (place, mask of holders) each."""
         (start, held), (end, still) = low, high
         masks = self._masks.get
         while held != still:
@@ -128,7 +128,7 @@ class PrefixIndex:
         hit.update(dict.fromkeys(self._groups.get(lost) or self._group(lost), count))
 
     def _group(self, mask: int) -> tuple[str, ...]:
-        """Who is meant by a mask; there are few, for prompts begin alike and end on few."""
+        """The instances of a mask. Few occur: prompts begin alike and end on few instances."""
         if len(self._groups) >= GROUPS_MAX:
             self._groups.clear()
         names, left = [], mask
@@ -160,7 +160,8 @@ class PrefixIndex:
     def _mark(self, bit: int, blocks: Sequence[int]) -> None:
         """Note these blocks, one after the other in a prompt, for an instance that lacks them all.
 
-        Mostly nobody has the first, and so none. Should two hashes collide, others may lose one.
+        Mostly no instance has the first block, so none has any. Should two hashes collide,
+        other instances may lose one.
         """
         masks = self._masks
         if blocks[0] in masks:

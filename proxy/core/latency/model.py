@@ -131,7 +131,7 @@ class Times:
         return alone_s + self.steps_beside(new) * self.step_s(kv_tokens)
 
     def share_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
-        """The same without what others may use of its steps: where it leaves room, they join."""
+        """The same, less the part of its steps in which other prefills may join."""
         alone_s = self.alone_s(new, context)
         if not streams:
             return alone_s
@@ -149,8 +149,8 @@ class Times:
     ) -> None:
         """A prefill took this long, beside decode steps of `step_s`, 0 without streams.
 
-        `first`: it found nobody before it, so that it had to wait for a step under way to end.
-        `fleet`: the line of all instances, taught what no later one can join any more.
+        `first`: no prefill was before it, so that it had to wait for a step under way to end.
+        `fleet`: the line of all instances; it learns a prefill once no later one can join it.
         """
         line, pairs = self.prefill, new * (context + new / 2)
         seen = _Seen(line.state, new, pairs, seconds, first)

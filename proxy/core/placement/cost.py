@@ -12,14 +12,16 @@
 
 A stall is what a prefill adds to the steps of the streams beside it. It counts most where they just
 keep their target: those whose tokens come quicker have time to spare, those that miss it anyway
-have less to lose. `strain` follows the same target over the fleet (core.strain). Whoever arrives at
-P while it computes waits for what is left of it, half of it on average, and for the queue before
-it: long prompts go where few arrive. The busy ratio, over the last minute, is what the session's
-next turns will meet on D: queues are too short a memory. What they meet lasts as long as prefills
-of this fleet do, long or short. KV in use is what waiting sessions lose their own to: once a cache
-is full of running prompts, every turn computes all of its prompt, runs longer for it, and keeps the
-cache full. For the same reason what new KV displaces counts more than once: to make up for it
-displaces again.
+have less to lose. `strain` follows the same target over the fleet (core.latency.slo_pressure). A
+request that arrives at P meanwhile waits for the rest of this prefill, half of it on average, and
+for the queue before it: long prompts go where few requests arrive. The busy ratio, over the last
+minute, predicts how often the session's next turns will find D computing: a queue's length is too
+short a memory. How long such a turn waits then is learned from the prefills of the whole fleet.
+
+Running prompts take the room in which sessions keep their KV between two turns: once a cache is
+full of running prompts, every turn computes all of its prompt, runs longer for it, and keeps the
+cache full. For the same reason displaced KV counts more than once: to compute it again displaces
+other KV.
 
 P = D is colocation, at home or elsewhere: a session follows its tokens, and affinity is worth
 exactly what the lost prefix would cost. P != D is an offload; where P is the old home it hands its

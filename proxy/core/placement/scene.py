@@ -160,7 +160,7 @@ def size_on(view: PlacementView, d: Candidate) -> Size:
 
 
 def peers(view: PlacementView, d: Candidate | None = None) -> list[Candidate]:
-    """Who could prefill (for D): reachable by the connector, with transfers to spare."""
+    """The instances that could prefill (for D), see `can_prefill`."""
     return [c for c in view.free if c is not d and can_prefill(view, c)]
 
 

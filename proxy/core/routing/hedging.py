@@ -1,9 +1,10 @@
 """Hedges: when a prefill leg is late, D starts to compute as well, and the first to be ready wins.
 
-Late is later than 95 of 100 such predictions came true. While both compute, both are charged, and
-their number is bounded: what slows a whole fleet must not double its work. Whoever is ready first
-wins, P with its answer, D with its first token. So no loser has ended: an abort frees its KV at
-once, on P as on D. Only a prefill leg that has answered would stay pinned, and that one has won.
+A prefill leg is late when it has taken longer than 95 % of such legs did, relative to their
+prediction, and longer than D would need. While both compute, both are charged, and the number of
+hedges is bounded: what slows a whole fleet must not double its work. The first to be ready wins, P
+with its answer, D with its first token. The loser is always still running, so aborting it frees its
+KV at once. Only a prefill leg that has answered keeps KV pinned, and that leg is the winner.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Hedges:
     def due_s(self, route: Route) -> float:
         """When P is late, on the router's clock; never without a P or with hedges switched off.
 
-        Not before as much time was lost as D would need: a D behind a queue helps nobody.
+        Not before the time that D itself would need is over: a D behind a queue helps nobody.
         """
         if route.prefill is None or not self._is_on:
             return math.inf

@@ -150,9 +150,9 @@ class Router:
         return self._reserve(facts, choice, shadowed, now_s)
 
     def elsewhere(self, route: Route, facts: RequestFacts, now_s: float) -> Candidates | Reject:
-        """Where a request may run again whose D failed: where it was not yet, colocated.
+        """Where a request whose D failed may run again, colocated: where it was not tried yet.
 
-        Not where the breaker is open, and where nothing failed lately, if there is such a place.
+        Never where the breaker is open; only where nothing failed lately, if there is such a place.
         """
         route.tried.add(route.decode.name)
         exclude = route.tried | self.fleet.open()
@@ -276,7 +276,7 @@ class Router:
             self._let_go(route.prefill)
 
     def _let_go(self, instance: Instance) -> None:
-        """Of one that was removed, what ends later leaves nothing behind: names come and go."""
+        """Forget a removed instance again: what ended on it after its removal has left traces."""
         if self.fleet.get(instance.name) is None:
             self._forget(instance.name)
 
@@ -352,7 +352,7 @@ class Router:
         return choice
 
     def _mean_ongoing_tokens(self, loads: list[Load]) -> float:
-        """Over all that are up; `loads`: of the free ones, nearly always the same."""
+        """Over all instances that are up; `loads` are those of the free ones, mostly the same."""
         up = self.fleet.up()
         if not len(up) == len(loads) == len(self.fleet):
             loads = [member.state.account.load() for member in up]

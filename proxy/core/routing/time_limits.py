@@ -1,8 +1,9 @@
 """How long a phase of a request may take: scaled by what was predicted for it, up to a flat cap.
 
-Fixed parts are for what a prediction does not know (sockets, an engine's housekeeping), the factor
-for its being wrong. What goes in is the prediction's late bound, so the queue in front of a prompt
-and how far off predictions lately were on that instance are in it. Seconds everywhere.
+limit = fixed part (sockets, housekeeping) + factor (prediction error) x the prediction's late bound
+
+The late bound has in it the queue in front of a prompt, and how far off predictions lately were on
+that instance. Seconds everywhere.
 """
 
 from __future__ import annotations

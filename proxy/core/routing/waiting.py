@@ -173,7 +173,7 @@ class Waiting:
         return self._ramps.get(model) or _Ramp(_FULL)
 
     def _note(self, model: str, reject: Reject) -> None:
-        """What was said to its next one; repeated to one who came behind it, it is nothing new."""
+        """Keep the refusal of the model's next request; the same one again changes nothing."""
         ramp = self._ramps.get(model)
         if ramp is None:
             if len(self._ramps) > 2 * len(self.queue):

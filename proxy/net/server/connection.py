@@ -1,9 +1,10 @@
-"""The client's side of a connection: aiohttp's, less what it lets through, plus what it lets wait.
+"""A client's connection: aiohttp's, but stricter with bytes, and with limits on what it waits for.
 
-aiohttp parses. Here is what it leaves open: a request line, version, target, method or Host that
-no server behind may see; a head that does not come to its end; a body that breaks off in its
-framing while a handler waits for it; more requests at once than one client can mean. Error answers
-are fixed texts: aiohttp's own quote the line that offended, which may be a key.
+aiohttp parses. This module refuses what aiohttp would accept or wait for: a request line, version,
+target, method or Host that no server behind may see; a head that does not come to its end; a body
+that breaks off in its framing while a handler waits for it; more requests at once than one client
+can mean. Error answers are fixed texts: aiohttp's own quote the line that offended, which may be a
+key.
 """
 
 from __future__ import annotations
@@ -287,7 +288,7 @@ class ClientConnection(SerialHandler):
             self._is_broken |= isinstance(message, Unreadable)
 
     def _broke(self, refusal: Refusal) -> None:
-        """The body's framing is broken: who waits for it is told, and answers; then it closes.
+        """The body's framing is broken: a handler that waits for it answers, then this closes.
 
         aiohttp would queue an error behind a handler that waits for ever.
         """
