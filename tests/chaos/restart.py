@@ -224,6 +224,7 @@ async def replaceable(
     words = ("--pid-file", str(folder / "pid"), *options)
     async with command(folder, instances, *words, shell=shell, checks=False) as proxy:
         try:
+            await until((folder / "pid").exists, "the pid file is written")
             yield proxy
         finally:
             if (folder / "pid").exists() and (last := pid_of(folder)) != proxy.process.pid:
