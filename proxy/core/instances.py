@@ -103,6 +103,14 @@ class InstanceStates:
         state = self._states[name] = InstanceState(name)
         return state
 
+    def forget(self, name: str) -> InstanceState:
+        """A state that knows nothing; its account goes on, since its requests may not be over."""
+        known, state = self._states.get(name), InstanceState(name)
+        if known is not None:
+            state.account = known.account
+        self._states[name] = state
+        return state
+
     def remove(self, name: str) -> None:
         """Drop a state, if there is one."""
         self._states.pop(name, None)

@@ -66,8 +66,16 @@ class Fleet:
             self.states.remove(name)
         self._starting.pop(name, None)
 
+    def forget(self, name: str) -> None:
+        """Drop what was known of an instance, but for what its requests charge it.
+
+        A server that stops closes its port first and finishes its streams behind it.
+        """
+        if (member := self._members.get(name)) is not None:
+            member.state = self.states.forget(name)
+
     def renew(self, name: str) -> None:
-        """Another process is there now, or nobody: what was known of the old one is dropped."""
+        """Another process is there now: it has counters of its own."""
         if (member := self._members.get(name)) is not None:
             member.state = self.states.add(name)
 

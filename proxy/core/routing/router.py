@@ -114,7 +114,7 @@ class Router:
         self._freed()
 
     def _forget(self, name: str) -> None:
-        self.fleet.renew(name)
+        self.fleet.forget(name)
         self.reuse.forget(name)
         self.sessions.forget(name)
         self.latency.forget(name)

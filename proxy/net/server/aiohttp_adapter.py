@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
@@ -150,9 +151,9 @@ class AiohttpRunner(web.AppRunner):
 
     __slots__ = ()
 
+    @abstractmethod
     def exchange_server(self, made: web.Server) -> web.Server:
         """The server to use instead of aiohttp's."""
-        raise NotImplementedError
 
     async def _make_server(self) -> web.Server:
         return self.exchange_server(await super()._make_server())

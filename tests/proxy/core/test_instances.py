@@ -1,6 +1,11 @@
 """One state per incarnation: what is dropped is out of reach for whoever still holds it."""
 
+from proxy.core.config import RouterConfig
+from proxy.core.fleet.health import CONNECTS, RISE
 from proxy.core.instances import InstanceStates
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
+from proxy.core.types import Instance, RequestFacts
 
 
 def test_a_name_that_comes_again_has_a_fresh_state() -> None:
@@ -20,3 +25,38 @@ def test_who_is_removed_is_forgotten() -> None:
     states.remove("i")
     states.remove("i")
     assert not list(states)
+
+
+def test_one_that_is_gone_is_charged_until_its_requests_have_ended() -> None:
+    """A server that stops closes its port first and finishes its streams behind it."""
+    router = Router(RouterConfig(prefill_throughput=20_000.0))
+    router.add(Instance("i", "http://i"))
+    facts = RequestFacts("m", "s", 1000, [], 64.0)
+    route = router.admit(facts, 0.0)
+    assert isinstance(route, Route)
+    router.first_token(route, facts, 1.0)
+    for at_s in range(CONNECTS):
+        router.watch.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
+    member = router.fleet.get("i")
+    assert member is not None
+    assert member.health.is_gone
+    assert not router.ledger.load("i").is_idle, "a drain waits for it"
+    assert router.ledger.drift() == 0
+    router.finish(route, 10.0)
+    assert router.ledger.load("i").is_idle
+
+
+def test_one_that_returns_has_counters_of_its_own() -> None:
+    router = Router(RouterConfig(prefill_throughput=20_000.0))
+    router.add(Instance("i", "http://i"))
+    facts = RequestFacts("m", "s", 1000, [], 64.0)
+    route = router.admit(facts, 0.0)
+    assert isinstance(route, Route)
+    for at_s in range(CONNECTS):
+        router.watch.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
+    for at_s in range(RISE):
+        router.watch.probe_answered("i", 100.0 + at_s)
+    assert router.ledger.load("i").is_idle
+    router.finish(route, 110.0)
+    assert router.ledger.load("i").is_idle
+    assert router.ledger.drift() == 0
