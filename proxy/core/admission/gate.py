@@ -132,10 +132,6 @@ class Gate:
         asked = zip(states, loads, strict=True)
         return [_kv_wait_s(state, load, prompt_tokens, now_s) for state, load in asked]
 
-    def release_tps(self, instance: str, now_s: float) -> float | None:
-        """KV tokens per second that ending streams gave back lately; None while unknown."""
-        return self._states.of(instance).released.tokens_per_s(now_s)
-
     def mark_busy(self, instance: str, until_s: float) -> None:
         """The engine itself answered that it is at capacity."""
         state = self._states.of(instance)
