@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tests.bench import install, tables
 from tests.bench.build import BenchError
-from tests.bench.peers import PEERS, QUICK
+from tests.bench.peers import BEFORE, PEERS, QUICK, Peer, clone
 from tests.bench.result import Result
 from tests.bench.rounds import Plan, run
 from tests.bench.scenarios import SCENARIOS
@@ -92,9 +92,12 @@ def _whats() -> dict[str, str]:
 
 def _plan(options: argparse.Namespace) -> Plan:
     quick = options.quick
-    peers = _chosen(options.peers, PEERS, QUICK if quick else PEERS, "peer")
+    chosen = _chosen(options.peers, PEERS, QUICK if quick else PEERS, "peer")
+    peers: dict[str, Peer] = {name: PEERS[name] for name in chosen}
+    if options.before is not None:
+        peers[BEFORE] = clone(options.before)
     return Plan(
-        peers={name: PEERS[name] for name in peers},
+        peers=peers,
         scenarios=_chosen(options.scenarios, _whats(), _whats(), "scenario"),
         rounds=options.rounds or (QUICK_ROUNDS if quick else ROUNDS),
         sessions=QUICK_SESSIONS if quick else SESSIONS_IN_TABLE,
@@ -135,6 +138,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--peers", metavar="A,B", help="who is measured; default: all that are installed")
     add("--scenarios", metavar="X,Y", help="default: all")
+    add(
+        "--before",
+        type=Path,
+        metavar="CLONE",
+        help="another clone of the project after `make compiled`, measured as the peer `before`",
+    )
     add("--rounds", type=int, metavar="N", help=f"windows per peer and scenario, {ROUNDS}")
     add(
         "--quick",

@@ -110,7 +110,14 @@ PEERS: dict[str, Peer] = {
     "ours": _ours(COMPILED),
     "ours-interpreted": _ours(ROOT),
 }
+BEFORE = "before"
+"""The peer that `--before CLONE` adds: another state of this project."""
 QUICK = ("direct", "haproxy", "sglang-router-rr", "vllm-router-rr", "naive-aiohttp", "ours")
+
+
+def clone(root: Path) -> Peer:
+    """This project as another clone has it compiled, to measure what a change costs."""
+    return _ours(root.resolve() / COMPILED.relative_to(ROOT))
 
 
 class MissingError(BenchError):
