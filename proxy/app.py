@@ -9,15 +9,17 @@ import asyncio
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from aiohttp import web
 
 from proxy.admin.auth import Denials, Handler, audited
 from proxy.admin.busy_threshold import BusyThreshold
-from proxy.admin.endpoints import Admin
+from proxy.admin.endpoints import FleetPaths, HealthPaths, ModelsPath
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
+from proxy.fleet import probes
+from proxy.fleet.probes import Probes
 from proxy.net import tcp, tls
 from proxy.net.server.connection import Rules, Runner
 from proxy.net.server.listener import ConnectionLimit, GuardedSite, Site, client_cap, no_listener
@@ -29,62 +31,16 @@ from proxy.process.hot_restart import HotRestart, InheritedSockets
 from proxy.process.memory import cgroup_limit
 from proxy.process.reload import Reloader
 from proxy.protocol.endpoints import BESIDE_V1, OFFLOADABLE
-from proxy.request.exchange import Exchange
+from proxy.request.attempts import LegOwners
+from proxy.request.exchange import Exchange, RequestOwners
+from proxy.request.kv_release import KvReleases
 from proxy.state.proxy_state import ProxyState
-
-
-def application(state: ProxyState, *, admin: bool = True, public: bool = True) -> web.Application:
-    """The routes of one listener. No middleware: every request would pay for it."""
-    app = web.Application(client_max_size=state.settings.max_body_bytes)
-    app.on_response_prepare.append(_sign)
-    app.on_response_prepare.append(closing(state))
-    app.add_routes(_probes(state))
-    if admin:
-        app.add_routes(_admin(state))
-    if public:
-        app.add_routes(_relayed(state))
-    app.add_routes([web.route("*", "/{tail:.*}", _not_found)])
-    return app
 
 
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:
     """Routed answers: in aiohttp's name otherwise."""
     del request
     response.headers["Server"] = SERVER
-
-
-def _probes(state: ProxyState) -> list[web.RouteDef]:
-    """What load balancers and Prometheus ask, on every listener."""
-    admin = Admin(state)
-    rows = (
-        ("/live", admin.live),
-        ("/ready", admin.ready),
-        ("/health", admin.health),
-        ("/metrics", admin.metrics),
-    )
-    looks = [web.get(path, handler) for path, handler in rows]
-    return looks + [web.route("*", path, _only(("GET", "HEAD"))) for path, _ in rows]
-
-
-def _admin(state: ProxyState) -> list[web.RouteDef]:
-    """What changes or shows the fleet: for operators, behind the token where there is one."""
-    admin, thresholds, denials = Admin(state), BusyThreshold(state), Denials(state)
-    rows: dict[str, dict[str, Handler]] = {
-        "/instances": {"GET": admin.instances, "POST": admin.add_instance},
-        "/instances/{name}": {"DELETE": admin.remove_instance},
-        "/sessions/{id}/end": {"POST": admin.end_session},
-        "/decisions": {"GET": admin.decisions},
-        "/busy_threshold": {
-            "GET": thresholds.get,
-            "POST": thresholds.post,
-            "DELETE": thresholds.delete,
-        },
-    }
-    return [
-        web.route(method, path, audited(state, denials, handler))
-        for path, handlers in rows.items()
-        for method, handler in (handlers | {"*": _only(handlers)}).items()
-    ]
 
 
 def _only(methods: Iterable[str]) -> Handler:
@@ -100,21 +56,117 @@ def _only(methods: Iterable[str]) -> Handler:
     return refuse
 
 
-def _relayed(state: ProxyState) -> list[web.RouteDef]:
-    async def relay(request: web.Request) -> web.StreamResponse:
-        return await Exchange(state, request).run()
-
-    return [
-        web.get("/v1/models", Admin(state).models),
-        web.route("*", "/v1/{tail:.+}", relay),
-        *(web.post(path, relay) for path in BESIDE_V1),
-    ]
-
-
 async def _not_found(request: web.Request) -> web.Response:
     """An allow-list: an engine's other paths (sleep, reset, abort) are not for clients."""
     del request
     return error_response(404, "no such path, or not with this method")
+
+
+class Routes:
+    """The paths of the listeners, and their handlers over the owners of one proxy."""
+
+    def __init__(self, state: ProxyState, reloader: Reloader, own_ports: Collection[int]) -> None:
+        instances, options = state.instances, state.options
+        self._state = state
+        self._health = HealthPaths(
+            instances, state.in_flight, state.exposition, lambda: reloader.last
+        )
+        self._fleet = FleetPaths(
+            instances, options, state.waiting, state.telemetry.decisions, own_ports
+        )
+        self._thresholds = BusyThreshold(state.router, options, state.clock)
+        self._models = ModelsPath(instances, state.access)
+        legs = LegOwners(
+            state.clock,
+            options,
+            instances,
+            state.detached,
+            KvReleases(instances.upstream, state.detached),
+            state.metrics,
+        )
+        self._requests = RequestOwners(
+            state.clock,
+            options,
+            state.access,
+            state.memory,
+            state.estimator,
+            state.router,
+            state.waiting,
+            state.in_flight,
+            instances,
+            state.telemetry,
+            legs,
+        )
+
+    def application(self, *, admin: bool = True, public: bool = True) -> web.Application:
+        """The routes of one listener. No middleware: every request would pay for it."""
+        app = web.Application(client_max_size=self._state.options.settings.max_body_bytes)
+        app.on_response_prepare.append(_sign)
+        app.on_response_prepare.append(closing(self._state.in_flight))
+        app.add_routes(self._looks())
+        if admin:
+            app.add_routes(self._admin())
+        if public:
+            app.add_routes(self._relayed())
+        app.add_routes([web.route("*", "/{tail:.*}", _not_found)])
+        return app
+
+    def _looks(self) -> list[web.RouteDef]:
+        """What load balancers and Prometheus ask, on every listener."""
+        health = self._health
+        rows = (
+            ("/live", health.live),
+            ("/ready", health.ready),
+            ("/health", health.health),
+            ("/metrics", health.metrics),
+        )
+        looks = [web.get(path, handler) for path, handler in rows]
+        return looks + [web.route("*", path, _only(("GET", "HEAD"))) for path, _ in rows]
+
+    def _admin(self) -> list[web.RouteDef]:
+        """What changes or shows the fleet: for operators, behind the token where there is one."""
+        fleet, thresholds, options = self._fleet, self._thresholds, self._state.options
+        denied = self._state.metrics.denied
+        denials = Denials(self._state.clock, lambda: denied.labels("operator").inc())
+        rows: dict[str, dict[str, Handler]] = {
+            "/instances": {"GET": fleet.instances, "POST": fleet.add_instance},
+            "/instances/{name}": {"DELETE": fleet.remove_instance},
+            "/sessions/{id}/end": {"POST": fleet.end_session},
+            "/decisions": {"GET": fleet.decisions},
+            "/busy_threshold": {
+                "GET": thresholds.get,
+                "POST": thresholds.post,
+                "DELETE": thresholds.delete,
+            },
+        }
+        return [
+            web.route(method, path, audited(options, denials, handler))
+            for path, handlers in rows.items()
+            for method, handler in (handlers | {"*": _only(handlers)}).items()
+        ]
+
+    def _relayed(self) -> list[web.RouteDef]:
+        return [
+            web.get("/v1/models", self._models.models),
+            web.route("*", "/v1/{tail:.+}", self.relay),
+            *(web.post(path, self.relay) for path in BESIDE_V1),
+        ]
+
+    async def relay(self, request: web.Request) -> web.StreamResponse:
+        """Serve a request by an instance."""
+        return await Exchange(self._requests, request).run()
+
+    def take_short_cut(self, server: web.Server) -> None:
+        """Lead the paths that matter past aiohttp's router: it costs as much as a decision."""
+        owners, routed = self._requests, server.request_handler
+
+        def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+            is_short = request.raw_path in OFFLOADABLE and "Expect" not in request.headers
+            if is_short and isinstance(request, web.Request):
+                return Exchange(owners, request).run()
+            return routed(request)
+
+        server.request_handler = handle
 
 
 BACKLOG = 4096
@@ -142,6 +194,9 @@ class Proxy:
         self._source = source or (lambda: settings)
         self.state: ProxyState
         self.reloader: Reloader
+        self.own_ports: set[int] = set()
+        """Where this process listens."""
+        self._probes: Probes
         self._runner: web.AppRunner
         self._rules: Rules
         self._admin_runner: web.AppRunner | None = None
@@ -149,7 +204,9 @@ class Proxy:
         self._heritage = heritage or InheritedSockets()
         self._names: list[str] = []
         """Of the listeners, as the next process is to know them."""
-        self._succession = HotRestart(self._listeners, lambda: snapshot.leave(self.state))
+        self._succession = HotRestart(
+            self._listeners, lambda: snapshot.leave(self.state.router, self.state.estimator)
+        )
         self._stop = asyncio.Event()
 
     @property
@@ -176,31 +233,38 @@ class Proxy:
         settings = self._settings
         secure = tls.for_clients(settings)
         limit_bytes = settings.max_memory_bytes or cgroup_limit()
-        self.state = ProxyState.start(settings, limit_bytes)
-        self.reloader = Reloader(self.state, self._source, self._exchange)
-        refused = self.state.metrics.client_errors
+        state = self.state = ProxyState.start(settings, limit_bytes)
+        self.reloader = Reloader(state, self._source, self._exchange)
+        self._probes = Probes(state.instances, state.options)
+        routes = Routes(state, self.reloader, self.own_ports)
+        refused = state.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
-        self._departure = Drain(self.state, self._runners, self._stop)
-        if self._heritage.estate is not None:
-            snapshot.take(self.state, self._heritage.estate)
-        if self._heritage.has_predecessor and not await background.look_round(self.state):
-            await self.close()
-            raise ConfigError(f"no instance has answered in {background.FIRST_LOOK_S:g} s")
-        one_listener = settings.admin_port is None
-        self._runner = await self._listen(
-            application(self.state, admin=one_listener), settings.host, settings.port, secure
+        self._departure = Drain(
+            state.options,
+            state.in_flight,
+            state.waiting,
+            state.detached,
+            self._runners,
+            self._stop,
         )
-        self._take_short_cut(self._runner)
+        if self._heritage.estate is not None:
+            snapshot.take(state.router, state.estimator, self._heritage.estate)
+        if self._heritage.has_predecessor and not await self._probes.look_round():
+            await self.close()
+            raise ConfigError(f"no instance has answered in {probes.FIRST_LOOK_S:g} s")
+        one_listener = settings.admin_port is None
+        app = routes.application(admin=one_listener)
+        self._runner = await self._listen(app, settings.host, settings.port, secure)
+        assert self._runner.server is not None
+        routes.take_short_cut(self._runner.server)
         if settings.admin_port is not None:
+            app = routes.application(public=False)
             self._admin_runner = await self._listen(
-                application(self.state, public=False),
-                settings.admin_host,
-                settings.admin_port,
-                secure,
+                app, settings.admin_host, settings.admin_port, secure
             )
         self._heritage.drop()
-        self.state.own_ports |= {at[1] for r in self._runners for at in r.addresses}
+        self.own_ports |= {at[1] for r in self._runners for at in r.addresses}
 
     async def _listen(
         self, app: web.Application, host: str, port: int, secure: ssl.SSLContext | None
@@ -255,20 +319,6 @@ class Proxy:
             if isinstance(site, Site):
                 await site.exchange(secure)
 
-    def _take_short_cut(self, runner: web.AppRunner) -> None:
-        """Lead the paths that matter past the router, which would cost as much as a decision."""
-        server = runner.server
-        assert server is not None
-        state, routed = self.state, server.request_handler
-
-        def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
-            is_short = request.raw_path in OFFLOADABLE and "Expect" not in request.headers
-            if is_short and isinstance(request, web.Request):
-                return Exchange(state, request).run()
-            return routed(request)
-
-        server.request_handler = handle
-
     def catch_signals(self) -> None:
         """From now on SIGTERM and SIGINT end `run`, SIGHUP reloads, SIGUSR2 starts a successor.
 
@@ -290,7 +340,7 @@ class Proxy:
         """
         try:
             async with asyncio.TaskGroup() as group:
-                periodic = group.create_task(background.run(self.state), name="background")
+                periodic = group.create_task(self.run_background(), name="background")
                 look_s = self._settings.health_interval
                 reloads = group.create_task(self.reloader.watch(look_s), name="reload")
                 heirs = group.create_task(self._succession.watch(on_heir), name="hot-restart")
@@ -305,6 +355,13 @@ class Proxy:
                 periodic.cancel()
         finally:
             await self.close()
+
+    async def run_background(self) -> None:
+        """Run the periodic tasks until cancelled."""
+        state = self.state
+        await background.run(
+            self._probes, state.detached, state.memory, state.metrics, state.router
+        )
 
     def _on_signal(self) -> None:
         self._stop.set()

@@ -9,9 +9,9 @@ from hmac import compare_digest
 import orjson
 from aiohttp import web
 
+from proxy.config.in_force import OptionsInForce
 from proxy.net.server.responses import error_response
-from proxy.net.timeouts import Limit
-from proxy.state.proxy_state import ProxyState
+from proxy.net.timeouts import Clock, Limit
 from proxy.telemetry.log import Throttle
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -21,28 +21,28 @@ _log = logging.getLogger(__name__)
 
 
 class Denials:
-    """Requests with a wrong token: counted, and a throttled line in the log."""
+    """Requests with a wrong token: `on_denied` counts them, a throttled line is logged."""
 
-    def __init__(self, state: ProxyState) -> None:
-        self._state = state
+    def __init__(self, clock: Clock, on_denied: Callable[[], None]) -> None:
+        self._clock, self._on_denied = clock, on_denied
         self._throttle = Throttle()
 
     def note(self, request: web.Request) -> None:
         """Count one denied request."""
-        self._state.metrics.denied.labels("operator").inc()
-        unsaid = self._throttle.turn(None, self._state.clock.now_s())
+        self._on_denied()
+        unsaid = self._throttle.turn(None, self._clock.now_s())
         if unsaid is not None:
             _log.warning("admin: %d denied, the last from %s", unsaid + 1, request.remote)
 
 
-def audited(state: ProxyState, denials: Denials, handler: Handler) -> Handler:
+def audited(options: OptionsInForce, denials: Denials, handler: Handler) -> Handler:
     """The handler, behind the admin token, which is compared in constant time.
 
     Every request but a GET is a line in the log.
     """
 
     async def checked(request: web.Request) -> web.Response:
-        if not _may(request, state):
+        if not _may(request, options):
             denials.note(request)
             response = error_response(401, "Authorization: Bearer with the admin token is needed")
             response.headers["WWW-Authenticate"] = "Bearer"
@@ -59,8 +59,8 @@ def audited(state: ProxyState, denials: Denials, handler: Handler) -> Handler:
     return checked
 
 
-def _may(request: web.Request, state: ProxyState) -> bool:
-    token = state.settings.admin_token
+def _may(request: web.Request, options: OptionsInForce) -> bool:
+    token = options.settings.admin_token
     if token is None:
         return True
     given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")

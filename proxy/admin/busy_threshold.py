@@ -15,10 +15,12 @@ from dataclasses import asdict
 from aiohttp import web
 
 from proxy.admin.auth import BodyError, small_object
+from proxy.config.in_force import OptionsInForce
 from proxy.core.admission.gate import ANY_MODEL
+from proxy.core.routing.router import Router
 from proxy.core.types import THRESHOLD_FIELDS, Thresholds
 from proxy.net.server.responses import json_response
-from proxy.state.proxy_state import ProxyState
+from proxy.net.timeouts import Clock
 
 DECODE, TOKENS, FRAC = THRESHOLD_FIELDS
 _KNOWN = ("model", *THRESHOLD_FIELDS, "unset", "dry_run")
@@ -27,21 +29,21 @@ _log = logging.getLogger(__name__)
 
 
 class BusyThreshold:
-    """Handlers over the gate of one proxy."""
+    """Handlers over the gate of one router."""
 
-    def __init__(self, state: ProxyState) -> None:
-        self._state = state
+    def __init__(self, router: Router, options: OptionsInForce, clock: Clock) -> None:
+        self._router, self._options, self._clock = router, options, clock
 
     async def get(self, request: web.Request) -> web.Response:
         """List every model with limits; `*` stands for all others."""
         del request
-        configured = self._state.router.gate.configured()
+        configured = self._router.gate.configured()
         return json_response({"thresholds": [_row(m, t) for m, t in configured.items()]})
 
     async def post(self, request: web.Request) -> web.Response:
         """Overwrite the given fields; without any, read the present ones."""
         try:
-            seconds = self._state.settings.body_timeout
+            seconds = self._options.settings.body_timeout
             return json_response(self._update(await small_object(request, seconds)))
         except BodyError as error:
             return json_response({"error": str(error)}, error.status)
@@ -49,7 +51,7 @@ class BusyThreshold:
     async def delete(self, request: web.Request) -> web.Response:
         """Remove all limits of a model, or with &field= one of them."""
         model, field = request.query.get("model", ""), request.query.get("field")
-        gate = self._state.router.gate
+        gate = self._router.gate
         if not model:
             # No default: a caller that puts the model into a body, as in POST, would otherwise
             # remove all limits.
@@ -66,7 +68,7 @@ class BusyThreshold:
         return json_response(_row(model, now))
 
     def _update(self, body: Mapping[str, object]) -> dict[str, object]:
-        gate, model = self._state.router.gate, _model(body)
+        gate, model = self._router.gate, _model(body)
         given = {f: body[f] for f in THRESHOLD_FIELDS if body.get(f) is not None}
         changes: dict[str, float | int | None] = dict.fromkeys(_unset(body), None)
         changes |= {field: _checked(field, value) for field, value in given.items()}
@@ -85,12 +87,12 @@ class BusyThreshold:
         return _row(model, wanted)
 
     def _known_models(self) -> set[str]:
-        configured = self._state.settings.model
-        return self._state.router.fleet.models() | ({configured} if configured else set())
+        configured = self._options.settings.model
+        return self._router.fleet.models() | ({configured} if configured else set())
 
     def _busy(self, model: str, wanted: Thresholds) -> list[str]:
         """The instances that would be busy with these limits."""
-        router, now_s = self._state.router, self._state.clock.now_s()
+        router, now_s = self._router, self._clock.now_s()
         names = [member.instance.name for member in router.fleet.members()]
         gate = router.gate
         return [n for n in names if gate.busy(n, model, router.ledger.load(n), now_s, wanted)]

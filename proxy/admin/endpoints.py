@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 
@@ -11,29 +11,46 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from proxy.admin.auth import small_object
+from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.latency.model import Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
+from proxy.fleet.instances import Instances
 from proxy.net.addresses import ForbiddenAddressError, check
 from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
 from proxy.net.upstream.client import LIST_BYTES, model_cards
 from proxy.protocol.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
 from proxy.protocol.request_facts import bounded, of_tenant
-from proxy.state.proxy_state import DECISIONS_KEPT, ProxyState
+from proxy.state.access import Access
+from proxy.state.in_flight import InFlight
+from proxy.state.queue import WaitingRoom
+from proxy.telemetry.metrics import Exposition
+from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.request_log import record_json
+from proxy.telemetry.requests import DECISIONS_KEPT
 
 MODELS_TIMEOUT_S = 2.0
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _log = logging.getLogger(__name__)
 
 
-class Admin:
-    """Handlers over the state of one proxy."""
+class HealthPaths:
+    """/live, /ready, /health and /metrics: what load balancers and Prometheus ask.
 
-    def __init__(self, state: ProxyState) -> None:
-        self._state = state
+    `last_reload` tells how the last reload of the options ended, None before the first.
+    """
+
+    def __init__(
+        self,
+        instances: Instances,
+        in_flight: InFlight,
+        exposition: Exposition,
+        last_reload: Callable[[], dict[str, object] | None],
+    ) -> None:
+        self._instances, self._in_flight, self._exposition = instances, in_flight, exposition
+        self._last_reload = last_reload
 
     async def live(self, request: web.Request) -> web.Response:
         """Answer 200 while the process runs."""
@@ -43,16 +60,16 @@ class Admin:
     async def ready(self, request: web.Request) -> web.Response:
         """Answer 503 while the proxy drains or no instance is up: send no new requests."""
         del request
-        if self._state.in_flight.is_draining:
+        if self._in_flight.is_draining:
             return unavailable({"status": "draining"}, DRAIN_RETRY_S)
-        if not self._state.instances.is_serving:
+        if not self._instances.is_serving:
             return unavailable({"status": "no instance is up"}, NO_INSTANCE_RETRY_S)
         return json_response({"status": "ready"})
 
     async def health(self, request: web.Request) -> web.Response:
         """The state of every instance; 200 while at least one serves."""
         del request
-        fleet, now_s = self._state.router.fleet, self._state.clock.now_s()
+        fleet, now_s = self._instances.router.fleet, self._instances.clock.now_s()
         instances = {
             m.instance.name: {
                 "is_up": m.health.is_up,
@@ -61,31 +78,50 @@ class Admin:
             }
             for m in fleet.members()
         }
-        serving = self._state.instances.is_serving
+        serving = self._instances.is_serving
         body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
-        if self._state.last_reload is not None:
-            body["config_reload"] = self._state.last_reload
+        if (last_reload := self._last_reload()) is not None:
+            body["config_reload"] = last_reload
         body["instances"] = instances
         return json_response(body) if serving else unavailable(body, NO_INSTANCE_RETRY_S)
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The metrics as Prometheus text."""
         del request
-        text = await self._state.exposition.text()
+        text = await self._exposition.text()
         return web.Response(body=text, headers={"Content-Type": EXPOSITION_TYPE})
+
+
+class FleetPaths:
+    """/instances, /sessions and /decisions: what operators look at and change.
+
+    `own_ports`: where the proxy itself listens, which is no instance.
+    """
+
+    def __init__(
+        self,
+        instances: Instances,
+        options: OptionsInForce,
+        waiting: WaitingRoom,
+        decisions: Sequence[RequestRecord],
+        own_ports: Collection[int],
+    ) -> None:
+        self._instances, self._router = instances, instances.router
+        self._options, self._waiting = options, waiting
+        self._decisions, self._own_ports = decisions, own_ports
 
     async def instances(self, request: web.Request) -> web.Response:
         """Every instance with load, health and what its engine reports."""
         del request
-        members = self._state.router.fleet.members()
+        members = self._router.fleet.members()
         return json_response([self._describe(m.instance.name) for m in members])
 
     def _describe(self, name: str) -> dict[str, object]:
-        router, now_s = self._state.router, self._state.clock.now_s()
+        router, now_s = self._router, self._instances.clock.now_s()
         member = router.fleet.get(name)
         assert member is not None
         busy, load = router.busy(name, ANY_MODEL, now_s), router.ledger.load(name)
-        stats = self._state.instances.reports.get(name)
+        stats = self._instances.reports.get(name)
         return {
             "name": name,
             "url": member.instance.url,
@@ -110,7 +146,7 @@ class Admin:
         text = request.query.get("n", "50")
         if not text.isdecimal() or not 1 <= int(text) <= DECISIONS_KEPT:
             return error_response(400, f"n: a whole number, 1 to {DECISIONS_KEPT}")
-        newest = islice(reversed(self._state.decisions), int(text))
+        newest = islice(reversed(self._decisions), int(text))
         body = b"[" + b",".join(record_json(record) for record in newest) + b"]"
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
@@ -119,7 +155,8 @@ class Admin:
 
         A draining instance is taken back.
         """
-        body = await small_object(request, self._state.settings.body_timeout)
+        settings, instances = self._options.settings, self._instances
+        body = await small_object(request, settings.body_timeout)
         text = body.get("instance")
         if not isinstance(text, str):
             return error_response(400, 'instance: a string "[name=]host:port[;bootstrap=PORT]"')
@@ -127,57 +164,59 @@ class Admin:
             spec = InstanceSpec.parse(text)
         except ValueError as error:
             return error_response(400, f"instance: {error}")
-        state = self._state
+        resolver = instances.connect_options.resolver
         try:
-            await check(
-                spec,
-                state.settings.allow_cidr,
-                state.settings.instances,
-                state.own_ports,
-                state.ways.resolver,
-            )
+            await check(spec, settings.allow_cidr, settings.instances, self._own_ports, resolver)
         except ForbiddenAddressError as error:
             return error_response(400, f"instance: {error}")
-        member = self._state.router.fleet.get(spec.name)
+        fleet = self._router.fleet
+        member = fleet.get(spec.name)
         if member is not None and member.is_draining and member.instance.url == spec.url:
             member.is_draining = False
-            self._state.waiting.look_again()
+            self._waiting.look_again()
             return json_response(self._describe(spec.name))
-        known = [m.instance for m in self._state.router.fleet.members()]
+        known = [m.instance for m in fleet.members()]
         if any(spec.name == i.name or spec.url == i.url for i in known):
             return error_response(409, f"instance: {spec.name} is there already")
-        self._state.add(spec)
+        instances.add(spec, settings.connect_timeout)
         _log.info("instance %s added: %s", spec.name, spec.url)
         return json_response(self._describe(spec.name), 201)
 
     async def remove_instance(self, request: web.Request) -> web.Response:
         """Remove an instance at once, or with ?drain=true when its last request is over."""
         name = request.match_info["name"]
-        member = self._state.router.fleet.get(name)
+        member = self._router.fleet.get(name)
         if member is None:
             return error_response(404, f"instance: {name} is not known")
         if request.query.get("drain") == "true":
             member.is_draining = True
             return json_response(self._describe(name), 202)
-        await self._state.instances.remove(name)
+        await self._instances.remove(name)
         return json_response({"removed": name})
 
     async def end_session(self, request: web.Request) -> web.Response:
         """Forget where a session lives; ?tenant=NAME for a tenant's session."""
         session = of_tenant(bounded(request.match_info["id"]), request.query.get("tenant"))
-        known = self._state.router.sessions.end(session or "")
+        known = self._router.sessions.end(session or "")
         return json_response({"ended": known}) if known else error_response(404, "no such session")
+
+
+class ModelsPath:
+    """/v1/models, for clients."""
+
+    def __init__(self, instances: Instances, access: Access) -> None:
+        self._instances, self._access = instances, access
 
     async def models(self, request: web.Request) -> web.Response:
         """The union of the models that the instances in use serve."""
         try:
-            grant = self._state.grant(request.headers)
+            grant = self._access.grant(request.headers)
         except ProxyError as error:
             return responses.error(error, CIMultiDict())
         auth = grant.added if grant.hidden else _auth(request)
         cards: dict[str, Mapping[str, object]] = {}
-        for member in self._state.router.fleet.usable():
-            upstream = self._state.instances.by_name[member.instance.name]
+        for member in self._instances.router.fleet.usable():
+            upstream = self._instances.by_name[member.instance.name]
             try:
                 body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, auth, LIST_BYTES)
             except UpstreamFailure:

@@ -38,11 +38,12 @@ class Instances:
         self,
         router: Router,
         clock: Clock,
-        ways: ConnectOptions,
+        connect_options: ConnectOptions,
         on_replay: Callable[[], None],
         on_removed: Callable[[str], None],
     ) -> None:
-        self.router, self.clock, self.ways = router, clock, ways
+        self.router, self.clock = router, clock
+        self.connect_options = connect_options
         self.by_name: dict[str, Upstream] = {}
         self.reports: dict[str, EngineStats] = {}
         self._on_replay, self._on_removed = on_replay, on_removed
@@ -72,7 +73,9 @@ class Instances:
         """Bring an instance in."""
         instance = Instance(spec.name, spec.url, spec.bootstrap_url)
         self.router.add(instance)
-        self.by_name[spec.name] = Upstream(instance, connect_timeout_s, self._on_replay, self.ways)
+        self.by_name[spec.name] = Upstream(
+            instance, connect_timeout_s, self._on_replay, self.connect_options
+        )
 
     async def remove(self, name: str) -> None:
         """Take an instance out and close its connections."""
@@ -88,7 +91,7 @@ class Instances:
         """Forget the addresses of names that no instance has any more."""
         instances = [upstream.instance for upstream in self.by_name.values()]
         urls = [url for i in instances for url in (i.url, i.bootstrap_url) if url]
-        self.ways.resolver.keep({urlsplit(url).hostname or "" for url in urls})
+        self.connect_options.resolver.keep({urlsplit(url).hostname or "" for url in urls})
 
     def has_drained(self, name: str) -> bool:
         """Whether an instance that is on its way out has nothing left to do."""

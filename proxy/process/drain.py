@@ -9,8 +9,11 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from proxy.config.in_force import OptionsInForce
 from proxy.net.server.listener import HANDSHAKE_S
-from proxy.state.proxy_state import ProxyState
+from proxy.state.detached import DetachedTasks
+from proxy.state.in_flight import InFlight
+from proxy.state.queue import WaitingRoom
 
 ACCEPT_WHILE_DRAINING_S = 5.0
 """How long a draining proxy still accepts what a load balancer sends until it notices."""
@@ -29,18 +32,25 @@ class Drain:
     """The end of one proxy: knows its listeners and the event that a signal sets."""
 
     def __init__(
-        self, state: ProxyState, runners: Sequence[web.AppRunner], stop: asyncio.Event
+        self,
+        options: OptionsInForce,
+        in_flight: InFlight,
+        waiting: WaitingRoom,
+        detached: DetachedTasks,
+        runners: Sequence[web.AppRunner],
+        stop: asyncio.Event,
     ) -> None:
-        self._state = state
+        self._options = options
+        self._in_flight, self._waiting, self._detached = in_flight, waiting, detached
         self._runners = runners
         self._stop = stop
 
     async def drain(self) -> None:
         """Turn readiness off, accept a little longer, let running requests finish in time."""
-        state, limit_s = self._state, self._state.settings.drain_seconds
-        state.in_flight.is_leaving = state.in_flight.is_draining = True
-        state.waiting.close()
-        _log.info("draining: %d requests in flight", state.in_flight.count)
+        limit_s = self._options.settings.drain_seconds
+        self._in_flight.is_leaving = self._in_flight.is_draining = True
+        self._waiting.close()
+        _log.info("draining: %d requests in flight", self._in_flight.count)
         accept_s = min(ACCEPT_WHILE_DRAINING_S, limit_s / 2)
         if await self._idle_within(accept_s) and await self._left_within(min(KEPT_S, accept_s)):
             return
@@ -55,36 +65,33 @@ class Drain:
         queue keep waiting. A kept connection is not closed while its client may be sending: it
         ends with its next answer or after its idle time. A signal turns this into a drain.
         """
-        state, limit_s = self._state, self._state.settings.handover_seconds
-        state.in_flight.is_leaving = True
+        in_flight, settings = self._in_flight, self._options.settings
+        in_flight.is_leaving = True
         await _stop_accepting(self._runners)
-        _log.info(
-            "handed over: %d requests, %d connections", state.in_flight.count, self._connected()
-        )
-        least_s = HANDSHAKE_S if state.settings.tls_cert else ACCEPTED_S
+        _log.info("handed over: %d requests, %d connections", in_flight.count, self._connected())
+        least_s = HANDSHAKE_S if settings.tls_cert else ACCEPTED_S
         with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(settings.handover_seconds):
                 await self._told_within(least_s)
                 while self._has_work() and not self._stop.is_set():
                     await self._told_within(_LOOK_S)
         if self._stop.is_set():
             self._stop.clear()
             await self.drain()
-        elif state.in_flight.count:
-            await self._cut(f"{limit_s:g} s after a hot restart")
+        elif in_flight.count:
+            await self._cut(f"{settings.handover_seconds:g} s after a hot restart")
 
     def _has_work(self) -> bool:
         """Whether there are connections, requests, or detached tasks such as releases of KV."""
-        state = self._state
-        return bool(self._connected() or state.in_flight.count or state.aftermath.live)
+        return bool(self._connected() or self._in_flight.count or self._detached.live)
 
     def _connected(self) -> int:
         return sum(len(r.server.connections) for r in self._runners if r.server is not None)
 
     async def _cut(self, why: str) -> None:
-        _log.warning("drain: %d requests cut (%s)", self._state.in_flight.count, why)
+        _log.warning("drain: %d requests cut (%s)", self._in_flight.count, why)
         self._stop.clear()
-        self._state.in_flight.cut()
+        self._in_flight.cut()
         await self._idle_within(CUT_S)
 
     async def _left_within(self, seconds: float) -> bool:
@@ -95,7 +102,7 @@ class Drain:
             if left_s <= 0:
                 break
             await self._told_within(min(_LOOK_S, left_s))
-        return not self._state.in_flight.count
+        return not self._in_flight.count
 
     async def _told_within(self, seconds: float) -> None:
         """Wait for a signal, or for this time."""
@@ -105,7 +112,7 @@ class Drain:
 
     async def _idle_within(self, seconds: float) -> bool:
         """Wait for the last request; false when the time is over or a signal comes first."""
-        idle = self._state.in_flight.idle
+        idle = self._in_flight.idle
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await first_of(idle, self._stop)
@@ -113,12 +120,12 @@ class Drain:
         return False
 
 
-def closing(state: ProxyState) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+def closing(in_flight: InFlight) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
     """A signal handler for routed answers: a leaving proxy closes kept connections with them."""
 
     async def say_close(request: web.Request, response: web.StreamResponse) -> None:
         del request
-        if state.in_flight.is_leaving:
+        if in_flight.is_leaving:
             response.headers["Connection"] = "close"
             response.force_close()
 

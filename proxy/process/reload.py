@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from proxy.config.in_force import router_config
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError, options
 from proxy.config.values import InstanceSpec
 from proxy.net import tls
 from proxy.state.access import bearer
-from proxy.state.proxy_state import ProxyState, instance_tls, router_config
+from proxy.state.proxy_state import ProxyState, instance_tls
 
 RELOADABLE = frozenset(name for name, _, option in options(Settings) if option.reloadable)
 FILE_BYTES = 4 << 20
@@ -58,7 +59,9 @@ class Reloader:
         self._source = source
         self._exchange = exchange
         self._asked = asyncio.Event()
-        path = state.settings.config
+        self.last: dict[str, object] | None = None
+        """How the last reload ended, and when; None before the first."""
+        path = state.options.settings.config
         self._file = None if path is None else _WatchedFile(path)
 
     def ask(self) -> None:
@@ -95,7 +98,8 @@ class Reloader:
             result = "refused"
         else:
             result = await self._apply(ready, change, why)
-        state.reloaded(result)
+        state.metrics.reloads.labels(result).inc()
+        self.last = {"result": result, "t": state.clock.unix_now()}
         return result
 
     def _prepare(self) -> _Prepared:
@@ -106,7 +110,7 @@ class Reloader:
 
     def _checked(self, new: Settings) -> _Change:
         """The changes of the instances; raises ConfigError if an option cannot change."""
-        old = self._state.settings
+        old = self._state.options.settings
         fixed = sorted(_changed(old, new) - RELOADABLE)
         if (old.tls_cert is None) != (new.tls_cert is None):
             fixed.append("tls_cert (from or to none)")
@@ -141,10 +145,10 @@ class Reloader:
 
     async def _apply(self, ready: _Prepared, change: _Change, why: str) -> str:
         state, new = self._state, ready.settings
-        changed = sorted(_changed(state.settings, new))
+        changed = sorted(_changed(state.options.settings, new))
         if changed:
             self._switch(new, change)
-        state.ways.change(ready.for_instances, bearer(new.instance_api_key))
+        state.instances.connect_options.change(ready.for_instances, bearer(new.instance_api_key))
         if ready.for_clients is not None:
             try:
                 await self._exchange(ready.for_clients)
@@ -169,7 +173,7 @@ class Reloader:
         state.use(new)
         fleet = state.router.fleet
         for spec in change.new:
-            state.add(spec)
+            state.instances.add(spec, new.connect_timeout)
         for names, is_draining in ((change.back, False), (change.gone, True)):
             for name in names:
                 if (member := fleet.get(name)) is not None:

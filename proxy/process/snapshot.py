@@ -25,7 +25,8 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from proxy.state.proxy_state import ProxyState
+from proxy.core.routing.router import Router
+from proxy.protocol.request_facts import TokenEstimator
 
 FORM = 1
 """To be changed when block hashes or rows change their meaning."""
@@ -34,10 +35,9 @@ SESSIONS_PER_LINE = 2000
 _log = logging.getLogger(__name__)
 
 
-async def leave(state: ProxyState) -> BinaryIO:
+async def leave(router: Router, estimator: TokenEstimator) -> BinaryIO:
     """Write the file and return it at its beginning. Raises OSError if there is no room."""
-    router = state.router
-    head = {"form": FORM, "bytes_per_token": state.estimator.ratios()}
+    head = {"form": FORM, "bytes_per_token": estimator.ratios()}
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
         await asyncio.to_thread(_write, file, head)
@@ -66,17 +66,16 @@ def _write(file: BinaryIO, line: dict[str, Any]) -> None:
     file.flush()
 
 
-def take(state: ProxyState, file: BinaryIO) -> None:
+def take(router: Router, estimator: TokenEstimator, file: BinaryIO) -> None:
     """Read what a predecessor has left; call it before the first probe of the instances."""
-    router = state.router
     try:
         with file:
             lines = [orjson.loads(line) for line in file]
         if not lines or lines[0]["form"] != FORM:
             raise ValueError("another form")
         for model, ratio in lines[0]["bytes_per_token"].items():
-            state.estimator.adopt(str(model), float(ratio))
-        kept = {line["instance"] for line in lines[1:] if _take_instance(state, line)}
+            estimator.adopt(str(model), float(ratio))
+        kept = {line["instance"] for line in lines[1:] if _take_instance(router, line)}
         for line in reversed(lines[1:]):  # the first line has those that were idle longest
             rows = [tuple(row) for row in line.get("sessions", ()) if row[1] in kept]
             router.sessions.adopt(rows)
@@ -87,17 +86,17 @@ def take(state: ProxyState, file: BinaryIO) -> None:
     _log.info("hot restart: %d sessions and %d blocks taken over", *known)
 
 
-def _take_instance(state: ProxyState, line: dict[str, Any]) -> bool:
+def _take_instance(router: Router, line: dict[str, Any]) -> bool:
     """Read the line of an instance; false if it is not known here under the same address.
 
     Whether it is still the same process shows later by its start time
     (`InstanceEvents.observe_start`).
     """
-    member = state.router.fleet.get(line.get("instance", ""))
+    member = router.fleet.get(line.get("instance", ""))
     if member is None or member.instance.url != line["url"]:
         return False
     member.start_s = line["start_s"]
-    state.router.prefixes.adopt(member.instance.name, line["runs"])
+    router.prefixes.adopt(member.instance.name, line["runs"])
     if times := line.get("times"):
-        state.router.latency.adopt(member.instance.name, times)
+        router.latency.adopt(member.instance.name, times)
     return True

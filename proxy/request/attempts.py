@@ -3,128 +3,248 @@
 `core.routing.request_flow` decides which leg comes next, which instance is blamed and when to give
 up. Here its actions become requests to instances, log lines and counters, and their results become
 its events.
+
+The legs of an offload are detached from the request: when the client leaves, P's connection is
+half-closed and what P still answers is released, and D's leg goes on until D has begun.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import uuid
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from proxy.config.in_force import OptionsInForce
 from proxy.core.connectors.base import Edits
 from proxy.core.fleet.retries import busy_s
-from proxy.core.routing.request_flow import (
+from proxy.core.routing.actions import (
     Action,
     FellBack,
     GiveUp,
+    HangUpPrefill,
     HedgeEnded,
     InstanceFailed,
+    KeepDecode,
+    KvUnreleased,
     LegFailure,
     LegLimit,
     Pause,
-    RequestFlow,
+    ReleaseKv,
+    ReleaseResult,
     Retried,
     RetryRefused,
     SendDecode,
     SendHedge,
     SendPrefill,
 )
+from proxy.core.routing.request_flow import RequestFlow, State
 from proxy.core.types import FailureKind, Fallback
-from proxy.net.upstream.client import OnSent
+from proxy.fleet.instances import Instances
+from proxy.net.timeouts import Clock
+from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import with_request_id
 from proxy.request.client_request import Outgoing
-from proxy.request.kv_release import DecodeHalf
-from proxy.request.legs import FirstEventLimit, decode_leg
-from proxy.request.offload import PrefillRace
-from proxy.state.proxy_state import ProxyState
+from proxy.request.kv_release import KvReleases
+from proxy.request.legs import FirstEventLimit, decode_leg, fallback_of, prefill_leg
+from proxy.state.detached import DetachedLeg, DetachedTasks
+from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import RequestRecord
+
+
+@dataclass(frozen=True, slots=True)
+class LegOwners:
+    """What the legs of all requests share."""
+
+    clock: Clock
+    options: OptionsInForce
+    instances: Instances
+    detached: DetachedTasks
+    releases: KvReleases
+    metrics: Metrics
+
+
+class PrefillFailed:
+    """P's leg gave no KV; `failure`: what speaks against P itself."""
+
+    __slots__ = ("failure", "why")
+
+    def __init__(self, why: Fallback, failure: LegFailure | None = None) -> None:
+        self.why, self.failure = why, failure
 
 
 class Attempts:
     """Performs the actions of one request's flow."""
 
-    __slots__ = ("_flow", "_half", "_record", "_state")
+    __slots__ = ("_edits", "_flow", "_owners", "_record")
 
-    def __init__(self, state: ProxyState, record: RequestRecord, flow: RequestFlow) -> None:
-        self._state, self._record, self._flow = state, record, flow
-        self._half: DecodeHalf | None = None
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the client has left and D's leg goes on: the lease ends with that leg."""
-        return self._half is not None and self._half.is_kept
+    def __init__(self, owners: LegOwners, record: RequestRecord, flow: RequestFlow) -> None:
+        self._owners, self._record, self._flow = owners, record, flow
+        self._edits: Edits | None = None
+        """What D needs to fetch the KV that P holds; None where there is none."""
 
     async def run(self, out: Outgoing) -> UpstreamResponse:
         """An instance's answer whose first event is good; raises the last UpstreamFailure."""
-        flow, edits = self._flow, None
-        actions = flow.begin(self._state.clock.now_s())
+        flow = self._flow
+        actions = flow.begin(self._owners.clock.now_s())
         while True:
             leg = actions[-1]
             try:
                 if isinstance(leg, SendPrefill):
-                    race = PrefillRace(self._state, self._record, flow, self)
-                    actions, got = await race.run(out, leg)
-                    if isinstance(got, UpstreamResponse):
-                        return got
-                    edits = got
+                    race = PrefillRace(self, out, leg)
+                    answered = await race.run()
+                    if isinstance(answered, UpstreamResponse):
+                        return answered
+                    actions = answered
                     continue
                 assert isinstance(leg, SendDecode)
-                answer = await self.decode(out, leg, edits)
+                answer = await self.decode(out, leg)
             except UpstreamFailure as failure:
-                edits = None
                 actions = await self._after(failure)
                 if isinstance(actions[-1], GiveUp):
                     raise
             else:
-                self.tell(flow.decode_answered())
+                self.perform(flow.decode_answered())
                 return answer
 
     async def _after(self, failure: UpstreamFailure) -> list[Action]:
         """What comes after a failed decode leg, pauses included."""
-        flow, clock = self._flow, self._state.clock
+        flow, clock = self._flow, self._owners.clock
         actions = flow.decode_failed(self.failure(failure), clock.now_s(), random.random())
-        self.tell(actions)
+        self.perform(actions)
         while isinstance(pause := actions[-1], Pause):
             await asyncio.sleep(pause.seconds)
             actions = flow.pause_over(clock.now_s(), random.random())
-            self.tell(actions)
+            self.perform(actions)
         return actions
 
-    async def decode(
-        self, out: Outgoing, leg: SendDecode | SendHedge, edits: Edits | None = None
-    ) -> UpstreamResponse:
+    async def decode(self, out: Outgoing, leg: SendDecode | SendHedge) -> UpstreamResponse:
         """Ask D, and wait for its first event; raises UpstreamFailure."""
-        state, record, name = self._state, self._record, leg.instance.name
-        fetch_from = leg.fetch_from if isinstance(leg, SendDecode) else None
-        source = state.instances.get(fetch_from.name) if fetch_from else None
+        owners, record, name = self._owners, self._record, leg.instance.name
+        source = leg.fetch_from if isinstance(leg, SendDecode) else None
+        edits = self._edits if source is not None else None
         if isinstance(leg, SendHedge) or leg.is_repeat:
             own_id = f"{record.request_id}-{uuid.uuid4().hex[:6]}"
             out = replace(out, headers=with_request_id(out.headers, own_id))
         elif edits is not None and edits.request_id is not None:
             out = replace(out, headers=with_request_id(out.headers, edits.request_id))
-        patience = FirstEventLimit(leg.limit.seconds, leg.limit.cap_s, self._flow.has_other)
-        record.t_decode_sent = state.clock.unix_now()
+        limit = FirstEventLimit(leg.limit.seconds, leg.limit.cap_s, self._flow.has_other)
+        record.t_decode_sent = owners.clock.unix_now()
         record.decode_instance = name
         try:
-            if edits is None or not state.connector.pins:
-                return await decode_leg(
-                    out, state.instances.upstream(name), edits, source, patience
-                )
-
-            async def fetching(on_sent: OnSent) -> UpstreamResponse:
-                d = state.instances.upstream(name)
-                return await decode_leg(out, d, edits, source, patience, on_sent)
-
-            self._half = DecodeHalf(state, self._flow, edits)
-            return await self._half.run(fetching)
+            if edits is None or source is None:
+                return await decode_leg(out, owners.instances.upstream(name), None, None, limit)
+            p = owners.instances.get(source.name)
+            if not owners.options.connector.pins:
+                return await decode_leg(out, owners.instances.upstream(name), edits, p, limit)
+            return await self._fetching(out, name, edits, p, limit)
         except UpstreamFailure as failure:
             if failure.limit_s is not None:
                 self.note_limit(leg.limit, failure.limit_s)
             raise
+
+    async def _fetching(
+        self, out: Outgoing, name: str, edits: Edits, p: Upstream | None, limit: FirstEventLimit
+    ) -> UpstreamResponse:
+        """Have D fetch P's KV, in a leg that may outlive the request."""
+        owners, flow = self._owners, self._flow
+
+        def on_sent(reply: UpstreamResponse) -> None:
+            del reply
+            flow.decode_sent()
+
+        async def run() -> UpstreamResponse:
+            d = owners.instances.upstream(name)
+            return await decode_leg(out, d, edits, p, limit, on_sent)
+
+        def on_left() -> bool:
+            return isinstance(flow.decode_left()[-1], KeepDecode)
+
+        def unwanted(reply: UpstreamResponse | None) -> None:
+            if reply is not None:
+                reply.close()
+            self.perform(flow.left_decode_over(owners.clock.now_s()))
+
+        return await owners.detached.keep(DetachedLeg(run, on_left, unwanted))
+
+    async def prefill(self, out: Outgoing, leg: SendPrefill) -> Edits | PrefillFailed:
+        """Have P compute the prompt, in a leg that may outlive the request."""
+        owners, flow, limit = self._owners, self._flow, leg.limit
+        leg_id = f"{self._record.request_id}-p"
+        replies: list[UpstreamResponse] = []
+
+        def on_sent(reply: UpstreamResponse) -> None:
+            replies.append(reply)
+            flow.prefill_sent()
+
+        async def run() -> Edits | Fallback:
+            p, connector = owners.instances.upstream(leg.instance.name), owners.options.connector
+            return await prefill_leg(out, p, connector, leg_id, limit.seconds, on_sent)
+
+        def on_left() -> bool:
+            hang_up = isinstance(flow.prefill_left()[-1], HangUpPrefill)
+            return hang_up and replies[-1].hang_up()
+
+        def unwanted(result: Edits | Fallback | None) -> None:
+            self.prefill_unwanted(result if isinstance(result, Edits) else None)
+
+        try:
+            result = await owners.detached.keep(DetachedLeg(run, on_left, unwanted))
+        except UpstreamFailure as failure:
+            return PrefillFailed(fallback_of(failure), self.failure(failure))
+        if isinstance(result, Edits):
+            return result
+        if result is not Fallback.P_TIMEOUT:
+            return PrefillFailed(result)
+        self.note_limit(limit, limit.seconds)
+        late = f"no prefill in {limit.seconds:.3g} s"
+        return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late))
+
+    def prefill_late(self) -> list[Action]:
+        """P has not answered in time; tells whether D begins as well."""
+        return self._flow.prefill_late(self._owners.clock.now_s())
+
+    def prefill_unwanted(self, edits: Edits | None) -> None:
+        """A leg to P is over that nobody waits for; `edits`: P holds KV."""
+        self._edits = edits
+        now_s = self._owners.clock.now_s()
+        self.perform(self._flow.left_prefill_over(now_s, is_handed=edits is not None))
+
+    def prefilled(self, result: Edits | PrefillFailed, start_s: float) -> list[Action]:
+        """P's leg, begun at `start_s`, is over: what the flow wants next."""
+        owners, now_s = self._owners, self._owners.clock.now_s()
+        if isinstance(result, PrefillFailed):
+            actions = self._flow.prefill_failed(result.why, now_s, result.failure)
+        else:
+            self._edits = result
+            self._record.t_prefill_done = owners.clock.unix(now_s)
+            owners.metrics.prefill_leg.observe(now_s - start_s)
+            actions = self._flow.prefill_answered(now_s, result.cached_ratio)
+        self.perform(actions)
+        return actions
+
+    def prefill_begins(self) -> float:
+        """Note the time; returns it."""
+        clock = self._owners.clock
+        now_s = clock.now_s()
+        self._record.t_prefill_sent = clock.unix(now_s)
+        return now_s
+
+    def hedge_failed(self, failure: UpstreamFailure) -> None:
+        """D's own attempt has failed; P goes on."""
+        now_s = self._owners.clock.now_s()
+        self.perform(self._flow.hedge_failed(self.failure(failure), now_s))
+
+    def d_answered(self) -> None:
+        """What D computes by itself has its first event."""
+        if self._flow.state is State.HEDGED:
+            self.perform(self._flow.hedge_answered(self._owners.clock.now_s()))
+        else:
+            self.perform(self._flow.decode_answered())
 
     def note_limit(self, limit: LegLimit, seconds: float) -> None:
         """A leg met its time limit."""
@@ -134,38 +254,142 @@ class Attempts:
         """An instance's failure as the flow hears of it."""
         wait_s = 0.0
         if failure.kind is FailureKind.BUSY:
-            wait_s = busy_s(failure.headers.get("Retry-After"), self._state.clock.unix_now())
+            wait_s = busy_s(failure.headers.get("Retry-After"), self._owners.clock.unix_now())
         return LegFailure(failure.kind, str(failure), wait_s)
 
     def blame(self, name: str, failure: UpstreamFailure) -> None:
         """An instance failed after its answer had begun."""
-        now_s = self._state.clock.now_s()
-        self.tell(self._flow.failed(name, self.failure(failure), now_s))
+        now_s = self._owners.clock.now_s()
+        self.perform(self._flow.failed(name, self.failure(failure), now_s))
 
-    def tell(self, actions: Iterable[Action]) -> None:
-        """Counters, the record and the log, for what the flow has decided."""
-        metrics, record = self._state.metrics, self._record
+    def perform(self, actions: Iterable[Action]) -> None:
+        """Do what needs no waiting: releases of KV, counters, the record and the log."""
+        owners = self._owners
         for action in actions:
             if isinstance(action, InstanceFailed):
-                self._state.instances.act(action.name, action.change, action.detail)
+                owners.instances.act(action.name, action.change, action.detail)
             elif isinstance(action, FellBack):
-                self._tell_fallback(action)
-            elif isinstance(action, HedgeEnded):
-                record.hedge = action.winner
-                metrics.hedges.labels(action.winner).inc()
-            elif isinstance(action, Retried):
-                record.retries = self._flow.retries
-                metrics.retries.labels(action.kind).inc()
-            elif isinstance(action, RetryRefused):
-                metrics.retries_refused.inc()
+                self._fell_back(action)
+            elif isinstance(action, ReleaseKv):
+                if self._edits is not None:
+                    owners.releases.release(action.ask, self._edits, self._release_over)
+            else:
+                self._count(action)
 
-    def _tell_fallback(self, action: FellBack) -> None:
+    def _count(self, action: Action) -> None:
+        metrics, record = self._owners.metrics, self._record
+        if isinstance(action, HedgeEnded):
+            record.hedge = action.winner
+            metrics.hedges.labels(action.winner).inc()
+        elif isinstance(action, KvUnreleased):
+            metrics.releases.labels(action.result).inc()
+        elif isinstance(action, Retried):
+            record.retries = self._flow.retries
+            metrics.retries.labels(action.kind).inc()
+        elif isinstance(action, RetryRefused):
+            metrics.retries_refused.inc()
+
+    def _release_over(self, result: ReleaseResult) -> None:
+        self._owners.metrics.releases.labels(result).inc()
+        self._flow.release_over(result, self._owners.clock.now_s())
+
+    def _fell_back(self, action: FellBack) -> None:
         """What P said of itself may be wrong, unless it was only late."""
-        state, why = self._state, action.why
-        p = state.instances.get(action.prefill.name) if action.prefill else None
+        owners, why = self._owners, action.why
+        p = owners.instances.get(action.prefill.name) if action.prefill else None
         if p is not None and why is not Fallback.P_LATE:
             p.forget_engine_id()
         if why is Fallback.KV_PARAMS:
-            state.metrics.releases.labels("stranded").inc()
-        state.metrics.fallbacks.labels(why).inc()
+            owners.metrics.releases.labels(ReleaseResult.STRANDED).inc()
+        owners.metrics.fallbacks.labels(why).inc()
         self._record.fallback = why
+
+
+class PrefillRace:
+    """The prefill leg of an offload, hedged by D where P is late.
+
+    Both attempts run as tasks of one group, so that nothing outlives the request: the one that
+    loses, or is left when the request is cancelled, is cancelled and awaited. The first to be ready
+    wins. If both are ready P wins, since P's KV would otherwise stay pinned. An answer that nobody
+    takes is closed.
+    """
+
+    __slots__ = ("_answers", "_attempts", "_failures", "_handed", "_leg", "_out", "_start_s")
+
+    def __init__(self, attempts: Attempts, out: Outgoing, leg: SendPrefill) -> None:
+        self._attempts, self._out, self._leg = attempts, out, leg
+        self._handed: list[Edits] = []
+        self._answers: list[UpstreamResponse] = []
+        self._failures: list[UpstreamFailure] = []
+        self._start_s = 0.0
+
+    async def run(self) -> list[Action] | UpstreamResponse:
+        """What the flow wants after P, or D's answer; raises D's failure after P's."""
+        self._start_s = self._attempts.prefill_begins()
+        if math.isinf(self._leg.hedge_at_s):
+            return self._prefilled(await self._prefill())
+        try:
+            return await self._race()
+        except asyncio.CancelledError as gone:
+            for edits in self._handed:
+                self._attempts.prefill_unwanted(edits)
+            # The group's frame holds the error that passed through it; if the error held that
+            # frame as well, only the collector would end them.
+            gone.__traceback__ = None
+            raise
+        finally:
+            for unused in self._answers:
+                unused.close()
+
+    async def _race(self) -> list[Action] | UpstreamResponse:
+        async with asyncio.TaskGroup() as group:
+            prefill = group.create_task(self._prefill())
+            late_s = max(0.0, self._leg.hedge_at_s - self._start_s)
+            await asyncio.wait({prefill}, timeout=late_s)
+            late = [] if prefill.done() else self._attempts.prefill_late()
+            if not late:
+                return self._prefilled(await prefill)
+            assert isinstance(late[-1], SendHedge)
+            hedge = group.create_task(self._hedge(late[-1]))
+            actions = await self._first(prefill, hedge)
+        if actions is not None:
+            self._failures.clear()  # an error holds the frames that hold this
+            return actions
+        if self._failures:
+            raise self._failures.pop()
+        self._attempts.d_answered()
+        return self._answers.pop()
+
+    async def _first(
+        self, prefill: asyncio.Task[Edits | PrefillFailed], hedge: asyncio.Task[None]
+    ) -> list[Action] | None:
+        """What the flow wants after P where P counts; None where D does."""
+        await asyncio.wait({prefill, hedge}, return_when=asyncio.FIRST_COMPLETED)
+        if not prefill.done():
+            if self._failures:
+                self._attempts.hedge_failed(self._failures.pop())
+                return self._prefilled(await prefill)
+            prefill.cancel()
+            return None
+        result = prefill.result()
+        if isinstance(result, Edits):
+            hedge.cancel()
+            return self._prefilled(result)
+        self._prefilled(result)
+        await hedge
+        return None
+
+    def _prefilled(self, result: Edits | PrefillFailed) -> list[Action]:
+        return self._attempts.prefilled(result, self._start_s)
+
+    async def _prefill(self) -> Edits | PrefillFailed:
+        result = await self._attempts.prefill(self._out, self._leg)
+        if isinstance(result, Edits):
+            self._handed.append(result)
+        return result
+
+    async def _hedge(self, leg: SendHedge) -> None:
+        try:
+            self._answers.append(await self._attempts.decode(self._out, leg))
+        except UpstreamFailure as failure:
+            self._failures.append(failure)

@@ -6,14 +6,19 @@ Whatever happens, and at whichever await, one `finally` closes the lease and wri
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from aiohttp import web
 from multidict import CIMultiDict
 
-from proxy.core.admission.memory import Level
+from proxy.config.in_force import OptionsInForce
+from proxy.core.admission.memory import Level, Watermark
 from proxy.core.kvcache.reuse import cached_ratio
-from proxy.core.routing.request_flow import RequestFlow
+from proxy.core.routing.request_flow import (
+    RequestFlow,
+)
 from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
 from proxy.core.types import (
     FailureKind,
     Outcome,
@@ -22,22 +27,26 @@ from proxy.core.types import (
     RequestFacts,
     RouteClass,
 )
+from proxy.fleet.instances import Instances
 from proxy.net.server import responses
-from proxy.net.timeouts import Limit
+from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import ENDPOINTS, endpoint_of
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.protocol.headers import route_lines
+from proxy.protocol.request_facts import TokenEstimator
 from proxy.request import client_request
-from proxy.request.attempts import Attempts
+from proxy.request.attempts import Attempts, LegOwners
 from proxy.request.client_request import Outgoing
 from proxy.request.client_response import CLOSE, ClientResponse, is_whole, pass_on
 from proxy.request.relay import StalledClientError
 from proxy.request.stream_accounting import Streaming
-from proxy.state import queue
-from proxy.state.proxy_state import ProxyState
+from proxy.state.access import Access
+from proxy.state.in_flight import InFlight
+from proxy.state.queue import Ticket, WaitingRoom, priority_of
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.requests import RequestTelemetry
 
 _GIANT_BYTES = 1 << 19
 """From here on a body's texts take about a millisecond and more."""
@@ -45,31 +54,59 @@ SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
 """Streams end meanwhile, and their buffers with them."""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestOwners:
+    """What serving any request takes, shared by all of them."""
+
+    clock: Clock
+    options: OptionsInForce
+    access: Access
+    memory: Watermark
+    estimator: TokenEstimator
+    router: Router
+    waiting: WaitingRoom
+    in_flight: InFlight
+    instances: Instances
+    telemetry: RequestTelemetry
+    legs: LegOwners
+
+    @property
+    def wants_keepalive(self) -> bool:
+        """Whether a client's connection may stay open after its answer."""
+        return not self.in_flight.is_leaving and self.memory.level is Level.NORMAL
+
+    def is_too_heavy_now(self, facts: RequestFacts) -> bool:
+        """Whether memory is too short for this one: HEAVY wherever it would run."""
+        return (
+            self.memory.level >= Level.NO_HEAVY
+            and self.router.least_new_tokens(facts) >= self.options.settings.heavy_threshold
+        )
+
+
 class Exchange:
     """One client's request and everything that becomes of it."""
 
     __slots__ = (
-        "_attempts",
         "_flow",
         "_stream",
         "_usage",
         "facts",
         "out",
+        "owners",
         "path",
         "prompt_bytes",
         "record",
         "request",
         "request_id",
         "route",
-        "state",
     )
 
-    def __init__(self, state: ProxyState, request: web.Request) -> None:
-        self.state = state
+    def __init__(self, owners: RequestOwners, request: web.Request) -> None:
+        self.owners = owners
         self.request = request
         self.request_id = client_request.request_id(request.headers)
         self.path = path = request.raw_path if request.raw_path in ENDPOINTS else request.path
-        now = state.clock.unix_now()
+        now = owners.clock.unix_now()
         self.record = RequestRecord(request_id=self.request_id, endpoint=path, t_proxy_recv=now)
         self._usage: bytes | None = None
         self.out: Outgoing
@@ -78,15 +115,14 @@ class Exchange:
         self.route: Route | None = None
         self._stream: Streaming | None = None
         self._flow: RequestFlow | None = None
-        self._attempts: Attempts | None = None
 
     async def run(self) -> web.StreamResponse:
         """Serve the request; only a client that left makes this raise."""
-        total_s = self.state.settings.total_timeout
+        total_s = self.owners.options.settings.total_timeout
         scope = Limit(total_s)
         try:
             with scope:
-                self.state.in_flight.enter(scope)
+                self.owners.in_flight.enter(scope)
                 return await self._serve()
         except ProxyError as error:
             return self._refuse(error)
@@ -103,24 +139,24 @@ class Exchange:
             # aiohttp takes any other exception for a fault of ours, and logs its traceback.
             raise asyncio.CancelledError from gone
         finally:
-            self.state.in_flight.leave(scope)
+            self.owners.in_flight.leave(scope)
             self._finish()
             if self._stream is not None:  # two cycles that only the collector would end
                 self._stream.let_go()
                 self._stream = None
 
     async def _serve(self) -> web.StreamResponse:
-        settings = self.state.settings
-        if self.state.memory.level is Level.NOTHING:
+        owners, settings = self.owners, self.owners.options.settings
+        if owners.memory.level is Level.NOTHING:
             return self._reject(SHORT_OF_MEMORY)
         limits = client_request.BodyLimits(settings.max_body_bytes, settings.body_timeout)
-        grant = self.state.grant(self.request.headers)
+        grant = owners.access.grant(self.request.headers)
         self.record.tenant = grant.tenant
         self.out = await client_request.read(self.request, self.request_id, limits, grant)
         if len(self.out.raw or b"") < _GIANT_BYTES:
             self.facts, self.prompt_bytes = self._look()
         else:  # in a thread, so that no stream waits for all of it
-            self.state.memory.note_giant(self.state.clock.now_s())
+            owners.memory.note_giant(owners.clock.now_s())
             self.facts, self.prompt_bytes = await asyncio.to_thread(self._look)
         admitted = self._admit()
         if isinstance(admitted, Reject):
@@ -131,8 +167,8 @@ class Exchange:
         try:
             answer = await attempts.run(self.out)
         except UpstreamFailure as failure:
-            self._say(failure.kind, failure.detail)
-            now_s = self.state.clock.unix_now()
+            owners.telemetry.failed(self.record, failure.kind, failure.detail)
+            now_s = owners.clock.unix_now()
             response = responses.refusal(failure, self._extra_headers(), now_s)
             asked_wrongly = failure.kind is FailureKind.NO_MODEL
             outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
@@ -142,61 +178,58 @@ class Exchange:
 
     def _look(self) -> tuple[RequestFacts, int]:
         parsed, tenant = self.out.parsed, self.record.tenant
-        return self.state.estimator.facts(self.path, self.request.headers, parsed, tenant)
+        return self.owners.estimator.facts(self.path, self.request.headers, parsed, tenant)
 
     def _admit(self) -> Route | Reject:
-        state, record, parsed = self.state, self.record, self.out.parsed
-        state.metrics.issued.inc()
+        owners, record, parsed = self.owners, self.record, self.out.parsed
+        owners.telemetry.metrics.issued.inc()
         record.stream = bool(parsed.get("stream"))
         telemetry_record.note_facts(record, self.facts)
-        if state.memory.level and state.is_too_heavy_now(self.facts):
+        if owners.memory.level and owners.is_too_heavy_now(self.facts):
             return SHORT_OF_MEMORY
-        return state.waiting.admit(self.facts)
+        return owners.waiting.admit(self.facts)
 
     async def _wait(self, reject: Reject) -> Route | Reject:
         """Everybody is busy: wait for a turn, where there is room and time for it."""
-        record, headers = self.record, self.request.headers
+        record, clock, room = self.record, self.owners.clock, self.owners.waiting
         if reject is SHORT_OF_MEMORY:
             return reject
-        priority = queue.priority_of(headers, self.out.parsed)
-        room, size = self.state.waiting, len(self.out.raw or b"")
-        ticket = room.enter(self.facts, reject, priority, size)
-        if isinstance(ticket, queue.Ticket):
-            record.t_queued = self.state.clock.unix_now()
+        priority = priority_of(self.request.headers, self.out.parsed)
+        ticket = room.enter(self.facts, reject, priority, len(self.out.raw or b""))
+        if isinstance(ticket, Ticket):
+            record.t_queued = clock.unix_now()
             admitted = await room.wait(ticket)
         else:
             admitted = ticket
-        record.t_decided = self.state.clock.unix_now()
+        record.t_decided = clock.unix_now()
         return admitted
 
     def _place(self, route: Route) -> tuple[RequestFlow, Attempts]:
         """An instance has been found: nothing may wait between the admission and this."""
         self.route = route
-        state, record = self.state, self.record
-        now_s = state.clock.now_s()
-        record.t_decided = state.clock.unix(now_s)
+        owners, record = self.owners, self.record
+        now_s = owners.clock.now_s()
+        record.t_decided = owners.clock.unix(now_s)
         flow = self._flow = RequestFlow(
-            state.router,
-            state.in_flight.budget,
+            owners.router,
+            owners.in_flight.budget,
             self.facts,
             route,
-            state.leg_caps,
+            owners.options.leg_caps,
             now_s,
             streams=bool(record.stream),
         )
-        attempts = self._attempts = Attempts(state, record, flow)
-        telemetry_record.note_route(record, route)
-        decision = "offload" if route.prefill else "colocate"
-        state.metrics.decisions.labels(decision, route.reason).inc()
-        state.decisions.append(record)
+        attempts = Attempts(owners.legs, record, flow)
+        owners.telemetry.placed(record, route)
         return flow, attempts
 
     async def _relay(
         self, flow: RequestFlow, attempts: Attempts, answer: UpstreamResponse
     ) -> web.StreamResponse:
-        self.record.status = answer.status
+        owners, record = self.owners, self.record
+        record.status = answer.status
         if not answer.is_stream:
-            now_s = self.state.clock.now_s()
+            now_s = owners.clock.now_s()
             if answer.is_over and flow.route.prefill is None and answer.failure is None:
                 flow.came_whole(now_s)
             else:
@@ -207,17 +240,13 @@ class Exchange:
             return response
         # Nobody is asked again: the prompt need not stay for as long as the stream.
         del self.out
-        self._stream = Streaming(self.state, self.record, flow, attempts.blame)
-        return await self._stream.run(self.request, answer, self._extra_lines())
-
-    def _say(self, kind: str, detail: str) -> None:
-        state = self.state
-        state.failures.note(self.record, kind, detail, state.clock.now_s())
+        self._stream = Streaming(owners.clock, owners.telemetry, record, flow, attempts.blame)
+        heartbeat_s = owners.options.settings.heartbeat_interval
+        return await self._stream.run(self.request, answer, self._extra_lines(), heartbeat_s)
 
     def _reject(self, reject: Reject) -> web.Response:
-        metrics, status = self.state.metrics, self.state.settings.overload_status
-        metrics.rejected.labels(reject.reason).inc()
-        metrics.retry_after.observe(reject.retry_after_s)
+        self.owners.telemetry.rejected(reject)
+        status = self.owners.options.settings.overload_status
         response = responses.busy(reject, status, self._extra_headers())
         self._end(Outcome.REJECTED, response.status, str(reject.reason))
         return response
@@ -230,71 +259,68 @@ class Exchange:
         """The time is up: the request's own, or the proxy's."""
         late = f"not finished in {total_s:g} s (--total-timeout)"
         error: ProxyError = UpstreamTimeoutError(late, code="total_timeout")
-        if self.state.in_flight.is_cutting:
+        if self.owners.in_flight.is_cutting:
             error = StoppingError("the proxy is stopping (--drain-seconds)")
         else:
-            self._say("total_timeout", late)
+            self.owners.telemetry.failed(self.record, "total_timeout", late)
         if self._stream is None or not self._stream.has_begun:
             return self._refuse(error)
         return self._stream.cut(error.outcome, error.message, error.code or "total_timeout")
 
     def _extra_headers(self) -> CIMultiDict[str]:
-        headers = CIMultiDict({"X-Request-Id": self.request_id})
-        if not self.state.wants_keepalive:
-            headers["Connection"] = "close"
-        if self.route is not None and self.state.shows_route:
-            headers["X-Cache-Proxy-Instance"] = self.route.decode.name
-            headers["X-Cache-Proxy-Route"] = self.route.route_class
-            headers["X-Cache-Proxy-Reason"] = self.route.reason
-        return headers
+        """The header fields that the proxy adds to an answer of its own."""
+        lines = self._extra_lines().decode().splitlines()
+        fields = (line.partition(": ") for line in lines)
+        return CIMultiDict([(name, value) for name, _, value in fields])
 
     def _extra_lines(self) -> bytes:
-        """The same as lines, for an answer that is passed on."""
-        route, state = self.route, self.state
+        """The header lines that the proxy adds to an answer."""
+        route, owners = self.route, self.owners
         lines = b"X-Request-Id: %b\r\n" % self.request_id.encode()
-        if route is not None and state.shows_route:
+        if route is not None and owners.options.shows_route:
             lines += route_lines(route.decode.name, route.route_class, route.reason)
-        return lines if state.wants_keepalive else lines + CLOSE
+        return lines if owners.wants_keepalive else lines + CLOSE
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:
         telemetry_record.note_end(self.record, outcome, status, error)
 
     def _finish(self) -> None:
         """Close the lease, complete the record, count it, log it. Never waits."""
-        state, record, flow = self.state, self.record, self._flow
+        owners, record, flow = self.owners, self.record, self._flow
         try:
             self._complete()
         finally:
-            if flow is not None and not (self._attempts is not None and self._attempts.is_kept):
-                if record.outcome is Outcome.OK:
+            if flow is not None:
+                is_ok = record.outcome is Outcome.OK
+                if is_ok:
                     flow.completed(cached_ratio(record.cached_tokens, record.prompt_tokens))
-                whole = record.stream and record.outcome is Outcome.OK
-                flow.end(state.clock.now_s(), record.osl_tokens if whole else None)
+                whole = record.stream and is_ok
+                flow.end(owners.clock.now_s(), record.osl_tokens if whole else None)
         self._learn()
-        state.metrics.observe(record, endpoint_of(self.path).label)
-        state.request_log.write(record)
+        owners.telemetry.over(record, endpoint_of(self.path).label)
 
     def _complete(self) -> None:
         """The record's last fields."""
         record, route = self.record, self.route
-        record.t_done = self.state.clock.unix_now()
+        record.t_done = self.owners.clock.unix_now()
         if route is not None:
             record.route_class, record.offload_decision_reason = route.route_class, route.reason
         if record.outcome is None:
             record.outcome = telemetry_record.outcome_of(record.status or 200)
         elif record.outcome is Outcome.CLIENT_GONE:
-            self.state.metrics.disconnects.labels(telemetry_record.phase(record)).inc()
+            disconnects = self.owners.telemetry.metrics.disconnects
+            disconnects.labels(telemetry_record.phase(record)).inc()
         telemetry_record.note_usage(record, self._stream.usage if self._stream else self._usage)
 
     def _learn(self) -> None:
         """Bytes per token, and whether an offload's KV really arrived on D."""
-        record, state = self.record, self.state
+        record, owners = self.record, self.owners
         if record.prompt_tokens is None:
             return
-        state.estimator.learn(self.facts.model, self.prompt_bytes, record.prompt_tokens)
+        owners.estimator.learn(self.facts.model, self.prompt_bytes, record.prompt_tokens)
         came_over = record.cached_tokens is None or record.cached_tokens * 2 > record.prompt_tokens
-        is_told = record.route_class == RouteClass.HEAVY_P2P and state.connector.counts_moved
-        if is_told and not came_over:
-            state.metrics.kv_misses.inc()
-            if (p := state.instances.get(record.prefill_instance or "")) is not None:
+        counts_moved = owners.options.connector.counts_moved
+        if record.route_class == RouteClass.HEAVY_P2P and counts_moved and not came_over:
+            owners.telemetry.metrics.kv_misses.inc()
+            if (p := owners.instances.get(record.prefill_instance or "")) is not None:
                 p.forget_engine_id()

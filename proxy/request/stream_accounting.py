@@ -7,30 +7,21 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from proxy.core.routing import time_limits
-from proxy.core.routing.request_flow import RequestFlow
-from proxy.core.routing.route import Route
+from proxy.core.routing.request_flow import (
+    RequestFlow,
+)
 from proxy.core.types import Outcome
 from proxy.net.server.responses import error_event
+from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import in_band_error
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.sse import Scanner
 from proxy.request.client_response import ClientResponse
 from proxy.request.relay import GROW_EVENTS, Relay, StreamCutError
-from proxy.state.proxy_state import ProxyState
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
-
-
-def for_silence(state: ProxyState, route: Route) -> float:
-    """How long an answer that has begun may be silent, seconds."""
-    router, now_s = state.router, state.clock.now_s()
-    cap_s = state.settings.idle_timeout
-    name = route.decode.name
-    if router.fleet.get(name) is None:
-        return cap_s
-    return time_limits.idle_limit_s(router.latency, route, router.ledger.load(name), now_s, cap_s)
+from proxy.telemetry.requests import RequestTelemetry
 
 
 class Streaming:
@@ -39,22 +30,25 @@ class Streaming:
     __slots__ = (
         "_blame",
         "_charged_events",
+        "_clock",
         "_flow",
         "_record",
         "_relay",
         "_route",
         "_scanner",
-        "_state",
+        "_telemetry",
     )
 
     def __init__(
         self,
-        state: ProxyState,
+        clock: Clock,
+        telemetry: RequestTelemetry,
         record: RequestRecord,
         flow: RequestFlow,
         blame: Callable[[str, UpstreamFailure], None],
     ) -> None:
-        self._state, self._record, self._flow, self._route = state, record, flow, flow.route
+        self._clock, self._telemetry = clock, telemetry
+        self._record, self._flow, self._route = record, flow, flow.route
         self._blame = blame
         self._scanner = Scanner()
         self._relay: Relay | None = None
@@ -71,16 +65,16 @@ class Streaming:
         return self._scanner.usage()
 
     async def run(
-        self, request: web.Request, answer: UpstreamResponse, extra: bytes
+        self, request: web.Request, answer: UpstreamResponse, extra: bytes, heartbeat_s: float
     ) -> ClientResponse:
         """Pass the answer on, to its end or to where it breaks. `extra`: header lines of ours."""
-        state, relay = self._state, None
+        relay = None
         try:
             response = ClientResponse(request, answer, extra)
             relay = self._relay = Relay(request, answer, response, self._scanner, self._on_mark)
-            idle_s = for_silence(state, self._route)
+            idle_s = self._flow.silence_limit_s(self._clock.now_s())
             try:
-                await relay.run(idle_s, state.settings.heartbeat_interval)
+                await relay.run(idle_s, heartbeat_s)
             except StreamCutError as error:
                 self._lost(error)
             else:
@@ -117,8 +111,8 @@ class Streaming:
         if record.t_first_token is None:
             if not scanner.has_content:
                 return 0
-            now_s = self._state.clock.now_s()
-            record.t_first_token = self._state.clock.unix(now_s)
+            now_s = self._clock.now_s()
+            record.t_first_token = self._clock.unix(now_s)
             self._flow.first_token(now_s)
             self._observe_transfer()
         elif scanner.events - self._charged_events >= GROW_EVENTS:
@@ -130,7 +124,7 @@ class Streaming:
         record, route = self._record, self._route
         sent, first = record.t_decode_sent, record.t_first_token
         if route.prefill is not None and sent is not None and first is not None:
-            transfer = self._state.metrics.kv_transfer
+            transfer = self._telemetry.metrics.kv_transfer
             transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
 
     def _lost(self, error: StreamCutError) -> None:
@@ -140,13 +134,9 @@ class Streaming:
             outcome = Outcome.UPSTREAM_TIMEOUT
             self._record.limit, self._record.limit_s = "idle", error.limit_s
         self.cut(outcome, error.detail, error.code)
-        self._say(error.code, error.detail)
+        self._telemetry.failed(self._record, error.code, error.detail)
         if error.failure is not None:
             self._blame(self._route.decode.name, error.failure)
-
-    def _say(self, kind: str, detail: str) -> None:
-        state = self._state
-        state.failures.note(self._record, kind, detail, state.clock.now_s())
 
     def _note_engine_error(self) -> None:
         """A stream that ended well for HTTP may have ended with an error of the engine."""
@@ -156,5 +146,5 @@ class Streaming:
             record = self._record
             telemetry_record.note_end(record, Outcome.UPSTREAM_ERROR, record.status, failure.detail)
             if failure.status is not None and failure.status >= 500:
-                self._say(failure.kind, failure.detail)
+                self._telemetry.failed(record, failure.kind, failure.detail)
                 self._blame(self._route.decode.name, failure)

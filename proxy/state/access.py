@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hmac
 from base64 import urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -40,9 +40,14 @@ class Grant:
 
 
 class Access:
-    """The keys of the options, ready to be looked up."""
+    """The keys of the options in force, ready to be looked up; `on_denied` counts the others."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, on_denied: Callable[[], None] = lambda: None) -> None:
+        self._on_denied = on_denied
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """From now on these keys are known."""
         added = bearer(settings.instance_api_key)
         self._open = Grant(None, _CREDENTIALS if added else frozenset(), added)
         self._by_digest: dict[bytes, Grant] = {}
@@ -57,9 +62,13 @@ class Access:
         """What this request gets; raises UnauthorizedError."""
         if not self._by_digest:
             return self._open
-        found = self._by_digest.get(digest(_key(headers)))
-        if found is None:
-            raise UnauthorizedError(_UNKNOWN)
+        try:
+            found = self._by_digest.get(digest(_key(headers)))
+            if found is None:
+                raise UnauthorizedError(_UNKNOWN)
+        except UnauthorizedError:
+            self._on_denied()
+            raise
         return found
 
 

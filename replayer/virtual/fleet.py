@@ -14,7 +14,7 @@ from itertools import count
 
 from proxy.core.admission.engine_reports import EngineKv
 from proxy.core.fleet.retries import Budget
-from proxy.core.routing.request_flow import (
+from proxy.core.routing.actions import (
     Action,
     AwaitHedge,
     CancelHedge,
@@ -24,10 +24,12 @@ from proxy.core.routing.request_flow import (
     LegFailure,
     LegLimit,
     Pause,
-    RequestFlow,
     SendDecode,
     SendHedge,
     SendPrefill,
+)
+from proxy.core.routing.request_flow import (
+    RequestFlow,
     State,
 )
 from proxy.core.routing.route import Route
@@ -287,7 +289,10 @@ class VirtualFleet:
     def _placed(self, live: LiveRequest, route: Route, now_s: float) -> None:
         options = self.options
         caps = LegCaps(
-            options.ttft_timeout_s, options.prefill_timeout_s, options.transfer_timeout_s
+            options.ttft_timeout_s,
+            options.prefill_timeout_s,
+            options.transfer_timeout_s,
+            math.inf,
         )
         live.route, live.admitted_s = route, now_s
         live.flow = RequestFlow(
@@ -329,6 +334,11 @@ class VirtualFleet:
             fetch = RemoteKv(source.name, live.transfer_id) if source else None
             job = job_of(live, row.output_tokens, fetch=fetch)
         engine = self._by_name[send.instance.name]
+        assert live.flow is not None
+        if isinstance(send, SendPrefill):
+            live.flow.prefill_sent()
+        elif isinstance(send, SendDecode) and send.fetch_from is not None:
+            live.flow.decode_sent()
         leg.number, leg.limit, leg.engine = live.sent, send.limit, self._place[engine]
         leg.request = engine.submit(job, now_s)
         self._legs[leg.request] = live

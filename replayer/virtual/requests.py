@@ -12,13 +12,15 @@ from enum import IntEnum
 
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
-from proxy.core.routing.request_flow import (
+from proxy.core.routing.actions import (
     Action,
     FellBack,
     HedgeEnded,
     LegLimit,
-    RequestFlow,
     Retried,
+)
+from proxy.core.routing.request_flow import (
+    RequestFlow,
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.waiting import QueuedRequest

@@ -17,7 +17,8 @@ import pytest
 from proxy.core.fleet import health
 from proxy.core.fleet.health import FAULTS, Health, State
 from proxy.core.types import FailureKind
-from proxy.process import background
+from proxy.fleet import probes
+from proxy.fleet.probes import Probes
 from proxy.protocol.errors import UpstreamFailure
 from tests.support.harness import (
     ANSWER,
@@ -322,18 +323,19 @@ async def test_a_restart_between_two_probes_is_noticed(tmp_path: Path) -> None:
         answer = await proxy.post(chat("x " * 3000, max_tokens=2), headers={"X-Session-ID": "s"})
         name = answer.headers["X-Cache-Proxy-Instance"]
         state = proxy.server.state
+        asked = Probes(state.instances, state.options)
         upstream, member = state.instances.by_name[name], proxy.router.fleet.get(name)
-        await background.scrape(state, upstream)
+        await asked.scrape(upstream)
         assert member.start_s > 1e9
         engine = next(e for e in fleet.engines if e.url.endswith(name))
         await engine.restart()
         assert proxy.router.prefixes.blocks(name) > 0
-        for _ in range(background.ENGINE_ID_EVERY):
-            await background.probe(state, upstream)
+        for _ in range(probes.ENGINE_ID_EVERY):
+            await asked.probe(upstream)
         assert proxy.router.prefixes.blocks(name) == 0
         assert proxy.router.sessions.home("s", state.clock.now_s()) is None
         assert (member.incarnation, member.health.is_up) == (1, True)
-        await background.scrape(state, upstream)
+        await asked.scrape(upstream)
         assert member.incarnation == 1, "told twice, it is one restart"
         await proxy.at_rest()
 
@@ -386,12 +388,12 @@ async def test_a_new_engine_id_that_a_request_sees_first_is_a_restart_too(tmp_pa
         async with ServedProxy(tmp_path / "log", urls, health_interval=60) as proxy:
             await proxy.up()
             state, member = proxy.server.state, proxy.router.fleet.get("e")
-            upstream = state.instances.by_name["e"]
+            upstream, asked = state.instances.by_name["e"], Probes(state.instances, state.options)
             assert await upstream.engine_id() == "e-1"
             ids.append("e-2")
             upstream.forget_engine_id()
             assert await upstream.engine_id() == "e-2"
-            await background.probe(state, upstream)
+            await asked.probe(upstream)
             assert member.incarnation == 1
-            await background.probe(state, upstream)
+            await asked.probe(upstream)
             assert member.incarnation == 1

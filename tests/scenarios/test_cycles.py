@@ -85,7 +85,7 @@ def is_asked(proxy: ServedProxy) -> bool:
 
 def has_begun(proxy: ServedProxy) -> bool:
     state = proxy.server.state
-    return bool(state.in_flight.count and state.decisions[-1].t_first_token)
+    return bool(state.in_flight.count and state.telemetry.decisions[-1].t_first_token)
 
 
 def is_in(proxy: ServedProxy) -> bool:

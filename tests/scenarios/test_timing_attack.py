@@ -20,6 +20,7 @@ import orjson
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from proxy.config.in_force import router_config
 from proxy.config.options import Settings
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -27,7 +28,6 @@ from proxy.core.types import Instance, RequestFacts
 from proxy.protocol.request_facts import TokenEstimator
 from proxy.request.client_request import BodyLimits, read
 from proxy.state.access import Access
-from proxy.state.proxy_state import router_config
 from replayer.engine.engine import Engine
 from replayer.engine.types import EngineOptions, Finished, FirstToken, Job, SimRequest
 from replayer.simulator.openai.requests import RequestLimits, parse_ask

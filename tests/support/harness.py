@@ -16,7 +16,6 @@ import orjson
 from proxy.app import Proxy
 from proxy.config.options import Settings
 from proxy.core.types import Load
-from proxy.process import background
 from replayer.simulator.host import SimFleet
 
 WAIT_S = 30.0
@@ -105,7 +104,7 @@ class ServedProxy:
         await self.server.start()
         self._stack.push_async_callback(self.server.close)
         tasks = await self._stack.enter_async_context(asyncio.TaskGroup())
-        periodic = tasks.create_task(background.run(self.server.state))
+        periodic = tasks.create_task(self.server.run_background())
         self._stack.callback(periodic.cancel)
         connector = aiohttp.TCPConnector(limit=0)
         self.http = await self._stack.enter_async_context(

@@ -15,15 +15,17 @@ lease, sessions, prefixes and learned times in step; a driver calls the flow onl
        │ ▲       │                                      │
        ▼ │       │                                      │
     HEDGED ──────┴──────────────────────────────────────┘
+
+A client may leave at any time. A leg of an offload that is cut then may leave KV pinned on P for
+minutes, so each of them is left with care: P's connection is half-closed, and what P still answers
+is released; D goes on fetching until it has begun (LEFT).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from enum import IntEnum, auto
 
-from proxy.core.fleet.health import Change
 from proxy.core.fleet.retries import (
     MAX_RETRIES,
     Budget,
@@ -35,9 +37,34 @@ from proxy.core.fleet.retries import (
     may_repeat,
 )
 from proxy.core.routing import time_limits
+from proxy.core.routing.actions import (
+    Action,
+    AwaitHedge,
+    CancelDecode,
+    CancelHedge,
+    CancelPrefill,
+    FellBack,
+    GiveUp,
+    HangUpPrefill,
+    HedgeEnded,
+    InstanceFailed,
+    KeepDecode,
+    KvUnreleased,
+    LegCaps,
+    LegFailure,
+    LegLimit,
+    Pause,
+    ReleaseKv,
+    ReleaseResult,
+    Retried,
+    RetryRefused,
+    SendDecode,
+    SendHedge,
+    SendPrefill,
+)
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import FailureKind, Fallback, Instance, Reject, RequestFacts
+from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts
 
 REPEAT_LEAST_S = 1.0
 """What a repeated attempt may take when the first ones have used up the time."""
@@ -61,6 +88,8 @@ class State(IntEnum):
     """D's answer has begun, and is good so far."""
     STREAMING = auto()
     """The prompt's KV is on D, output flows."""
+    LEFT = auto()
+    """The client has left while D fetches: D's leg goes on, and the lease with it."""
     FAILED = auto()
     """No attempt is left."""
     ENDED = auto()
@@ -80,11 +109,18 @@ class Event(IntEnum):
     DECODE_FAILED = auto()
     PAUSE_OVER = auto()
     FIRST_TOKEN = auto()
+    PREFILL_SENT = auto()
+    PREFILL_LEFT = auto()
+    DECODE_SENT = auto()
+    DECODE_LEFT = auto()
+    LEFT_PREFILL_OVER = auto()
+    LEFT_DECODE_OVER = auto()
     END = auto()
 
 
 _S, _E = State, Event
 _RETRIED = frozenset({_S.COMPUTING, _S.PAUSED, _S.FAILED})
+_AT_P = (_S.PREFILLING, _S.HEDGED)
 STEPS: dict[tuple[State, Event], frozenset[State]] = {
     (_S.PLACED, _E.BEGIN): frozenset({_S.COMPUTING, _S.PREFILLING}),
     (_S.PREFILLING, _E.PREFILL_LATE): frozenset({_S.PREFILLING, _S.HEDGED}),
@@ -100,168 +136,23 @@ STEPS: dict[tuple[State, Event], frozenset[State]] = {
     (_S.COMPUTING, _E.DECODE_FAILED): _RETRIED,
     (_S.PAUSED, _E.PAUSE_OVER): _RETRIED,
     (_S.ANSWERED, _E.FIRST_TOKEN): frozenset({_S.STREAMING}),
+    **{(s, e): frozenset({s}) for s in _AT_P for e in (_E.PREFILL_SENT, _E.PREFILL_LEFT)},
+    (_S.FETCHING, _E.DECODE_SENT): frozenset({_S.FETCHING}),
+    (_S.FETCHING, _E.DECODE_LEFT): frozenset({_S.FETCHING, _S.LEFT}),
+    **{(state, _E.LEFT_PREFILL_OVER): frozenset({state}) for state in State},
+    **{(state, _E.LEFT_DECODE_OVER): frozenset({state}) for state in State},
+    (_S.LEFT, _E.LEFT_DECODE_OVER): frozenset({_S.ENDED}),
     **{(state, _E.END): frozenset({_S.ENDED}) for state in State},
+    (_S.LEFT, _E.END): frozenset({_S.LEFT}),
 }
-"""END may come in any state: the client left, the time is up, or the answer has ended."""
+"""END may come in any state: the client left, the time is up, or the answer has ended.
+
+A leg that was left (PREFILL_LEFT, DECODE_LEFT) may be over at any time afterwards.
+"""
 
 
 class IllegalStepError(Exception):
     """A driver reported an event that cannot come in the flow's state."""
-
-
-@dataclass(slots=True, init=False)
-class LegLimit:
-    """How long a leg may take to its first event: `seconds`, or up to `cap_s` without another.
-
-    `option`: the command line option that holds the cap, without `--` and `-timeout`. Where
-    `seconds` is less than `cap_s`, the limit counts only while another instance could be asked.
-    """
-
-    option: str
-    seconds: float
-    cap_s: float
-
-    def __init__(self, option: str, seconds: float, cap_s: float) -> None:
-        self.option, self.seconds, self.cap_s = option, seconds, cap_s
-
-    @property
-    def kind(self) -> FailureKind:
-        """How a leg has failed that met this limit."""
-        return FailureKind.LATE if self.seconds < self.cap_s else FailureKind.TIMEOUT
-
-
-@dataclass(frozen=True, slots=True)
-class LegCaps:
-    """The options that cap legs, seconds: `--ttft-`, `--prefill-` and `--transfer-timeout`."""
-
-    ttft_s: float
-    prefill_s: float
-    transfer_s: float
-
-
-class LegFailure:
-    """How a leg failed. `busy_s`: how long an engine that is at capacity asked to be left alone."""
-
-    __slots__ = ("busy_s", "detail", "kind")
-
-    def __init__(self, kind: FailureKind, detail: str = "", busy_s: float = 1.0) -> None:
-        self.kind, self.detail, self.busy_s = kind, detail, busy_s
-
-
-@dataclass(slots=True)
-class SendPrefill:
-    """Ask P to compute the prompt and keep its KV. It is late at `hedge_at_s` (inf: never)."""
-
-    instance: Instance
-    limit: LegLimit
-    hedge_at_s: float
-
-
-@dataclass(slots=True, init=False)
-class SendDecode:
-    """Ask D; with `fetch_from` it pulls that instance's KV, without it computes the prompt.
-
-    `is_repeat`: another attempt may have reached an engine under the request's own id.
-    """
-
-    instance: Instance
-    fetch_from: Instance | None
-    limit: LegLimit
-    is_repeat: bool
-
-    def __init__(
-        self, instance: Instance, fetch_from: Instance | None, limit: LegLimit, *, is_repeat: bool
-    ) -> None:
-        self.instance, self.fetch_from = instance, fetch_from
-        self.limit, self.is_repeat = limit, is_repeat
-
-
-@dataclass(slots=True)
-class SendHedge:
-    """Ask D to compute the prompt beside P, whose leg goes on."""
-
-    instance: Instance
-    limit: LegLimit
-
-
-@dataclass(slots=True)
-class AwaitHedge:
-    """P's leg has failed: what D computes already is now the decode leg."""
-
-
-@dataclass(slots=True)
-class CancelHedge:
-    """P has answered first: end what D computes."""
-
-
-@dataclass(slots=True)
-class CancelPrefill:
-    """D has answered first: end P's leg."""
-
-
-@dataclass(slots=True)
-class Pause:
-    """Wait, then report PAUSE_OVER."""
-
-    seconds: float
-
-
-@dataclass(slots=True)
-class GiveUp:
-    """Nothing is left to try: the client gets the last failure."""
-
-
-@dataclass(slots=True)
-class FellBack:
-    """The offload has ended, D computes; for counters, and to forget what P said of itself."""
-
-    why: Fallback
-    prefill: Instance | None
-
-
-@dataclass(slots=True)
-class HedgeEnded:
-    """A hedge is over; `winner`: "peer" (P), "local" (D), or "none" where D's attempt failed."""
-
-    winner: str
-
-
-@dataclass(slots=True)
-class Retried:
-    """Another attempt begins, after a failure of this kind."""
-
-    kind: FailureKind
-
-
-@dataclass(slots=True)
-class RetryRefused:
-    """The budget for repetitions is used up."""
-
-
-@dataclass(slots=True)
-class InstanceFailed:
-    """A failure was booked for an instance; `change`: what follows from it, if anything."""
-
-    name: str
-    change: Change | None
-    detail: str
-
-
-Action = (
-    SendPrefill
-    | SendDecode
-    | SendHedge
-    | AwaitHedge
-    | CancelHedge
-    | CancelPrefill
-    | Pause
-    | GiveUp
-    | FellBack
-    | HedgeEnded
-    | Retried
-    | RetryRefused
-    | InstanceFailed
-)
 
 
 class RequestFlow:
@@ -293,6 +184,11 @@ class RequestFlow:
         self._repeats_here = False
         self._has_hedge = False
         self._failure = FailureKind.CONNECT
+        self._p = route.prefill
+        """Also when the route has no P any more."""
+        # A leg that ends without an answer in the second half of its time may have left KV.
+        self._p_is_near_s = route.reserved_s + route.predicted_prefill_s / 2
+        self._p_has_it = self._d_has_it = False
 
     def begin(self, now_s: float) -> list[Action]:
         """The request was placed: the first leg."""
@@ -366,6 +262,8 @@ class RequestFlow:
         actions: list[Action] = []
         route, kind = self.route, failure.kind
         was_fetching, self._failure, self._has_hedge = self.state is State.FETCHING, kind, False
+        if was_fetching and not self._d_has_it:
+            actions += self._release()
         if not (was_fetching and is_innocent(kind)):
             actions += self.failed(route.decode.name, failure, now_s)
         step = after_failure(kind, offloaded=was_fetching, retries=self.retries)
@@ -398,16 +296,61 @@ class RequestFlow:
         self._step(Event.FIRST_TOKEN, State.STREAMING)
         self._router.came_whole(self.route, now_s)
 
+    def prefill_sent(self) -> None:
+        """P's leg is on its way to P."""
+        self._step(Event.PREFILL_SENT, self.state)
+        self._p_has_it = True
+
+    def prefill_left(self) -> list[Action]:
+        """Nobody waits for P any more: the client has left, or D has answered first."""
+        self._step(Event.PREFILL_LEFT, self.state)
+        return [HangUpPrefill() if self._p_has_it else CancelPrefill()]
+
+    def left_prefill_over(self, now_s: float, *, is_handed: bool) -> list[Action]:
+        """A leg to P that nobody waits for is over; `is_handed`: P has answered, and holds KV."""
+        self._step(Event.LEFT_PREFILL_OVER, self.state)
+        if is_handed:
+            return self._release()
+        if self._p_has_it and now_s >= self._p_is_near_s:
+            self._unreleased(now_s)
+            return [KvUnreleased(ReleaseResult.UNKNOWN)]
+        return []
+
+    def decode_sent(self) -> None:
+        """The leg that fetches P's KV is on its way to D."""
+        self._step(Event.DECODE_SENT, State.FETCHING)
+        self._d_has_it = True
+
+    def decode_left(self) -> list[Action]:
+        """The client has left while D fetches."""
+        self._step(Event.DECODE_LEFT, State.LEFT if self._d_has_it else State.FETCHING)
+        return [KeepDecode() if self._d_has_it else CancelDecode()]
+
+    def left_decode_over(self, now_s: float) -> list[Action]:
+        """The leg of a D that was left is over, or has begun to answer and was ended."""
+        if self.state is State.LEFT:
+            self._step(Event.LEFT_DECODE_OVER, State.ENDED)
+            self._close(now_s, None)
+            return []
+        self._step(Event.LEFT_DECODE_OVER, self.state)
+        return [] if self._d_has_it else self._release()
+
+    def release_over(self, result: ReleaseResult, now_s: float) -> None:
+        """What became of a ReleaseKv. KV that may still be pinned counts as used for a while."""
+        if result is not ReleaseResult.RELEASED:
+            self._unreleased(now_s)
+
     def completed(self, cached_ratio: float | None) -> None:
         """The answer is whole; `cached_ratio` of the prompt was in D's cache, where it tells."""
         self._router.completed(self.route, self._facts, cached_ratio)
 
     def end(self, now_s: float, output_tokens: int | None = None) -> None:
         """The request is over, however it ended. `output_tokens`: of a whole answer."""
-        if self.state is not State.ENDED:
+        if self.state is State.LEFT:
+            self._step(Event.END, State.LEFT)
+        elif self.state is not State.ENDED:
             self._step(Event.END, State.ENDED)
-            self._end_repetition()
-            self._router.finish(self.route, now_s, output_tokens)
+            self._close(now_s, output_tokens)
 
     def failed(self, name: str, failure: LegFailure, now_s: float) -> list[Action]:
         """Book a failure for an instance: once per request, however often it is tried there."""
@@ -426,11 +369,28 @@ class RequestFlow:
             return False
         return self._router.has_other(self.route, self._facts)
 
+    def silence_limit_s(self, now_s: float) -> float:
+        """How long an answer that has begun may be silent."""
+        return self._router.silence_limit_s(self.route, now_s, self._caps.idle_s)
+
     def _step(self, event: Event, to: State) -> None:
         if to not in STEPS.get((self.state, event), ()):
             words = f"{event.name} while {self.state.name}, to {to.name}"
             raise IllegalStepError(words.lower())
         self.state = to
+
+    def _close(self, now_s: float, output_tokens: int | None) -> None:
+        self._end_repetition()
+        self._router.finish(self.route, now_s, output_tokens)
+
+    def _release(self) -> list[Action]:
+        if self._p is None or not self._router.pins_kv:
+            return []
+        return [ReleaseKv(self._p, self._router.releasers(self._p, self.route.decode))]
+
+    def _unreleased(self, now_s: float) -> None:
+        if self._p is not None:
+            self._router.stranded.book(self._p.name, self.route.prompt_tokens, now_s)
 
     def _decode(self, now_s: float) -> SendDecode:
         route = self.route

@@ -27,6 +27,7 @@ from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.scene import Choice, Decide, PlacementView, route_class
 from proxy.core.placement.wrappers import Shadow, failing_open
+from proxy.core.routing import time_limits
 from proxy.core.routing.hedging import Hedges, Parts
 from proxy.core.routing.lifecycle import BlockUses, LatencyTracker
 from proxy.core.routing.route import Route
@@ -43,6 +44,8 @@ from proxy.core.types import (
 
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
+RELEASERS = 2
+"""Instances that are asked to free KV, the second where the first cannot be reached."""
 _STRANDING = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
 """P keeps its KV although nobody will fetch it; after any other end it has let go, or is gone."""
 
@@ -274,6 +277,30 @@ class Router:
         self._let_go(route.decode)
         if route.prefill is not None:
             self._let_go(route.prefill)
+
+    @property
+    def pins_kv(self) -> bool:
+        """Whether P keeps a prompt's KV until D has fetched it."""
+        return self._transfers.pins
+
+    def releasers(self, p: Instance, d: Instance) -> list[str]:
+        """Whom to ask to free KV that P holds for D: names, the most likely to do it first.
+
+        Those of P's kind first, as KV moves among them; D last: mostly it cannot be reached.
+        """
+        known = self.fleet.get(p.name)
+        models = known.models if known is not None else None
+        up = [m for m in self.fleet.up() if m.instance.name != p.name]
+        up.sort(key=lambda m: (m.models != models, m.instance.name == d.name))
+        return [m.instance.name for m in up[:RELEASERS]]
+
+    def silence_limit_s(self, route: Route, now_s: float, cap_s: float) -> float:
+        """How long an answer that has begun may be silent, at most `cap_s`."""
+        name = route.decode.name
+        if self.fleet.get(name) is None:
+            return cap_s
+        load = self.ledger.load(name)
+        return time_limits.idle_limit_s(self.latency, route, load, now_s, cap_s)
 
     def _let_go(self, instance: Instance) -> None:
         """Forget a removed instance again: what ended on it after its removal has left traces."""

@@ -167,7 +167,7 @@ async def test_what_is_known_of_a_name_leaves_with_its_last_instance(tmp_path: P
     async with RawEngine(says(b"")) as engine:
         options = {"allow_cidr": "127.0.0.0/8,::1/128"}
         async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
-            resolver = proxy.server.state.ways.resolver
+            resolver = proxy.server.state.instances.connect_options.resolver
             for name in ("a=localhost:9", "b=localhost:10"):
                 assert (await call(proxy, "POST", "/instances", {"instance": name}))[0] == 201
             for name, is_known in (("a", True), ("b", False)):

@@ -297,7 +297,7 @@ async def test_certificates_change_under_a_stream(tmp_path: Path, certs: Certifi
                 await response.content.readany()
                 other = Certificates(tmp_path / "other")
                 cert, key = other.leaf("proxy", "127.0.0.1")
-                settings = proxy.server.state.settings
+                settings = proxy.server.state.options.settings
                 assert settings.tls_cert
                 assert settings.tls_key
                 settings.tls_cert.write_bytes(b"no certificate")

@@ -18,7 +18,8 @@ import pytest
 from proxy.app import Proxy
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
-from proxy.process import background, hot_restart
+from proxy.fleet import probes
+from proxy.process import hot_restart
 from proxy.process.hot_restart import HotRestart, InheritedSockets
 from replayer.simulator.host import SimFleet
 from tests.support.harness import addresses, until
@@ -122,13 +123,13 @@ async def test_a_server_on_all_that_it_is_given(tmp_path: Path, stack: ExitStack
                 for port, status in zip(ports[:3], (404, 404, 200), strict=True):
                     async with http.get(f"http://127.0.0.1:{port}/instances") as response:
                         assert response.status == status
-            assert server.state.own_ports == set(ports[:3])
+            assert server.own_ports == set(ports[:3])
         finally:
             await server.close()
 
 
 async def test_who_sees_no_instance_replaces_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(probes, "FIRST_LOOK_S", 0.05)
     hears, tells = os.pipe()
     given = InheritedSockets(_pipe=tells)
     try:

@@ -79,7 +79,7 @@ async def test_instances_and_thresholds_change_together(tmp_path: Path) -> None:
                 assert await reloader.reload("test") == "applied"
                 assert fleet_of.get(name).is_draining, "its stream goes on"
                 state = proxy.server.state
-                assert state.settings.heavy_threshold == 4000
+                assert state.options.settings.heavy_threshold == 4000
                 assert proxy.router.config.heavy_threshold == 4000
                 limits = proxy.router.gate.thresholds(ANY_MODEL)
                 assert limits.active_prefill_tokens_threshold == 5000
@@ -147,9 +147,9 @@ async def test_a_bad_file_changes_nothing(
             good = toml([one], request_log=log)
             other = toml(["one=127.0.0.1:9"], request_log=log)
             rewrite(path, BAD[name].replace("GOOD", good).replace("OTHER", other))
-            before = proxy.server.state.settings
+            before = proxy.server.state.options.settings
             assert await proxy.server.reloader.reload("test") == "refused"
-            assert proxy.server.state.settings is before
+            assert proxy.server.state.options.settings is before
             assert [m.instance.name for m in proxy.router.fleet.members()] == ["one"]
             assert (await proxy.post(chat("x"))).status == 200
             (line,) = [r.getMessage() for r in caplog.records if "not reloaded" in r.getMessage()]

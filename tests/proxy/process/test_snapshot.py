@@ -27,12 +27,12 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
                 assert (await one.post(chat(text), headers=headers)).status == 200
             first = (await one.records(2))[-1]
             step_s = one.router.latency.step_s(first["decode_instance"], 1000)
-            left = await snapshot.leave(one.server.state)
+            left = await snapshot.leave(one.router, one.server.state.estimator)
         assert first["hit_tokens"] > 1000
         home = first["decode_instance"]
         fewer = [name for name in names if home in name] + ["other=127.0.0.1:1"]
         async with ServedProxy(tmp_path / "two", fewer) as two:
-            snapshot.take(two.server.state, left)
+            snapshot.take(two.router, two.server.state.estimator, left)
             assert two.router.latency.step_s(home, 1000) == step_s
             answer = await two.post(chat(text), headers=headers)
             assert answer.status == 200, answer.body
@@ -58,7 +58,7 @@ async def test_another_form_is_left_alone(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
-        snapshot.take(proxy.server.state, io.BytesIO(text))
+        snapshot.take(proxy.router, proxy.server.state.estimator, io.BytesIO(text))
         assert "what the predecessor knew is not used" in caplog.text
 
 
@@ -69,7 +69,11 @@ async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> 
         lines.append({"instance": name, "url": url, "start_s": None, "runs": [[1, 2**64 - 1]]})
     lines.append({"sessions": [[f"of-{name}", name, 3, time.monotonic()] for name in urls]})
     async with ServedProxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
-        snapshot.take(proxy.server.state, io.BytesIO(b"\n".join(map(orjson.dumps, lines))))
+        snapshot.take(
+            proxy.router,
+            proxy.server.state.estimator,
+            io.BytesIO(b"\n".join(map(orjson.dumps, lines))),
+        )
         router, now_s = proxy.router, time.monotonic()
         homes = [router.sessions.home(f"of-{name}", now_s) for name in urls]
         assert homes == ["a", None, None]

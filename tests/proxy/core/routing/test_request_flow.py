@@ -14,34 +14,42 @@ from hypothesis import strategies as st
 from proxy.core.config import RouterConfig
 from proxy.core.fleet.retries import Budget
 from proxy.core.placement.scene import Choice, PlacementView, chosen
-from proxy.core.routing.request_flow import (
-    STEPS,
+from proxy.core.routing.actions import (
     Action,
     AwaitHedge,
+    CancelDecode,
     CancelHedge,
     CancelPrefill,
-    Event,
     FellBack,
     GiveUp,
+    HangUpPrefill,
     HedgeEnded,
-    IllegalStepError,
     InstanceFailed,
+    KeepDecode,
+    KvUnreleased,
     LegCaps,
     LegFailure,
     Pause,
-    RequestFlow,
+    ReleaseKv,
+    ReleaseResult,
     Retried,
     RetryRefused,
     SendDecode,
     SendHedge,
     SendPrefill,
+)
+from proxy.core.routing.request_flow import (
+    STEPS,
+    Event,
+    IllegalStepError,
+    RequestFlow,
     State,
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind, Fallback, Instance, Reason, RequestFacts
 
-CAPS = LegCaps(ttft_s=120.0, prefill_s=120.0, transfer_s=30.0)
+CAPS = LegCaps(ttft_s=120.0, prefill_s=120.0, transfer_s=30.0, idle_s=300.0)
 LOST = LegFailure(FailureKind.RESET, "lost")
 PROMPT_TOKENS = 30_000
 
@@ -49,7 +57,13 @@ PROMPT_TOKENS = 30_000
 class Driver:
     """A flow with its router; each call returns what it was told to do, in words."""
 
-    def __init__(self, *names: str, prefill: str | None = None, streams: bool = True) -> None:
+    def __init__(
+        self,
+        *names: str,
+        prefill: str | None = None,
+        streams: bool = True,
+        kv_connector: str = "mooncake",
+    ) -> None:
         def choose(view: PlacementView) -> Choice:
             """D is the first instance that is free; P as the test wants it."""
             by_name = {c.instance.name: c for c in view.free}
@@ -57,7 +71,9 @@ class Driver:
             p = by_name.get(prefill) if prefill else None
             return chosen(view, d, p, Reason.P_IDLE_D_BUSY, placed=True)
 
-        self.router = Router(RouterConfig(prefill_throughput=20_000.0), choose)
+        self.router = Router(
+            RouterConfig(prefill_throughput=20_000.0, kv_connector=kv_connector), choose
+        )
         for name in names:
             self.router.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
             self.router.watch.probe_answered(name, 0.0)
@@ -71,6 +87,10 @@ class Driver:
 
     def told(self, actions: list[Action]) -> list[str]:
         return [_words(action) for action in actions]
+
+    def unreleased(self, name: str, now_s: float) -> int:
+        """Tokens that may still be pinned on an instance."""
+        return self.router.stranded.on(name, now_s)[1]
 
     def has_nothing_left(self) -> bool:
         loads = [self.router.ledger.load(m.instance.name) for m in self.router.fleet.members()]
@@ -95,6 +115,11 @@ def _words(action: Action) -> str:
         (Retried, lambda a: f"retried after {a.kind.value}"),
         (RetryRefused, lambda a: "retry refused"),
         (InstanceFailed, lambda a: f"{a.name} failed"),
+        (HangUpPrefill, lambda a: "hang up on p"),
+        (KeepDecode, lambda a: "keep decode"),
+        (CancelDecode, lambda a: "cancel decode"),
+        (ReleaseKv, lambda a: f"release on {a.prefill.name} by {', '.join(a.ask)}"),
+        (KvUnreleased, lambda a: f"unreleased: {a.result.value}"),
     ]
     return next(words(action) for kind, words in named if isinstance(action, kind))
 
@@ -195,6 +220,7 @@ def test_kv_does_not_come_over_which_is_not_ds_fault(kind: FailureKind) -> None:
     it = Driver("d", "p", prefill="p")
     it.flow.begin(0.0)
     it.flow.prefill_answered(1.0)
+    it.flow.decode_sent()
     told = it.told(it.flow.decode_failed(LegFailure(kind), 2.0, 0.5))
     why = it.flow.route.fallback
     assert why is not None
@@ -205,6 +231,7 @@ def test_d_is_lost_while_it_fetches() -> None:
     it = Driver("d", "p", "q", prefill="p")
     it.flow.begin(0.0)
     it.flow.prefill_answered(1.0)
+    it.flow.decode_sent()
     told = it.told(it.flow.decode_failed(LOST, 2.0, 0.5))
     assert told[:2] == ["d failed", "fell back: d_failed"]
     assert told[2:] == ["retried after reset", "decode on p again"]
@@ -273,9 +300,90 @@ def test_a_repetition_has_the_time_that_is_left() -> None:
     assert actions[-1].limit.kind is FailureKind.TIMEOUT
 
 
+def test_a_d_that_was_never_asked_leaves_kv_to_release() -> None:
+    it = Driver("d", "p", "q", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_sent()
+    it.flow.prefill_answered(1.0)
+    told = it.told(it.flow.decode_failed(LOST, 2.0, 0.5))
+    assert told[0] == "release on p by q, d"
+    it.flow.release_over(ReleaseResult.RELEASED, 3.0)
+    assert it.unreleased("p", 3.0) == 0
+
+
+def test_the_client_leaves_while_p_computes() -> None:
+    """P stops when it hears that nobody listens; it may have ended just then."""
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    assert it.told(it.flow.prefill_left()) == ["cancel prefill"], "it was not sent yet"
+    it.flow.prefill_sent()
+    assert it.told(it.flow.prefill_left()) == ["hang up on p"]
+    it.flow.end(0.5)
+    assert it.has_nothing_left()
+    assert it.told(it.flow.left_prefill_over(0.6, is_handed=False)) == []
+    late = it.told(it.flow.left_prefill_over(100.0, is_handed=False))
+    assert late == ["unreleased: unknown"]
+    assert it.unreleased("p", 100.0) == PROMPT_TOKENS
+
+
+def test_the_client_leaves_and_p_answers_all_the_same() -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_sent()
+    it.flow.prefill_left()
+    it.flow.end(0.5)
+    assert it.told(it.flow.left_prefill_over(1.5, is_handed=True)) == ["release on p by d"]
+    it.flow.release_over(ReleaseResult.FAILED, 2.0)
+    assert it.unreleased("p", 2.0) == PROMPT_TOKENS
+
+
+def test_d_answers_first_and_p_all_the_same() -> None:
+    """The route has no P any more, but its KV is there."""
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_sent()
+    it.flow.prefill_late(5.0)
+    assert it.told(it.flow.prefill_left()) == ["hang up on p"]
+    it.flow.hedge_answered(6.0)
+    it.flow.first_token(6.0)
+    assert it.told(it.flow.left_prefill_over(6.5, is_handed=True)) == ["release on p by d"]
+
+
+def test_the_client_leaves_while_d_fetches() -> None:
+    """D's leg goes on, and its lease; both end together."""
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_answered(1.0)
+    it.flow.decode_sent()
+    assert it.told(it.flow.decode_left()) == ["keep decode"]
+    it.flow.end(1.5)
+    assert it.router.ledger.live == 1
+    assert it.told(it.flow.left_decode_over(2.0)) == []
+    assert it.has_nothing_left()
+
+
+def test_the_client_leaves_before_d_was_asked() -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_answered(1.0)
+    assert it.told(it.flow.decode_left()) == ["cancel decode"]
+    it.flow.end(1.5)
+    assert it.has_nothing_left()
+    assert it.told(it.flow.left_decode_over(1.5)) == ["release on p by d"]
+
+
+def test_a_connector_that_pins_nothing_has_nothing_to_release() -> None:
+    it = Driver("d", "p", prefill="p", kv_connector="implicit")
+    it.flow.begin(0.0)
+    it.flow.prefill_sent()
+    it.flow.end(0.5)
+    assert it.told(it.flow.left_prefill_over(1.5, is_handed=True)) == []
+
+
 @pytest.mark.parametrize("state", State)
 def test_the_end_may_come_in_any_state(state: State) -> None:
-    assert STEPS[state, Event.END] == {State.ENDED}
+    ends = State.LEFT if state is State.LEFT else State.ENDED
+    assert STEPS[state, Event.END] == {ends}
 
 
 def test_what_is_not_in_the_table_is_refused() -> None:
@@ -284,6 +392,13 @@ def test_what_is_not_in_the_table_is_refused() -> None:
         assert all(isinstance(to, State) for to in STEPS.get((state, event), ()))
     with pytest.raises(IllegalStepError, match="prefill_answered while placed"):
         it.flow.prefill_answered(0.0)
+
+
+def _sent_and_left(flow: RequestFlow, now_s: float) -> None:
+    """D was asked to fetch, and its client leaves."""
+    del now_s
+    flow.decode_sent()
+    flow.decode_left()
 
 
 _EVENTS: dict[State, list[Callable[[RequestFlow, float], object]]] = {
@@ -301,6 +416,7 @@ _EVENTS: dict[State, list[Callable[[RequestFlow, float], object]]] = {
     ],
     State.FETCHING: [
         lambda f, t: f.decode_answered(),
+        _sent_and_left,
         lambda f, t: f.decode_failed(LOST, t, 0.1),
         lambda f, t: f.decode_failed(LegFailure(FailureKind.LATE), t, 0.1),
     ],
@@ -327,6 +443,8 @@ def test_on_every_path_all_is_given_back(prefill: str | None, choices: list[int]
         events[choice % len(events)](it.flow, now_s)
     it.flow.end(now_s)
     it.flow.end(now_s)
+    if it.flow.state is State.LEFT:
+        it.flow.left_decode_over(now_s)
     assert it.has_nothing_left()
     assert it.budget.in_flight == 0
     assert it.router.hedges.live == 0

@@ -1,0 +1,69 @@
+"""The options in force, and what the request path needs of them ready made."""
+
+from __future__ import annotations
+
+from proxy.config.options import Settings
+from proxy.core.config import RouterConfig
+from proxy.core.connectors import CONNECTORS
+from proxy.core.connectors.base import Connector
+from proxy.core.routing.actions import LegCaps
+from proxy.core.types import Thresholds
+
+
+class OptionsInForce:
+    """The options by which the proxy works now; a reload replaces them as a whole.
+
+    `shows_route`: whether X-Cache-Proxy-* headers are sent; tenants would learn of each other's
+    prompts by them.
+    """
+
+    __slots__ = ("connector", "leg_caps", "settings", "shows_route")
+
+    settings: Settings
+    connector: Connector
+    leg_caps: LegCaps
+    shows_route: bool
+
+    def __init__(self, settings: Settings) -> None:
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """From now on these are the options."""
+        self.settings = settings
+        self.connector = CONNECTORS[settings.kv_connector]
+        self.leg_caps = LegCaps(
+            settings.ttft_timeout,
+            settings.prefill_timeout,
+            settings.transfer_timeout,
+            settings.idle_timeout,
+        )
+        self.shows_route = settings.response_headers and settings.cache_salt_secret is None
+
+
+def router_config(settings: Settings) -> RouterConfig:
+    """The core's part of the options."""
+    return RouterConfig(
+        prefill_throughput=settings.prefill_throughput,
+        warm_threshold=settings.warm_threshold,
+        heavy_threshold=settings.heavy_threshold,
+        placement=settings.placement,
+        offload_policy=settings.offload_policy,
+        shadow_policy=settings.shadow_policy,
+        offload_non_cached_tokens=settings.offload_non_cached_tokens,
+        kv_connector=settings.kv_connector,
+        kv_transfer_time_s=settings.kv_transfer_time,
+        tpot_slo_s=settings.tpot_slo,
+        prefill_timeout_s=settings.prefill_timeout,
+        kv_pin_timeout_s=settings.kv_pin_timeout,
+        hedge=settings.hedge,
+        session_ttl_s=settings.session_ttl,
+        max_sessions=settings.max_sessions,
+        prefix_cache_bytes=settings.prefix_cache_bytes,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        slow_start_s=settings.slow_start,
+        thresholds=Thresholds(
+            settings.active_decode_blocks_threshold,
+            settings.active_prefill_tokens_threshold,
+            settings.active_prefill_tokens_threshold_frac,
+        ),
+    )

@@ -1,0 +1,222 @@
+"""What a request's flow tells its driver to do, and the values that both pass each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from proxy.core.fleet.health import Change
+from proxy.core.types import FailureKind, Fallback, Instance
+
+
+@dataclass(slots=True, init=False)
+class LegLimit:
+    """How long a leg may take to its first event: `seconds`, or up to `cap_s` without another.
+
+    `option`: the command line option that holds the cap, without `--` and `-timeout`. Where
+    `seconds` is less than `cap_s`, the limit counts only while another instance could be asked.
+    """
+
+    option: str
+    seconds: float
+    cap_s: float
+
+    def __init__(self, option: str, seconds: float, cap_s: float) -> None:
+        self.option, self.seconds, self.cap_s = option, seconds, cap_s
+
+    @property
+    def kind(self) -> FailureKind:
+        """How a leg has failed that met this limit."""
+        return FailureKind.LATE if self.seconds < self.cap_s else FailureKind.TIMEOUT
+
+
+@dataclass(frozen=True, slots=True)
+class LegCaps:
+    """The options that cap legs: `--ttft-`, `--prefill-`, `--transfer-` and `--idle-timeout`."""
+
+    ttft_s: float
+    prefill_s: float
+    transfer_s: float
+    idle_s: float
+
+
+class LegFailure:
+    """How a leg failed. `busy_s`: how long an engine that is at capacity asked to be left alone."""
+
+    __slots__ = ("busy_s", "detail", "kind")
+
+    def __init__(self, kind: FailureKind, detail: str = "", busy_s: float = 1.0) -> None:
+        self.kind, self.detail, self.busy_s = kind, detail, busy_s
+
+
+class ReleaseResult(StrEnum):
+    """What became of KV on P that nobody will fetch."""
+
+    RELEASED = "released"
+    FAILED = "failed"
+    """Nobody could be reached, or an instance did not refuse the leg."""
+    STRANDED = "stranded"
+    """There was nobody to ask, or nothing to ask with."""
+    UNKNOWN = "unknown"
+    """P's leg ended without an answer when it had to be nearly done."""
+
+
+@dataclass(slots=True)
+class SendPrefill:
+    """Ask P to compute the prompt and keep its KV. It is late at `hedge_at_s` (inf: never)."""
+
+    instance: Instance
+    limit: LegLimit
+    hedge_at_s: float
+
+
+@dataclass(slots=True, init=False)
+class SendDecode:
+    """Ask D; with `fetch_from` it pulls that instance's KV, without it computes the prompt.
+
+    `is_repeat`: another attempt may have reached an engine under the request's own id.
+    """
+
+    instance: Instance
+    fetch_from: Instance | None
+    limit: LegLimit
+    is_repeat: bool
+
+    def __init__(
+        self, instance: Instance, fetch_from: Instance | None, limit: LegLimit, *, is_repeat: bool
+    ) -> None:
+        self.instance, self.fetch_from = instance, fetch_from
+        self.limit, self.is_repeat = limit, is_repeat
+
+
+@dataclass(slots=True)
+class SendHedge:
+    """Ask D to compute the prompt beside P, whose leg goes on."""
+
+    instance: Instance
+    limit: LegLimit
+
+
+@dataclass(slots=True)
+class AwaitHedge:
+    """P's leg has failed: what D computes already is now the decode leg."""
+
+
+@dataclass(slots=True)
+class CancelHedge:
+    """P has answered first: end what D computes."""
+
+
+@dataclass(slots=True)
+class CancelPrefill:
+    """D has answered first: end P's leg."""
+
+
+@dataclass(slots=True)
+class HangUpPrefill:
+    """Half-close the connection to P: it stops, or what it still answers is heard.
+
+    Where that cannot be done, end the leg.
+    """
+
+
+@dataclass(slots=True)
+class KeepDecode:
+    """The client has left while D fetches: let D begin, then end its leg and report LEFT_LEG_OVER.
+
+    A D that is cut earlier never tells P to free the KV.
+    """
+
+
+@dataclass(slots=True)
+class CancelDecode:
+    """End D's leg, of which D has seen nothing."""
+
+
+@dataclass(slots=True)
+class ReleaseKv:
+    """P holds KV that nobody will fetch: have it freed by one of `ask`, then report the result.
+
+    An engine that refuses a decode leg tells its P to let go (vLLM since 0.22). `ask`: names, the
+    most likely first; the next one where one cannot be reached.
+    """
+
+    prefill: Instance
+    ask: list[str]
+
+
+@dataclass(slots=True)
+class KvUnreleased:
+    """P may hold KV that nobody will fetch, and nobody can be asked: for counters."""
+
+    result: ReleaseResult
+
+
+@dataclass(slots=True)
+class Pause:
+    """Wait, then report PAUSE_OVER."""
+
+    seconds: float
+
+
+@dataclass(slots=True)
+class GiveUp:
+    """Nothing is left to try: the client gets the last failure."""
+
+
+@dataclass(slots=True)
+class FellBack:
+    """The offload has ended, D computes; for counters, and to forget what P said of itself."""
+
+    why: Fallback
+    prefill: Instance | None
+
+
+@dataclass(slots=True)
+class HedgeEnded:
+    """A hedge is over; `winner`: "peer" (P), "local" (D), or "none" where D's attempt failed."""
+
+    winner: str
+
+
+@dataclass(slots=True)
+class Retried:
+    """Another attempt begins, after a failure of this kind."""
+
+    kind: FailureKind
+
+
+@dataclass(slots=True)
+class RetryRefused:
+    """The budget for repetitions is used up."""
+
+
+@dataclass(slots=True)
+class InstanceFailed:
+    """A failure was booked for an instance; `change`: what follows from it, if anything."""
+
+    name: str
+    change: Change | None
+    detail: str
+
+
+Action = (
+    SendPrefill
+    | SendDecode
+    | SendHedge
+    | AwaitHedge
+    | CancelHedge
+    | CancelPrefill
+    | HangUpPrefill
+    | KeepDecode
+    | CancelDecode
+    | ReleaseKv
+    | KvUnreleased
+    | Pause
+    | GiveUp
+    | FellBack
+    | HedgeEnded
+    | Retried
+    | RetryRefused
+    | InstanceFailed
+)

@@ -1,0 +1,197 @@
+"""What is asked of each instance, and when: probes, trials, engine reports, models, engine ids."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import xxhash
+
+from proxy.config.in_force import OptionsInForce
+from proxy.core.fleet.health import FAULT_KINDS
+from proxy.core.types import FailureKind
+from proxy.fleet.engine_metrics import parse
+from proxy.fleet.instances import Instances
+from proxy.net.timeouts import Limit
+from proxy.net.upstream.client import LIST_BYTES, Upstream, model_cards
+from proxy.net.upstream.response_check import look_at
+from proxy.protocol.errors import DEFECTS, UpstreamFailure
+from proxy.telemetry.log import Throttle
+
+TICKS = 4
+"""Times per health interval at which instances are checked for a due probe: an instance whose
+state begins to change is probed again at the next one."""
+TRIAL_S = 5.0
+TRIAL_BYTES = 65536
+ENGINE_ID_EVERY = 3
+"""The engine's id is asked again at every n-th probe: another id is another process."""
+MODELS_EVERY = 15
+"""Models are asked again at every n-th probe: adapters change rarely."""
+FIRST_LOOK_S = 10.0
+FIRST_LOOK_EVERY_S = 0.25
+_JSON = b"Content-Type: application/json\r\n"
+_log = logging.getLogger(__name__)
+Job = Callable[[Upstream], Coroutine[Any, Any, None]]
+IsDue = Callable[[Upstream], bool]
+
+
+def _always(upstream: Upstream) -> bool:
+    del upstream
+    return True
+
+
+class Probes:
+    """Asks every instance for its health, its reports and what it serves."""
+
+    def __init__(self, instances: Instances, options: OptionsInForce) -> None:
+        self._instances, self._options = instances, options
+        self._fleet, self._clock = instances.router.fleet, instances.clock
+
+    async def run(self) -> None:
+        """All of it, until cancelled. The intervals are those of the options at its beginning."""
+        settings = self._options.settings
+        tick_s = settings.health_interval / TICKS
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._every(tick_s, self.probe, self._is_probe_due), name="health")
+            group.create_task(self._every(tick_s, self.trial, self._is_trial_due), name="trials")
+            group.create_task(self._every(settings.scrape_interval, self.scrape), name="scrape")
+
+    async def _every(self, interval_s: float, job: Job, is_due: IsDue = _always) -> None:
+        """Run a job for each instance for which it is due, at once and after each interval.
+
+        While an instance's job runs it is not started again, and the other instances' jobs go on.
+        """
+        running: set[Upstream] = set()
+        throttle = Throttle()
+
+        async def run_one(upstream: Upstream) -> None:
+            try:
+                await job(upstream)
+            except DEFECTS:  # no answer of an instance may end the periodic tasks
+                name, now_s = upstream.instance.name, asyncio.get_running_loop().time()
+                if throttle.turn(name, now_s) is not None:
+                    _log.exception("instance %s: a periodic task failed", name)
+            finally:
+                running.discard(upstream)
+
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for upstream in self._instances.all():
+                    if upstream not in running and is_due(upstream):
+                        running.add(upstream)
+                        group.create_task(run_one(upstream))
+                await asyncio.sleep(interval_s)
+
+    def _is_probe_due(self, upstream: Upstream) -> bool:
+        member = self._fleet.get(upstream.instance.name)
+        return member is not None and member.health.probe_due(self._clock.now_s())
+
+    def _is_trial_due(self, upstream: Upstream) -> bool:
+        member = self._fleet.get(upstream.instance.name)
+        return member is not None and member.health.trial_due(self._clock.now_s())
+
+    async def look_round(self) -> bool:
+        """Probe every instance before serving; returns whether one has answered in time.
+
+        A process that replaces a serving one must know its fleet before it takes over.
+        """
+
+        async def look(upstream: Upstream) -> None:
+            await self.probe(upstream)
+            await self.scrape(upstream)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK_S):
+                while True:
+                    async with asyncio.TaskGroup() as group:
+                        for upstream in self._instances.all():
+                            group.create_task(look(upstream))
+                    if self._instances.is_serving:
+                        return True
+                    await asyncio.sleep(FIRST_LOOK_EVERY_S)
+        return self._instances.is_serving
+
+    async def probe(self, upstream: Upstream) -> None:
+        """GET /health; then read models and engine id, if they are unknown or due."""
+        name, settings = upstream.instance.name, self._options.settings
+        if self._instances.has_drained(name):
+            _log.info("instance %s is removed: its last request is over", name)
+            await self._instances.remove(name)
+            return
+        if (member := self._fleet.get(name)) is not None:
+            u = random.random()
+            member.health.probing(self._clock.now_s(), settings.health_interval, u)
+        try:
+            await upstream.get("/health", settings.health_timeout)
+        except UpstreamFailure as failure:
+            self._instances.probe_failed(name, failure)
+            return
+        self._instances.probe_answered(name)
+        try:
+            with Limit(settings.health_timeout):
+                await self._learn(upstream)
+        except (UpstreamFailure, TimeoutError) as failure:
+            _log.debug("instance %s: %s", name, failure)
+        if upstream.has_new_engine:
+            upstream.has_new_engine = False
+            self._instances.engine_changed(name)
+
+    async def _learn(self, upstream: Upstream) -> None:
+        """Which models it serves, and which engine it is."""
+        name, timeout_s = upstream.instance.name, self._options.settings.health_timeout
+        member = self._fleet.get(name)
+        if member is None:
+            return
+        if member.models is None or member.health.probes % MODELS_EVERY == 0:
+            body = await upstream.get("/v1/models", timeout_s, limit=LIST_BYTES)
+            names = [str(card["id"]) for card in model_cards(body)]
+            self._fleet.observe_models(name, names)
+        if self._options.connector.needs_engine_id:
+            if member.health.probes % ENGINE_ID_EVERY == 0:
+                await upstream.look_up_engine_id()
+            await upstream.engine_id()
+
+    async def trial(self, upstream: Upstream) -> None:
+        """Ask an instance with an open breaker for one token, so that no client has to try it.
+
+        Any answer but a server error passes: an engine with a key of its own refuses ours.
+        """
+        name, failure = upstream.instance.name, None
+        member = self._fleet.get(name)
+        models = sorted((member.models if member else None) or {self._options.settings.model or ""})
+        body = orjson.dumps({"model": models[0], "prompt": "1", "max_tokens": 1})
+        head = _JSON + self._instances.connect_options.auth
+        try:
+            with Limit(TRIAL_S):
+                reply = await upstream.send("POST", "/v1/completions", head, body)
+                try:
+                    await look_at(reply)
+                    await reply.read(TRIAL_BYTES)
+                finally:
+                    reply.close()
+        except TimeoutError:
+            failure = UpstreamFailure(FailureKind.TIMEOUT, f"no token in {TRIAL_S:g} s")
+        except UpstreamFailure as error:
+            # Another object: the error itself holds the frame that holds it.
+            failure = error.again() if error.kind in FAULT_KINDS else None
+        self._instances.trial_ended(name, failure)
+
+    async def scrape(self, upstream: Upstream) -> None:
+        """GET /metrics; for an engine without it the proxy's own counters are all that is known."""
+        try:
+            limit_s = self._options.settings.health_timeout
+            body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES)
+        except UpstreamFailure:
+            return
+        name, gate = upstream.instance.name, self._instances.router.gate
+        was_frozen = gate.is_frozen(name)
+        self._instances.observe_report(name, parse(body), xxhash.xxh3_64_intdigest(body))
+        if gate.is_frozen(name) and not was_frozen:
+            _log.warning(
+                "instance %s: its /metrics stay the same while it works, so they are ignored", name
+            )

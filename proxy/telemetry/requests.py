@@ -1,0 +1,54 @@
+"""What operators are told of each request: metrics, request log, a line on stderr, /decisions."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from proxy.core.routing.route import Route
+from proxy.core.types import Reject
+from proxy.telemetry.log import FailureLog
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.record import RequestRecord, note_route
+from proxy.telemetry.request_log import RequestLog
+
+DECISIONS_KEPT = 200
+"""For a look; the request log has them all. With what it could have done each is 3 kB and more."""
+
+
+class RequestTelemetry:
+    """The steps of a request that are counted and logged, over the metrics and the request log.
+
+    `decisions`: the records of the last placed requests, the newest last.
+    """
+
+    __slots__ = ("_failures", "_now_s", "decisions", "metrics", "request_log")
+
+    def __init__(
+        self, metrics: Metrics, request_log: RequestLog, now_s: Callable[[], float]
+    ) -> None:
+        self.metrics, self.request_log = metrics, request_log
+        self.decisions: deque[RequestRecord] = deque(maxlen=DECISIONS_KEPT)
+        self._failures = FailureLog()
+        self._now_s = now_s
+
+    def rejected(self, reject: Reject) -> None:
+        """A request is answered busy."""
+        self.metrics.rejected.labels(reject.reason).inc()
+        self.metrics.retry_after.observe(reject.retry_after_s)
+
+    def placed(self, record: RequestRecord, route: Route) -> None:
+        """An instance was found for a request."""
+        note_route(record, route)
+        decision = "offload" if route.prefill else "colocate"
+        self.metrics.decisions.labels(decision, route.reason).inc()
+        self.decisions.append(record)
+
+    def failed(self, record: RequestRecord, kind: str, detail: str) -> None:
+        """A request failed because of an instance, and will not be repeated."""
+        self._failures.note(record, kind, detail, self._now_s())
+
+    def over(self, record: RequestRecord, endpoint: str) -> None:
+        """The record is complete. `endpoint`: its label."""
+        self.metrics.observe(record, endpoint)
+        self.request_log.write(record)
