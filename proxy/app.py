@@ -184,11 +184,11 @@ class Proxy:
         self,
         settings: Settings,
         source: Callable[[], Settings] | None = None,
-        heritage: InheritedSockets | None = None,
+        inherited: InheritedSockets | None = None,
     ) -> None:
         """`source` reads the options anew for a reload; raises ConfigError.
 
-        `heritage`: sockets to listen on, where another process has handed some down.
+        `inherited`: sockets to listen on, where another process has handed some down.
         """
         self._settings = settings
         self._source = source or (lambda: settings)
@@ -201,10 +201,10 @@ class Proxy:
         self._rules: Rules
         self._admin_runner: web.AppRunner | None = None
         self._runners: list[web.AppRunner] = []
-        self._heritage = heritage or InheritedSockets()
+        self._inherited = inherited or InheritedSockets()
         self._names: list[str] = []
         """Of the listeners, as the next process is to know them."""
-        self._succession = HotRestart(
+        self._hot_restart = HotRestart(
             self._listeners, lambda: snapshot.leave(self.state.router, self.state.estimator)
         )
         self._stop = asyncio.Event()
@@ -240,7 +240,7 @@ class Proxy:
         refused = state.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
-        self._departure = Drain(
+        self._drain = Drain(
             state.options,
             state.in_flight,
             state.waiting,
@@ -248,9 +248,9 @@ class Proxy:
             self._runners,
             self._stop,
         )
-        if self._heritage.estate is not None:
-            snapshot.take(state.router, state.estimator, self._heritage.estate)
-        if self._heritage.has_predecessor and not await self._probes.look_round():
+        if self._inherited.snapshot is not None:
+            snapshot.take(state.router, state.estimator, self._inherited.snapshot)
+        if self._inherited.has_predecessor and not await self._probes.look_round():
             await self.close()
             raise ConfigError(f"no instance has answered in {probes.FIRST_LOOK_S:g} s")
         one_listener = settings.admin_port is None
@@ -263,7 +263,7 @@ class Proxy:
             self._admin_runner = await self._listen(
                 app, settings.admin_host, settings.admin_port, secure
             )
-        self._heritage.drop()
+        self._inherited.drop()
         self.own_ports |= {at[1] for r in self._runners for at in r.addresses}
 
     async def _listen(
@@ -285,7 +285,7 @@ class Proxy:
         listener = "public" if len(self._runners) == 1 else "admin"
         try:
             site = self._site(runner, host, port, secure)
-            name, site.inherited = await self._heritage.take(listener, host, port)
+            name, site.inherited = await self._inherited.take(listener, host, port)
             self._names.append(name)
             await site.start()
         except OSError as error:
@@ -307,11 +307,11 @@ class Proxy:
         if len(self._runners) > 1:
             return Site(runner, host, port, backlog=BACKLOG, ssl_context=secure)
         metrics = self.state.metrics
-        door = ConnectionLimit(
+        limit = ConnectionLimit(
             client_cap(self._settings.max_connections), metrics.connections_refused.inc
         )
-        metrics.open_connections.set_function(lambda: door.open)
-        return GuardedSite(runner, host, port, door, backlog=BACKLOG, ssl_context=secure)
+        metrics.open_connections.set_function(lambda: limit.open)
+        return GuardedSite(runner, host, port, limit, backlog=BACKLOG, ssl_context=secure)
 
     async def _exchange(self, secure: ssl.SSLContext) -> None:
         """Accept with another TLS context."""
@@ -331,24 +331,26 @@ class Proxy:
             loop.add_signal_handler(signum, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self.reloader.ask)
         loop.add_signal_handler(signal.SIGUSR1, lambda: None)
-        loop.add_signal_handler(signal.SIGUSR2, self._succession.ask)
+        loop.add_signal_handler(signal.SIGUSR2, self._hot_restart.ask)
 
-    async def run(self, on_heir: Callable[[int], None] = lambda pid: None) -> None:
+    async def run(self, on_successor: Callable[[int], None] = lambda pid: None) -> None:
         """Serve until a signal comes, then drain; a second one ends at once.
 
-        Or until another process has taken over; `on_heir` is told its id.
+        Or until another process has taken over; `on_successor` is told its id.
         """
         try:
             async with asyncio.TaskGroup() as group:
                 periodic = group.create_task(self.run_background(), name="background")
                 look_s = self._settings.health_interval
                 reloads = group.create_task(self.reloader.watch(look_s), name="reload")
-                heirs = group.create_task(self._succession.watch(on_heir), name="hot-restart")
-                await first_of(self._stop, self._succession.is_done)
+                restarts = group.create_task(
+                    self._hot_restart.watch(on_successor), name="hot-restart"
+                )
+                await first_of(self._stop, self._hot_restart.is_done)
                 reloads.cancel()
-                heirs.cancel()
-                if self._succession.is_done.is_set():
-                    await self._departure.hand_over()
+                restarts.cancel()
+                if self._hot_restart.is_done.is_set():
+                    await self._drain.hand_over()
                 else:
                     self._stop.clear()
                     await self.drain()
@@ -368,7 +370,7 @@ class Proxy:
 
     async def drain(self) -> None:
         """Let what runs finish, up to the limit."""
-        await self._departure.drain()
+        await self._drain.drain()
 
     async def close(self) -> None:
         """Stop listening, cancel what is left, close connections and the log."""

@@ -29,45 +29,45 @@ NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until a signal. Exit 2: wrong option; 1: the port cannot be bound; 78: NO_PARSER."""
-    heritage = InheritedSockets()
+    inherited = InheritedSockets()
     given = list(sys.argv[1:] if argv is None else argv)
     try:
-        heritage = InheritedSockets.read(os.environ)
+        inherited = InheritedSockets.read(os.environ)
         if not has_c_parser():
-            return _fails(heritage, NO_PARSER, EXIT_CONFIG)
+            return _fails(inherited, NO_PARSER, EXIT_CONFIG)
         loaded = load(given, os.environ)
     except ConfigError as error:
-        return _fails(heritage, str(error), EXIT_OPTION)
+        return _fails(inherited, str(error), EXIT_OPTION)
     if loaded.print_config:
         print(print_config(loaded), end="")
         return 0
     keep_big_blocks()
     log.set_up(loaded.settings.log_level, loaded.settings.log_format)
     share_the_interpreter()
-    return _run(loaded, given, heritage)
+    return _run(loaded, given, inherited)
 
 
-def _fails(heritage: InheritedSockets, why: str, status: int) -> int:
+def _fails(inherited: InheritedSockets, why: str, status: int) -> int:
     """Report a failed start once: to the predecessor, which logs it, or else to stderr."""
-    if not heritage.tell_failure(why):
+    if not inherited.tell_failure(why):
         print(f"cache-proxy: {why}", file=sys.stderr)
     return status
 
 
-def _run(loaded: Loaded, given: Sequence[str], heritage: InheritedSockets) -> int:
+def _run(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> int:
     try:
-        uvloop.run(_serve(loaded, given, heritage))
+        uvloop.run(_serve(loaded, given, inherited))
     except ConfigError as error:
-        return _fails(heritage, str(error), EXIT_OPTION)
+        return _fails(inherited, str(error), EXIT_OPTION)
     except OSError as error:
-        return _fails(heritage, _what_failed(loaded.settings, error), EXIT_SYSTEM)
+        return _fails(inherited, _what_failed(loaded.settings, error), EXIT_SYSTEM)
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-async def _serve(loaded: Loaded, given: Sequence[str], heritage: InheritedSockets) -> None:
-    server = Proxy(loaded.settings, lambda: load(given, os.environ).settings, heritage)
+async def _serve(loaded: Loaded, given: Sequence[str], inherited: InheritedSockets) -> None:
+    server = Proxy(loaded.settings, lambda: load(given, os.environ).settings, inherited)
     supervisor = Notifier(os.environ, loaded.settings.pid_file)
     await server.start()
     server.catch_signals()
@@ -78,11 +78,11 @@ async def _serve(loaded: Loaded, given: Sequence[str], heritage: InheritedSocket
     logger.info("listening on %s (instances: %d)", server.url, count)
     warn_of_options(logger, loaded.settings)
     try:
-        supervisor.started(replaces=heritage.has_predecessor)
+        supervisor.started(replaces=inherited.has_predecessor)
     except OSError:
         await server.close()
         raise
-    heritage.tell_ready()
+    inherited.tell_ready()
     try:
         await server.run(supervisor.replaced_by)
         logger.info("process %d has stopped", os.getpid())

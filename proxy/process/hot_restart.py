@@ -37,7 +37,9 @@ from proxy.telemetry.log import printable
 
 FIRST_FD = 3
 FDS, NAMES, PID = "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"
-READY, ESTATE = "ready", "estate"
+READY = "ready"
+SNAPSHOT = "estate"
+"""An older version that starts this one, or is started by it, knows the snapshot by this name."""
 OWN = "own-"
 TAKEN_OVER = b"ready\n"
 """What a predecessor is told; any other text is the reason of a failure."""
@@ -51,7 +53,7 @@ class InheritedSockets:
 
     sockets: list[tuple[str, socket.socket]] = field(default_factory=list)
     _pipe: int | None = None
-    estate: BinaryIO | None = None
+    snapshot: BinaryIO | None = None
 
     @classmethod
     def read(cls, environ: MutableMapping[str, str]) -> InheritedSockets:
@@ -66,19 +68,19 @@ class InheritedSockets:
         if not count.isdecimal() or int(count) > _MOST:
             raise ConfigError(f"{FDS}: a whole number, 0 to {_MOST}, not {count!r}")
         told = (names or "").split(":")
-        heritage = cls()
+        inherited = cls()
         for i in range(int(count)):
-            heritage._add(told[i] if i < len(told) else "", FIRST_FD + i)
-        return heritage
+            inherited._add(told[i] if i < len(told) else "", FIRST_FD + i)
+        return inherited
 
     def _add(self, name: str, fd: int) -> None:
         if name == READY:
             os.set_inheritable(fd, False)  # noqa: FBT003 - has no keyword
             self._pipe = fd
             return
-        if name == ESTATE:
+        if name == SNAPSHOT:
             os.set_inheritable(fd, False)  # noqa: FBT003 - has no keyword
-            self.estate = open(fd, "rb")  # noqa: SIM115 - its reader closes it
+            self.snapshot = open(fd, "rb")  # noqa: SIM115 - its reader closes it
             return
         try:
             sock = socket.socket(fileno=fd)
@@ -174,20 +176,20 @@ class HotRestart:
     def __init__(
         self,
         listeners: Callable[[], list[tuple[str, int]]],
-        estate: Callable[[], Awaitable[BinaryIO]],
+        write_snapshot: Callable[[], Awaitable[BinaryIO]],
     ) -> None:
-        """`listeners`: names and descriptors of the sockets; `estate`: writes the snapshot."""
+        """`listeners`: names and descriptors of the sockets; `write_snapshot`: for the next process."""
         self._listeners = listeners
-        self._estate = estate
+        self._write_snapshot = write_snapshot
         self._asked = asyncio.Event()
         self._is_under_way = self._is_over = False
-        self._heir: int | None = None
+        self._successor: int | None = None
         self.is_done = asyncio.Event()
 
     def ask(self) -> None:
         """Start a hot restart; refused while one is under way and where it cannot work."""
-        if self._heir is not None:
-            _log.warning("hot restart refused: process %d has taken over already", self._heir)
+        if self._successor is not None:
+            _log.warning("hot restart refused: process %d has taken over already", self._successor)
         elif self._is_under_way or self._asked.is_set():
             _log.warning("hot restart refused: one is under way")
         elif self._is_over:
@@ -200,25 +202,25 @@ class HotRestart:
         else:
             self._asked.set()
 
-    async def watch(self, on_heir: Callable[[int], None]) -> None:
-        """Start a new process whenever asked to, until one takes over; `on_heir` gets its id."""
+    async def watch(self, on_successor: Callable[[int], None]) -> None:
+        """Start a new process when asked to, until one takes over; `on_successor` hears which."""
         try:
             while not self.is_done.is_set():
                 await self._asked.wait()
                 self._asked.clear()
-                await self._try(on_heir)
+                await self._try(on_successor)
         finally:
             self._is_over = True
 
-    async def _try(self, on_heir: Callable[[int], None]) -> None:
+    async def _try(self, on_successor: Callable[[int], None]) -> None:
         self._is_under_way = True
         try:
-            with await self._estate() as file:
-                self._heir = await _start([*self._listeners(), (ESTATE, file.fileno())])
+            with await self._write_snapshot() as file:
+                self._successor = await _start([*self._listeners(), (SNAPSHOT, file.fileno())])
         except (SuccessorError, OSError) as error:
             _log.error("hot restart failed, this process carries on: %s", error)
         else:
-            on_heir(self._heir)
+            on_successor(self._successor)
             self.is_done.set()
         finally:
             self._is_under_way = False

@@ -57,7 +57,7 @@ async def leave(router: Router, estimator: TokenEstimator) -> BinaryIO:
 
 def _unnamed() -> BinaryIO:
     if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("estate"), "w+b")
+        return open(os.memfd_create("snapshot"), "w+b")
     return tempfile.TemporaryFile()
 
 

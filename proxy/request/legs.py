@@ -142,7 +142,7 @@ async def decode_leg(
     d: Upstream,
     edits: Edits | None,
     source: Upstream | None,
-    patience: FirstEventLimit,
+    limit: FirstEventLimit,
     on_sent: OnSent | None = None,
 ) -> UpstreamResponse:
     """Ask D, wait for the first event; raises UpstreamFailure.
@@ -152,24 +152,24 @@ async def decode_leg(
     """
     body = out.raw if edits is None else out.with_edits(edits)
     try:
-        with patience:
+        with limit:
             # Not `watch`: a generator apiece is a noticeable part of a request.
-            d.watchers.add(patience)
+            d.watchers.add(limit)
             if source is not None:
-                source.watchers.add(patience)
+                source.watchers.add(limit)
             try:
                 return await _decode(out, d, body, on_sent)
             finally:
-                d.watchers.discard(patience)
+                d.watchers.discard(limit)
                 if source is not None:
-                    source.watchers.discard(patience)
+                    source.watchers.discard(limit)
     except TimeoutError as error:
         if d.is_down:
             raise UpstreamFailure(FailureKind.WENT_DOWN, "it answers no probe") from error
         if source is not None and source.is_down:
             raise UpstreamFailure(FailureKind.PEER_GONE, "the peer answers no probe") from error
-        limit_s = patience.seconds
-        kind = FailureKind.LATE if limit_s < patience.cap_s else FailureKind.TIMEOUT
+        limit_s = limit.seconds
+        kind = FailureKind.LATE if limit_s < limit.cap_s else FailureKind.TIMEOUT
         late = f"no first event in {limit_s:.3g} s"
         raise UpstreamFailure(kind, late, limit_s=limit_s) from error
 

@@ -217,7 +217,7 @@ LONG = request(orjson.dumps(chat(words(2000), max_tokens=2000)), {})
 @pytest.mark.parametrize("leaving", [False, True])
 async def test_a_leg_that_fails(leaving: bool, garbage: Callable[[], Counter[str]]) -> None:
     """While its request waits for it, or when that has gone."""
-    aftermath, may_end = DetachedTasks(), asyncio.Event()
+    detached, may_end = DetachedTasks(), asyncio.Event()
 
     async def fails() -> None:
         await may_end.wait()
@@ -226,11 +226,11 @@ async def test_a_leg_that_fails(leaving: bool, garbage: Callable[[], Counter[str
     async def once() -> None:
         leg = DetachedLeg(fails, on_left=lambda: True, unwanted=lambda _: None)
         with suppress(UpstreamFailure, asyncio.CancelledError):
-            await aftermath.keep(leg)
+            await detached.keep(leg)
 
     async with asyncio.TaskGroup() as group:
         garbage()
-        running = group.create_task(aftermath.run())
+        running = group.create_task(detached.run())
         await asyncio.sleep(0)
         requests = [group.create_task(once()) for _ in range(TIMES)]
         await asyncio.sleep(0)
@@ -239,7 +239,7 @@ async def test_a_leg_that_fails(leaving: bool, garbage: Callable[[], Counter[str
                 task.cancel()
             await asyncio.wait(requests)
         may_end.set()
-        await until(lambda: aftermath.live == 0, "every leg is over")
+        await until(lambda: detached.live == 0, "every leg is over")
         del requests
         await asyncio.sleep(0)
         left = {name: number for name, number in garbage().items() if number >= TIMES}

@@ -168,14 +168,14 @@ class PendingConnection(asyncio.Protocol):
     makes all protocols first.
     """
 
-    def __init__(self, door: ConnectionLimit, server: AiohttpServer) -> None:
-        self._door, self._server = door, server
+    def __init__(self, limit: ConnectionLimit, server: AiohttpServer) -> None:
+        self._limit, self._server = limit, server
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """In, or refused before anything was asked."""
         transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
-        if self._door.open >= self._door.cap:
+        if self._limit.open >= self._limit.cap:
             self._refuse(transport)
             return
         handler = self._server()
@@ -184,11 +184,11 @@ class PendingConnection(asyncio.Protocol):
 
     def _refuse(self, transport: asyncio.Transport) -> None:
         """What the client still sends is dropped until it closes."""
-        self._door.on_refused()
-        if len(self._door.refusing) >= PLACES:
+        self._limit.on_refused()
+        if len(self._limit.refusing) >= PLACES:
             transport.abort()
             return
-        self._door.refusing.add(self)
+        self._limit.refusing.add(self)
         transport.write(_REFUSAL)
         if transport.can_write_eof():
             transport.write_eof()
@@ -197,29 +197,29 @@ class PendingConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The place is free again."""
         del exc
-        self._door.refusing.discard(self)
+        self._limit.refusing.discard(self)
         if self._timer is not None:
             self._timer.cancel()
 
 
 class GuardedSite(Site):
-    """A listener behind a door."""
+    """A listener whose connections are limited in number."""
 
     def __init__(
         self,
         runner: web.AppRunner,
         host: str,
         port: int,
-        door: ConnectionLimit,
+        limit: ConnectionLimit,
         *,
         backlog: int,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(runner, host, port, backlog=backlog, ssl_context=ssl_context)
-        self._door = door
+        self._limit = limit
 
     def answerer(self) -> Callable[[], asyncio.Protocol]:
-        """The server's, behind the door."""
+        """The server's, behind the limit."""
         server = self.runner.server
         assert isinstance(server, AiohttpServer)
-        return self._door.guard(server)
+        return self._limit.guard(server)

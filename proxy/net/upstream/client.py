@@ -50,7 +50,7 @@ class Upstream:
         instance: Instance,
         connect_timeout_s: float,
         on_replay: Callable[[], None] = lambda: None,
-        ways: ConnectOptions | None = None,
+        connect_options: ConnectOptions | None = None,
     ) -> None:
         self.instance = instance
         self._on_replay = on_replay
@@ -63,10 +63,12 @@ class Upstream:
         """Another engine id was seen than before; for whoever acts on it to reset."""
         self.watchers: set[Scope] = set()
         """What `watch` holds; to be used alone where its own cost matters."""
-        self._ways = ways = ways or ConnectOptions()
-        self._pool = Pool(instance.url, connect_timeout_s, ways)
+        self._connect_options = connect_options = connect_options or ConnectOptions()
+        self._pool = Pool(instance.url, connect_timeout_s, connect_options)
         bootstrap_url = instance.bootstrap_url
-        self._bootstrap = Pool(bootstrap_url, connect_timeout_s, ways) if bootstrap_url else None
+        self._bootstrap = (
+            Pool(bootstrap_url, connect_timeout_s, connect_options) if bootstrap_url else None
+        )
 
     async def close(self) -> None:
         """Close every connection."""
@@ -103,7 +105,7 @@ class Upstream:
 
         No more than `limit` bytes of it. A redirect is a failure like any other status.
         """
-        return await _get(self._pool, path, timeout_s, headers or self._ways.auth, limit)
+        return await _get(self._pool, path, timeout_s, headers or self._connect_options.auth, limit)
 
     async def engine_id(self) -> str | None:
         """The KV engine's id, asked from the bootstrap server when not known; None without one.

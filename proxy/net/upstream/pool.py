@@ -58,14 +58,14 @@ _OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, e
 class Pool:
     """Connections to the scheme, host and port of `url`."""
 
-    def __init__(self, url: str, connect_timeout_s: float, ways: ConnectOptions) -> None:
+    def __init__(self, url: str, connect_timeout_s: float, connect_options: ConnectOptions) -> None:
         parts = urlsplit(url)
         self._is_tls = parts.scheme == "https"
         self._host = parts.hostname or ""
         self._is_literal = literal(self._host) is not None
         self._port = parts.port or (443 if self._is_tls else 80)
         self.host_header = parts.netloc.encode()
-        self._ways = ways
+        self._connect_options = connect_options
         self._connect_timeout_s = connect_timeout_s
         self._open: set[UpstreamConnection] = set()
         self._idle: list[UpstreamConnection] = []
@@ -111,7 +111,7 @@ class Pool:
         """To the first of the host's addresses that takes it; raises the last one's OSError."""
         if self._is_literal:
             return await self._connect_to(self._host)
-        addresses = await self._ways.resolver.addresses(self._host, self._port)
+        addresses = await self._connect_options.resolver.addresses(self._host, self._port)
         for address in addresses[:-1]:
             try:
                 return await self._connect_to(address)
@@ -125,7 +125,7 @@ class Pool:
             lambda: UpstreamConnection(loop, self._rest, self._lost),
             address,
             self._port,
-            ssl=await self._ways.tls() if self._is_tls else None,
+            ssl=await self._connect_options.tls() if self._is_tls else None,
             server_hostname=self._host if self._is_tls else None,
         )
         return connection

@@ -180,7 +180,7 @@ async def test_the_next_address_is_tried() -> None:
     async with RawEngine(says(b"")) as engine:
         ways = ConnectOptions()
         ways.resolver = Names(a=["127.0.0.2", "127.0.0.1"]).resolver()
-        upstream = Upstream(Instance("a", f"http://a:{engine.port}"), 2.0, ways=ways)
+        upstream = Upstream(Instance("a", f"http://a:{engine.port}"), 2.0, connect_options=ways)
         assert b"sim-8b" in await upstream.get("/v1/models", 2.0)
         await upstream.close()
 

@@ -16,7 +16,7 @@ from tests.support.harness import ServedProxy, chat, proxied, until
 
 def leaving(server: Proxy) -> drain.Drain:
     """What `run` uses, without a process that takes over."""
-    return server._departure
+    return server._drain
 
 
 async def test_a_drain_waits_for_one_more_request(

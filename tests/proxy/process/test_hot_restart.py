@@ -115,7 +115,7 @@ async def test_a_server_on_all_that_it_is_given(tmp_path: Path, stack: ExitStack
     )
     async with SimFleet(1) as fleet:
         settings = Settings(instances=addresses(fleet), port=1, admin_port=1)
-        server = Proxy(settings, heritage=given)
+        server = Proxy(settings, inherited=given)
         await server.start()
         try:
             assert [name for name, _ in server._listeners()] == ["public", "public", "admin"]
@@ -133,7 +133,7 @@ async def test_who_sees_no_instance_replaces_nobody(monkeypatch: pytest.MonkeyPa
     hears, tells = os.pipe()
     given = InheritedSockets(_pipe=tells)
     try:
-        server = Proxy(Settings(instances=["127.0.0.1:1"], port=0), heritage=given)
+        server = Proxy(Settings(instances=["127.0.0.1:1"], port=0), inherited=given)
         with pytest.raises(ConfigError, match=r"no instance has answered in 0\.05 s") as caught:
             await server.start()
         assert await asyncio.to_thread(given.tell_failure, str(caught.value))

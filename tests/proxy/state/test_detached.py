@@ -13,11 +13,11 @@ from proxy.state.detached import DetachedLeg, DetachedTasks
 
 @asynccontextmanager
 async def running() -> AsyncIterator[DetachedTasks]:
-    aftermath = DetachedTasks()
+    detached = DetachedTasks()
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(aftermath.run())
+        task = group.create_task(detached.run())
         await asyncio.sleep(0)
-        yield aftermath
+        yield detached
         assert not task.done()
         task.cancel()
 
@@ -33,23 +33,23 @@ def leg(go_on: asyncio.Event, seen: list[str | None]) -> DetachedLeg[str]:
 async def test_a_defect_is_its_requests() -> None:
     go_on = asyncio.Event()
     go_on.set()
-    async with running() as aftermath:
+    async with running() as detached:
         with pytest.raises(TypeError, match="unhashable"):
-            await aftermath.keep(leg(go_on, []))
-        assert aftermath.live == 0
+            await detached.keep(leg(go_on, []))
+        assert detached.live == 0
 
 
 async def test_that_of_one_that_was_left_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     go_on, seen = asyncio.Event(), list[str | None]()
-    async with running() as aftermath:
-        request = asyncio.create_task(aftermath.keep(leg(go_on, seen)))
+    async with running() as detached:
+        request = asyncio.create_task(detached.keep(leg(go_on, seen)))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         request.cancel()
         await asyncio.wait({request})
         go_on.set()
         async with asyncio.timeout(10):
-            while aftermath.live:
+            while detached.live:
                 await asyncio.sleep(0)
         assert seen == [None]
         assert [r.exc_info is not None for r in caplog.records] == [True]
