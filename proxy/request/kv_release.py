@@ -127,7 +127,7 @@ def release(state: ProxyState, route: Route, p: Instance | None, edits: Edits) -
 def _note(state: ProxyState, p: str, tokens: int, result: str) -> None:
     state.metrics.releases.labels(result).inc()
     if result != "released":
-        state.router.stranded.book(p, tokens, state.clock.now_s())
+        state.router.unreleased_kv.book(p, tokens, state.clock.now_s())
 
 
 async def _release(

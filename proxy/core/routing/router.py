@@ -43,7 +43,7 @@ from proxy.core.types import (
 
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
-_STRANDING = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
+_LEAVES_KV = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
 """P keeps its KV although nobody will fetch it; after any other end it has let go, or is gone."""
 
 
@@ -65,9 +65,9 @@ class Router:
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
-        self.stranded = UnreleasedKv(config.kv_pin_timeout_s, self.fleet.states)
-        self.strain = SloPressure(config.tpot_slo_s)
-        self._tracker = LatencyTracker(self.latency, self.strain)
+        self.unreleased_kv = UnreleasedKv(config.kv_pin_timeout_s, self.fleet.states)
+        self.slo_pressure = SloPressure(config.tpot_slo_s)
+        self._tracker = LatencyTracker(self.latency, self.slo_pressure)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
@@ -98,7 +98,7 @@ class Router:
         self._decide = failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
         self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
-        self.strain.aim(config.tpot_slo_s)
+        self.slo_pressure.aim_at(config.tpot_slo_s)
         self.hedges.switch(is_on=config.hedge)
         self._freed()
 
@@ -156,7 +156,7 @@ class Router:
         """
         route.tried.add(route.decode.name)
         exclude = route.tried | self.fleet.open()
-        free = self._free(facts, now_s, exclude | self.fleet.spotted())
+        free = self._free(facts, now_s, exclude | self.fleet.recently_failed())
         return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
 
     def retry(
@@ -247,8 +247,8 @@ class Router:
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
         self._tracker.release(route, now_s)
-        if p is not None and why in _STRANDING:
-            self.stranded.book(p.name, route.prompt_tokens, now_s)
+        if p is not None and why in _LEAVES_KV:
+            self.unreleased_kv.book(p.name, route.prompt_tokens, now_s)
         route.prefill = None
         if p is not None:
             self._let_go(p)
@@ -326,7 +326,7 @@ class Router:
             kv_full=self.prefixes.full_ratios(names),
             kv_wait_s=self.gate.kv_waits_s(states, loads, facts.prompt_tokens, now_s),
             kv_tokens=[state.kv_tokens for state in states],
-            unreleased=self.stranded.on_each(states, now_s),
+            unreleased=self.unreleased_kv.on_each(states, now_s),
             sessions=self.sessions.counts(names),
             last_placed=[member.last_placed for member in members],
         )
@@ -342,7 +342,7 @@ class Router:
             now_s,
             self.latency,
             self._transfers,
-            self.strain.price,
+            self.slo_pressure.price,
         )
 
     def _choose(self, view: PlacementView) -> Choice:
