@@ -214,15 +214,12 @@ async def scrape(state: ProxyState, upstream: Upstream) -> None:
 
 
 async def _lag(state: ProxyState) -> None:
-    """Measure the event loop's lag, and log what a policy raised, away from any request."""
-    loop, told = asyncio.get_running_loop(), None
+    """Measure the event loop's lag."""
+    loop = asyncio.get_running_loop()
     while True:
         due_s = loop.time() + LAG_INTERVAL_S
         await asyncio.sleep(LAG_INTERVAL_S)
         state.metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
-        if (mistake := state.router.mistake) != told:
-            told = mistake
-            _log.warning("the policy failed, requests are placed by load: %s", mistake)
 
 
 async def _memory(state: ProxyState) -> None:

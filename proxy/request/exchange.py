@@ -186,6 +186,8 @@ class Exchange:
         )
         attempts = self._attempts = Attempts(state, record, flow)
         telemetry_record.note_route(record, route)
+        if route.mistake is not None:
+            state.failures.note_mistake(route.mistake, now_s)
         decision = "offload" if route.prefill else "colocate"
         state.metrics.decisions.labels(decision, route.reason).inc()
         state.decisions.append(record)
@@ -280,6 +282,8 @@ class Exchange:
         record.t_done = self.state.clock.unix_now()
         if route is not None:
             record.route_class, record.offload_decision_reason = route.route_class, route.reason
+            if route.tried and route.mistake is not None:  # placed again, by a policy that failed
+                self.state.failures.note_mistake(route.mistake, self.state.clock.now_s())
         if record.outcome is None:
             record.outcome = telemetry_record.outcome_of(record.status or 200)
         elif record.outcome is Outcome.CLIENT_GONE:

@@ -55,8 +55,6 @@ class Router:
 
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
-        self.mistake: str | None = None
-        """What a policy raised last, for the log."""
         self._decide = decide or failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
         self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
@@ -145,7 +143,7 @@ class Router:
         if isinstance(free, Reject):
             return free
         view = self._view(facts, free, now_s)
-        choice = self._choose(view)
+        choice = self._decide(view)
         shadowed = self._shadow.look(view, choice) if self._shadow else None
         return self._reserve(facts, choice, shadowed, now_s)
 
@@ -170,14 +168,15 @@ class Router:
         found = free if free is not None else self.elsewhere(route, facts, now_s)
         if isinstance(found, Reject):
             return found
-        d = self._choose(self._view(facts, found, now_s)).decode
+        choice = self._decide(self._view(facts, found, now_s))
+        d = choice.decode
         self.hedges.end(route, now_s)
         self._tracker.release(route, now_s)
         self._let_go(route.decode)
         if route.prefill is not None:
             self._let_go(route.prefill)
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
-        route.decode, route.prefill = d.instance, None
+        route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         self._charge_colocated(route, facts, now_s)
         return route
@@ -345,12 +344,6 @@ class Router:
             self.slo_pressure.price,
         )
 
-    def _choose(self, view: PlacementView) -> Choice:
-        choice = self._decide(view)
-        if choice.mistake is not None:
-            self.mistake = choice.mistake
-        return choice
-
     def _mean_ongoing_tokens(self, loads: list[Load]) -> float:
         """Over all instances that are up; `loads` are those of the free ones, mostly the same."""
         up = self.fleet.up()
@@ -383,7 +376,7 @@ class Router:
             predicted_transfer_s=choice.predicted_transfer_s,
             options=choice.alternatives(),
         )
-        route.shadow = shadowed
+        route.shadow, route.mistake = shadowed, choice.mistake
         if p is None:
             self._charge_colocated(route, facts, now_s)
         else:
