@@ -361,9 +361,7 @@ class Proxy:
     async def run_background(self) -> None:
         """Run the periodic tasks until cancelled."""
         state = self.state
-        await background.run(
-            self._probes, state.detached, state.memory, state.metrics, state.router
-        )
+        await background.run(self._probes, state.detached, state.memory, state.metrics)
 
     def _on_signal(self) -> None:
         self._stop.set()

@@ -6,7 +6,6 @@ import asyncio
 import logging
 
 from proxy.core.admission.memory import Level, Watermark
-from proxy.core.routing.router import Router
 from proxy.fleet.probes import Probes
 from proxy.process.memory import give_back, resident_bytes
 from proxy.state.detached import DetachedTasks
@@ -27,27 +26,22 @@ _MEMORY_WORDS = {
 _log = logging.getLogger(__name__)
 
 
-async def run(
-    probes: Probes, detached: DetachedTasks, memory: Watermark, metrics: Metrics, router: Router
-) -> None:
+async def run(probes: Probes, detached: DetachedTasks, memory: Watermark, metrics: Metrics) -> None:
     """Run all periodic tasks until cancelled."""
     async with asyncio.TaskGroup() as group:
         group.create_task(detached.run(), name="detached")
-        group.create_task(_lag(metrics, router), name="loop-lag")
+        group.create_task(_lag(metrics), name="loop-lag")
         group.create_task(_memory(memory), name="memory")
         group.create_task(probes.run(), name="probes")
 
 
-async def _lag(metrics: Metrics, router: Router) -> None:
-    """Measure the event loop's lag, and log what a policy raised, away from any request."""
-    loop, told = asyncio.get_running_loop(), None
+async def _lag(metrics: Metrics) -> None:
+    """Measure the event loop's lag."""
+    loop = asyncio.get_running_loop()
     while True:
         due_s = loop.time() + LAG_INTERVAL_S
         await asyncio.sleep(LAG_INTERVAL_S)
         metrics.loop_lag.observe(max(0.0, loop.time() - due_s))
-        if (mistake := router.mistake) != told:
-            told = mistake
-            _log.warning("the policy failed, requests are placed by load: %s", mistake)
 
 
 async def _memory(watermark: Watermark) -> None:

@@ -178,7 +178,7 @@ class HotRestart:
         listeners: Callable[[], list[tuple[str, int]]],
         write_snapshot: Callable[[], Awaitable[BinaryIO]],
     ) -> None:
-        """`listeners`: names and descriptors of the sockets; `write_snapshot`: for the next process."""
+        """`listeners`: names and descriptors of sockets; `write_snapshot`: for the successor."""
         self._listeners = listeners
         self._write_snapshot = write_snapshot
         self._asked = asyncio.Event()

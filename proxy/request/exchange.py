@@ -305,6 +305,8 @@ class Exchange:
         record.t_done = self.owners.clock.unix_now()
         if route is not None:
             record.route_class, record.offload_decision_reason = route.route_class, route.reason
+            if route.tried:
+                self.owners.telemetry.policy_failed(route)  # when it was placed again
         if record.outcome is None:
             record.outcome = telemetry_record.outcome_of(record.status or 200)
         elif record.outcome is Outcome.CLIENT_GONE:

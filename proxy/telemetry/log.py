@@ -168,7 +168,7 @@ def more(unsaid: int) -> str:
 
 
 class FailureLog:
-    """A throttled line for each request that failed because of an instance."""
+    """Throttled lines: of requests that failed because of an instance, and of policies that did."""
 
     __slots__ = ("_throttle",)
 
@@ -184,3 +184,13 @@ class FailureLog:
         if unsaid is not None:
             said = detail[:DETAIL_CHARS], record.request_id, more(unsaid)
             _log.warning("instance %s: %s: %s (request %s failed%s)", name, kind, *said)
+
+    def note_mistake(self, mistake: str, now_s: float) -> None:
+        """Log what a policy raised, so that a request was placed by load instead.
+
+        Once per line of code and interval: the words may be other ones for every request.
+        """
+        unsaid = self._throttle.turn(mistake.rpartition(" (")[2], now_s)
+        if unsaid is not None:
+            said = mistake + more(unsaid)
+            _log.warning("the policy failed, requests are placed by load: %s", said)

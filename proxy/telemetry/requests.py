@@ -40,9 +40,15 @@ class RequestTelemetry:
     def placed(self, record: RequestRecord, route: Route) -> None:
         """An instance was found for a request."""
         note_route(record, route)
+        self.policy_failed(route)
         decision = "offload" if route.prefill else "colocate"
         self.metrics.decisions.labels(decision, route.reason).inc()
         self.decisions.append(record)
+
+    def policy_failed(self, route: Route) -> None:
+        """Log what the policy raised when a request was placed, if it did."""
+        if route.mistake is not None:
+            self._failures.note_mistake(route.mistake, self._now_s())
 
     def failed(self, record: RequestRecord, kind: str, detail: str) -> None:
         """A request failed because of an instance, and will not be repeated."""

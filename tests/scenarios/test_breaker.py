@@ -187,7 +187,7 @@ async def test_the_clients_own_errors_pass_untouched_and_count_nothing(tmp_path:
                 answer = await proxy.post(chat("x"))
                 assert (answer.status, answer.body) == (int(status[:3]), body)
             assert not engines[1].posts
-            assert proxy.router.fleet.is_spotless("e0")
+            assert not proxy.router.fleet.has_failed_lately("e0")
 
 
 async def test_a_busy_engine_is_left_alone_for_as_long_as_it_says(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ async def test_a_busy_engine_is_left_alone_for_as_long_as_it_says(tmp_path: Path
     async with fleet(tmp_path, refused, GOOD) as (proxy, engines):
         assert await burst(proxy, 24, at_once=1) == {200: 24}
         assert len(engines[0].posts) == 1
-        assert proxy.router.fleet.is_spotless("e0"), "load is no failure"
+        assert not proxy.router.fleet.has_failed_lately("e0"), "load is no failure"
         now_s = proxy.server.state.clock.now_s()
         busy = proxy.router.busy("e0", "sim-8b", now_s)
         assert 5 < busy.free_in_s <= 7
@@ -306,7 +306,7 @@ async def test_a_model_that_one_instance_denies(tmp_path: Path) -> None:
     async with fleet(tmp_path, denies, GOOD) as (proxy, engines):
         assert await burst(proxy, 10, at_once=1) == {200: 10}
         assert len(engines[0].posts) == 1
-        assert proxy.router.fleet.is_spotless("e0")
+        assert not proxy.router.fleet.has_failed_lately("e0")
     async with fleet(tmp_path, denies, denies) as (proxy, engines):
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.body) == (404, body)
@@ -374,7 +374,7 @@ async def test_a_p_that_fails_or_is_busy_is_not_asked_for_ever(
                 assert proxy.router.fleet.open() == {"p"}
             else:
                 assert len(p.posts) == 1
-                assert proxy.router.fleet.is_spotless("p")
+                assert not proxy.router.fleet.has_failed_lately("p")
             assert proxy.metric("upstream_retries_total", reason="server_error") == 0
             await proxy.at_rest()
 

@@ -80,8 +80,8 @@ class Health:
     is_up: bool = True
     is_gone: bool = False
     was_seen: bool = False
-    is_spotless: bool = True
-    """No failure since it last worked."""
+    has_failed_lately: bool = False
+    """Something failed since it last worked."""
     last_error: str | None = None
     back_s: float | None = None
     next_probe_s: float = -math.inf
@@ -98,7 +98,7 @@ class Health:
     def state(self, now_s: float) -> State:
         """One word."""
         if self.is_up:
-            return State.HEALTHY if self.is_spotless else State.SUSPECT
+            return State.SUSPECT if self.has_failed_lately else State.HEALTHY
         is_rising = self._is_silent and self._answered > 0
         is_due = self._open_until_s is not None and self._open_until_s <= now_s
         return State.PROBING if is_rising or is_due else State.EJECTED
@@ -116,7 +116,7 @@ class Health:
     def probe_due(self, now_s: float) -> bool:
         """Whether to probe now; where something has just begun to change, at the first chance."""
         if self.is_up:
-            return not self.is_spotless or now_s >= self.next_probe_s
+            return self.has_failed_lately or now_s >= self.next_probe_s
         return (self._is_silent and self._answered > 0) or now_s >= self.next_probe_s
 
     def probing(self, now_s: float, interval_s: float, u: float) -> None:
@@ -126,7 +126,7 @@ class Health:
 
     def probe_failed(self, error: str, now_s: float, *, is_refused: bool = False) -> Change | None:
         """A probe got no answer, or a bad one. `is_refused`: nobody listens."""
-        self.last_error, self.is_spotless = error, False
+        self.last_error, self.has_failed_lately = error, True
         self._answered = 0
         self._failed += 1
         if is_refused and (self._failed >= FALL or not self.was_seen):
@@ -153,7 +153,7 @@ class Health:
             self._connects = 0
             if self._faults and now_s - self._faults[-1] > WINDOW_S:
                 self._faults.clear()
-            self.is_spotless = self.is_up and not self._faults
+            self.has_failed_lately = not self.is_up or bool(self._faults)
             return None
         if self._answered < RISE or not self._is_calm(now_s):
             return None
@@ -167,7 +167,7 @@ class Health:
 
     def failed(self, kind: FailureKind, error: str, now_s: float) -> Change | None:
         """A client's request failed here, in one of FAULT_KINDS."""
-        self.last_error, self.is_spotless = error, False
+        self.last_error, self.has_failed_lately = error, True
         self._faults.append(now_s)
         if kind is FailureKind.CONNECT:
             self._connects += 1
@@ -188,10 +188,10 @@ class Health:
         An ejected one does not come back by that: its requests may be older than the trouble.
         """
         self.was_seen = True
-        if not self.is_spotless and self.is_up:
+        if self.has_failed_lately and self.is_up:
             self._faults.clear()
             self._connects = 0
-            self.is_spotless = not self._failed
+            self.has_failed_lately = bool(self._failed)
 
     def trial_due(self, now_s: float) -> bool:
         """Whether the breaker's time is over, and it could come back now."""
@@ -243,7 +243,7 @@ class Health:
         return why
 
     def _return(self, now_s: float) -> Change:
-        self.is_up = self.is_spotless = True
+        self.is_up, self.has_failed_lately = True, False
         self._faults.clear()
         self._failed = self._connects = 0
         self.back_s = now_s

@@ -132,14 +132,14 @@ class Fleet:
         groups = [self._here() if model is None else self._group(model) for model in known]
         return any(m is member for group in groups for m in _usable(group))
 
-    def is_spotless(self, name: str) -> bool:
-        """Whether nothing has failed on an instance since it last worked."""
+    def has_failed_lately(self, name: str) -> bool:
+        """Whether something has failed on an instance since it last worked, or it is not there."""
         member = self._members.get(name)
-        return member is not None and member.health.is_spotless
+        return member is None or member.health.has_failed_lately
 
-    def spotted(self) -> set[str]:
-        """Names of those where something has."""
-        return {name for name, m in self._members.items() if not m.health.is_spotless}
+    def recently_failed(self) -> set[str]:
+        """Names of those where something has failed since they last worked."""
+        return {name for name, m in self._members.items() if m.health.has_failed_lately}
 
     def open(self) -> set[str]:
         """Names of those whose breaker is open."""

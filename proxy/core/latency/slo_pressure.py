@@ -27,7 +27,7 @@ class SloPressure:
         self._target_s = tpot_target_s
         self._log = 0.0
 
-    def aim(self, tpot_target_s: float) -> None:
+    def aim_at(self, tpot_target_s: float) -> None:
         """Another target; the price moves on from where it is."""
         self._target_s = tpot_target_s
 
@@ -36,7 +36,7 @@ class SloPressure:
         """The factor."""
         return math.exp(self._log)
 
-    def observe(self, tpot_s: float) -> None:
+    def observe_tpot(self, tpot_s: float) -> None:
         """An answer's mean time per output token after the first, seconds."""
         missed = 1.0 if tpot_s > self._target_s else 0.0
         moved = self._log + RATE * (missed - MISS_RATIO)

@@ -1,7 +1,7 @@
 """The cost policy: every place a request could be computed and decoded, priced in seconds.
 
-    J(P, D) = ttft + strain * (weight_harm * stalled streams * stall * pressed(P)
-                               + weight_decode * decode time on D)
+    J(P, D) = ttft + pressure * (weight_harm * stalled streams * stall * pressed(P)
+                                 + weight_decode * decode time on D)
               + weight_arrivals * arrivals/s at P * stall * (stall / 2 + wait(P))
               + weight_next_turn * busy ratio of D * rest of a prefill met there
               + weight_memory * seconds to compute again what the new KV displaces
@@ -12,7 +12,7 @@
 
 A stall is what a prefill adds to the steps of the streams beside it. It counts most where they just
 keep their target: those whose tokens come quicker have time to spare, those that miss it anyway
-have less to lose. `strain` follows the same target over the fleet (core.latency.slo_pressure). A
+have less to lose. `pressure` follows the same target over the fleet (core.latency.slo_pressure). A
 request that arrives at P meanwhile waits for the rest of this prefill, half of it on average, and
 for the queue before it: long prompts go where few requests arrive. The busy ratio, over the last
 minute, predicts how often the session's next turns will find D computing: a queue's length is too
@@ -129,8 +129,8 @@ class Prices:
         self._times = view.latency.times(view.free.names)
         self._now_s, self._prompt_tokens = view.now_s, view.free.prompt_tokens
         self._target_s = config.tpot_slo_s
-        self._harm, self._arrivals = w.harm * view.strain, w.arrivals
-        self._decode = w.decode * view.strain * w.output_tokens
+        self._harm, self._arrivals = w.harm * view.slo_pressure, w.arrivals
+        self._decode = w.decode * view.slo_pressure * w.output_tokens
         self._next_turn = w.next_turn * view.latency.rest_s()
         self._memory, self._room = w.memory, w.room
         self._may_split = (

@@ -43,7 +43,7 @@ class PlacementView:
     `home` is the name of the session's instance, which need not be among the free ones;
     `mean_ongoing_tokens` is over all instances that are up, busy ones included; `latency`: the
     model of time, which a decision only reads; `transfers`: what the KV connector allows;
-    `strain`: the price of running streams' time (core.latency.slo_pressure).
+    `slo_pressure`: the price of running streams' time (core.latency.slo_pressure).
     """
 
     config: RouterConfig
@@ -54,7 +54,7 @@ class PlacementView:
     now_s: float
     latency: Latency
     transfers: TransferRules
-    strain: float
+    slo_pressure: float
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class PlacementView:
         now_s: float,
         latency: Latency,
         transfers: TransferRules,
-        strain: float = 1.0,
+        slo_pressure: float = 1.0,
     ) -> None:
         self.config, self.facts, self.home, self.free = config, facts, home, free
         self.mean_ongoing_tokens = mean_ongoing_tokens
         self.now_s, self.latency = now_s, latency
-        self.transfers, self.strain = transfers, strain
+        self.transfers, self.slo_pressure = transfers, slo_pressure
 
 
 @dataclass(slots=True, init=False)

@@ -23,11 +23,11 @@ BUSY_MOST = 0.9
 
 
 class LatencyTracker:
-    """Reservations and observations of requests, over one Latency and one Strain."""
+    """Reservations and observations of requests, over one Latency and one SloPressure."""
 
-    def __init__(self, latency: Latency, strain: SloPressure) -> None:
+    def __init__(self, latency: Latency, slo_pressure: SloPressure) -> None:
         self.latency = latency
-        self.strain = strain
+        self.slo_pressure = slo_pressure
 
     def reserve(
         self,
@@ -138,7 +138,7 @@ class LatencyTracker:
         """The answer is whole, beside `kv_tokens` of running streams, its own included."""
         if route.first_token_s is not None and output_tokens is not None and output_tokens > 1:
             tpot_s = (now_s - route.first_token_s) / (output_tokens - 1)
-            self.strain.observe(tpot_s)
+            self.slo_pressure.observe_tpot(tpot_s)
             # What the instance prefilled meanwhile is not the step's: that comes and goes.
             busy_ratio = self.latency.of(route.decode.name).busy_ratio(now_s)
             step_s = tpot_s * (1.0 - min(BUSY_MOST, busy_ratio))

@@ -390,7 +390,7 @@ class RequestFlow:
 
     def _unreleased(self, now_s: float) -> None:
         if self._p is not None:
-            self._router.stranded.book(self._p.name, self.route.prompt_tokens, now_s)
+            self._router.unreleased_kv.book(self._p.name, self.route.prompt_tokens, now_s)
 
     def _decode(self, now_s: float) -> SendDecode:
         route = self.route
@@ -416,8 +416,8 @@ class RequestFlow:
         router, route, kind = self._router, self.route, self._failure
         free = router.elsewhere(route, self._facts, now_s)
         if not isinstance(free, Reject):
-            spotless = all(router.fleet.is_spotless(c.instance.name) for c in free)
-            if not self._take_repetition(is_free=self.retries == 0 and spotless):
+            has_failed = any(router.fleet.has_failed_lately(c.instance.name) for c in free)
+            if not self._take_repetition(is_free=self.retries == 0 and not has_failed):
                 return [RetryRefused(), self._give_up(event)]
             router.retry(route, self._facts, now_s, free)
             return self._repeat(event, now_s)

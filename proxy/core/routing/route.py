@@ -29,6 +29,7 @@ class Route:
     `prefill` is None when the request is computed where it decodes. `new_tokens` is what D would
     have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
     attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
+    `mistake`: what the policy raised when this attempt was placed, by load.
     """
 
     decode: Instance
@@ -48,6 +49,7 @@ class Route:
     predicted_ttft_bound_s: float | None
     options: Alternatives | None
     shadow: Shadowed | None
+    mistake: str | None
     fallback: Fallback | None
     reserved_s: float
     beside_step_s: float
@@ -89,6 +91,7 @@ class Route:
         self.predicted_ttft_bound_s = predicted_ttft_bound_s
         self.options = options
         self.shadow = None
+        self.mistake = None
         self.fallback = None
         self.reserved_s = self.beside_step_s = 0.0
         self.computes_tokens = 0

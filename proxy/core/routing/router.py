@@ -46,7 +46,7 @@ NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
 RELEASERS = 2
 """Instances that are asked to free KV, the second where the first cannot be reached."""
-_STRANDING = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
+_LEAVES_KV = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
 """P keeps its KV although nobody will fetch it; after any other end it has let go, or is gone."""
 
 
@@ -58,8 +58,6 @@ class Router:
 
     def __init__(self, config: RouterConfig, decide: Decide | None = None) -> None:
         self.config = config
-        self.mistake: str | None = None
-        """What a policy raised last, for the log."""
         self._decide = decide or failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
         self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
@@ -68,9 +66,9 @@ class Router:
         self.latency = Latency(
             config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
         )
-        self.stranded = UnreleasedKv(config.kv_pin_timeout_s, self.fleet.states)
-        self.strain = SloPressure(config.tpot_slo_s)
-        self._tracker = LatencyTracker(self.latency, self.strain)
+        self.unreleased_kv = UnreleasedKv(config.kv_pin_timeout_s, self.fleet.states)
+        self.slo_pressure = SloPressure(config.tpot_slo_s)
+        self._tracker = LatencyTracker(self.latency, self.slo_pressure)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
@@ -101,7 +99,7 @@ class Router:
         self._decide = failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
         self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
-        self.strain.aim(config.tpot_slo_s)
+        self.slo_pressure.aim_at(config.tpot_slo_s)
         self.hedges.switch(is_on=config.hedge)
         self._freed()
 
@@ -148,7 +146,7 @@ class Router:
         if isinstance(free, Reject):
             return free
         view = self._view(facts, free, now_s)
-        choice = self._choose(view)
+        choice = self._decide(view)
         shadowed = self._shadow.look(view, choice) if self._shadow else None
         return self._reserve(facts, choice, shadowed, now_s)
 
@@ -159,7 +157,7 @@ class Router:
         """
         route.tried.add(route.decode.name)
         exclude = route.tried | self.fleet.open()
-        free = self._free(facts, now_s, exclude | self.fleet.spotted())
+        free = self._free(facts, now_s, exclude | self.fleet.recently_failed())
         return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
 
     def retry(
@@ -173,14 +171,15 @@ class Router:
         found = free if free is not None else self.elsewhere(route, facts, now_s)
         if isinstance(found, Reject):
             return found
-        d = self._choose(self._view(facts, found, now_s)).decode
+        choice = self._decide(self._view(facts, found, now_s))
+        d = choice.decode
         self.hedges.end(route, now_s)
         self._tracker.release(route, now_s)
         self._let_go(route.decode)
         if route.prefill is not None:
             self._let_go(route.prefill)
         self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
-        route.decode, route.prefill = d.instance, None
+        route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         self._charge_colocated(route, facts, now_s)
         return route
@@ -250,8 +249,8 @@ class Router:
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
         self._tracker.release(route, now_s)
-        if p is not None and why in _STRANDING:
-            self.stranded.book(p.name, route.prompt_tokens, now_s)
+        if p is not None and why in _LEAVES_KV:
+            self.unreleased_kv.book(p.name, route.prompt_tokens, now_s)
         route.prefill = None
         if p is not None:
             self._let_go(p)
@@ -353,7 +352,7 @@ class Router:
             kv_full=self.prefixes.full_ratios(names),
             kv_wait_s=self.gate.kv_waits_s(states, loads, facts.prompt_tokens, now_s),
             kv_tokens=[state.kv_tokens for state in states],
-            unreleased=self.stranded.on_each(states, now_s),
+            unreleased=self.unreleased_kv.on_each(states, now_s),
             sessions=self.sessions.counts(names),
             last_placed=[member.last_placed for member in members],
         )
@@ -369,14 +368,8 @@ class Router:
             now_s,
             self.latency,
             self._transfers,
-            self.strain.price,
+            self.slo_pressure.price,
         )
-
-    def _choose(self, view: PlacementView) -> Choice:
-        choice = self._decide(view)
-        if choice.mistake is not None:
-            self.mistake = choice.mistake
-        return choice
 
     def _mean_ongoing_tokens(self, loads: list[Load]) -> float:
         """Over all instances that are up; `loads` are those of the free ones, mostly the same."""
@@ -410,7 +403,7 @@ class Router:
             predicted_transfer_s=choice.predicted_transfer_s,
             options=choice.alternatives(),
         )
-        route.shadow = shadowed
+        route.shadow, route.mistake = shadowed, choice.mistake
         if p is None:
             self._charge_colocated(route, facts, now_s)
         else:

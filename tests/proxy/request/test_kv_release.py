@@ -171,7 +171,9 @@ async def test_a_p_that_stops_when_left_has_nothing_to_release(tmp_path: Path) -
         assert proxy.metric("instance_healthy", upstream="p") == 1
         unknown = proxy.metric("kv_releases_total", result="unknown")
         now_s = proxy.server.state.clock.now_s()
-        assert proxy.router.stranded.on("p", now_s)[0] == unknown, "it may have ended just then"
+        assert proxy.router.unreleased_kv.on("p", now_s)[0] == unknown, (
+            "it may have ended just then"
+        )
 
 
 async def test_a_leg_that_was_left_is_not_sent_again(tmp_path: Path) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import count
 from pathlib import Path
 
 import aiohttp
 import pytest
 
-from proxy.core.types import FailureKind
+from proxy.core.placement.scene import Choice, PlacementView, chosen
+from proxy.core.placement.wrappers import failing_open
+from proxy.core.types import FailureKind, Reason
 from proxy.telemetry.log import KEYS, LOG_EVERY_S, FailureLog, Throttle
 from proxy.telemetry.record import RequestRecord
 from tests.support.harness import (
+    ANSWER,
     STREAM_HEAD,
     RawEngine,
     Script,
@@ -91,3 +95,47 @@ def test_a_line_says_how_many_it_stands_for(caplog: pytest.LogCaptureFixture) ->
     first, last = caplog.messages
     assert len(first) < 400
     assert last == "instance a: reset: gone (request r failed; 4 more since the last line)"
+
+
+POLICY_FAILED = "the policy failed, requests are placed by load: "
+
+
+def test_what_a_policy_raises_is_a_line_per_line_of_its_code(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The words may be other ones for every request, and would fill the log."""
+    log = FailureLog()
+    for i in range(5):
+        log.note_mistake(f"KeyError: {i} (cost.py:7)", 0.1 * i)
+    log.note_mistake("KeyError: 5 (cost.py:8)", 1.0)
+    log.note_mistake("KeyError: 6 (cost.py:7)", LOG_EVERY_S)
+    assert caplog.messages == [
+        POLICY_FAILED + "KeyError: 0 (cost.py:7)",
+        POLICY_FAILED + "KeyError: 5 (cost.py:8)",
+        POLICY_FAILED + "KeyError: 6 (cost.py:7); 4 more since the last line",
+    ]
+
+
+@pytest.mark.parametrize(("first", "requests"), [(1, 2), (2, 1)])
+async def test_a_policy_that_raises_is_said_where_it_placed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: int, requests: int
+) -> None:
+    """Once; also where it did not raise before the repetition."""
+    asked = count(1)
+
+    def broken(view: PlacementView) -> Choice:
+        if next(asked) < first:
+            return chosen(view, view.free[0], None, Reason.MARGIN, placed=True)
+        raise ZeroDivisionError
+
+    async with RawEngine(resets()) as bad, RawEngine(says(ANSWER)) as good:
+        names = [f"a={bad.address}", f"b={good.address}"]
+        async with ServedProxy(tmp_path / "log", names, health_interval=60) as proxy:
+            await proxy.up()
+            proxy.router._decide = failing_open(broken)
+            for _ in range(requests):
+                assert (await proxy.post(chat("x"))).status == 200
+            await proxy.records(requests)
+    said = [line for line in caplog.messages if line.startswith(POLICY_FAILED)]
+    assert len(said) == 1
+    assert "ZeroDivisionError: " in said[0]

@@ -90,7 +90,7 @@ class Driver:
 
     def unreleased(self, name: str, now_s: float) -> int:
         """Tokens that may still be pinned on an instance."""
-        return self.router.stranded.on(name, now_s)[1]
+        return self.router.unreleased_kv.on(name, now_s)[1]
 
     def has_nothing_left(self) -> bool:
         loads = [self.router.ledger.load(m.instance.name) for m in self.router.fleet.members()]

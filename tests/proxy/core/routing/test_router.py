@@ -437,7 +437,7 @@ def test_what_ends_after_its_instances_were_removed_leaves_nothing_of_them(
     r.first_token(route, f, 3.0)
     r.finish(route, 4.0, 10)
     for name in (p.name, d.name):
-        assert r.stranded.on(name, 4.0) == (0, 0)
+        assert r.unreleased_kv.on(name, 4.0) == (0, 0)
         assert r.fleet.states.get(name) is None
         assert name not in r.latency._instances
         assert not any(name in pair for pair in r.latency._pairs)

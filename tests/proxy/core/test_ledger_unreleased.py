@@ -19,15 +19,15 @@ def test_what_is_younger_than_the_hold_counts(
 ) -> None:
     states = InstanceStates()
     states.add("p")
-    stranded = UnreleasedKv(60.0, states)
+    unreleased = UnreleasedKv(60.0, states)
     booked = sorted(booked)
     for at_s, tokens in booked:
-        stranded.book("p", tokens, at_s)
+        unreleased.book("p", tokens, at_s)
     now_s = (booked[-1][0] if booked else 0.0) + later_s
     left = [tokens for at_s, tokens in booked if at_s + 60.0 > now_s]
-    assert stranded.on("p", now_s) == (len(left), sum(left))
+    assert unreleased.on("p", now_s) == (len(left), sum(left))
     states.add("p")
-    assert stranded.on("p", now_s) == (0, 0)
+    assert unreleased.on("p", now_s) == (0, 0)
 
 
 def test_a_p_that_may_hold_too_many_is_left_alone_until_they_expire() -> None:
