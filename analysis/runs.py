@@ -13,11 +13,12 @@ import orjson
 import pandas as pd
 
 from analysis.measures import METRICS, in_target_time
+from replayer.arguments import InputError
 
 NEEDED_COLUMNS = ("request_id", "outcome", "sent_s", "end_s", "output_digest", "route_class")
 
 
-class RunError(ValueError):
+class RunError(InputError):
     """A folder without a readable run; the text is one line for the user."""
 
 

@@ -7,6 +7,10 @@ from typing import Any, NoReturn
 import orjson
 
 
+class InputError(ValueError):
+    """What a user gave cannot be used; the text is one line for them."""
+
+
 class OneLineParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line."""
 

@@ -249,6 +249,8 @@ TESTED_ELSEWHERE = {
     "replayer.virtual.legs": "virtual/test_fleet.py and analysis/check/test_fit.py",
     "replayer.virtual.recorded": "analysis/check/test_check.py and test_logs.py",
     "replayer.virtual.requests": "virtual/test_fleet.py",
+    "analysis.regret.outcomes": "test_oracle.py and test_summary.py",
+    "analysis.report.cli": "tests/analysis/test_cli.py: report prints the tables",
     "analysis.league.figures": "analysis/league/test_cli.py writes them",
 }
 """Modules without a test file of their name, and where their behaviour is tested."""

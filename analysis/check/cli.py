@@ -28,15 +28,13 @@ UNITS = {
 }
 
 
-def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the subcommand."""
-    parser = commands.add_parser(
-        "check",
-        help="compare a run through real sockets with its prediction in virtual time",
-        description="Fits the engine model to a run's own log, replays the run in virtual time "
-        "with the same router, and compares. Exit status: 0 TTFT p50 and p90 are within the "
-        "bound, 1 they are not, 2 bad input.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
+    parser.description = (
+        "Fits the engine model to a run's own log, replays the run in virtual time with the same "
+        "router, and compares. Exit status: 0 TTFT p50 and p90 are within the bound, 1 they are "
+        "not, 2 bad input."
     )
     add = parser.add_argument
     add("run", type=Path, help="folder written by the demo: run.json and both request logs")
@@ -49,7 +47,7 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add("--json", type=Path, help="file to write all figures to")
 
 
-def run_check_command(options: argparse.Namespace, console: Console) -> int:
+def run(options: argparse.Namespace, console: Console) -> int:
     """Check, print, write; returns 0 if TTFT is within the bound."""
     result = check_run(options.run)
     print_check(result, options.within, Console(width=max(console.width, WIDTH)))

@@ -19,13 +19,9 @@ from analysis.rivals.registry import RIVALS
 from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
 
 
-def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Declare the subcommand."""
-    parser = commands.add_parser(
-        "league",
-        help="compare published routing rules on one trace, in virtual time",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     add = parser.add_argument
     add("trace", type=Path, help="trace file, as for replay")
     add("--instances", type=positive_count, default=8, help="engines")
@@ -68,7 +64,7 @@ def add_league(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--figures", type=Path, help="folder for a figure per load")
 
 
-def run_command(options: argparse.Namespace, console: Console) -> int:
+def run(options: argparse.Namespace, console: Console) -> int:
     """Run the league, print and write the results."""
     perturb = tuple(PERTURBATIONS) if options.perturb == ("all",) else options.perturb
     # Workers outlive a parent that a signal kills, but not one that exits.

@@ -18,13 +18,14 @@ from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.scale import REGIMES, Bench
 from analysis.league.simulate import Task, run_task
 from analysis.rivals.registry import BASELINE, RIVALS
+from replayer.arguments import InputError
 from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import Source, load_source
 
 GC_OBJECTS = 200_000
 
 
-class LeagueError(ValueError):
+class LeagueError(InputError):
     """A league that cannot be run as asked; the text is one line for the user."""
 
 

@@ -22,18 +22,12 @@ from typing import NoReturn
 
 import orjson
 
+from analysis.regret.outcomes import BranchOutcome
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
 from replayer.virtual.arrivals import Planned
-from replayer.virtual.fleet import VirtualFleet
-from replayer.virtual.requests import (
-    Kind,
-    LiveRequest,
-    VirtualOptions,
-    VirtualRow,
-    VirtualRun,
-    keeps_slo,
-)
+from replayer.virtual.fleet import Kind, LiveRequest, VirtualFleet
+from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun, keeps_slo
 
 SLO_WEIGHT_S = 10.0
 """J = mean e2e + 10 s * (share of requests that miss the SLO), as in the prototype study."""
@@ -57,16 +51,6 @@ PATIENCE_RATIO = 2.0
 PACE_TOKENS = 32
 """A stream's pace is averaged with this many tokens at half the SLO's time per token, because its
 first few tokens, perhaps beside another request's prefill, say little about thousands to come."""
-
-
-@dataclass(frozen=True, slots=True)
-class BranchOutcome:
-    """A branch's outcome: cost of its members (None: all requests), TTFT of the decided one."""
-
-    cost_s: float
-    requests: int
-    own_ttft_s: float | None
-    members: tuple[int, ...] | None
 
 
 class Postponed(Exception):  # noqa: N818 - an answer to the fleet, not an error

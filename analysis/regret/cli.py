@@ -17,13 +17,9 @@ from analysis.rivals.registry import BASELINE
 from replayer.arguments import names, positive, write_json
 
 
-def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """Declare the subcommand."""
-    parser = commands.add_parser(
-        "regret",
-        help="compare policies with an oracle that tries every action",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     add = parser.add_argument
     add("trace", type=Path, help="trace file, as for replay")
     add("--oracle", choices=ORACLES, default="rollout", help="kind of the oracle")
@@ -59,7 +55,7 @@ def add_regret(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     add("--json", type=Path, help="file for summary, runs and decisions")
 
 
-def run_regret_command(options: argparse.Namespace, console: Console) -> int:
+def run(options: argparse.Namespace, console: Console) -> int:
     """Compute the regret, print and write the results."""
     wanted = RegretOptions(
         trace=options.trace,

@@ -1,13 +1,21 @@
 """The regret of a policy against an oracle that tries every action at every HEAVY decision.
 
-This module runs the policies and their oracles; `summary` computes the figures. Beside the regret
-stand the noise floor (the same figure for an oracle that could only postpone by milliseconds) and,
-per decision, the saving of the best action.
+This module runs the policies and their oracles, each run in a process of its own; `summary`
+computes the figures. Each seed is run three times:
+
+- watch: the policy's own run; at a sample of its HEAVY decisions every other action is tried too;
+- rollout: the oracle-controlled run, which at each HEAVY decision takes the action that turned out
+  best;
+- placebo: as many tries that only postpone by milliseconds, the noise floor of the rollout.
+
+J = mean e2e + 10 s * (share of requests that miss the SLO), over all requests of the run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,18 +23,25 @@ from typing import Any
 
 from analysis.league.fleet import EngineFleet, Scale, engines
 from analysis.league.scale import REGIMES, Bench
-from analysis.regret.oracle import RegretRun
-from analysis.regret.run import MODES, RegretTask, run_regret
+from analysis.league.simulate import figures, make_rule, setting
+from analysis.regret.branching import BranchingFleet, Terms, objective_s
+from analysis.regret.oracle import Mode, Probe
+from analysis.regret.outcomes import RegretRun
 from analysis.regret.summary import Regret, summarise_regret
 from analysis.regret.worker import call
 from analysis.rivals.registry import BASELINE, RIVALS
-from replayer.virtual.arrivals import LoadRules
+from proxy.core.placement.policies import POLICIES
+from proxy.core.routing.router import Router
+from replayer.arguments import InputError
+from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.load import Source, load_source
+from replayer.virtual.requests import VirtualRun
 
 ORACLES = ("rollout",)
+MODES = ("watch", "rollout", "placebo")
 
 
-class RegretError(ValueError):
+class RegretError(InputError):
     """A regret that cannot be computed as asked; the text is one line for the user."""
 
 
@@ -70,6 +85,73 @@ class RegretOptions:
         ):
             if value < least:
                 raise RegretError(f"--{option}: must be at least {least}, not {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class RegretTask:
+    """One run to compute. `decisions`: most decisions to try other actions at, in a watched run.
+
+    `horizon_s`: length of a branch, virtual seconds; `futures`: how many resampled futures a branch
+    has; 1 is the real one.
+    """
+
+    policy: str
+    regime: str
+    mode: str
+    rules: LoadRules
+    fleet: EngineFleet
+    decisions: int
+    horizon_s: float = math.inf
+    futures: int = 1
+
+
+def run_regret(source: Source, task: RegretTask) -> RegretRun:
+    """Simulate a task and compute its figures."""
+    planned = plan(source, task.rules)
+    if task.mode == "watch":
+        count, _run = run_probed(task, planned, source.block_tokens, Mode.WATCH, frozenset())
+        wanted = sample(count.seen, task.decisions, task.rules.seed)
+        probe, run = run_probed(task, planned, source.block_tokens, Mode.WATCH, wanted)
+    else:
+        probe, run = run_probed(task, planned, source.block_tokens, Mode(task.mode), None)
+    row = {
+        "policy": task.policy,
+        "regime": task.regime,
+        "mode": task.mode,
+        "seed": task.rules.seed,
+        "objective_s": objective_s(run.rows, task.rules.slo, task.fleet.timeout_s),
+        "heavy_decisions": probe.seen,
+        **figures(run, planned, task.rules, task.fleet.kv_tokens),
+    }
+    return RegretRun(row, probe.decisions)
+
+
+def sample(count: int, limit: int, seed: int) -> frozenset[int]:
+    """Return the numbers of the decisions to try: all, or a draw by the seed."""
+    if count <= limit:
+        return frozenset(range(count))
+    return frozenset(random.Random(f"decisions {seed}").sample(range(count), limit))
+
+
+def run_probed(
+    task: RegretTask,
+    planned: Sequence[Planned],
+    block_tokens: int,
+    mode: Mode,
+    wanted: frozenset[int] | None,
+) -> tuple[Probe, VirtualRun]:
+    """Run the load under the policy in a Probe; `wanted` None means every decision."""
+    rival = RIVALS[task.policy]
+    rule = make_rule(rival, task.fleet)
+    config, options = setting(rival, task.fleet, block_tokens)
+    policy = rule or POLICIES[config.offload_policy]
+    probe = Probe(policy, mode, wanted)
+    terms = Terms(task.rules.slo, task.horizon_s, task.futures, task.rules.seed)
+    observers = [] if rule is None else [rule]
+    router = Router(config, decide=probe)
+    fleet = BranchingFleet(planned, router, options, observers, terms)
+    probe.attach(fleet)
+    return probe, fleet.run()
 
 
 def compute_regret(options: RegretOptions, progress: Callable[[int, int], None]) -> Regret:

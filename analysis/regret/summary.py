@@ -15,7 +15,7 @@ from typing import Any
 
 from analysis.league.fleet import Scale
 from analysis.league.summary import mean_and_interval
-from analysis.regret.oracle import JudgedDecision, RegretRun
+from analysis.regret.outcomes import JudgedDecision, RegretRun
 
 WORST = 20
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.regret.actions import Action, View
-from analysis.regret.oracle import JudgedDecision
+from analysis.regret.outcomes import JudgedDecision
 from analysis.regret.summary import Regret, summarise_regret, worst
 from analysis.rivals.registry import BASELINE
 

@@ -6,7 +6,9 @@ Times are each target's own. The interval is a percentile bootstrap over pairs: 
 files give the same answer.
 """
 
+import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,7 +17,7 @@ from rich.table import Table
 
 from analysis.measures import METRICS, percentile
 from analysis.report.tables import milliseconds, print_table, time_scale
-from analysis.runs import LoadedRun
+from analysis.runs import LoadedRun, load_run
 
 RESAMPLES = 2000
 INTERVAL_PERCENT = 95
@@ -139,3 +141,23 @@ def print_comparison(result: Comparison, a: LoadedRun, b: LoadedRun, console: Co
         more = len(result.different) - SHOWN_IDS
         rest = f" and {more} more" if more > 0 else ""
         console.print(f"different output: {first}{rest}", soft_wrap=True, markup=False)
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("a", type=Path, help="folder of run A")
+    parser.add_argument("b", type=Path, help="folder of run B")
+    parser.add_argument(
+        "--require-identical",
+        action="store_true",
+        help="exit status 1 unless both runs are ok on the same requests with the same output",
+    )
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Print the comparison; returns 1 where equal outputs are required and differ."""
+    a, b = load_run(options.a), load_run(options.b)
+    result = compare(a, b)
+    print_comparison(result, a, b, console)
+    equal = result.comparable == len(a.requests) == len(b.requests) and not result.different
+    return 1 if options.require_identical and not equal else 0

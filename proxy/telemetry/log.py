@@ -18,9 +18,6 @@ from logging.handlers import QueueHandler
 
 import orjson
 
-from proxy.core.types import FailureKind
-from proxy.telemetry.record import RequestRecord
-
 _UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters (ANSI sequences begin with one), Unicode line ends, lone surrogates."""
 
@@ -135,10 +132,6 @@ def set_up(level: str, form: str) -> None:
 LOG_EVERY_S = 10.0
 KEYS = 1024
 """Causes remembered; beyond it the one that was logged longest ago is forgotten."""
-DETAIL_CHARS = 300
-_NO_FAULT = frozenset({FailureKind.BUSY, FailureKind.NO_MODEL})
-"""Not logged: a fleet under load, and a client that asks for a model that is not there."""
-_log = logging.getLogger(__name__)
 
 
 class Throttle:
@@ -165,32 +158,3 @@ class Throttle:
 def more(unsaid: int) -> str:
     """The end of a log line: how many like it were suppressed."""
     return f"; {unsaid} more since the last line" if unsaid else ""
-
-
-class FailureLog:
-    """Throttled lines: of requests that failed because of an instance, and of policies that did."""
-
-    __slots__ = ("_throttle",)
-
-    def __init__(self) -> None:
-        self._throttle = Throttle()
-
-    def note(self, record: RequestRecord, kind: str, detail: str, now_s: float) -> None:
-        """Log that a request failed and will not be repeated."""
-        if kind in _NO_FAULT:
-            return
-        name = record.decode_instance or "none"
-        unsaid = self._throttle.turn((name, kind), now_s)
-        if unsaid is not None:
-            said = detail[:DETAIL_CHARS], record.request_id, more(unsaid)
-            _log.warning("instance %s: %s: %s (request %s failed%s)", name, kind, *said)
-
-    def note_mistake(self, mistake: str, now_s: float) -> None:
-        """Log what a policy raised, so that a request was placed by load instead.
-
-        Once per line of code and interval: the words may be other ones for every request.
-        """
-        unsaid = self._throttle.turn(mistake.rpartition(" (")[2], now_s)
-        if unsaid is not None:
-            said = mistake + more(unsaid)
-            _log.warning("the policy failed, requests are placed by load: %s", said)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 
 from proxy.core.routing.route import Route
-from proxy.core.types import Reject
-from proxy.telemetry.log import FailureLog
+from proxy.core.types import FailureKind, Reject
+from proxy.telemetry.log import Throttle, more
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import RequestRecord, note_route
 from proxy.telemetry.request_log import RequestLog
 
 DECISIONS_KEPT = 200
 """For a look; the request log has them all. With what it could have done each is 3 kB and more."""
+
+DETAIL_CHARS = 300
+_NO_FAULT = frozenset({FailureKind.BUSY, FailureKind.NO_MODEL})
+"""Not logged: a fleet under load, and a client that asks for a model that is not there."""
+_log = logging.getLogger(__name__)
 
 
 class RequestTelemetry:
@@ -58,3 +64,32 @@ class RequestTelemetry:
         """The record is complete. `endpoint`: its label."""
         self.metrics.observe(record, endpoint)
         self.request_log.write(record)
+
+
+class FailureLog:
+    """Throttled lines: of requests that failed because of an instance, and of policies that did."""
+
+    __slots__ = ("_throttle",)
+
+    def __init__(self) -> None:
+        self._throttle = Throttle()
+
+    def note(self, record: RequestRecord, kind: str, detail: str, now_s: float) -> None:
+        """Log that a request failed and will not be repeated."""
+        if kind in _NO_FAULT:
+            return
+        name = record.decode_instance or "none"
+        unsaid = self._throttle.turn((name, kind), now_s)
+        if unsaid is not None:
+            said = detail[:DETAIL_CHARS], record.request_id, more(unsaid)
+            _log.warning("instance %s: %s: %s (request %s failed%s)", name, kind, *said)
+
+    def note_mistake(self, mistake: str, now_s: float) -> None:
+        """Log what a policy raised, so that a request was placed by load instead.
+
+        Once per line of code and interval: the words may be other ones for every request.
+        """
+        unsaid = self._throttle.turn(mistake.rpartition(" (")[2], now_s)
+        if unsaid is not None:
+            said = mistake + more(unsaid)
+            _log.warning("the policy failed, requests are placed by load: %s", said)

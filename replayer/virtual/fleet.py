@@ -10,6 +10,8 @@ clock or draws a number: equal loads give equal rows.
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import count
 
 from proxy.core.admission.engine_reports import EngineKv
@@ -35,27 +37,24 @@ from proxy.core.routing.request_flow import (
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.routing.waiting import QueuedRequest, Waiting
-from proxy.core.types import FailureKind, Fallback, Instance, Reject
+from proxy.core.types import FailureKind, Fallback, Instance, Reject, RequestFacts
 from replayer.engine.engine import Engine, deliver
 from replayer.engine.types import (
     Event,
     Finished,
     FirstToken,
+    Job,
     RemoteKv,
     SimRequest,
 )
 from replayer.virtual.arrivals import Planned
 from replayer.virtual.hooks import Hooks
 from replayer.virtual.requests import (
-    Kind,
-    LiveLeg,
-    LiveRequest,
     VirtualOptions,
     VirtualRow,
     VirtualRun,
     Waits,
     facts_of,
-    job_of,
     new_row,
     note,
 )
@@ -70,6 +69,79 @@ _WITH_P = frozenset({State.PREFILLING, State.HEDGED})
 _UNANSWERED = _WITH_P | {State.FETCHING, State.COMPUTING}
 GROW_TOKENS = 64
 """Output is charged in steps of at least this many tokens, at scrapes: the shell charges each."""
+
+
+class Kind(IntEnum):
+    """What is due: a request (again), the end of somebody's patience, a scrape, a look."""
+
+    ARRIVAL = 0
+    GIVE_UP = 1
+    LEG_LATE = 2
+    SCRAPE = 3
+    PREFILL_LATE = 4
+    PAUSE_OVER = 5
+    SETTLED = 6
+    QUEUE_OVER = 7
+    LOOK = 8
+
+
+def _no_limit() -> LegLimit:
+    return LegLimit("", math.inf, math.inf)
+
+
+@dataclass(slots=True, eq=False)
+class LiveLeg:
+    """A leg that an engine works on; `number` tells it from the request's other legs."""
+
+    number: int = 0
+    engine: int = 0
+    request: SimRequest | None = None
+    limit: LegLimit = field(default_factory=_no_limit)
+
+
+@dataclass(slots=True, eq=False)
+class LiveRequest:
+    """A request between arrival and end: `leg` is what an engine now works on for it.
+
+    `hedge`: the same on D, while P is late. `sent`: legs so far. `is_in_service`: the proxy has it,
+    and has not refused it.
+    """
+
+    index: int
+    row: VirtualRow
+    facts: RequestFacts
+    route: Route | None = None
+    flow: RequestFlow | None = None
+    queued: QueuedRequest | None = None
+    admitted_s: float = 0.0
+    leg: LiveLeg = field(default_factory=LiveLeg)
+    hedge: LiveLeg = field(default_factory=LiveLeg)
+    sent: int = 0
+    charged_tokens: int = 0
+    is_in_service: bool = False
+
+    @property
+    def transfer_id(self) -> str:
+        """Names the one hand-over that a request has."""
+        return f"xfer-{self.index}"
+
+
+def job_of(
+    live: LiveRequest,
+    output_tokens: int,
+    *,
+    send_as: str | None = None,
+    fetch: RemoteKv | None = None,
+) -> Job:
+    """The request as an engine sees it: a prefill leg, a leg that fetches, or the whole."""
+    return Job(
+        request_id=f"{live.index}.{live.sent}",
+        prompt_tokens=live.row.prompt_tokens,
+        block_hashes=live.facts.block_hashes,
+        output_tokens=output_tokens,
+        send_as=send_as,
+        fetch=fetch,
+    )
 
 
 class VirtualFleet:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
@@ -16,17 +15,11 @@ from proxy.core.routing.actions import (
     Action,
     FellBack,
     HedgeEnded,
-    LegLimit,
     Retried,
 )
-from proxy.core.routing.request_flow import (
-    RequestFlow,
-)
-from proxy.core.routing.route import Route
-from proxy.core.routing.waiting import QueuedRequest
 from proxy.core.types import RequestFacts
 from replayer.engine.costs import IntakeCost
-from replayer.engine.types import EngineOptions, Job, RemoteKv, SimRequest
+from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import Planned
 
 QUEUE = QueueLimits(256, 64 << 20, 10.0)
@@ -119,61 +112,6 @@ class VirtualRun:
     used_ratio: list[float] = field(default_factory=list)
 
 
-class Kind(IntEnum):
-    """What is due: a request (again), the end of somebody's patience, a scrape, a look."""
-
-    ARRIVAL = 0
-    GIVE_UP = 1
-    LEG_LATE = 2
-    SCRAPE = 3
-    PREFILL_LATE = 4
-    PAUSE_OVER = 5
-    SETTLED = 6
-    QUEUE_OVER = 7
-    LOOK = 8
-
-
-def _no_limit() -> LegLimit:
-    return LegLimit("", math.inf, math.inf)
-
-
-@dataclass(slots=True, eq=False)
-class LiveLeg:
-    """A leg that an engine works on; `number` tells it from the request's other legs."""
-
-    number: int = 0
-    engine: int = 0
-    request: SimRequest | None = None
-    limit: LegLimit = field(default_factory=_no_limit)
-
-
-@dataclass(slots=True, eq=False)
-class LiveRequest:
-    """A request between arrival and end: `leg` is what an engine now works on for it.
-
-    `hedge`: the same on D, while P is late. `sent`: legs so far. `is_in_service`: the proxy has it,
-    and has not refused it.
-    """
-
-    index: int
-    row: VirtualRow
-    facts: RequestFacts
-    route: Route | None = None
-    flow: RequestFlow | None = None
-    queued: QueuedRequest | None = None
-    admitted_s: float = 0.0
-    leg: LiveLeg = field(default_factory=LiveLeg)
-    hedge: LiveLeg = field(default_factory=LiveLeg)
-    sent: int = 0
-    charged_tokens: int = 0
-    is_in_service: bool = False
-
-    @property
-    def transfer_id(self) -> str:
-        """Names the one hand-over that a request has."""
-        return f"xfer-{self.index}"
-
-
 def note(row: VirtualRow, action: Action) -> None:
     """What a row tells of the flow's decisions."""
     if isinstance(action, FellBack):
@@ -229,24 +167,6 @@ def new_row(index: int, planned: Planned, now_s: float) -> VirtualRow:
     turn = planned.turn
     return VirtualRow(
         index, planned.session_id, now_s, turn.prompt_tokens, turn.output_tokens, turn.new_tokens
-    )
-
-
-def job_of(
-    live: LiveRequest,
-    output_tokens: int,
-    *,
-    send_as: str | None = None,
-    fetch: RemoteKv | None = None,
-) -> Job:
-    """The request as an engine sees it: a prefill leg, a leg that fetches, or the whole."""
-    return Job(
-        request_id=f"{live.index}.{live.sent}",
-        prompt_tokens=live.row.prompt_tokens,
-        block_hashes=live.facts.block_hashes,
-        output_tokens=output_tokens,
-        send_as=send_as,
-        fetch=fetch,
     )
 
 

@@ -1,8 +1,9 @@
 """A small watched run of the cost policy."""
 
 from analysis.league.fleet import EngineFleet, engines
-from analysis.regret.oracle import JudgedDecision, Mode
-from analysis.regret.run import RegretTask, run_probed
+from analysis.regret.oracle import Mode
+from analysis.regret.outcomes import JudgedDecision
+from analysis.regret.regret import RegretTask, run_probed
 from replayer.virtual.arrivals import LoadRules, plan
 from replayer.virtual.load import load_source
 from replayer.virtual.requests import VirtualRun

@@ -8,7 +8,7 @@ import pytest
 from analysis.league.simulate import run_policy, setting
 from analysis.regret.actions import Action, forced
 from analysis.regret.branching import BranchingFleet, Postponed, Terms, cost_s, objective_s
-from analysis.regret.oracle import Tried
+from analysis.regret.outcomes import Tried
 from analysis.rivals.registry import RIVALS
 from proxy.core.latency.slo import Slo
 from proxy.core.placement.scene import Choice, PlacementView

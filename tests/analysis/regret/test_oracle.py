@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from analysis.regret.actions import forced
-from analysis.regret.oracle import Mode, held_out_ratio
-from analysis.regret.run import run_probed
+from analysis.regret.oracle import Mode
+from analysis.regret.outcomes import held_out_ratio
+from analysis.regret.regret import run_probed
 from analysis.regret.summary import regret_ratios
 from tests.support.regret import (
     PLANNED,

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from analysis.league.fleet import Scale
-from analysis.regret.oracle import RegretRun
+from analysis.regret.outcomes import RegretRun
 from analysis.regret.summary import Regret, regret_ratios
 
 

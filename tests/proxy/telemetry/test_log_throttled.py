@@ -12,8 +12,9 @@ import pytest
 from proxy.core.placement.scene import Choice, PlacementView, chosen
 from proxy.core.placement.wrappers import failing_open
 from proxy.core.types import FailureKind, Reason
-from proxy.telemetry.log import KEYS, LOG_EVERY_S, FailureLog, Throttle
+from proxy.telemetry.log import KEYS, LOG_EVERY_S, Throttle
 from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.requests import FailureLog
 from tests.support.harness import (
     ANSWER,
     STREAM_HEAD,
