@@ -16,7 +16,7 @@ DIRECTIONS = {
     "proxy": "cli | app | request, admin, process | state | fleet | net.upstream, net.server"
     " | telemetry | net | protocol | config | core",
     "proxy.core": "routing | placement | config | admission, fleet | ledger | instances"
-    " | kvcache, connectors, admission.engine_reports | latency, types",
+    " | kvcache, connectors, admission.engine_reports | latency, lease | types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments",
     "analysis": "cli | regret | check, league, report | rivals, runs | measures",
 }
@@ -223,7 +223,8 @@ def _bases(tree: ast.Module) -> Iterator[tuple[str, str]]:
 TESTED_ELSEWHERE = {
     "proxy.core.config": "vocabulary only: fields and their defaults",
     "proxy.core.types": "vocabulary only",
-    "proxy.core.kvcache.eviction_order": "test_prefix_index.py, against a naive model",
+    "proxy.core.kvcache.engine_cache": "test_prefix_index.py, against a naive model",
+    "proxy.core.lease": "test_ledger.py: the conservation law",
     "proxy.core.placement.candidates": "test_cost.py and test_rules.py choose among them",
     "proxy.core.routing.route": "test_router.py and test_lifecycle.py: every step of a route",
     "proxy.core.routing.waiting": "state/test_queue.py: let in, refused, gone, sent elsewhere",

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.instances import InstanceStates
-from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.ledger import Ledger
 from proxy.core.routing.lifecycle import LatencyTracker
 from proxy.core.routing.route import Route
 from proxy.core.types import Instance, Load, Reason, RequestFacts, RouteClass
+from tests.support.scenes import latency_of
 
 D, P = Instance("d", "u"), Instance("p", "u", "b")
 FACTS = RequestFacts("m", None, 10_000, [], 1.0)
 
 
 def course() -> LatencyTracker:
-    return LatencyTracker(Latency(20_000.0, 0.5, 8192), SloPressure(0.05))
+    return LatencyTracker(latency_of("dp"), SloPressure(0.05))
 
 
 def route(prefill: Instance | None = None) -> Route:
