@@ -264,8 +264,8 @@ class PrefixIndex:
     def drop(self, cache: EngineCache) -> None:
         """Take a cache that is lost out of the masks, block by block.
 
-        The one thing that dropping an instance's state does not do by itself: its bit is wanted for
-        another, and a mask without other bits would stay for ever.
+        Dropping an instance's state does not do this by itself: its bit is wanted for another, and
+        a mask without other bits would stay for ever.
         """
         cache.is_lost = True
         cache.holds = {}

@@ -78,7 +78,7 @@ class LatencyTracker:
         route.predicted_prefill_s = hedge.predicted_prefill_s
         route.waited_for_room = hedge.waited_for_room
 
-    def release(self, route: Route, now_s: float) -> None:
+    def release_reservation(self, route: Route, now_s: float) -> None:
         """The prefill is over or given up; all that is learned is how late it was already.
 
         What D computes as a hedge goes on.

@@ -177,7 +177,7 @@ class Router:
         choice = self._decide(self._view(facts, found, now_s))
         d = choice.decode
         self.hedges.end_hedge(route, now_s)
-        self._tracker.release(route, now_s)
+        self._tracker.release_reservation(route, now_s)
         home = self.fleet.states.of(d.instance.name).cache
         self.sessions.move(facts.session_id, home, route.turn, now_s)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
@@ -249,7 +249,7 @@ class Router:
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
-        self._tracker.release(route, now_s)
+        self._tracker.release_reservation(route, now_s)
         if p is not None and why in _LEAVES_KV:
             self.unreleased_kv.book(p.name, route.prompt_tokens, now_s)
         route.prefill = None
@@ -269,7 +269,7 @@ class Router:
             if charge.phase is Phase.DECODE:
                 self.gate.released(name, charge.tokens, now_s)
         self.hedges.end_hedge(route, now_s)
-        self._tracker.release(route, now_s)
+        self._tracker.release_reservation(route, now_s)
         self._block_uses.end_use(route)
         route.lease.close()
 
