@@ -136,8 +136,8 @@ class FleetPaths:
             "load": {**asdict(load), "ongoing_tokens": load.ongoing_tokens},
             "learned_prefill_tps": round(router.latency.prefill_tps(name)),
             "residual_ratios": _ratios(router.latency.of(name)),
-            "sessions": router.sessions.count(name),
-            "prefix_blocks": router.prefixes.blocks(name),
+            "sessions": member.state.cache.sessions,
+            "prefix_blocks": member.state.cache.blocks,
             "engine": asdict(stats) if stats else None,
         }
 
@@ -197,7 +197,7 @@ class FleetPaths:
     async def end_session(self, request: web.Request) -> web.Response:
         """Forget where a session lives; ?tenant=NAME for a tenant's session."""
         session = of_tenant(bounded(request.match_info["id"]), request.query.get("tenant"))
-        known = self._router.sessions.end(session or "")
+        known = self._router.sessions.end_session(session or "")
         return json_response({"ended": known}) if known else error_response(404, "no such session")
 
 

@@ -1,69 +1,42 @@
 """What is known of each instance, in one object per incarnation: to forget it is to drop it.
 
-Code that still holds a dropped object writes into the void: a request that ends later, or a report
-of a process that is gone, never reaches the process that has the name now.
+Code that still holds a dropped state, or a part of it, writes into the void: a request that ends
+later, or a report of a process that is gone, never reaches the process that has the name now. So
+nothing compares incarnations by number.
+
+Two tables are over all instances, and are told of a dropped state (`on_dropped`): the prefix index,
+whose masks hold a bit of each instance, and the transfer times of pairs. What is known of an
+address rather than of a process is not here but in the fleet's `Member`: whether it may be chosen
+(core.fleet.health), which has to outlive the process in order to damp one that comes and goes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
-from enum import IntEnum
+from collections.abc import Callable, Iterator
 
 from proxy.core.admission.engine_reports import ReportHistory
+from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.room import ReleaseRate
-from proxy.core.types import Load
-
-
-class Phase(IntEnum):
-    """What a charge is for; the index of its pair of counters."""
-
-    PREFILL = 0
-    INBOUND = 1
-    DECODE = 2
-    PINNED = 3
-
-
-class Account:
-    """The counters of one incarnation of one instance; written by `Lease` only."""
-
-    __slots__ = ("name", "requests", "seen", "tokens")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.tokens = [0] * len(Phase)
-        self.requests = [0] * len(Phase)
-        self.seen: Load | None = None
-
-    def change(self, phase: Phase, tokens: int, requests: int) -> None:
-        """Move one pair of counters."""
-        self.tokens[phase] += tokens
-        self.requests[phase] += requests
-        self.seen = None
-
-    def load(self) -> Load:
-        """A snapshot of the counters; the same object until they change.
-
-        A decision looks at every instance several times, a request changes one or two.
-        """
-        if self.seen is None:
-            t, r = self.tokens, self.requests
-            self.seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3])
-        return self.seen
+from proxy.core.latency.model import Times, TimesByName
+from proxy.core.lease import Account
 
 
 class InstanceState:
     """One incarnation of one instance. `account`: what requests charge it.
 
     `kv_tokens`: the size of its KV cache, `kv_used_ratio`: the part in use, None while unknown;
-    both as its engine reported at `reported_s`. `released`: what ending streams gave back.
-    `cooldown_until_s`: its engine has said that it is at capacity. `unreleased`: until when broken
-    hand-overs may have left how many tokens pinned.
+    both as its engine reported at `reported_s`. `start_s`: when its process started, unix seconds,
+    where its metrics tell. `released`: what ending streams gave back. `cooldown_until_s`: its
+    engine has said that it is at capacity. `unreleased`: until when broken hand-overs may have left
+    how many tokens pinned. `cache`: what it is believed to hold. `times`: how long it takes and
+    what is reserved on it, None until `Latency` is asked for it.
     """
 
     __slots__ = (
         "account",
+        "cache",
         "cooldown_until_s",
         "kv_tokens",
         "kv_used_ratio",
@@ -71,6 +44,8 @@ class InstanceState:
         "released",
         "reported_s",
         "reports",
+        "start_s",
+        "times",
         "unreleased",
     )
 
@@ -80,17 +55,35 @@ class InstanceState:
         self.kv_tokens: int | None = None
         self.kv_used_ratio: float | None = None
         self.reported_s: float | None = None
+        self.start_s: float | None = None
         self.reports = ReportHistory()
         self.released = ReleaseRate()
         self.unreleased: deque[tuple[float, int]] = deque()
         self.cooldown_until_s = -math.inf
+        self.cache = EngineCache(name)
+        self.times: Times | None = None
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether this is the void: what is written here reaches nobody."""
+        return self.cache.is_lost
 
 
-class InstanceStates:
-    """The states of the present instances by name; the fleet adds and removes them."""
+def _void(name: str) -> InstanceState:
+    state = InstanceState(name)
+    state.cache.is_lost = True
+    return state
+
+
+class InstanceStates(TimesByName):
+    """The states of the present instances by name; the fleet adds and removes them.
+
+    `on_dropped` is called with each state that is dropped.
+    """
 
     def __init__(self) -> None:
         self._states: dict[str, InstanceState] = {}
+        self.on_dropped: Callable[[InstanceState], None] | None = None
 
     def __iter__(self) -> Iterator[InstanceState]:
         return iter(self._states.values())
@@ -100,20 +93,33 @@ class InstanceStates:
 
     def add(self, name: str) -> InstanceState:
         """A fresh state; an older one of this name is dropped."""
+        self._drop(name)
         state = self._states[name] = InstanceState(name)
         return state
 
-    def forget(self, name: str) -> InstanceState:
-        """A state that knows nothing; its account goes on, since its requests may not be over."""
-        known, state = self._states.get(name), InstanceState(name)
+    def leave_void(self, name: str) -> InstanceState:
+        """Nobody listens there: the state is dropped, and a void is in its place until the next.
+
+        Its account goes on, since its requests may not be over.
+        """
+        known, state = self._states.get(name), _void(name)
         if known is not None:
             state.account = known.account
+            self._drop(name)
         self._states[name] = state
         return state
 
     def remove(self, name: str) -> None:
         """Drop a state, if there is one."""
+        self._drop(name)
         self._states.pop(name, None)
+
+    def _drop(self, name: str) -> None:
+        state = self._states.get(name)
+        if state is not None and not state.is_dropped:
+            state.cache.is_lost = True
+            if self.on_dropped is not None:
+                self.on_dropped(state)
 
     def get(self, name: str) -> InstanceState | None:
         """The state of an instance, or None."""
@@ -121,4 +127,23 @@ class InstanceStates:
 
     def of(self, name: str) -> InstanceState:
         """The state of an instance; of one that is not there, the void."""
-        return self._states.get(name) or InstanceState(name)
+        return self._states.get(name) or _void(name)
+
+    def times_of(self, name: str) -> Times | None:
+        """See `TimesByName`."""
+        state = self._states.get(name)
+        return None if state is None else state.times
+
+    def keep_times(self, name: str, times: Times) -> None:
+        """See `TimesByName`."""
+        if (state := self._states.get(name)) is not None:
+            state.times = times
+
+    def all_times(self) -> list[Times]:
+        """See `TimesByName`."""
+        return [state.times for state in self._states.values() if state.times is not None]
+
+    def is_kept(self, name: str) -> bool:
+        """See `TimesByName`."""
+        state = self._states.get(name)
+        return state is not None and not state.is_dropped

@@ -1,13 +1,7 @@
 """Who is charged how many tokens, right now; and KV that broken hand-overs may still hold.
 
-A lease holds a tuple of charges. Every change of phase replaces that tuple: the old charges are
-taken back, the new ones made, in one step. Nothing else writes a counter, so the conservation law
-holds by construction: for each instance, the sum over live leases equals its counters, and
-without leases every counter is zero. Counters are never clamped, since a clamp would hide a leak.
-
-A charge points at the account it was made on, which is that of one incarnation of an instance
-(core.instances). What comes after it has an account of its own, so a lease from before releases
-into the old one.
+Only leases write counters (core.lease), so the conservation law holds by construction: for each
+instance, the sum over live leases equals its counters, and without leases every counter is zero.
 
 Nobody can ask an engine what it has pinned. What a broken hand-over may have left behind
 (`UnreleasedKv`) counts against the instance's room for further ones until the engine's own timeout
@@ -17,84 +11,21 @@ has let go of it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from proxy.core.instances import Account, InstanceState, InstanceStates, Phase
+from proxy.core.instances import InstanceState, InstanceStates
+from proxy.core.lease import Account, Charge, Lease, OpenLeases, Phase
 from proxy.core.types import NONE_UNRELEASED, Load
 
 __all__ = ["Account", "Charge", "Lease", "Ledger", "Phase", "UnreleasedKv"]
 
 
-@dataclass(slots=True, init=False)
-class Charge:
-    """`tokens` on one account, for one phase."""
-
-    account: Account
-    phase: Phase
-    tokens: int
-
-    def __init__(self, account: Account, phase: Phase, tokens: int) -> None:
-        self.account, self.phase, self.tokens = account, phase, tokens
-
-
-class Lease:
-    """The charges of one request. Ends with `close`, which may be called any number of times."""
-
-    __slots__ = ("_charges", "_ledger")
-
-    def __init__(self, ledger: Ledger, charges: tuple[Charge, ...]) -> None:
-        self._ledger: Ledger | None = ledger
-        self._charges: tuple[Charge, ...] = ()
-        if charges:
-            self.replace(charges)
-
-    @property
-    def charges(self) -> tuple[Charge, ...]:
-        """What is charged now; empty once closed."""
-        return self._charges
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the lease can still change what is charged."""
-        return self._ledger is not None
-
-    def replace(self, charges: Iterable[Charge]) -> None:
-        """Take back the present charges and make these instead; without effect once closed."""
-        if self._ledger is None:
-            return
-        for old in self._charges:
-            old.account.change(old.phase, -old.tokens, -1)
-        self._charges = tuple(charges)
-        for new in self._charges:
-            new.account.change(new.phase, new.tokens, 1)
-        if self._ledger.on_freed is not None:
-            self._ledger.on_freed()
-
-    def grow(self, tokens: int) -> None:
-        """Add output tokens to the decode charge, if there is one."""
-        if any(c.phase is Phase.DECODE for c in self._charges):
-            self.replace(
-                Charge(c.account, c.phase, c.tokens + tokens) if c.phase is Phase.DECODE else c
-                for c in self._charges
-            )
-
-    def close(self) -> None:
-        """Take back everything; idempotent."""
-        if self._ledger is not None:
-            self.replace(())
-            self._ledger.forget(self)
-            self._ledger = None
-
-
-class Ledger:
+class Ledger(OpenLeases):
     """All live leases, over the accounts of the present instances."""
 
     def __init__(self, states: InstanceStates) -> None:
+        super().__init__()
         self._states = states
-        self._leases: set[Lease] = set()
-        self.on_freed: Callable[[], None] | None = None
-        """Called after a lease changed; None while nobody waits for that."""
 
     def charge(self, name: str, phase: Phase, tokens: int) -> tuple[Charge, ...]:
         """A charge on an instance; none for an instance that has left."""
@@ -104,21 +35,6 @@ class Ledger:
     def load(self, name: str) -> Load:
         """The present counters of an instance; KeyError when unknown."""
         return self._states[name].account.load()
-
-    def open(self, charges: Iterable[Charge]) -> Lease:
-        """A new live lease with these charges."""
-        lease = Lease(self, tuple(charges))
-        self._leases.add(lease)
-        return lease
-
-    def forget(self, lease: Lease) -> None:
-        """Called by a lease that closes."""
-        self._leases.discard(lease)
-
-    @property
-    def live(self) -> int:
-        """Number of open leases."""
-        return len(self._leases)
 
     def drift(self) -> int:
         """Sum of |counter - sum over live leases|, tokens and requests; anything but 0 is a bug."""

@@ -65,7 +65,8 @@ class FleetCollector(Collector):
             "accounting_drift", "Counters less live leases; must be 0", self._router.ledger.drift()
         )
         yield single("live_leases", "Requests that hold a lease", self._router.ledger.live)
-        yield single("sessions", "Sessions with a home", len(self._router.sessions))
+        homes = sum(state.cache.sessions for state in self._router.fleet.states)
+        yield single("sessions", "Sessions with a home", homes)
         yield single("prefix_blocks", "Blocks in the index", self._router.prefixes.total_blocks)
         # The names that every exporter has. prometheus_client's own collector would also list
         # the descriptors, which takes milliseconds where there are many.

@@ -44,7 +44,8 @@ async def leave(router: Router, estimator: TokenEstimator) -> BinaryIO:
         for member in router.fleet.members():
             name = member.instance.name
             line: dict[str, Any] = {"instance": name, "url": member.instance.url}
-            line |= {"start_s": member.start_s, "runs": router.prefixes.runs(name)}
+            line |= {"start_s": member.state.start_s}
+            line |= {"runs": member.state.cache.runs.rows()}
             line |= {"times": router.latency.legacy(name)}
             await asyncio.to_thread(_write, file, line)
         rows = router.sessions.rows()
@@ -77,8 +78,9 @@ def take(router: Router, estimator: TokenEstimator, file: BinaryIO) -> None:
             estimator.adopt(str(model), float(ratio))
         kept = {line["instance"] for line in lines[1:] if _take_instance(router, line)}
         for line in reversed(lines[1:]):  # the first line has those that were idle longest
-            rows = [tuple(row) for row in line.get("sessions", ()) if row[1] in kept]
-            router.sessions.adopt(rows)
+            rows = [row for row in line.get("sessions", ()) if row[1] in kept]
+            homes = [(s, router.fleet.states[home].cache, *use) for s, home, *use in rows]
+            router.sessions.adopt(homes)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         _log.warning("hot restart: what the predecessor knew is not used: %r", error)
         return
@@ -95,8 +97,8 @@ def _take_instance(router: Router, line: dict[str, Any]) -> bool:
     member = router.fleet.get(line.get("instance", ""))
     if member is None or member.instance.url != line["url"]:
         return False
-    member.start_s = line["start_s"]
-    router.prefixes.adopt(member.instance.name, line["runs"])
+    member.state.start_s = line["start_s"]
+    router.prefixes.adopt(member.state.cache, line["runs"])
     if times := line.get("times"):
         router.latency.adopt(member.instance.name, times)
     return True

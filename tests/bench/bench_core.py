@@ -107,9 +107,12 @@ def busy_router(case: Case, traffic: Traffic, estimator: TokenEstimator) -> Rout
     for raw in traffic.batch(VARIANTS):
         known = facts_of(estimator, orjson.loads(raw)).block_hashes
         for name in names:
-            router.prefixes.insert(name, known[: int(len(known) * SHARED_RATIO)])
+            router.prefixes.insert(
+                router.fleet.states[name].cache, known[: int(len(known) * SHARED_RATIO)]
+            )
         for name in rng.sample(names, 2):
-            router.prefixes.insert(name, known[: int(len(known) * KNOWN_RATIO)])
+            cache = router.fleet.states[name].cache
+            router.prefixes.insert(cache, known[: int(len(known) * KNOWN_RATIO)])
     return router
 
 

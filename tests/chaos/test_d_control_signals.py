@@ -207,7 +207,7 @@ async def test_f65_index_and_cache_disagree(rig: Floor) -> None:
         for text in ("a", "b", "b", "b"):
             assert (await r.ask(words(1000, text))).text == "fine"
             await r.records(len(held) + 1)
-            held.append(r.router.prefixes.blocks("i0"))
+            held.append(r.router.fleet.states.of("i0").cache.blocks)
         assert held[2] < held[1], "the first prompt, used before, is lost as well"
         hits = [record["hit_tokens"] for record in await r.records(4)]
         assert hits[0] == 0 < hits[2]

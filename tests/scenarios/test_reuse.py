@@ -37,13 +37,14 @@ async def test_an_eviction_that_an_engine_reports(tmp_path: Path) -> None:
     async with RawEngine(told(0), told(0), told(1990), told(0)) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
             name, prefixes = proxy.settings.instances[0].name, proxy.router.prefixes
+            cache = proxy.router.fleet.states[name].cache
             sizes = []
             for text in (words(1000, "a"), *[words(1000, "b")] * 3):
                 await proxy.post(chat(text))
                 await proxy.at_rest()
-                sizes.append(prefixes.blocks(name))
+                sizes.append(cache.blocks)
             assert sizes[1] == sizes[2] > sizes[3] == sizes[0]
-            assert prefixes.capacity(name) == sizes[0]
+            assert prefixes.capacity(cache) == sizes[0]
             assert proxy.router.reuse.is_at_rest
             records = await proxy.records(4)
             assert [r["cached_tokens"] for r in records] == [0, 0, 1990, 0]
@@ -55,10 +56,11 @@ async def test_a_whole_answer_tells_too(tmp_path: Path) -> None:
     async with RawEngine(*answers) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
             name, prefixes = proxy.settings.instances[0].name, proxy.router.prefixes
+            cache = proxy.router.fleet.states[name].cache
             for text in (words(1000, "a"), words(1000, "b"), words(1000, "b")):
                 await proxy.post(chat(text, stream=False))
             await proxy.at_rest()
-            assert prefixes.capacity(name) == prefixes.blocks(name)
+            assert prefixes.capacity(cache) == cache.blocks
 
 
 async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None:

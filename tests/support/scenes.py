@@ -1,7 +1,10 @@
 """Candidates and scenes for rules that place requests."""
 
+from collections.abc import Iterable
+
 from proxy.core.config import RouterConfig
 from proxy.core.connectors import CONNECTORS, transfer_rules
+from proxy.core.instances import InstanceStates
 from proxy.core.latency.model import Latency
 from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.scene import PlacementView
@@ -17,8 +20,16 @@ def candidate(name: str, hit: int = 0, placed: int = 0, **load: int) -> Candidat
     return Candidate(instance, Load(**load), hit, PROMPT - hit, 0, placed)
 
 
+def latency_of(names: Iterable[str], prefill_throughput: float = 20_000.0) -> Latency:
+    """The model of time of a fleet that was not asked anything yet."""
+    states = InstanceStates()
+    for name in names:
+        states.add(name)
+    return Latency(prefill_throughput, 0.5, 8192, states)
+
+
 def scene_of(*free: Candidate, home: str | None = None, tokens: int = PROMPT) -> PlacementView:
     facts = RequestFacts("m", "s", tokens, (), BLOCK)
     columns, transfers = Candidates.of(free, tokens), transfer_rules(CONNECTORS["mooncake"])
-    latency = Latency(20_000, 0.5, 8192)
+    latency = latency_of([one.instance.name for one in free])
     return PlacementView(CONFIG, facts, home, columns, 0.0, 0.0, latency, transfers)

@@ -16,20 +16,10 @@ SAME_START_S = 1.0
 
 
 class InstanceEvents:
-    """Over one fleet.
+    """Over one fleet; `changed` is called with every instance that goes or comes."""
 
-    `forget` drops all that was learned of an instance's cache; `changed` is called with every
-    instance that goes or comes.
-    """
-
-    def __init__(
-        self,
-        fleet: Fleet,
-        forget: Callable[[str], None],
-        changed: Callable[[], None],
-    ) -> None:
+    def __init__(self, fleet: Fleet, changed: Callable[[], None]) -> None:
         self._fleet = fleet
-        self._forget = forget
         self._tell = changed
 
     def probe_failed(
@@ -51,10 +41,10 @@ class InstanceEvents:
         member = self._fleet.get(name)
         if member is None:
             return None
-        was_seen, was_gone = member.health.was_seen, member.health.is_gone
+        was_seen = member.health.was_seen
         change = member.health.probe_answered(now_s)
-        if was_gone and not member.health.is_gone:
-            self._renew(member)
+        if member.state.is_dropped and not member.health.is_gone:
+            self._fleet.process_came(name)
         if not was_seen:
             if change is not None:
                 self._tell()  # it returns from nowhere, so it need not start slowly
@@ -87,8 +77,7 @@ class InstanceEvents:
         """Another process answers there: nothing that was known of the old one holds."""
         member = self._fleet.get(name)
         if member is not None and not member.health.is_gone:
-            self._forget(name)
-            self._renew(member)
+            self._fleet.process_came(name)
             member.health.renew(now_s)
             member.health.back_s = now_s
             self._fleet.returned(name)
@@ -99,11 +88,12 @@ class InstanceEvents:
         member = self._fleet.get(name)
         if member is None or start_s is None or member.health.is_gone:
             return False  # what returns is another one in any case
-        known_s, member.start_s = member.start_s, max(start_s, member.start_s or start_s)
+        state = member.state
+        known_s, state.start_s = state.start_s, max(start_s, state.start_s or start_s)
         if known_s is None or start_s <= known_s + SAME_START_S:
             return False
         self.restarted(name, now_s)
-        member.start_s = start_s
+        member.state.start_s = start_s
         return True
 
     def lacks_model(self, name: str, model: str) -> bool:
@@ -115,15 +105,9 @@ class InstanceEvents:
 
     def _changed(self, member: Member, change: Change | None) -> Change | None:
         if change is Change.GONE:
-            self._forget(member.instance.name)
+            self._fleet.process_gone(member.instance.name)
         elif change is Change.BACK:
             self._fleet.returned(member.instance.name)
         if change is not None:
             self._tell()
         return change
-
-    def _renew(self, member: Member) -> None:
-        """It is another incarnation now; live leases go on against the account of the old one."""
-        member.incarnation += 1
-        member.start_s = None
-        self._fleet.renew(member.instance.name)

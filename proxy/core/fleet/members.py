@@ -22,10 +22,9 @@ START_RATIO = 0.1
 class Member:
     """An instance in the fleet. `models` is None until asked.
 
-    `state`: what is known of the present incarnation.
-    `incarnation` tells processes of one name apart, and counts them while it stays.
-    `start_s`: when its process started, unix seconds, where its metrics tell. `credit`: placements
-    that it may take part in while it starts slowly.
+    `state`: what is known of the present incarnation, which is another object for every one;
+    `incarnation`: how many processes of this name there were before, for operators. `credit`:
+    placements that it may take part in while it starts slowly.
     """
 
     instance: Instance
@@ -35,7 +34,6 @@ class Member:
     is_draining: bool = False
     models: frozenset[str] | None = None
     last_placed: int = 0
-    start_s: float | None = None
     credit: float = 0.0
 
 
@@ -66,17 +64,18 @@ class Fleet:
             self.states.remove(name)
         self._starting.pop(name, None)
 
-    def forget(self, name: str) -> None:
-        """Drop what was known of an instance, but for what its requests charge it.
+    def process_gone(self, name: str) -> None:
+        """Nobody listens there: drop what was known of it, but for what its requests charge it.
 
         A server that stops closes its port first and finishes its streams behind it.
         """
         if (member := self._members.get(name)) is not None:
-            member.state = self.states.forget(name)
+            member.state = self.states.leave_void(name)
 
-    def renew(self, name: str) -> None:
+    def process_came(self, name: str) -> None:
         """Another process is there now: it has counters of its own."""
         if (member := self._members.get(name)) is not None:
+            member.incarnation += 1
             member.state = self.states.add(name)
 
     def get(self, name: str) -> Member | None:

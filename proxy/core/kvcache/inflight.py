@@ -11,72 +11,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from proxy.core.kvcache.engine_cache import EngineCache
+
 Prompt = Sequence[int]
 
 
 class Inflight:
-    """Missing blocks of prompts, per instance. `key` is the owner's, and must be hashable."""
+    """Missing blocks of prompts, per cache. `key` is the owner's, and must be hashable.
+
+    An owner leaves when its request ends, also where the cache is lost by then.
+    """
 
     def __init__(self) -> None:
-        self._prompts: dict[int, dict[str, dict[object, Prompt]]] = {}
-        self._owners: dict[str, dict[object, tuple[int, int]]] = {}
-        self._blocks: dict[str, int] = {}
-
-    def instances(self) -> Sequence[str]:
-        """Where something is being computed."""
-        return list(self._owners)
+        self._prompts: dict[int, dict[EngineCache, dict[object, Prompt]]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._owners)
+        return bool(self._prompts)
 
-    def blocks(self, instance: str) -> int:
-        """Blocks that an instance will hold and does not yet."""
-        return self._blocks.get(instance, 0)
-
-    def enter(self, instance: str, key: object, hashes: Prompt, start: int) -> None:
-        """`instance` begins with the blocks from `start` on."""
-        self.leave(instance, key)
+    def enter(self, cache: EngineCache, key: object, hashes: Prompt, start: int) -> None:
+        """An engine begins with the blocks from `start` on."""
+        self.leave(cache, key)
         if start >= len(hashes):
             return
         first, blocks = hashes[start], len(hashes) - start
-        self._prompts.setdefault(first, {}).setdefault(instance, {})[key] = hashes
-        self._owners.setdefault(instance, {})[key] = first, blocks
-        self._blocks[instance] = self.blocks(instance) + blocks
+        self._prompts.setdefault(first, {}).setdefault(cache, {})[key] = hashes
+        cache.computing[key] = first, blocks
+        cache.computing_blocks += blocks
 
-    def leave(self, instance: str, key: object) -> bool:
+    def leave(self, cache: EngineCache, key: object) -> bool:
         """They are there, or never will be; false when this was said before."""
-        owners = self._owners.get(instance, {})
-        if (entry := owners.pop(key, None)) is None:
+        if (entry := cache.computing.pop(key, None)) is None:
             return False
         first, blocks = entry
-        del self._prompts[first][instance][key]
-        self._tidy(instance, first)
-        self._blocks[instance] -= blocks
-        if not owners:
-            self.forget(instance)
-        return True
-
-    def _tidy(self, instance: str, first: int) -> None:
+        cache.computing_blocks -= blocks
         begun = self._prompts[first]
-        if not begun[instance]:
-            del begun[instance]
+        del begun[cache][key]
+        if not begun[cache]:
+            del begun[cache]
         if not begun:
             del self._prompts[first]
+        return True
 
-    def forget(self, instance: str) -> None:
-        """An instance restarted or left: nothing that it was computing will come."""
-        for first in {first for first, _ in self._owners.pop(instance, {}).values()}:
-            self._prompts[first][instance].clear()
-            self._tidy(instance, first)
-        self._blocks.pop(instance, None)
-
-    def begun_at(self, hashes: Prompt, hit: int) -> Sequence[str]:
+    def begun_at(self, hashes: Prompt, hit: int) -> list[EngineCache]:
         """Who computes what follows on the first `hit` blocks of a prompt."""
-        return list(self._prompts.get(hashes[hit], ())) if hit < len(hashes) else ()
+        begun = self._prompts.get(hashes[hit], {}) if hit < len(hashes) else {}
+        return [cache for cache in begun if not cache.is_lost]
 
-    def reach(self, instance: str, hashes: Prompt, hit: int) -> int:
+    def reach(self, cache: EngineCache, hashes: Prompt, hit: int) -> int:
         """How far `hit` leading blocks will reach once what is in flight is there, in blocks."""
-        while hit < len(hashes) and (sharing := self._prompts.get(hashes[hit], {}).get(instance)):
+        while hit < len(hashes) and (sharing := self._prompts.get(hashes[hit], {}).get(cache)):
             hit = max(_common(hashes, other, hit) for other in sharing.values())
         return hit
 

@@ -1,6 +1,7 @@
 """Which instance holds which prefix: an approximation by what was routed there.
 
-One dict maps a chained block hash to a bitmask of instances. A chained hash stands for its whole
+What is known of one instance's cache is in its `EngineCache`; here is what is kept over all. One
+dict maps a chained block hash to a bitmask of instances. A chained hash stands for its whole
 prefix, and an instance that holds a block holds those before it: blocks of one prompt are used
 together and leave tail first. So the masks along a prompt only lose bits, and halving finds
 where: a few looks instead of one per block, for all instances at once.
@@ -20,9 +21,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 from operator import or_
-from typing import cast
 
-from proxy.core.kvcache.eviction_order import Hold, Runs
+from proxy.core.kvcache.engine_cache import EngineCache, Hold, Runs
 
 BYTES_PER_BLOCK = 600
 """Memory of one block on one instance, at its worst, as test_prefix_index.py measures it: a prompt
@@ -32,19 +32,15 @@ GROUPS_MAX = 256
 
 
 class PrefixIndex:
-    """Block hashes -> instances, which are known by name."""
+    """Block hashes -> instances, which are known by name to those who ask for hits."""
 
     def __init__(self, max_bytes: int, max_blocks: int | None = None) -> None:
         self._max_total = max(1, max_bytes // BYTES_PER_BLOCK)
         self._max_blocks = max_blocks
-        self._limits: dict[str, int] = {}
-        self._reserved: dict[str, int] = {}
         self._masks: dict[int, int] = {}
         self._names: dict[int, str] = {}
         self._groups: dict[int, tuple[str, ...]] = {}
-        self._runs: dict[str, Runs] = {}
-        self._full: dict[str, float] = {}
-        self._holds: dict[str, dict[int, dict[Hold, None]]] = {}
+        self._caches: dict[str, EngineCache] = {}
         self._uses = 0
         self._everyone = 0
         self._total = 0
@@ -54,44 +50,39 @@ class PrefixIndex:
         """Blocks over all instances; one block on two instances counts twice."""
         return self._total
 
-    def blocks(self, instance: str) -> int:
-        """Blocks believed to be on one instance."""
-        runs = self._runs.get(instance)
-        return runs.size if runs is not None else 0
+    def limit(self, cache: EngineCache, max_blocks: int) -> None:
+        """An engine turned out to hold at most this many blocks."""
+        if cache.limit_blocks != max_blocks:
+            cache.limit_blocks = max(1, max_blocks)
+            self._shrink(cache)
 
-    def limit(self, instance: str, max_blocks: int) -> None:
-        """An instance turned out to hold at most this many blocks."""
-        if self._limits.get(instance) != max_blocks:
-            self._limits[instance] = max(1, max_blocks)
-            self._shrink(instance)
+    def reserve(self, cache: EngineCache, blocks: int) -> None:
+        """So many blocks are on their way to an engine: the oldest make place for them now."""
+        cache.reserved_blocks = blocks
+        self._shrink(cache)
 
-    def reserve(self, instance: str, blocks: int) -> None:
-        """So many blocks are on their way to an instance: the oldest make place for them now."""
-        self._reserved[instance] = blocks
-        self._shrink(instance)
-
-    def capacity(self, instance: str) -> int | None:
+    def capacity(self, cache: EngineCache) -> int | None:
         """The limit in blocks, where one is known."""
-        return self._limits.get(instance, self._max_blocks)
+        return self._max_blocks if cache.limit_blocks is None else cache.limit_blocks
 
-    def full_ratio(self, instance: str) -> float:
-        """How full an instance's cache is, reserved room included, 0..1; 0 while it is unknown."""
-        capacity = self._limits.get(instance, self._max_blocks)
-        used = self._reserved.get(instance, 0) + self.blocks(instance)
-        self._full[instance] = ratio = min(1.0, used / capacity) if capacity else 0.0
+    def full_ratio(self, cache: EngineCache) -> float:
+        """How full an engine's cache is, reserved room included, 0..1; 0 while it is unknown."""
+        capacity = self.capacity(cache)
+        used = cache.reserved_blocks + cache.blocks
+        cache.full_ratio = ratio = min(1.0, used / capacity) if capacity else 0.0
         return ratio
 
-    def full_ratios(self, names: Sequence[str]) -> list[float]:
+    def full_ratios(self, caches: Sequence[EngineCache]) -> list[float]:
         """The same of several."""
-        ratios = list(map(self._full.get, names))
-        for at, ratio in enumerate(ratios) if None in ratios else ():
-            if ratio is None:
-                ratios[at] = self.full_ratio(names[at])
-        return cast("list[float]", ratios)
+        ratios = []
+        for cache in caches:
+            ratio = cache.full_ratio
+            ratios.append(self.full_ratio(cache) if ratio is None else ratio)
+        return ratios
 
     def hits(self, hashes: Sequence[int]) -> dict[str, int]:
         """Leading blocks of the prompt that each known instance holds, in blocks."""
-        hit = dict.fromkeys(self._runs, 0)
+        hit = dict.fromkeys(self._caches, 0)
         if hashes:
             first = self._everyone & self._masks.get(hashes[0], 0)
             last = first & self._masks.get(hashes[-1], 0)
@@ -139,22 +130,24 @@ class PrefixIndex:
         self._groups[mask] = group = tuple(names)
         return group
 
-    def insert(self, instance: str, hashes: Sequence[int]) -> int:
-        """Note that `instance` now has this prompt's blocks; gives the age of this use."""
-        runs = self._runs.get(instance) or self._enter(instance)
-        known = self.held(instance, hashes)
+    def insert(self, cache: EngineCache, hashes: Sequence[int]) -> int:
+        """Note that an engine now has this prompt's blocks; gives the age of this use."""
+        if not cache.bit and not self._enter(cache):
+            return 0
+        runs = cache.runs
+        known = self.held(cache, hashes)
         if known == len(hashes):
             return self._touch(runs, hashes, known)  # as every turn but the first ends
         self._uses = age = self._uses + 1
         blocks = runs.take(hashes, known)
         if len(blocks) == known:
             new = hashes[known:]
-            self._mark(runs.bit, new)
+            self._mark(cache.bit, new)
             blocks += new
             runs.size += len(new)
             self._total += len(new)
         runs.put(blocks, age)
-        self._shrink(instance)
+        self._shrink(cache)
         return age
 
     def _mark(self, bit: int, blocks: Sequence[int]) -> None:
@@ -176,16 +169,15 @@ class PrefixIndex:
         runs.put(runs.take(hashes, known), age)
         return age
 
-    def held(self, instance: str, hashes: Sequence[int]) -> int:
-        """Leading blocks of the prompt on one instance.
+    def held(self, cache: EngineCache, hashes: Sequence[int]) -> int:
+        """Leading blocks of the prompt in one cache.
 
         A block is never there without those before it, so a binary search finds the end.
         """
-        runs, masks = self._runs.get(instance), self._masks.get
+        bit, masks = cache.bit, self._masks.get
         low, high = 0, len(hashes)
-        if runs is None:
+        if not bit:
             return 0
-        bit = runs.bit
         if not high or masks(hashes[-1], 0) & bit:
             return high
         while low < high:
@@ -196,30 +188,24 @@ class PrefixIndex:
                 high = middle
         return low
 
-    def is_newest(self, instance: str, hashes: Sequence[int], age: int) -> bool:
-        """Whether the use of this number found all of the prompt there, and was the last one."""
-        runs = self._runs.get(instance)
-        return runs is not None and runs.is_newest(hashes, age)
-
-    def hold(self, instance: str, hashes: Sequence[int], blocks: int | None = None) -> Hold | None:
-        """What an instance has of a prompt is not evicted until the hold is released.
+    def hold(
+        self, cache: EngineCache, hashes: Sequence[int], blocks: int | None = None
+    ) -> Hold | None:
+        """What an engine has of a prompt is not evicted until the hold is released.
 
         `blocks`: how much that is, where `held` has just said so.
         """
         if blocks is None:
-            blocks = self.held(instance, hashes)
+            blocks = self.held(cache, hashes)
         if not blocks:
             return None
-        hold = Hold(instance, hashes, self._runs[instance].age_at(hashes, blocks))
-        self._enter_hold(hold)
+        hold = Hold(cache, hashes, cache.runs.age_at(hashes, blocks))
+        _enter_hold(hold)
         return hold
-
-    def _enter_hold(self, hold: Hold) -> None:
-        self._holds.setdefault(hold.instance, {}).setdefault(hold.age, {})[hold] = None
 
     def release(self, hold: Hold) -> None:
         """The prompt is in use no more; its blocks keep their place in the order of eviction."""
-        holds = self._holds.get(hold.instance, {})
+        holds = hold.cache.holds
         sharing = holds.get(hold.age, {})
         sharing.pop(hold, None)
         if not sharing:
@@ -228,98 +214,102 @@ class PrefixIndex:
     @property
     def holds(self) -> int:
         """Holds that were not released, over all instances."""
-        return sum(len(sharing) for holds in self._holds.values() for sharing in holds.values())
+        caches = self._caches.values()
+        return sum(len(sharing) for cache in caches for sharing in cache.holds.values())
 
-    def trim(self, instance: str, age: int) -> None:
-        """Drop what an instance has not used since the use of this number, that use included."""
-        runs = self._runs.get(instance)
-        while runs is not None and (oldest := runs.oldest) is not None and oldest <= age:
-            if not self._spare(instance, runs):
-                self._evict(runs, runs.size)
-        self._full.pop(instance, None)
+    def trim(self, cache: EngineCache, age: int) -> None:
+        """Drop what an engine has not used since the use of this number, that use included."""
+        while (oldest := cache.runs.oldest) is not None and oldest <= age:
+            if not self._spare(cache):
+                self._evict(cache, cache.blocks)
+        cache.full_ratio = None
 
-    def _spare(self, instance: str, runs: Runs) -> bool:
+    def _spare(self, cache: EngineCache) -> bool:
         """If what is evicted next is held, move it behind the rest, with all that it stands on."""
-        holds, oldest = self._holds.get(instance), runs.oldest
+        holds, oldest = cache.holds, cache.runs.oldest
         sharing = holds.pop(oldest, None) if holds and oldest is not None else None
         if sharing is None:
             return False
         for hold in sharing:
-            hold.age = self._touch(runs, hold.hashes, self.held(instance, hold.hashes))
-            self._enter_hold(hold)
+            hold.age = self._touch(cache.runs, hold.hashes, self.held(cache, hold.hashes))
+            _enter_hold(hold)
         return True
 
-    def runs(self, instance: str) -> list[list[int]]:
-        """An instance's blocks as they are kept, for `adopt`; what is evicted next is first."""
-        runs = self._runs.get(instance)
-        return runs.rows() if runs is not None else []
+    def adopt(self, cache: EngineCache, rows: Sequence[Sequence[int]]) -> None:
+        """Take over what another index knew of a cache that this one knows nothing of.
 
-    def adopt(self, instance: str, rows: Sequence[Sequence[int]]) -> None:
-        """Take over what another index knew of an instance that this one knows nothing of."""
-        if instance in self._runs or not rows:
+        `rows`: as `Runs.rows` gave them, what is evicted next first.
+        """
+        if cache.bit or not rows or not self._enter(cache):
             return
-        runs = self._enter(instance)
+        runs = cache.runs
         for blocks in rows:
             self._uses = age = self._uses + 1
-            self._mark(runs.bit, blocks)
+            self._mark(cache.bit, blocks)
             runs.put(list(blocks), age)
             runs.size += len(blocks)
             self._total += len(blocks)
-        self._shrink(instance)
+        self._shrink(cache)
 
-    def _enter(self, instance: str) -> Runs:
-        bit = ~self._everyone & (self._everyone + 1)
-        self._names[bit] = instance
-        self._runs[instance] = runs = Runs(bit)
+    def _enter(self, cache: EngineCache) -> bool:
+        """Give a cache its bit; not one that is lost."""
+        if cache.is_lost:
+            return False
+        cache.bit = bit = ~self._everyone & (self._everyone + 1)
+        self._names[bit] = cache.name
+        self._caches[cache.name] = cache
         self._everyone |= bit
-        return runs
+        return True
 
-    def forget(self, instance: str) -> None:
-        """Drop everything known of an instance that restarted or left."""
-        for table in (self._limits, self._reserved, self._holds, self._full):
-            table.pop(instance, None)
-        if (runs := self._runs.pop(instance, None)) is None:
+    def drop(self, cache: EngineCache) -> None:
+        """Take a cache that is lost out of the masks, block by block.
+
+        Dropping an instance's state does not do this by itself: its bit is wanted for another, and
+        a mask without other bits would stay for ever.
+        """
+        cache.is_lost = True
+        cache.holds = {}
+        if not cache.bit:
             return
-        while runs.size and self._evict(runs, runs.size):
+        while cache.blocks and self._evict(cache, cache.blocks):
             pass
-        self._everyone ^= runs.bit
+        self._everyone ^= cache.bit
         self._groups.clear()
-        del self._names[runs.bit]
+        del self._names[cache.bit], self._caches[cache.name]
+        cache.bit, cache.runs = 0, Runs()
 
-    def _shrink(self, instance: str) -> None:
-        """Bring an instance within its limit, and all of them within theirs."""
-        self._full.pop(instance, None)
-        runs = self._runs.get(instance)
-        if runs is None:
+    def _shrink(self, cache: EngineCache) -> None:
+        """Bring a cache within its limit, and all of them within theirs."""
+        cache.full_ratio = None
+        if not cache.bit:
             return
-        limit = self._limits.get(instance, self._max_blocks)
+        limit = self.capacity(cache)
         if limit is not None:
-            self._evict_to(instance, runs, limit - self._reserved.get(instance, 0))
+            self._evict_to(cache, limit - cache.reserved_blocks)
         while self._total > self._max_total:
-            largest = max(self._runs, key=self.blocks)
-            runs = self._runs[largest]
-            self._evict_to(largest, runs, runs.size - (self._total - self._max_total))
-            self._full.pop(largest, None)
+            largest = max(self._caches.values(), key=_blocks)
+            self._evict_to(largest, largest.blocks - (self._total - self._max_total))
+            largest.full_ratio = None
 
-    def _evict_to(self, instance: str, runs: Runs, room: int) -> None:
+    def _evict_to(self, cache: EngineCache, room: int) -> None:
         """Evict the oldest, those in use last; each hold is looked at once."""
-        excess = runs.size - max(0, room)
+        excess = cache.runs.size - max(0, room)
         if excess <= 0:
             return
-        spared = len(self._holds.get(instance, ()))
+        spared = len(cache.holds)
         while excess > 0:
-            if spared and self._spare(instance, runs):
+            if spared and self._spare(cache):
                 spared -= 1
             else:
-                count = self._evict(runs, excess)
+                count = self._evict(cache, excess)
                 if not count:
                     return
                 excess -= count
 
-    def _evict(self, runs: Runs, count: int) -> int:
+    def _evict(self, cache: EngineCache, count: int) -> int:
         """Evict up to so many blocks, of one run; how many that were."""
-        masks, bit = self._masks, runs.bit
-        left = runs.pop(count)
+        masks, bit = self._masks, cache.bit
+        left = cache.runs.pop(count)
         for block in left:
             mask = masks.get(block, 0) & ~bit
             if mask:
@@ -328,3 +318,11 @@ class PrefixIndex:
                 masks.pop(block, None)
         self._total -= len(left)
         return len(left)
+
+
+def _blocks(cache: EngineCache) -> int:
+    return cache.runs.size
+
+
+def _enter_hold(hold: Hold) -> None:
+    hold.cache.holds.setdefault(hold.age, {})[hold] = None

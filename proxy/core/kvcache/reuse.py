@@ -13,7 +13,7 @@ computes may be computed twice without anything having been evicted.
 
 from __future__ import annotations
 
-from proxy.core.kvcache.eviction_order import Use
+from proxy.core.kvcache.engine_cache import EngineCache, Use
 from proxy.core.kvcache.inflight import Inflight
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.types import RequestFacts
@@ -52,28 +52,18 @@ class Reuse:
     def __init__(self, prefixes: PrefixIndex) -> None:
         self._prefixes = prefixes
         self._inflight = Inflight()
-        self._learned: dict[str, float] = {}
-        self._sized: dict[str, int] = {}
 
-    def forget(self, instance: str) -> None:
-        """An instance restarted or left."""
-        self._prefixes.forget(instance)
-        self._inflight.forget(instance)
-        self._learned.pop(instance, None)
-        self._sized.pop(instance, None)
-
-    def limit(self, instance: str, kv_tokens: int | None, facts: RequestFacts) -> None:
+    def limit(self, cache: EngineCache, kv_tokens: int | None, facts: RequestFacts) -> None:
         """The engine reports the size of its KV cache.
 
         What a block has in tokens is learned: as long as it hardly changes the limit stays, for
         what a smaller one evicts does not come back.
         """
         if kv_tokens and facts.block_tokens > 0:
-            blocks, last = int(kv_tokens / facts.block_tokens), self._sized.get(instance)
+            blocks, last = int(kv_tokens / facts.block_tokens), cache.reported_blocks
             if last is None or abs(blocks - last) > SLACK_RATIO * last:
-                self._sized[instance] = blocks
-                self._learned.pop(instance, None)
-                self._prefixes.limit(instance, blocks)
+                cache.reported_blocks, cache.learned_blocks = blocks, None
+                self._prefixes.limit(cache, blocks)
 
     def hits(self, facts: RequestFacts) -> dict[str, int]:
         """Leading blocks of the prompt that each instance has, or will once it has computed.
@@ -86,79 +76,82 @@ class Reuse:
             return hit
         # Who computes something else than what follows on a hit, as most do, is not looked at.
         for there in {0, *hit.values()}:
-            for name in self._inflight.begun_at(hashes, there):
-                if hit.get(name, 0) == there:
-                    reach = self._inflight.reach(name, hashes, there)
+            for cache in self._inflight.begun_at(hashes, there):
+                if hit.get(cache.name, 0) == there:
+                    reach = self._inflight.reach(cache, hashes, there)
                     if (reach - there) * facts.block_tokens >= JOIN_TOKENS:
-                        hit[name] = reach
+                        hit[cache.name] = reach
         return hit
 
-    def begin(self, instance: str, incarnation: int, facts: RequestFacts) -> Use:
-        """An instance is going to compute a prompt."""
+    def begin_use(self, cache: EngineCache, facts: RequestFacts) -> Use:
+        """An engine is going to compute a prompt."""
         hashes = facts.block_hashes
-        blocks = self._prefixes.held(instance, hashes)
-        hold = self._prefixes.hold(instance, hashes, blocks)
-        use = Use(instance, incarnation, blocks, hold.age if hold else 0, hold)
+        blocks = self._prefixes.held(cache, hashes)
+        hold = self._prefixes.hold(cache, hashes, blocks)
+        use = Use(cache, blocks, hold.age if hold else 0, hold)
         if blocks < len(hashes):
-            reach = self._inflight.reach(instance, hashes, blocks)
-            self._inflight.enter(instance, use, hashes, reach)
-            self._reserve(instance)
+            reach = self._inflight.reach(cache, hashes, blocks)
+            self._inflight.enter(cache, use, hashes, reach)
+            self._reserve(cache)
         return use
 
-    def received(self, instance: str, incarnation: int, facts: RequestFacts) -> Use:
-        """An instance got a prompt's KV from a peer."""
-        use = Use(instance, incarnation, None)
+    def received(self, cache: EngineCache, facts: RequestFacts) -> Use:
+        """An engine got a prompt's KV from a peer."""
+        use = Use(cache, None)
         self.computed(use, facts)
         return use
 
     def computed(self, use: Use, facts: RequestFacts) -> None:
         """The prompt's blocks are there, and in use."""
-        self.end(use)
-        hashes = facts.block_hashes
-        self._prefixes.insert(use.instance, hashes)
-        blocks = self._prefixes.held(use.instance, hashes)
-        use.hold = self._prefixes.hold(use.instance, hashes, blocks)
+        self.end_use(use)
+        cache, hashes = use.cache, facts.block_hashes
+        self._prefixes.insert(cache, hashes)
+        blocks = self._prefixes.held(cache, hashes)
+        use.hold = self._prefixes.hold(cache, hashes, blocks)
 
     def released(self, use: Use, facts: RequestFacts) -> None:
         """The answer is whole: its blocks are in use no more, and the newest."""
         hold, hashes = use.hold, facts.block_hashes
-        self.end(use)
-        if hold is None or not self._prefixes.is_newest(use.instance, hashes, hold.age):
-            self._prefixes.insert(use.instance, hashes)
+        self.end_use(use)
+        if hold is None or not use.cache.runs.is_newest(hashes, hold.age):
+            self._prefixes.insert(use.cache, hashes)
 
-    def end(self, use: Use) -> None:
+    def end_use(self, use: Use) -> None:
         """Over or given up; without effect when this was said before."""
         if use.hold is not None:
             self._prefixes.release(use.hold)
             use.hold = None
-        if self._inflight.leave(use.instance, use):
-            self._reserve(use.instance)
+        if self._inflight.leave(use.cache, use):
+            self._reserve(use.cache)
 
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing is being computed and nothing held in use."""
-        return not self._inflight.instances() and not self._prefixes.holds
+        return not self._inflight and not self._prefixes.holds
 
-    def _reserve(self, instance: str) -> None:
-        self._prefixes.reserve(instance, self._inflight.blocks(instance))
+    def _reserve(self, cache: EngineCache) -> None:
+        self._prefixes.reserve(cache, cache.computing_blocks)
 
     def reported(self, use: Use, facts: RequestFacts, cached_ratio: float) -> None:
         """The engine had found `cached_ratio` of the prompt in its cache, 0..1."""
         if use.blocks is None or not facts.offloadable or facts.block_tokens <= 0:
             # Answers in several parts, or with the prompt in them, read the cache in other ways.
             return
+        cache = use.cache
         found = cached_ratio * facts.prompt_tokens / facts.block_tokens
         slack = max(SLACK_BLOCKS, SLACK_RATIO * use.blocks)
+        learned = cache.learned_blocks
         if found < use.blocks - slack:
-            self._prefixes.trim(use.instance, use.age)
-            left = self._prefixes.blocks(use.instance)
-            size = self._learned.get(use.instance, left)
-            self._learn(use.instance, min(size, size + STEP * (left - size)), facts)
-        elif found > use.blocks + slack and use.instance in self._learned:
-            self._learn(use.instance, self._learned[use.instance] * GROWTH, facts)
+            self._prefixes.trim(cache, use.age)
+            left = cache.blocks
+            size = left if learned is None else learned
+            self._learn(cache, min(size, size + STEP * (left - size)), facts)
+        elif found > use.blocks + slack and learned is not None:
+            self._learn(cache, learned * GROWTH, facts)
 
-    def _learn(self, instance: str, blocks: float, facts: RequestFacts) -> None:
-        if instance not in self._sized:
+    def _learn(self, cache: EngineCache, blocks: float, facts: RequestFacts) -> None:
+        if cache.reported_blocks is None:
             # It held this prompt, at least.
-            self._learned[instance] = max(blocks, len(facts.block_hashes))
-            self._prefixes.limit(instance, int(self._learned[instance]))
+            size = max(blocks, len(facts.block_hashes))
+            cache.learned_blocks = size
+            self._prefixes.limit(cache, int(size))

@@ -1,4 +1,8 @@
-"""Which instance a session lives on: bounded by time and count, least recently used goes first."""
+"""Which instance a session lives on: bounded by time and count, least recently used goes first.
+
+A session's home is the cache that has its KV. Of one that is lost (its process is gone) nothing is
+swept: the session has no home any more, and its entry leaves as others do, or is used again.
+"""
 
 from __future__ import annotations
 
@@ -6,95 +10,85 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from proxy.core.kvcache.engine_cache import EngineCache
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class _Home:
-    instance: str
+    cache: EngineCache
     turn: int
     used_s: float
+
+    def __init__(self, cache: EngineCache, turn: int, used_s: float) -> None:
+        self.cache, self.turn, self.used_s = cache, turn, used_s
 
 
 Row = tuple[str, str, int, float]
 """A session's id, instance, turn and last use."""
 
 
-def _row(entry: tuple[str, _Home]) -> Row:
-    session_id, home = entry
-    return session_id, home.instance, home.turn, home.used_s
-
-
 class Sessions:
-    """Sticky session table. `ttl_s` counts from a session's last use."""
+    """Sticky session table. `ttl_s` counts from a session's last use.
+
+    How many live on an instance is in its cache (`EngineCache.sessions`); the table's length counts
+    the homeless ones too.
+    """
 
     def __init__(self, ttl_s: float, max_sessions: int) -> None:
         self._ttl_s = ttl_s
         self._max = max_sessions
         self._homes: OrderedDict[str, _Home] = OrderedDict()
-        self._per_instance: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._homes)
 
     def home(self, session_id: str | None, now_s: float) -> str | None:
-        """The instance that holds the session's KV, or None when unknown or expired."""
+        """The instance that holds the session's KV, or None when unknown, expired or lost."""
         self._expire(now_s)
         home = self._homes.get(session_id) if session_id is not None else None
-        return None if home is None else home.instance
+        return None if home is None or home.cache.is_lost else home.cache.name
 
-    def count(self, instance: str) -> int:
-        """How many sessions live on an instance."""
-        return self._per_instance.get(instance, 0)
-
-    def counts(self, instances: Iterable[str]) -> list[int]:
-        """The same of several."""
-        per_instance = self._per_instance
-        return [per_instance.get(instance, 0) for instance in instances]
-
-    def assign(self, session_id: str | None, instance: str, now_s: float) -> int:
-        """Note that the session is served by `instance`; gives the turn's number, from 0."""
+    def assign(self, session_id: str | None, cache: EngineCache, now_s: float) -> int:
+        """Note that the session is served there; gives the turn's number, from 0."""
         if session_id is None:
             return 0
         self._expire(now_s)
         turn = 0
         if (old := self._homes.pop(session_id, None)) is not None:
-            self._per_instance[old.instance] -= 1
-            turn = old.turn + 1
-        self._homes[session_id] = _Home(instance, turn, now_s)
-        self._per_instance[instance] = self.count(instance) + 1
+            old.cache.sessions -= 1
+            turn = 0 if old.cache.is_lost else old.turn + 1
+        self._homes[session_id] = _Home(cache, turn, now_s)
+        cache.sessions += 1
         if len(self._homes) > self._max:
             self._drop(next(iter(self._homes)))
         return turn
 
-    def move(self, session_id: str | None, instance: str, turn: int, now_s: float) -> None:
-        """The same turn goes on elsewhere, also when its old home was forgotten meanwhile."""
-        self.assign(session_id, instance, now_s)
+    def move(self, session_id: str | None, cache: EngineCache, turn: int, now_s: float) -> None:
+        """The same turn goes on elsewhere, also when its old home was lost meanwhile."""
+        self.assign(session_id, cache, now_s)
         if session_id is not None:
             self._homes[session_id].turn = turn
 
-    def end(self, session_id: str) -> bool:
-        """Forget one session; tells whether it was known."""
-        known = session_id in self._homes
-        if known:
-            self._drop(session_id)
-        return known
+    def end_session(self, session_id: str) -> bool:
+        """Forget one session; tells whether it had a home."""
+        home = self._homes.get(session_id)
+        if home is None:
+            return False
+        self._drop(session_id)
+        return not home.cache.is_lost
 
     def rows(self) -> Iterator[Row]:
-        """The sessions there are at this moment, for `adopt`; the longest idle first."""
-        return map(_row, list(self._homes.items()))
+        """The sessions that have a home at this moment; the longest idle first."""
+        homes = [(s, home) for s, home in self._homes.items() if not home.cache.is_lost]
+        return map(_row, homes)
 
-    def adopt(self, rows: Iterable[Row]) -> None:
+    def adopt(self, rows: Iterable[tuple[str, EngineCache, int, float]]) -> None:
         """Take over rows of another table, the longest idle first; older than anything here."""
-        for session_id, instance, turn, used_s in reversed(list(rows)):
+        for session_id, cache, turn, used_s in reversed(list(rows)):
             if session_id not in self._homes and len(self._homes) < self._max:
-                self._homes[session_id] = _Home(instance, turn, used_s)
+                self._homes[session_id] = _Home(cache, turn, used_s)
                 self._homes.move_to_end(session_id, last=False)
-                self._per_instance[instance] = self.count(instance) + 1
-
-    def forget(self, instance: str) -> None:
-        """Forget every session of an instance that has gone."""
-        for session_id in [s for s, home in self._homes.items() if home.instance == instance]:
-            self._drop(session_id)
-        self._per_instance.pop(instance, None)
+                cache.sessions += 1
 
     def _expire(self, now_s: float) -> None:
         while self._homes:
@@ -104,4 +98,9 @@ class Sessions:
             self._drop(session_id)
 
     def _drop(self, session_id: str) -> None:
-        self._per_instance[self._homes.pop(session_id).instance] -= 1
+        self._homes.pop(session_id).cache.sessions -= 1
+
+
+def _row(entry: tuple[str, _Home]) -> Row:
+    session_id, home = entry
+    return session_id, home.cache.name, home.turn, home.used_s

@@ -6,6 +6,10 @@ Three lines, each of two non-negative coefficients, with the flags' values as pr
     step_s     = a0 + a3 * kv_tokens                            per instance
     transfer_s = x0 + tokens * s_per_token                      per pair, until then the fleet's
 
+The first two are those of an instance's `Times`, which are a part of its state and leave with it:
+who still holds them teaches nobody but the fleet. `Latency` has what all instances have taught,
+which a newcomer begins with, and the pairs.
+
 A prefill beside running streams also pays one decode step per chunk of the step's token budget,
 and, where it finds none before it, half of one until the step under way ends. Those steps are the
 streams' own, so they are taken out of what is seen before it teaches the prefill line; prompts
@@ -19,6 +23,7 @@ with the clock and is set right by every prefill that is seen to end.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -29,19 +34,19 @@ TYPICAL_PREFILL_TOKENS = 8192.0
 ATTENTION_SHARE = 0.06
 """Part of such a prefill that grows with the square of its length, for an 8B model on an H100.
 Without it, the first prompts of 100k tokens would be promised in half of their time."""
-TYPICAL_TRANSFER_TOKENS = 30_000.0
-"""The default transfer time of 0.5 s was seen with prompts of about this length."""
-TRANSFER_FIXED_SHARE = 0.1
 STEP_PRIOR_S = 0.010
 """An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
 TYPICAL_KV_TOKENS = 100_000.0
-PAIRS_MAX = 4096
 RECENT_S: Final = 60.0
 """How far back an instance's load is looked at: some turns of a session."""
 FIRST_STEP: Final = 0.5
 """A prompt that finds no other waits for the end of a step under way: on average half of it."""
 SAME_STEP_RATIO = 0.3
 """A prefill that took less than this part of what it should shared its step with the one before."""
+TYPICAL_TRANSFER_TOKENS = 30_000.0
+"""The default transfer time of 0.5 s was seen with prompts of about this length."""
+TRANSFER_FIXED_SHARE = 0.1
+PAIRS_MAX = 4096
 LATE = 0.95
 """What is later than this share of its like is late."""
 MOVED = 0.05
@@ -72,6 +77,7 @@ class _Seen(NamedTuple):
 
 
 def _prefill_line(throughput: float) -> OnlineRegression:
+    """The line of prefills before anything was seen; `throughput`: tokens per second."""
     x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
     a1, a4 = (1 - share) / throughput, share / throughput / (x / 2)
     points = (x, x * x / 2), (x, x * 2 * x)
@@ -79,11 +85,15 @@ def _prefill_line(throughput: float) -> OnlineRegression:
 
 
 def _step_line() -> OnlineRegression:
+    """The line of decode steps before anything was seen."""
     return OnlineRegression(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
 
 
 class Times:
-    """One instance's lines, and what is reserved on it. Seconds."""
+    """One instance's lines, and what is reserved on it. Seconds.
+
+    `ready`: how far off predictions of queue and computation together lately were.
+    """
 
     __slots__ = (
         "_last",
@@ -177,7 +187,9 @@ class Times:
             return 0.0
         return self.busy_until_s - now_s
 
-    def reserve(self, key: int, work_s: float, now_s: float, share_s: float | None = None) -> None:
+    def reserve_prefill(
+        self, key: int, work_s: float, now_s: float, share_s: float | None = None
+    ) -> None:
         """A prefill that ends `work_s` after the one before it; `key` is its owner's.
 
         `share_s`: what of that it keeps the instance from computing for others.
@@ -189,8 +201,11 @@ class Times:
         self.recent = self.recent * kept + 1.0
         self.recent_at_s = now_s
 
-    def end(self, key: int, now_s: float) -> float | None:
-        """Take a reservation back; when its turn came, None when it had not come."""
+    def end_prefill(self, key: int, now_s: float) -> float | None:
+        """Take a reservation back; when the instance could begin with it, None when it could not.
+
+        That is when the one before it ended, at the earliest.
+        """
         if key not in self.pending:
             return None
         # First come, first served: those behind the first have not begun.
@@ -219,15 +234,42 @@ class Times:
         return math.exp(min(0.0, self.recent_at_s - now_s) / RECENT_S)
 
 
+class TimesByName(ABC):
+    """Where the instances' times are: in their states, with which they leave (core.instances).
+
+    `Latency` asks for no more of a state than this, so it needs to know of nothing else in it.
+    """
+
+    @abstractmethod
+    def times_of(self, name: str) -> Times | None:
+        """The times of an instance; None where it has none yet, or is not there."""
+
+    @abstractmethod
+    def keep_times(self, name: str, times: Times) -> None:
+        """An instance's first times; of one that is not there nothing is kept."""
+
+    @abstractmethod
+    def all_times(self) -> list[Times]:
+        """Those of all instances that have some."""
+
+    @abstractmethod
+    def is_kept(self, name: str) -> bool:
+        """Whether what is learned of an instance is kept: it is there, and was not dropped."""
+
+
 class Latency:
-    """The model of time of a fleet. Instances by name; times in seconds."""
+    """The model of time over the states of the instances, by name. Times in seconds."""
 
     def __init__(
-        self, prefill_throughput: float, transfer_time_s: float, max_batched_tokens: int
+        self,
+        prefill_throughput: float,
+        transfer_time_s: float,
+        max_batched_tokens: int,
+        by_name: TimesByName,
     ) -> None:
         self._prefill_throughput = prefill_throughput
+        self._by_name = by_name
         self.budget = max_batched_tokens
-        self._instances: dict[str, Times] = {}
         self._any_prefill, self._any_step = _prefill_line(prefill_throughput), _step_line()
         self._told_prefill = self._any_prefill.p, self._any_prefill.q
         self._told_step = self._any_step.p, self._any_step.q
@@ -246,25 +288,23 @@ class Latency:
 
     def of(self, name: str) -> Times:
         """What is known of one instance."""
-        found = self._instances.get(name)
-        if found is None:
-            found = Times(self._prefill_throughput, self.budget)
-            found.prefill.toward(*self._told_prefill)
-            found.step.toward(*self._told_step)
-            self._instances[name] = found
-        return found
+        times = self._by_name.times_of(name)
+        return self._begun(name) if times is None else times
+
+    def _begun(self, name: str) -> Times:
+        """An instance's first times: those of the fleet."""
+        times = Times(self._prefill_throughput, self.budget)
+        times.prefill.toward(*self._told_prefill)
+        times.step.toward(*self._told_step)
+        self._by_name.keep_times(name, times)
+        return times
 
     def times(self, names: Sequence[str]) -> list[Times]:
         """The same of several."""
-        known = self._instances
-        try:
-            return [known[name] for name in names]
-        except KeyError:
-            return [self.of(name) for name in names]
+        return [self.of(name) for name in names]
 
-    def forget(self, name: str) -> None:
-        """An instance left: its rates and reservations go, and every pair with it."""
-        self._instances.pop(name, None)
+    def drop_pairs(self, name: str) -> None:
+        """An instance's state was dropped: so are the pairs, which are not one instance's own."""
         for pair in [pair for pair in self._pairs if name in pair]:
             del self._pairs[pair]
 
@@ -303,7 +343,7 @@ class Latency:
 
         That is the 95th percentile of what such predictions lately came to on this instance.
         """
-        found = self._instances.get(name)
+        found = self._by_name.times_of(name)
         residuals = found.ready if found else Residuals()
         return residuals.bound_s(predicted_s, LATE)
 
@@ -318,14 +358,14 @@ class Latency:
 
     def wait_s(self, name: str, now_s: float) -> float:
         """Until an instance has computed what is reserved on it."""
-        found = self._instances.get(name)
+        found = self._by_name.times_of(name)
         return found.wait_s(now_s) if found else 0.0
 
-    def begin(
-        self, name: str, key: int, work_s: float, now_s: float, share_s: float | None = None
+    def reserve_prefill(
+        self, times: Times, key: int, work_s: float, now_s: float, share_s: float | None = None
     ) -> None:
-        """Reserve a prefill; see Times.reserve."""
-        self.of(name).reserve(key, work_s, now_s, share_s)
+        """Reserve a prefill on an instance; see `Times.reserve_prefill`."""
+        times.reserve_prefill(key, work_s, now_s, share_s)
         (a, b), keep = self._work, 1.0 - 1.0 / WINDOW
         work_s = work_s if share_s is None else share_s
         self._work = keep * a + work_s, keep * b + work_s * work_s
@@ -339,26 +379,13 @@ class Latency:
         seconds, squares = self._work
         return squares / (2.0 * seconds)
 
-    def end(self, name: str, key: int, now_s: float) -> float | None:
-        """A prefill ended, or was given up; when the instance could begin with it, if it had.
-
-        That is when the one before it ended, at the earliest, or None where it was not its turn.
-        """
-        instance = self._instances.get(name)
-        return instance.end(key, now_s) if instance else None
-
-    def observe_ready(self, name: str, predicted_s: float, seconds: float) -> None:
-        """A prompt was computed `seconds` after its decision; queue included, as predicted."""
-        if (found := self._instances.get(name)) is not None:
-            found.ready.observe(predicted_s, seconds)
-
     def observe_ttft(self, predicted_s: float, seconds: float) -> None:
         """A first token came `seconds` after its decision."""
         self._ttft.observe(predicted_s, seconds)
 
     def observe_prefill(
         self,
-        name: str,
+        times: Times,
         new: int,
         context: int,
         seconds: float,
@@ -368,25 +395,27 @@ class Latency:
     ) -> None:
         """A prefill took this long from its turn on; see Times.computed."""
         fleet = self._any_prefill
-        self.of(name).computed(new, context, seconds, step_s, fleet, first=first)
+        times.computed(new, context, seconds, step_s, fleet, first=first)
         if _moved((fleet.p, fleet.q), self._told_prefill, PREFILL_POINT):
             self._told_prefill = told = fleet.p, fleet.q
-            for times in self._instances.values():
-                times.prefill.toward(*told)
+            for each in self._by_name.all_times():
+                each.prefill.toward(*told)
 
-    def observe_step(self, name: str, kv_tokens: int, seconds: float) -> None:
+    def observe_step(self, times: Times, kv_tokens: int, seconds: float) -> None:
         """A stream's mean time per token beside this much KV."""
         fleet = self._any_step
         fleet.learn(1.0, kv_tokens, seconds, 0.0)
-        self.of(name).step.observe(1.0, kv_tokens, seconds)
+        times.step.observe(1.0, kv_tokens, seconds)
         if _moved((fleet.p, fleet.q), self._told_step, STEP_POINT):
             self._told_step = told = fleet.p, fleet.q
-            for times in self._instances.values():
-                times.step.toward(*told)
+            for each in self._by_name.all_times():
+                each.step.toward(*told)
 
     def observe_transfer(self, p: str, d: str, tokens: int, seconds: float) -> None:
         """From the decode leg sent to its first token."""
         self._any_pair.observe(1.0, tokens, seconds)
+        if not (self._by_name.is_kept(p) and self._by_name.is_kept(d)):
+            return  # a pair of one that has left would stay
         line = self._pairs.pop((p, d), None) or self._transfer_line(*self._prior)
         line.observe(1.0, tokens, seconds)
         self._pairs[p, d] = line

@@ -74,7 +74,7 @@ class Hedges:
         load = parts.ledger.load(name)
         kv_wait_s = parts.gate.kv_wait_s(name, load, tokens, now_s)
         route.hedge = parts.tracker.hedge(route, load, now_s, kv_wait_s)
-        route.hedge.use = parts.block_uses.open(name, facts)
+        route.hedge.use = parts.block_uses.open_use(name, facts)
         self._live += 1
         route.lease.replace((*kept, *parts.ledger.charge(name, Phase.PREFILL, tokens)))
         return True
@@ -92,7 +92,7 @@ class Hedges:
         """P has answered, or D has failed: D computes no more, and waits for P's KV again."""
         if route.hedge is None:
             return
-        self.end(route, now_s)
+        self.end_hedge(route, now_s)
         name = route.decode.name
         kept = [c for c in route.lease.charges if c.account.name != name]
         inbound = self._parts.ledger.charge(name, Phase.INBOUND, route.prompt_tokens)
@@ -106,16 +106,16 @@ class Hedges:
         self._live -= 1
         route.hedge = None
         parts.tracker.resume(route, hedge)
-        parts.block_uses.end(route)
+        parts.block_uses.end_use(route)
         route.use = hedge.use
         name, tokens = route.decode.name, route.new_tokens
         route.lease.replace(parts.ledger.charge(name, Phase.PREFILL, tokens))
         return True
 
-    def end(self, route: Route, now_s: float) -> None:
+    def end_hedge(self, route: Route, now_s: float) -> None:
         """Over, however it ended; what it is charged is the caller's."""
         hedge, route.hedge = route.hedge, None
         if hedge is not None:
             self._live -= 1
-            self._parts.tracker.latency.end(route.decode.name, id(route.lease), now_s)
-            self._parts.block_uses.close(hedge.use)
+            self._parts.tracker.end_hedge(route, hedge, now_s)
+            self._parts.block_uses.close_use(hedge.use)

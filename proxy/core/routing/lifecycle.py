@@ -2,16 +2,17 @@
 
 The router tells each step with its time. `LatencyTracker` keeps the model of time in step: a
 prefill lasts from its turn on, which is when the one before it ended; a step time counts only over
-a whole answer. `BlockUses` keeps the use of the prompt's blocks: where it began, and whether that
-instance is still the same. An instance that went down in between has lost everything, and one that
-came back is another: reports and blocks of work begun before it went down are ignored.
+a whole answer. `BlockUses` keeps the use of the prompt's blocks.
+
+A route holds the times and the cache that it has begun with (`Route.times`, `Route.use`), which are
+parts of one incarnation's state. An instance that went down in between has lost everything, and one
+that came back is another: what a route still writes to the old one reaches nobody.
 """
 
 from __future__ import annotations
 
-from proxy.core.admission.gate import Gate
-from proxy.core.fleet.members import Fleet
-from proxy.core.kvcache.eviction_order import Use
+from proxy.core.instances import InstanceStates
+from proxy.core.kvcache.engine_cache import Use
 from proxy.core.kvcache.reuse import Reuse
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
@@ -42,8 +43,8 @@ class LatencyTracker:
 
         `kv_wait_s`: until it has room for the prompt's KV.
         """
-        name, new = computing.name, max(1, route.prompt_tokens - hit_tokens)
-        times = self.latency.of(name)
+        new = max(1, route.prompt_tokens - hit_tokens)
+        times = self.latency.of(computing.name)
         beside = load.decode_requests, load.decode_tokens
         route.reserved_s = now_s
         route.beside_step_s = times.step_s(load.decode_tokens) if load.decode_requests else 0.0
@@ -53,46 +54,50 @@ class LatencyTracker:
         work_s = times.prefill_s(new, hit_tokens, *beside)
         route.predicted_prefill_s = max(wait_s, kv_wait_s) + work_s
         share_s = times.share_s(new, hit_tokens, *beside)
-        self.latency.begin(name, id(route.lease), work_s, now_s, share_s)
+        route.times = times
+        self.latency.reserve_prefill(times, id(route.lease), work_s, now_s, share_s)
 
     def hedge(self, route: Route, load: Load, now_s: float, kv_wait_s: float) -> Hedge:
         """Occupy D as well, for what it would have to compute; P's reservation stays."""
-        name, new = route.decode.name, max(1, route.prompt_tokens - route.hit_tokens)
-        work_s = self.latency.prefill_s(
-            name, new, route.hit_tokens, load.decode_requests, load.decode_tokens
-        )
-        wait_s = self.latency.wait_s(name, now_s)
-        self.latency.begin(name, id(route.lease), work_s, now_s)
-        return Hedge(now_s, work_s, max(wait_s, kv_wait_s) + work_s, new, kv_wait_s > wait_s)
+        new = max(1, route.prompt_tokens - route.hit_tokens)
+        times = self.latency.of(route.decode.name)
+        work_s = times.prefill_s(new, route.hit_tokens, load.decode_requests, load.decode_tokens)
+        wait_s = times.wait_s(now_s)
+        self.latency.reserve_prefill(times, id(route.lease), work_s, now_s)
+        ready_s = max(wait_s, kv_wait_s) + work_s
+        return Hedge(times, now_s, work_s, ready_s, new, kv_wait_s > wait_s)
+
+    def end_hedge(self, route: Route, hedge: Hedge, now_s: float) -> None:
+        """D computes no more beside P."""
+        hedge.times.end_prefill(id(route.lease), now_s)
 
     def resume(self, route: Route, hedge: Hedge) -> None:
         """P's leg is over: the hedge is now the attempt that counts; D's reservation goes on."""
+        route.times = hedge.times
         route.reserved_s, route.computes_tokens = hedge.started_s, hedge.computes_tokens
         route.predicted_prefill_s = hedge.predicted_prefill_s
         route.waited_for_room = hedge.waited_for_room
 
-    def release(self, route: Route, now_s: float) -> None:
+    def release_reservation(self, route: Route, now_s: float) -> None:
         """The prefill is over or given up; all that is learned is how late it was already.
 
         What D computes as a hedge goes on.
         """
+        times, route.times = route.times, None
+        if times is None:
+            return
         is_handed = route.prefill is not None and route.handed_s is not None
         if not is_handed and route.first_token_s is None:
             elapsed_s = now_s - route.reserved_s
             if elapsed_s > route.predicted_prefill_s:
                 # Left out, those given up for being late would make being late ever earlier.
-                self._observe_ready(route, route.prefill or route.decode, elapsed_s)
-        self._end(route, now_s)
-
-    def _end(self, route: Route, now_s: float) -> None:
-        for instance in (route.prefill, None if route.hedge is not None else route.decode):
-            if instance is not None:
-                self.latency.end(instance.name, id(route.lease), now_s)
+                times.ready.observe(route.predicted_prefill_s, elapsed_s)
+        times.end_prefill(id(route.lease), now_s)
 
     def prefill_done(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         """P has answered."""
         if route.prefill is not None:
-            self._computed(route, route.prefill, facts, now_s)
+            self._computed(route, facts, now_s)
             route.handed_s = now_s
 
     def first_token(
@@ -104,33 +109,31 @@ class LatencyTracker:
         """
         route.first_token_s = now_s
         if not seen:
-            self._end(route, now_s)
+            if route.times is not None:
+                route.times.end_prefill(id(route.lease), now_s)
             return
         if route.fallback is None and not route.tried:
             self.latency.observe_ttft(route.predicted_ttft_s, now_s - route.reserved_s)
         if route.prefill is None:
-            self._computed(route, route.decode, facts, now_s)
+            self._computed(route, facts, now_s)
         elif route.handed_s is not None:
             names = route.prefill.name, route.decode.name
             self.latency.observe_transfer(*names, route.new_tokens, now_s - route.handed_s)
 
-    def _computed(
-        self, route: Route, computing: Instance, facts: RequestFacts, now_s: float
-    ) -> None:
-        seconds = now_s - route.reserved_s
-        self._observe_ready(route, computing, seconds)
-        turn_s = self.latency.end(computing.name, id(route.lease), now_s)
+    def _computed(self, route: Route, facts: RequestFacts, now_s: float) -> None:
+        times = route.times
+        if times is None:
+            return
+        times.ready.observe(route.predicted_prefill_s, now_s - route.reserved_s)
+        turn_s = times.end_prefill(id(route.lease), now_s)
         if turn_s is not None and not route.waited_for_room:
             new = route.computes_tokens
             context = facts.prompt_tokens - new
             first = turn_s <= route.reserved_s
             alone_s = now_s - max(turn_s, route.reserved_s)
             self.latency.observe_prefill(
-                computing.name, new, context, alone_s, route.beside_step_s, first=first
+                times, new, context, alone_s, route.beside_step_s, first=first
             )
-
-    def _observe_ready(self, route: Route, computing: Instance, seconds: float) -> None:
-        self.latency.observe_ready(computing.name, route.predicted_prefill_s, seconds)
 
     def finished(
         self, route: Route, kv_tokens: int, output_tokens: int | None, now_s: float
@@ -140,69 +143,62 @@ class LatencyTracker:
             tpot_s = (now_s - route.first_token_s) / (output_tokens - 1)
             self.slo_pressure.observe_tpot(tpot_s)
             # What the instance prefilled meanwhile is not the step's: that comes and goes.
-            busy_ratio = self.latency.of(route.decode.name).busy_ratio(now_s)
-            step_s = tpot_s * (1.0 - min(BUSY_MOST, busy_ratio))
-            self.latency.observe_step(route.decode.name, kv_tokens, step_s)
+            times = self.latency.of(route.decode.name)
+            step_s = tpot_s * (1.0 - min(BUSY_MOST, times.busy_ratio(now_s)))
+            self.latency.observe_step(times, kv_tokens, step_s)
 
 
 class BlockUses:
     """Keeps `Route.use` in step with the request's course."""
 
-    def __init__(self, reuse: Reuse, fleet: Fleet, gate: Gate) -> None:
+    def __init__(self, reuse: Reuse, states: InstanceStates) -> None:
         self._reuse = reuse
-        self._fleet = fleet
-        self._gate = gate
+        self._states = states
 
-    def begin(self, route: Route, name: str, facts: RequestFacts) -> None:
+    def begin_use(self, route: Route, name: str, facts: RequestFacts) -> None:
         """An instance is going to compute the prompt, instead of whoever was before."""
-        self.end(route)
+        self.end_use(route)
         if route.lease.is_open:
-            route.use = self.open(name, facts)
+            route.use = self.open_use(name, facts)
 
-    def open(self, name: str, facts: RequestFacts) -> Use | None:
+    def open_use(self, name: str, facts: RequestFacts) -> Use:
         """A use that is not, or not yet, the route's own."""
-        if (member := self._fleet.get(name)) is None:
-            return None
-        self._reuse.limit(name, self._gate.kv_tokens(name), facts)
-        return self._reuse.begin(name, member.incarnation, facts)
+        state = self._states.of(name)
+        self._reuse.limit(state.cache, state.kv_tokens, facts)
+        return self._reuse.begin_use(state.cache, facts)
 
-    def close(self, use: Use | None) -> None:
+    def close_use(self, use: Use | None) -> None:
         """It is not wanted any more."""
         if use is not None:
-            self._reuse.end(use)
+            self._reuse.end_use(use)
 
     def computed(
         self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
     ) -> None:
         """It has, and found `cached_ratio` of it in its cache, where it tells that already."""
-        if (use := self._current(route)) is not None:
+        if (use := _open(route)) is not None:
             if cached_ratio is not None:
                 self._reuse.reported(use, facts, cached_ratio)
             self._reuse.computed(use, facts)
 
     def received(self, route: Route, facts: RequestFacts) -> None:
         """D got the KV from P, which needs it no more."""
-        self.end(route)
-        name = route.decode.name
-        member = self._fleet.get(name)
-        if route.lease.is_open and member is not None and not member.health.is_gone:
-            route.use = self._reuse.received(name, member.incarnation, facts)
+        self.end_use(route)
+        if route.lease.is_open:
+            route.use = self._reuse.received(self._states.of(route.decode.name).cache, facts)
 
     def completed(self, route: Route, facts: RequestFacts, cached_ratio: float | None) -> None:
         """The answer came to its end."""
-        if (use := self._current(route)) is not None:
-            if cached_ratio is not None and use.instance == route.decode.name:
+        if (use := _open(route)) is not None:
+            if cached_ratio is not None and use.cache.name == route.decode.name:
                 self._reuse.reported(use, facts, cached_ratio)
             self._reuse.released(use, facts)
 
-    def end(self, route: Route) -> None:
+    def end_use(self, route: Route) -> None:
         """Over, however it ended."""
         use, route.use = route.use, None
-        self.close(use)
+        self.close_use(use)
 
-    def _current(self, route: Route) -> Use | None:
-        use = route.use if route.lease.is_open else None
-        member = self._fleet.get(use.instance) if use is not None else None
-        if use is None or member is None or member.health.is_gone:
-            return None
-        return use if member.incarnation == use.incarnation else None
+
+def _open(route: Route) -> Use | None:
+    return route.use if route.lease.is_open else None

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core.kvcache.eviction_order import Use
-from proxy.core.ledger import Lease
+from proxy.core.kvcache.engine_cache import Use
+from proxy.core.latency.model import Times
+from proxy.core.lease import Lease
 from proxy.core.placement.alternatives import Alternatives, Shadowed
 from proxy.core.types import Fallback, Instance, Reason, RouteClass
 
 
 @dataclass(slots=True)
 class Hedge:
-    """D computes while P is late: since `started_s`, for `work_s` behind what was there before."""
+    """D computes while P is late: since `started_s`, for `work_s` behind what was there before.
 
+    `times`: D's, where that is reserved.
+    """
+
+    times: Times
     started_s: float
     work_s: float
     predicted_prefill_s: float
@@ -29,6 +34,7 @@ class Route:
     `prefill` is None when the request is computed where it decodes. `new_tokens` is what D would
     have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
     attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
+    `times`: those of the instance that computes, where that is reserved; None when it is over.
     `mistake`: what the policy raised when this attempt was placed, by load.
     """
 
@@ -51,6 +57,7 @@ class Route:
     shadow: Shadowed | None
     mistake: str | None
     fallback: Fallback | None
+    times: Times | None
     reserved_s: float
     beside_step_s: float
     computes_tokens: int
@@ -92,6 +99,7 @@ class Route:
         self.options = options
         self.shadow = None
         self.mistake = None
+        self.times = None
         self.fallback = None
         self.reserved_s = self.beside_step_s = 0.0
         self.computes_tokens = 0

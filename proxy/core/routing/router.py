@@ -16,6 +16,7 @@ from proxy.core.config import RouterConfig
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.members import Fleet, Member
+from proxy.core.instances import InstanceState
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.reuse import Reuse
 from proxy.core.kvcache.sessions import Sessions
@@ -64,7 +65,10 @@ class Router:
         self.fleet = Fleet(config.slow_start_s)
         self.ledger = Ledger(self.fleet.states)
         self.latency = Latency(
-            config.prefill_throughput, config.kv_transfer_time_s, config.max_num_batched_tokens
+            config.prefill_throughput,
+            config.kv_transfer_time_s,
+            config.max_num_batched_tokens,
+            self.fleet.states,
         )
         self.unreleased_kv = UnreleasedKv(config.kv_pin_timeout_s, self.fleet.states)
         self.slo_pressure = SloPressure(config.tpot_slo_s)
@@ -72,14 +76,15 @@ class Router:
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
+        self.fleet.states.on_dropped = self._sweep
         self.gate = Gate(
             config.thresholds,
             config.max_num_batched_tokens,
             config.prefill_throughput,
             self.fleet.states,
         )
-        self.watch = InstanceEvents(self.fleet, self._forget, self._freed)
-        self._block_uses = BlockUses(self.reuse, self.fleet, self.gate)
+        self.watch = InstanceEvents(self.fleet, self._freed)
+        self._block_uses = BlockUses(self.reuse, self.fleet.states)
         parts = Parts(self.ledger, self._tracker, self._block_uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)
         self._members: list[Member] = []
@@ -111,14 +116,15 @@ class Router:
     def remove(self, name: str) -> None:
         """Take an instance out; its live leases go on against its detached account."""
         self.fleet.remove(name)
-        self._forget(name)
         self._freed()
 
-    def _forget(self, name: str) -> None:
-        self.fleet.forget(name)
-        self.reuse.forget(name)
-        self.sessions.forget(name)
-        self.latency.forget(name)
+    def _sweep(self, dropped: InstanceState) -> None:
+        """Clear the tables over all instances of one whose state was dropped.
+
+        All else that was known of it left with the state.
+        """
+        self.prefixes.drop(dropped.cache)
+        self.latency.drop_pairs(dropped.name)
 
     def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:
         """From now on call this after what may change a rejected request's lot; None: nothing.
@@ -173,12 +179,10 @@ class Router:
             return found
         choice = self._decide(self._view(facts, found, now_s))
         d = choice.decode
-        self.hedges.end(route, now_s)
-        self._tracker.release(route, now_s)
-        self._let_go(route.decode)
-        if route.prefill is not None:
-            self._let_go(route.prefill)
-        self.sessions.move(facts.session_id, d.instance.name, route.turn, now_s)
+        self.hedges.end_hedge(route, now_s)
+        self._tracker.release_reservation(route, now_s)
+        home = self.fleet.states.of(d.instance.name).cache
+        self.sessions.move(facts.session_id, home, route.turn, now_s)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         self._charge_colocated(route, facts, now_s)
@@ -213,7 +217,7 @@ class Router:
         Not `seen`: the answer came in one piece, so its time teaches nothing of prefills.
         """
         name = route.decode.name
-        self.hedges.end(route, now_s)
+        self.hedges.end_hedge(route, now_s)
         self._tracker.first_token(route, facts, now_s, seen=seen)
         if route.prefill is not None:
             self._block_uses.received(route, facts)
@@ -248,12 +252,10 @@ class Router:
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
-        self._tracker.release(route, now_s)
+        self._tracker.release_reservation(route, now_s)
         if p is not None and why in _LEAVES_KV:
             self.unreleased_kv.book(p.name, route.prompt_tokens, now_s)
         route.prefill = None
-        if p is not None:
-            self._let_go(p)
         if not self.hedges.adopt(route):
             self._charge_colocated(route, facts, now_s)
 
@@ -269,13 +271,10 @@ class Router:
         for charge in route.lease.charges:
             if charge.phase is Phase.DECODE:
                 self.gate.released(name, charge.tokens, now_s)
-        self.hedges.end(route, now_s)
-        self._tracker.release(route, now_s)
-        self._block_uses.end(route)
+        self.hedges.end_hedge(route, now_s)
+        self._tracker.release_reservation(route, now_s)
+        self._block_uses.end_use(route)
         route.lease.close()
-        self._let_go(route.decode)
-        if route.prefill is not None:
-            self._let_go(route.prefill)
 
     @property
     def pins_kv(self) -> bool:
@@ -300,11 +299,6 @@ class Router:
             return cap_s
         load = self.ledger.load(name)
         return time_limits.idle_limit_s(self.latency, route, load, now_s, cap_s)
-
-    def _let_go(self, instance: Instance) -> None:
-        """Forget a removed instance again: what ended on it after its removal has left traces."""
-        if self.fleet.get(instance.name) is None:
-            self._forget(instance.name)
 
     def _free(
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
@@ -341,6 +335,7 @@ class Router:
             self._members, self._instances = members, instances
             self._names = [instance.name for instance in instances]
         names, states = self._names, [member.state for member in members]
+        caches = [state.cache for state in states]
         loads = [state.account.seen or state.account.load() for state in states]
         hits = _hit_tokens(facts, self.reuse.hits(facts), names)
         return Candidates(
@@ -349,11 +344,11 @@ class Router:
             names=names,
             loads=loads,
             hit_tokens=hits,
-            kv_full=self.prefixes.full_ratios(names),
+            kv_full=self.prefixes.full_ratios(caches),
             kv_wait_s=self.gate.kv_waits_s(states, loads, facts.prompt_tokens, now_s),
             kv_tokens=[state.kv_tokens for state in states],
             unreleased=self.unreleased_kv.on_each(states, now_s),
-            sessions=self.sessions.counts(names),
+            sessions=[cache.sessions for cache in caches],
             last_placed=[member.last_placed for member in members],
         )
 
@@ -382,7 +377,8 @@ class Router:
         self, facts: RequestFacts, choice: Choice, shadowed: Shadowed | None, now_s: float
     ) -> Route:
         d, p = choice.decode, choice.prefill
-        turn = self.sessions.assign(facts.session_id, d.instance.name, now_s)
+        home = self.fleet.states.of(d.instance.name).cache
+        turn = self.sessions.assign(facts.session_id, home, now_s)
         if choice.placed:
             self.fleet.placed(d.instance.name)
         predicted_s = choice.predicted_ttft_s
@@ -407,7 +403,7 @@ class Router:
         if p is None:
             self._charge_colocated(route, facts, now_s)
         else:
-            self._block_uses.begin(route, p.instance.name, facts)
+            self._block_uses.begin_use(route, p.instance.name, facts)
             self._tracker.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
             charge = self.ledger.charge
             prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
@@ -417,7 +413,7 @@ class Router:
 
     def _charge_colocated(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
-        self._block_uses.begin(route, name, facts)
+        self._block_uses.begin_use(route, name, facts)
         route.lease.replace(())  # what an attempt before it was charged is not beside it
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)

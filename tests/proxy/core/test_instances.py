@@ -2,10 +2,10 @@
 
 from proxy.core.config import RouterConfig
 from proxy.core.fleet.health import CONNECTS, RISE
-from proxy.core.instances import InstanceStates
+from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, RequestFacts
+from proxy.core.types import Fallback, Instance, Load, RequestFacts
 
 
 def test_a_name_that_comes_again_has_a_fresh_state() -> None:
@@ -25,6 +25,22 @@ def test_who_is_removed_is_forgotten() -> None:
     states.remove("i")
     states.remove("i")
     assert not list(states)
+
+
+def test_a_state_is_dropped_once() -> None:
+    """However it goes; and a void is none that was known."""
+    states, dropped = InstanceStates(), list[InstanceState]()
+    states.on_dropped = dropped.append
+    first = states.add("i")
+    void = states.leave_void("i")
+    assert void.account is first.account, "requests may still run there"
+    assert void.is_dropped
+    second = states.add("i")
+    assert not second.is_dropped
+    states.remove("i")
+    states.leave_void("never there")
+    assert dropped == [first, second]
+    assert states.of("i").is_dropped
 
 
 def test_one_that_is_gone_is_charged_until_its_requests_have_ended() -> None:
@@ -60,3 +76,32 @@ def test_one_that_returns_has_counters_of_its_own() -> None:
     router.finish(route, 110.0)
     assert router.ledger.load("i").is_idle
     assert router.ledger.drift() == 0
+
+
+def test_what_is_written_where_nobody_listens_reaches_no_process() -> None:
+    """A request that still runs there, and one that is placed again there, leave nothing."""
+    router = Router(RouterConfig(prefill_throughput=20_000.0))
+    router.add(Instance("i", "http://i"))
+    router.watch.probe_answered("i", 0.0)
+    facts = RequestFacts("m", "s", 10_000, list(range(10)), 1000.0)
+    routes = [router.admit(facts, 0.0) for _ in range(2)]
+    held = router.latency.of("i")
+    for at_s in range(CONNECTS):
+        router.watch.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
+    for route in routes:
+        assert isinstance(route, Route)
+        router.fall_back(route, facts, Fallback.D_FAILED, 9.0)
+        router.first_token(route, facts, 10.0)
+        router.completed(route, facts, 0.5)
+        router.finish(route, 11.0, 100)
+    assert router.sessions.home("s", 11.0) is None
+    for at_s in range(RISE):
+        router.watch.probe_answered("i", 100.0 + at_s)
+    state = router.fleet.states["i"]
+    assert (state.account.load(), state.cache.blocks, state.cache.sessions) == (Load(), 0, 0)
+    assert router.latency.of("i") is not held
+    assert not router.latency.of("i").pending
+    assert len(router.latency.of("i").ready) == 0
+    assert state.released.count == 0
+    assert router.prefixes.total_blocks == 0
+    assert router.reuse.is_at_rest

@@ -77,5 +77,5 @@ async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> 
         router, now_s = proxy.router, time.monotonic()
         homes = [router.sessions.home(f"of-{name}", now_s) for name in urls]
         assert homes == ["a", None, None]
-        assert [router.prefixes.blocks(name) for name in urls] == [2, 0, 0]
+        assert [router.fleet.states.of(name).cache.blocks for name in urls] == [2, 0, 0]
         assert proxy.server.state.estimator.bytes_per_token("m") == 3.0

@@ -137,7 +137,7 @@ async def test_refusals_each_for_its_reason(tmp_path: Path) -> None:
         records = {record["error"]: record for record in await proxy.records(3)}
         assert records["queue_timeout"]["t_queued"] is not None
         assert records["queue_full"]["t_queued"] is records["queue_deadline"]["t_queued"] is None
-        proxy.router.fleet.renew("i")
+        proxy.router.fleet.process_came("i")
 
 
 async def test_with_no_queue_a_refusal_is_immediate(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ class Seen:
         self.told = 0
         for name in ("a", "b"):
             self.fleet.add(Instance(name, f"http://{name}"))
-        self.events = InstanceEvents(self.fleet, self.forgotten.append, self._tell)
+        self.events = InstanceEvents(self.fleet, self._tell)
+        self.fleet.states.on_dropped = lambda state: self.forgotten.append(state.name)
         for _ in range(RISE):
             self.events.probe_answered("a", 0.0)
         self.told = 0
@@ -68,6 +69,16 @@ def test_one_that_is_gone_is_forgotten_and_returns_as_another(seen: Seen) -> Non
     assert seen.fleet.is_up("a")
     assert seen.told > told
     assert seen.member().incarnation == before + 1
+
+
+def test_one_whose_first_probe_was_slow_is_still_the_first(seen: Seen) -> None:
+    """Nothing says that there was another process, so what a predecessor told of it holds."""
+    state = seen.member("b").state
+    assert seen.events.probe_failed("b", "timeout", 0.0) is Change.SILENT
+    assert seen.member("b").health.is_gone, "to be used by nobody"
+    assert seen.events.probe_answered("b", 1.0) is Change.BACK
+    assert seen.member("b").state is state
+    assert (seen.member("b").incarnation, seen.forgotten) == (0, [])
 
 
 def test_one_that_is_slow_keeps_what_it_holds(seen: Seen) -> None:

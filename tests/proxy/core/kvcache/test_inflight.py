@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.kvcache.inflight import Inflight
+from tests.support.caches import Caches
 
 paths = st.lists(st.integers(0, 2), max_size=8)
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["enter", "leave", "forget"]),
+        st.sampled_from(["enter", "leave"]),
         st.sampled_from("ab"),
         st.integers(0, 4),
         paths,
@@ -31,29 +32,25 @@ def chained(path: Sequence[int]) -> list[int]:
 def test_as_a_list_of_prompts_would_say(
     plan: list[tuple[str, str, int, list[int], int]], asked: list[int], hit: int
 ) -> None:
-    inflight = Inflight()
+    inflight, at = Inflight(), Caches()
     naive: dict[tuple[str, int], list[int]] = {}
     for step, name, key, path, start in plan:
         if step == "enter":
-            inflight.enter(name, key, chained(path), start)
+            inflight.enter(at[name], key, chained(path), start)
             naive.pop((name, key), None)
             if start < len(path):
                 naive[name, key] = chained(path)[start:]
-        elif step == "leave":
-            assert inflight.leave(name, key) == (naive.pop((name, key), None) is not None)
         else:
-            inflight.forget(name)
-            naive = {k: v for k, v in naive.items() if k[0] != name}
+            assert inflight.leave(at[name], key) == (naive.pop((name, key), None) is not None)
         for one in "ab":
             mine = [missing for (where, _), missing in naive.items() if where == one]
-            assert inflight.blocks(one) == sum(map(len, mine))
-            reach = inflight.reach(one, chained(asked), hit)
+            assert at[one].computing_blocks == sum(map(len, mine))
+            reach = inflight.reach(at[one], chained(asked), hit)
             assert reach == max(hit, _reach(mine, chained(asked), hit))
     for name, key in list(naive):
-        inflight.leave(name, key)
-    assert not inflight.instances()
-    assert not inflight._prompts
-    assert not inflight._blocks
+        inflight.leave(at[name], key)
+    assert not inflight
+    assert not any(at[name].computing for name in "ab")
 
 
 def _reach(missing: list[list[int]], asked: list[int], hit: int) -> int:
@@ -72,13 +69,27 @@ def _reach(missing: list[list[int]], asked: list[int], hit: int) -> int:
 
 def test_a_chain_of_siblings() -> None:
     """A second one counts the first's blocks and brings its own; a third counts both."""
-    inflight = Inflight()
+    inflight, at = Inflight(), Caches()
     first, second = chained([0] * 4), chained([0] * 6)
-    inflight.enter("x", 1, first, 1)
-    inflight.enter("x", 2, second, inflight.reach("x", second, 1))
-    assert inflight.blocks("x") == 5
-    assert inflight.reach("x", chained([0] * 9), 1) == 6
-    assert inflight.reach("y", second, 1) == 1
-    inflight.leave("x", 1)
-    assert inflight.reach("x", second, 1) == 1
-    assert inflight.reach("x", second, 4) == 6
+    inflight.enter(at["x"], 1, first, 1)
+    inflight.enter(at["x"], 2, second, inflight.reach(at["x"], second, 1))
+    assert at["x"].computing_blocks == 5
+    assert inflight.reach(at["x"], chained([0] * 9), 1) == 6
+    assert inflight.reach(at["y"], second, 1) == 1
+    inflight.leave(at["x"], 1)
+    assert inflight.reach(at["x"], second, 1) == 1
+    assert inflight.reach(at["x"], second, 4) == 6
+
+
+def test_who_computes_in_a_lost_cache_is_not_named() -> None:
+    inflight, at = Inflight(), Caches()
+    lost, prompt = at["x"], chained([0] * 4)
+    inflight.enter(lost, 1, prompt, 1)
+    assert inflight.begun_at(prompt, 1) == [lost]
+    lost.is_lost = True
+    assert inflight.begun_at(prompt, 1) == []
+    inflight.enter(at["x"], 2, prompt, 1)
+    assert inflight.begun_at(prompt, 1) == [at["x"]]
+    assert inflight.leave(lost, 1)
+    assert inflight.leave(at["x"], 2)
+    assert not inflight

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from proxy.core.kvcache.eviction_order import Hold
+from proxy.core.kvcache.engine_cache import Hold
 from proxy.core.kvcache.prefix_index import BYTES_PER_BLOCK, PrefixIndex
+from tests.support.caches import Caches
 
 NAMES = ("a", "b", "c", "d")
 names = st.sampled_from(NAMES)
@@ -62,15 +63,16 @@ class Index(RuleBasedStateMachine):
     def start(self, total: int, blocks: int | None) -> None:
         self.index = PrefixIndex(total * BYTES_PER_BLOCK, blocks)
         self.naive = Naive(total, blocks)
+        self.at = Caches()
 
     @rule(name=names, prompt=prompts)
     def insert(self, name: str, prompt: list[int]) -> None:
-        self.index.insert(name, prompt)
+        self.index.insert(self.at[name], prompt)
         self.naive.insert(name, prompt)
 
     @rule(name=names)
-    def forget(self, name: str) -> None:
-        self.index.forget(name)
+    def drop(self, name: str) -> None:
+        self.index.drop(self.at[name])
         self.naive.held.pop(name, None)
 
     @rule(prompt=prompts)
@@ -81,18 +83,18 @@ class Index(RuleBasedStateMachine):
     @invariant()
     def within_its_bounds(self) -> None:
         sizes = {name: len(held) for name, held in self.naive.held.items()}
-        assert {name: self.index.blocks(name) for name in sizes} == sizes
+        assert {name: self.at[name].blocks for name in sizes} == sizes
         assert self.index.total_blocks == sum(sizes.values()) <= self.naive.max_total
 
     def teardown(self) -> None:
         for name in NAMES:
-            self.index.forget(name)
+            self.index.drop(self.at[name])
         assert traces(self.index) == []
 
 
 def traces(index: PrefixIndex) -> list[str]:
     """The fields in which anything is left."""
-    tables = ("_masks", "_names", "_runs", "_everyone", "_total", "_holds", "_reserved", "_full")
+    tables = ("_masks", "_names", "_caches", "_everyone", "_total")
     return [table for table in tables if getattr(index, table)]
 
 
@@ -100,11 +102,16 @@ TestIndex: Any = Index.TestCase
 TestIndex.settings = settings(max_examples=60, stateful_step_count=30)
 
 
-def index(**held: Sequence[int]) -> PrefixIndex:
+def index(at: Caches, **held: Sequence[int]) -> PrefixIndex:
     made = PrefixIndex(1 << 20)
     for name, blocks in held.items():
-        made.insert(name, blocks)
+        made.insert(at[name], blocks)
     return made
+
+
+@pytest.fixture(name="at")
+def _at() -> Caches:
+    return Caches()
 
 
 @pytest.mark.parametrize(
@@ -118,121 +125,125 @@ def index(**held: Sequence[int]) -> PrefixIndex:
     ],
 )
 def test_one_pass_gives_every_instances_leading_run(
-    prompt: list[int], expected: dict[str, int]
+    at: Caches, prompt: list[int], expected: dict[str, int]
 ) -> None:
-    assert index(all=[1, 2, 3], two=[1, 2], root=[1], tail=[2, 3]).hits(prompt) == expected
+    assert index(at, all=[1, 2, 3], two=[1, 2], root=[1], tail=[2, 3]).hits(prompt) == expected
 
 
 def test_without_instances_there_is_no_hit() -> None:
     assert PrefixIndex(1 << 20).hits([1, 2]) == {}
 
 
-def test_looking_changes_nothing() -> None:
+def test_looking_changes_nothing(at: Caches) -> None:
     """Only use refreshes: a prompt that was placed elsewhere has not warmed this instance."""
     ix = PrefixIndex(1 << 20, max_blocks=2)
-    ix.insert("a", [1])
-    ix.insert("a", [2])
+    ix.insert(at["a"], [1])
+    ix.insert(at["a"], [2])
     ix.hits([1])
-    ix.insert("a", [3])
+    ix.insert(at["a"], [3])
     assert ix.hits([1]) == {"a": 0}
     assert ix.hits([2]) == {"a": 1}
 
 
-def test_the_tail_of_a_prompt_leaves_before_its_root() -> None:
+def test_the_tail_of_a_prompt_leaves_before_its_root(at: Caches) -> None:
     ix = PrefixIndex(1 << 20, max_blocks=5)
-    ix.insert("a", [1, 2, 3, 4, 5])
+    ix.insert(at["a"], [1, 2, 3, 4, 5])
     for filler in (100, 101, 102):
         before = ix.hits([1, 2, 3, 4, 5])["a"]
-        ix.insert("a", [filler])
+        ix.insert(at["a"], [filler])
         assert ix.hits([1, 2, 3, 4, 5])["a"] == before - 1
 
 
-def test_a_prompt_larger_than_the_instance_keeps_its_head() -> None:
+def test_a_prompt_larger_than_the_instance_keeps_its_head(at: Caches) -> None:
     ix = PrefixIndex(1 << 20, max_blocks=3)
-    ix.insert("a", range(1, 9))
+    ix.insert(at["a"], range(1, 9))
     assert ix.hits(range(1, 9)) == {"a": 3}
 
 
-def test_the_largest_instance_gives_way_to_the_byte_cap() -> None:
+def test_the_largest_instance_gives_way_to_the_byte_cap(at: Caches) -> None:
     ix = PrefixIndex(6 * BYTES_PER_BLOCK)
-    ix.insert("large", range(5))
-    ix.insert("small", range(10, 13))
-    assert (ix.blocks("large"), ix.blocks("small")) == (3, 3)
+    ix.insert(at["large"], range(5))
+    ix.insert(at["small"], range(10, 13))
+    assert (at["large"].blocks, at["small"].blocks) == (3, 3)
 
 
-def test_a_forgotten_instances_place_is_free_for_the_next() -> None:
+def test_a_forgotten_instances_place_is_free_for_the_next(at: Caches) -> None:
     """The number of instances ever seen does not widen the masks."""
-    ix = index(a=[1, 2], b=[1])
+    ix = index(at, a=[1, 2], b=[1])
     for i in range(100):
-        ix.insert(f"n{i}", [1, 2, 3])
-        ix.forget(f"n{i}")
-    ix.forget("a")
-    ix.insert("c", [2, 3])
+        ix.insert(at[f"n{i}"], [1, 2, 3])
+        ix.drop(at[f"n{i}"])
+    ix.drop(at["a"])
+    ix.insert(at["c"], [2, 3])
     assert ix.hits([1, 2]) == {"b": 1, "c": 0}
     assert ix._everyone == 0b11
 
 
-def test_hashes_that_collide_end_nothing() -> None:
+def test_hashes_that_collide_end_nothing(at: Caches) -> None:
     """They are no cryptographic ones, and ids are free to choose."""
     index = PrefixIndex(1 << 20)
-    index.insert("a", [1, 1])
-    index.insert("a", [1])
-    index.insert("a", [2])
-    index.limit("a", 1)
-    assert index.blocks("a") <= 1
-    index.forget("a")
-    assert (index.blocks("a"), index.total_blocks) == (0, 0)
+    index.insert(at["a"], [1, 1])
+    index.insert(at["a"], [1])
+    index.insert(at["a"], [2])
+    index.limit(at["a"], 1)
+    assert at["a"].blocks <= 1
+    index.drop(at["a"])
+    assert (at["a"].blocks, index.total_blocks) == (0, 0)
 
 
-def test_forgetting_one_never_seen_is_nothing() -> None:
-    ix = index(a=[1])
-    ix.forget("b")
+def test_forgetting_one_never_seen_is_nothing(at: Caches) -> None:
+    ix = index(at, a=[1])
+    ix.drop(at["b"])
     assert ix.hits([1]) == {"a": 1}
 
 
-def test_a_held_prompt_outlives_younger_ones() -> None:
+def test_a_held_prompt_outlives_younger_ones(at: Caches) -> None:
     ix = PrefixIndex(1 << 20, max_blocks=6)
-    ix.insert("a", [1, 2, 3])
-    hold = ix.hold("a", [1, 2, 3])
+    ix.insert(at["a"], [1, 2, 3])
+    hold = ix.hold(at["a"], [1, 2, 3])
     assert hold is not None
     for block in range(10, 20):
-        ix.insert("a", [block])
+        ix.insert(at["a"], [block])
     assert ix.hits([1, 2, 3]) == {"a": 3}
-    assert (ix.blocks("a"), ix.holds) == (6, 1)
-    ix.trim("a", 1)
+    assert (at["a"].blocks, ix.holds) == (6, 1)
+    ix.trim(at["a"], 1)
     assert ix.hits([1, 2, 3]) == {"a": 3}
     ix.release(hold)
     for block in range(20, 29):
-        ix.insert("a", [block])
+        ix.insert(at["a"], [block])
     assert (ix.hits([1, 2, 3]), ix.holds) == ({"a": 0}, 0)
 
 
-def test_holds_do_not_exceed_what_there_is_room_for() -> None:
+def test_holds_do_not_exceed_what_there_is_room_for(at: Caches) -> None:
     ix = PrefixIndex(1 << 20, max_blocks=6)
     for start in range(0, 100, 10):
-        ix.insert("a", range(start, start + 4))
-        ix.hold("a", range(start, start + 4))
-        assert ix.blocks("a") <= 6
+        ix.insert(at["a"], range(start, start + 4))
+        ix.hold(at["a"], range(start, start + 4))
+        assert at["a"].blocks <= 6
 
 
-def test_room_that_is_reserved_is_taken_from_the_oldest() -> None:
+def test_room_that_is_reserved_is_taken_from_the_oldest(at: Caches) -> None:
     ix = PrefixIndex(1 << 20, max_blocks=6)
-    ix.insert("a", [1, 2])
-    ix.insert("a", [11, 12, 13, 14])
-    ix.reserve("a", 3)
-    assert (ix.hits([1])["a"], ix.hits([11, 12, 13, 14])["a"], ix.full_ratio("a")) == (0, 3, 1.0)
-    ix.reserve("a", 9)
-    assert ix.blocks("a") == 0
+    ix.insert(at["a"], [1, 2])
+    ix.insert(at["a"], [11, 12, 13, 14])
+    ix.reserve(at["a"], 3)
+    assert (ix.hits([1])["a"], ix.hits([11, 12, 13, 14])["a"], ix.full_ratio(at["a"])) == (
+        0,
+        3,
+        1.0,
+    )
+    ix.reserve(at["a"], 9)
+    assert at["a"].blocks == 0
 
 
-def test_trim_goes_by_the_last_use() -> None:
+def test_trim_goes_by_the_last_use(at: Caches) -> None:
     ix = PrefixIndex(1 << 20)
-    ix.insert("a", [1, 2])
-    age = ix.insert("a", [11, 12])
-    ix.insert("a", [1, 2, 3])
-    ix.trim("a", age)
-    assert (ix.held("a", [1, 2, 3]), ix.held("a", [11, 12])) == (3, 0)
-    ix.trim("b", age)
+    ix.insert(at["a"], [1, 2])
+    age = ix.insert(at["a"], [11, 12])
+    ix.insert(at["a"], [1, 2, 3])
+    ix.trim(at["a"], age)
+    assert (ix.held(at["a"], [1, 2, 3]), ix.held(at["a"], [11, 12])) == (3, 0)
+    ix.trim(at["b"], age)
 
 
 @given(
@@ -243,23 +254,23 @@ def test_what_is_held_is_closed_under_prefixes(
     inserts: list[tuple[str, list[int], bool, int]], cap: int
 ) -> None:
     """An ancestor is never less recent than what stands on it, so no block is held in vain."""
-    ix = PrefixIndex(1 << 20, max_blocks=cap)
+    ix, at = PrefixIndex(1 << 20, max_blocks=cap), Caches()
     holds: list[Hold] = []
     for name, prompt, in_use, number in inserts:
-        age = ix.insert(name, prompt)
-        if in_use and (hold := ix.hold(name, prompt)) is not None:
+        age = ix.insert(at[name], prompt)
+        if in_use and (hold := ix.hold(at[name], prompt)) is not None:
             holds.append(hold)
         if number == 0:
-            ix.trim(name, age - 3)
+            ix.trim(at[name], age - 3)
         elif number == 1 and holds:
             ix.release(holds.pop(0))
-        ix.reserve(name, number % 3)
+        ix.reserve(at[name], number % 3)
     for hold in holds:
         ix.release(hold)
         ix.release(hold)
     assert ix.holds == 0
     for name, prompt, *_ in inserts:
-        bit = ix._runs[name].bit
+        bit = at[name].bit
         held = [bool(ix._masks.get(block, 0) & bit) for block in prompt]
         assert held == sorted(held, reverse=True)
 
@@ -268,7 +279,7 @@ def test_what_is_held_is_closed_under_prefixes(
 @pytest.mark.parametrize("instances", [1, 40])
 @pytest.mark.parametrize("length", [1, 50])
 def test_a_full_index_needs_no_more_than_it_claims(
-    blocks: int, instances: int, length: int
+    at: Caches, blocks: int, instances: int, length: int
 ) -> None:
     """Sizes at which the tables have just grown are the worst, and so are short prompts."""
     rnd = random.Random(blocks)
@@ -277,7 +288,7 @@ def test_a_full_index_needs_no_more_than_it_claims(
         ix = PrefixIndex(blocks * BYTES_PER_BLOCK)
         before = tracemalloc.get_traced_memory()[0]
         for i in range(3 * blocks // length):
-            ix.insert(f"i{i % instances}", [rnd.getrandbits(64) for _ in range(length)])
+            ix.insert(at[f"i{i % instances}"], [rnd.getrandbits(64) for _ in range(length)])
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
@@ -285,18 +296,18 @@ def test_a_full_index_needs_no_more_than_it_claims(
     assert peak / blocks <= BYTES_PER_BLOCK / (2 if length > 10 else 1)
 
 
-def test_a_limit_of_one_instance() -> None:
+def test_a_limit_of_one_instance(at: Caches) -> None:
     """What an engine can hold bounds what is believed of it, at once and from then on."""
     index = PrefixIndex(1 << 20)
-    index.insert("a", range(10))
-    index.insert("b", range(10))
-    index.limit("a", 4)
-    assert (index.blocks("a"), index.blocks("b")) == (4, 10)
+    index.insert(at["a"], range(10))
+    index.insert(at["b"], range(10))
+    index.limit(at["a"], 4)
+    assert (at["a"].blocks, at["b"].blocks) == (4, 10)
     assert index.hits(range(10)) == {"a": 4, "b": 10}
-    index.insert("a", range(100, 120))
-    assert (index.blocks("a"), index.capacity("a"), index.capacity("b")) == (4, 4, None)
-    index.forget("a")
-    assert index.capacity("a") is None
+    index.insert(at["a"], range(100, 120))
+    assert (at["a"].blocks, index.capacity(at["a"]), index.capacity(at["b"])) == (4, 4, None)
+    index.drop(at["a"])
+    assert index.capacity(at["a"]) is None
 
 
 @given(
@@ -306,15 +317,19 @@ def test_what_is_adopted_is_found_and_leaves_in_the_same_order(
     uses: list[tuple[str, int, int]],
 ) -> None:
     old, new = PrefixIndex(1 << 20, 20), PrefixIndex(1 << 20, 20)
+    old_at, new_at = Caches(), Caches()
     prompts = {n: [*range(n // 2), *range(100 * n, 100 * n + 9)] for n in range(6)}
     for instance, n, length in uses:
-        old.insert(instance, prompts[n][:length])
+        old.insert(old_at[instance], prompts[n][:length])
     for instance in "abc":
-        new.adopt(instance, old.runs(instance))
-        new.adopt(instance, [[7]])  # known already, or nothing was: then this is all
+        new.adopt(new_at[instance], old_at[instance].runs.rows())
+        new.adopt(new_at[instance], [[7]])  # known already, or nothing was: then this is all
     for instance in {instance for instance, _, _ in uses}:
         for limit in range(20, 0, -1):
-            old.limit(instance, limit)
-            new.limit(instance, limit)
-            assert new.runs(instance) == old.runs(instance)
-            assert all(old.held(instance, p) == new.held(instance, p) for p in prompts.values())
+            old.limit(old_at[instance], limit)
+            new.limit(new_at[instance], limit)
+            assert new_at[instance].runs.rows() == old_at[instance].runs.rows()
+            assert all(
+                old.held(old_at[instance], p) == new.held(new_at[instance], p)
+                for p in prompts.values()
+            )

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.core.kvcache.eviction_order import Use
+from proxy.core.kvcache.engine_cache import EngineCache, Use
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.reuse import JOIN_TOKENS, Reuse, cached_ratio, usage_ratio
 from proxy.core.types import RequestFacts
@@ -20,14 +20,15 @@ def facts(*runs: tuple[int, int], offloadable: bool = True) -> RequestFacts:
     return RequestFacts("m", None, len(hashes) * BLOCK + 500, hashes, BLOCK, offloadable)
 
 
-def made() -> tuple[Reuse, PrefixIndex]:
+def made() -> tuple[Reuse, PrefixIndex, EngineCache]:
+    """Over an index in which there is `a` only."""
     index = PrefixIndex(1 << 20)
-    return Reuse(index), index
+    return Reuse(index), index, EngineCache("a")
 
 
-def served(reuse: Reuse, f: RequestFacts, found: int | None = None) -> Use:
+def served(reuse: Reuse, a: EngineCache, f: RequestFacts, found: int | None = None) -> Use:
     """One whole request on `a`, whose engine finds so many blocks (None: it does not tell)."""
-    use = reuse.begin("a", 0, f)
+    use = reuse.begin_use(a, f)
     reuse.computed(use, f)
     if found is not None:
         reuse.reported(use, f, found * BLOCK / f.prompt_tokens)
@@ -39,153 +40,164 @@ OLD, MINE, NEW = facts((1, 20)), facts((2, 20)), facts((3, 20))
 
 
 def test_a_shortfall_takes_along_what_was_used_before() -> None:
-    reuse, index = made()
+    reuse, index, a = made()
     for f in (OLD, MINE, NEW):
-        served(reuse, f)
-    served(reuse, MINE, found=0)
-    assert index.held("a", OLD.block_hashes) == 0
-    assert index.held("a", MINE.block_hashes) == 20  # computed again meanwhile
-    assert index.held("a", NEW.block_hashes) == 20
-    assert index.capacity("a") == 40
+        served(reuse, a, f)
+    served(reuse, a, MINE, found=0)
+    assert index.held(a, OLD.block_hashes) == 0
+    assert index.held(a, MINE.block_hashes) == 20  # computed again meanwhile
+    assert index.held(a, NEW.block_hashes) == 20
+    assert index.capacity(a) == 40
 
 
 @pytest.mark.parametrize("found", [20, 19, 18])
 def test_what_was_found_is_confirmed(found: int) -> None:
     """Two blocks less are rounding, not eviction."""
-    reuse, index = made()
+    reuse, index, a = made()
     for f in (OLD, MINE):
-        served(reuse, f)
-    served(reuse, MINE, found)
-    assert index.held("a", OLD.block_hashes) == 20
-    assert index.capacity("a") is None
+        served(reuse, a, f)
+    served(reuse, a, MINE, found)
+    assert index.held(a, OLD.block_hashes) == 20
+    assert index.capacity(a) is None
 
 
 def test_a_confirmed_prompt_is_the_newest() -> None:
-    reuse, index = made()
+    reuse, index, a = made()
     for f in (MINE, OLD):
-        served(reuse, f)
-    served(reuse, MINE, 20)
-    index.limit("a", 20)
-    assert (index.held("a", MINE.block_hashes), index.held("a", OLD.block_hashes)) == (20, 0)
+        served(reuse, a, f)
+    served(reuse, a, MINE, 20)
+    index.limit(a, 20)
+    assert (index.held(a, MINE.block_hashes), index.held(a, OLD.block_hashes)) == (20, 0)
 
 
 def test_the_size_that_an_engine_reports_stands() -> None:
-    reuse, index = made()
-    reuse.limit("a", 100 * BLOCK, MINE)
+    reuse, index, a = made()
+    reuse.limit(a, 100 * BLOCK, MINE)
     for f in (OLD, MINE):
-        served(reuse, f)
-    served(reuse, MINE, 0)
-    assert index.capacity("a") == 100
-    assert index.held("a", OLD.block_hashes) == 0
+        served(reuse, a, f)
+    served(reuse, a, MINE, 0)
+    assert index.capacity(a) == 100
+    assert index.held(a, OLD.block_hashes) == 0
 
 
 def test_it_moves_only_where_that_is_more_than_noise() -> None:
     """What a smaller one evicts does not come back."""
-    reuse, index = made()
-    reuse.limit("a", 100 * BLOCK, MINE)
+    reuse, index, a = made()
+    reuse.limit(a, 100 * BLOCK, MINE)
     seen = []
     for tokens in (BLOCK * 1.09, BLOCK * 0.92, BLOCK * 1.2):
-        reuse.limit("a", 100 * BLOCK, replace(MINE, block_tokens=tokens))
-        seen.append(index.capacity("a"))
+        reuse.limit(a, 100 * BLOCK, replace(MINE, block_tokens=tokens))
+        seen.append(index.capacity(a))
     assert seen == [100, 100, 83]
 
 
 def test_a_learned_size_grows_with_hits_that_nobody_expected() -> None:
-    reuse, index = made()
+    reuse, index, a = made()
     for f in (OLD, MINE, NEW):
-        served(reuse, f)
-    served(reuse, MINE, 0)
-    before = index.capacity("a") or 0
-    served(reuse, OLD, 20)
-    assert (index.capacity("a") or 0) > before
+        served(reuse, a, f)
+    served(reuse, a, MINE, 0)
+    before = index.capacity(a) or 0
+    served(reuse, a, OLD, 20)
+    assert (index.capacity(a) or 0) > before
 
 
 def test_one_flushed_cache_is_not_taken_for_a_small_one() -> None:
-    reuse, index = made()
+    reuse, index, a = made()
     for f in (OLD, MINE, NEW):
-        served(reuse, f)
-    served(reuse, MINE, 0)
-    served(reuse, MINE, 0)
-    assert 20 < (index.capacity("a") or 0) < 40
+        served(reuse, a, f)
+    served(reuse, a, MINE, 0)
+    served(reuse, a, MINE, 0)
+    assert 20 < (index.capacity(a) or 0) < 40
 
 
 def test_kv_from_a_peer_is_no_hit() -> None:
-    reuse, index = made()
-    served(reuse, OLD)
-    use = reuse.received("a", 0, MINE)
+    reuse, index, a = made()
+    served(reuse, a, OLD)
+    use = reuse.received(a, MINE)
     reuse.reported(use, MINE, 0.0)
-    assert index.held("a", OLD.block_hashes) == index.held("a", MINE.block_hashes) == 20
+    assert index.held(a, OLD.block_hashes) == index.held(a, MINE.block_hashes) == 20
 
 
 def test_answers_in_parts_say_nothing() -> None:
-    reuse, index = made()
-    served(reuse, OLD)
+    reuse, index, a = made()
+    served(reuse, a, OLD)
     odd = facts((1, 20), offloadable=False)
-    served(reuse, odd, 0)
-    assert index.held("a", OLD.block_hashes) == 20
-    assert index.capacity("a") is None
+    served(reuse, a, odd, 0)
+    assert index.held(a, OLD.block_hashes) == 20
+    assert index.capacity(a) is None
 
 
 LONG = -(-JOIN_TOKENS // BLOCK)
 
 
 def test_a_sibling_counts_what_is_being_computed() -> None:
-    reuse, index = made()
+    reuse, index, a = made()
     first, second = facts((1, LONG), (2, 3)), facts((1, LONG), (3, 5))
-    use = reuse.begin("a", 0, first)
+    use = reuse.begin_use(a, first)
     assert reuse.hits(second) == {"a": LONG}
-    other = reuse.begin("a", 0, second)
+    other = reuse.begin_use(a, second)
     assert other.blocks == 0  # was not there: its lack is no eviction
     reuse.reported(other, second, 0.0)
-    assert index.capacity("a") is None
-    reuse.end(use)
-    reuse.end(use)
+    assert index.capacity(a) is None
+    reuse.end_use(use)
+    reuse.end_use(use)
     assert reuse.hits(first) == {}
-    reuse.end(other)
+    reuse.end_use(other)
     assert reuse.is_at_rest
 
 
 def test_a_short_one_is_computed_twice() -> None:
-    reuse, _ = made()
-    reuse.begin("a", 0, facts((1, LONG - 1)))
+    reuse, _, a = made()
+    reuse.begin_use(a, facts((1, LONG - 1)))
     assert reuse.hits(facts((1, LONG - 1))) == {}
 
 
 def test_what_comes_makes_place_when_it_is_placed_not_when_it_is_there() -> None:
-    reuse, index = made()
-    index.limit("a", 40)
+    reuse, index, a = made()
+    index.limit(a, 40)
     for f in (OLD, MINE):
-        served(reuse, f)
-    use = reuse.begin("a", 0, NEW)
-    assert (index.blocks("a"), index.full_ratio("a")) == (20, 1.0)
-    assert index.held("a", OLD.block_hashes) == 0
+        served(reuse, a, f)
+    use = reuse.begin_use(a, NEW)
+    assert (a.blocks, index.full_ratio(a)) == (20, 1.0)
+    assert index.held(a, OLD.block_hashes) == 0
     reuse.computed(use, NEW)
-    assert index.blocks("a") == 40
+    assert a.blocks == 40
 
 
 def test_what_is_in_use_stays() -> None:
     """An engine evicts what nobody runs on, however long ago it was used."""
-    reuse, index = made()
-    index.limit("a", 45)
-    running = reuse.begin("a", 0, OLD)
+    reuse, index, a = made()
+    index.limit(a, 45)
+    running = reuse.begin_use(a, OLD)
     reuse.computed(running, OLD)
-    served(reuse, MINE)
-    served(reuse, NEW)
-    assert (index.held("a", OLD.block_hashes), index.held("a", MINE.block_hashes)) == (20, 5)
-    reuse.end(running)
-    served(reuse, facts((4, 30)))
-    assert index.held("a", OLD.block_hashes) == 0
+    served(reuse, a, MINE)
+    served(reuse, a, NEW)
+    assert (index.held(a, OLD.block_hashes), index.held(a, MINE.block_hashes)) == (20, 5)
+    reuse.end_use(running)
+    served(reuse, a, facts((4, 30)))
+    assert index.held(a, OLD.block_hashes) == 0
 
 
-def test_an_instance_that_left_holds_nothing() -> None:
-    reuse, _ = made()
-    use = reuse.begin("a", 0, OLD)
-    reuse.computed(use, OLD)
-    reuse.begin("a", 0, MINE)
-    reuse.forget("a")
+def test_what_ends_after_its_cache_was_lost_reaches_nobody() -> None:
+    """Each use is ended by its own request, and what has the name now holds nothing of it."""
+    reuse, index, lost = made()
+    first = facts((1, LONG))
+    ended, running, asked = (reuse.begin_use(lost, f) for f in (OLD, MINE, first))
+    reuse.computed(running, MINE)
+    index.drop(lost)
+    a = EngineCache("a")
+    index.insert(a, [7])
+    assert reuse.hits(first) == {"a": 0}, "its sibling computes nowhere"
+    reuse.computed(ended, OLD)
+    reuse.reported(running, MINE, 0.0)
+    reuse.released(running, MINE)
+    reuse.end_use(asked)
+    late = reuse.received(lost, NEW)
+    reuse.end_use(late)
+    reuse.end_use(ended)
     assert reuse.is_at_rest
-    reuse.end(use)
-    assert reuse.hits(OLD) == {}
+    assert (a.blocks, index.total_blocks, index.capacity(a)) == (1, 1, None)
+    assert not any(reuse.hits(f)["a"] for f in (OLD, MINE, NEW))
 
 
 def test_ratio_of_a_usage() -> None:

@@ -10,7 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.sessions import Sessions
+from tests.support.caches import Caches
 
 TTL_S, MAX = 10.0, 4
 INSTANCES = ("a", "b", "c")
@@ -20,7 +22,7 @@ instances = st.sampled_from(INSTANCES)
 
 @dataclass
 class Home:
-    instance: str
+    instance: str | None
     turn: int
     used_s: float
 
@@ -30,7 +32,7 @@ class Table(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sessions = Sessions(TTL_S, MAX)
+        self.sessions, self.at = Sessions(TTL_S, MAX), Caches()
         self.homes: dict[str, Home] = {}
         self.now_s = 0.0
 
@@ -51,13 +53,13 @@ class Table(RuleBasedStateMachine):
     def assign(self, session: str, instance: str) -> None:
         self.expire()
         old = self.homes.get(session)
-        turn = 0 if old is None else old.turn + 1
-        assert self.sessions.assign(session, instance, self.now_s) == turn
+        turn = 0 if old is None or old.instance is None else old.turn + 1
+        assert self.sessions.assign(session, self.at[instance], self.now_s) == turn
         self.use(session, instance, turn)
 
     @rule(session=ids, instance=instances, turn=st.integers(0, 3))
     def move(self, session: str, instance: str, turn: int) -> None:
-        self.sessions.move(session, instance, turn, self.now_s)
+        self.sessions.move(session, self.at[instance], turn, self.now_s)
         self.expire()
         self.use(session, instance, turn)
 
@@ -71,12 +73,17 @@ class Table(RuleBasedStateMachine):
     def end(self, session: str) -> None:
         self.sessions.home(None, self.now_s)
         self.expire()
-        assert self.sessions.end(session) == (self.homes.pop(session, None) is not None)
+        home = self.homes.pop(session, None)
+        has_home = home is not None and home.instance is not None
+        assert self.sessions.end_session(session) == has_home
 
     @rule(instance=instances)
-    def forget(self, instance: str) -> None:
-        self.sessions.forget(instance)
-        self.homes = {s: h for s, h in self.homes.items() if h.instance != instance}
+    def lose(self, instance: str) -> None:
+        """Those who lived there are homeless, but in the table until they leave it."""
+        self.at[instance].is_lost = True
+        for home in self.homes.values():
+            if home.instance == instance:
+                home.instance = None
 
     @invariant()
     def counts_are_the_truth(self) -> None:
@@ -85,7 +92,7 @@ class Table(RuleBasedStateMachine):
         assert len(self.sessions) == len(self.homes) <= MAX
         for name in INSTANCES:
             here = [home for home in self.homes.values() if home.instance == name]
-            assert self.sessions.count(name) == len(here)
+            assert self.at[name].sessions == len(here)
 
 
 TestTable: Any = Table.TestCase
@@ -96,79 +103,92 @@ TestTable.settings = settings(max_examples=60, stateful_step_count=30)
     ("asked_s", "home"), [(0.0, "a"), (9.9, "a"), (10.0, "a"), (10.1, None), (1e9, None)]
 )
 def test_a_session_lives_for_its_ttl(asked_s: float, home: str | None) -> None:
-    sessions = Sessions(10.0, 100)
-    sessions.assign("s", "a", 0.0)
+    sessions, at = Sessions(10.0, 100), Caches()
+    sessions.assign("s", at["a"], 0.0)
     assert sessions.home("s", asked_s) == home
 
 
 def test_time_to_live_counts_from_the_last_use() -> None:
     """Used again, a session moves behind those that were not, and outlives them."""
-    sessions = Sessions(10.0, 100)
-    sessions.assign("old", "a", 0.0)
-    sessions.assign("young", "b", 5.0)
-    sessions.assign("old", "a", 9.0)
+    sessions, at = Sessions(10.0, 100), Caches()
+    sessions.assign("old", at["a"], 0.0)
+    sessions.assign("young", at["b"], 5.0)
+    sessions.assign("old", at["a"], 9.0)
     assert sessions.home("young", 16.0) is None
     assert sessions.home("old", 16.0) == "a"
     assert len(sessions) == 1
 
 
 def test_a_look_is_no_use() -> None:
-    sessions = Sessions(10.0, 100)
-    sessions.assign("s", "a", 0.0)
+    sessions, at = Sessions(10.0, 100), Caches()
+    sessions.assign("s", at["a"], 0.0)
     assert sessions.home("s", 9.0) == "a"
     assert sessions.home("s", 11.0) is None
 
 
 def test_a_session_that_comes_back_too_late_starts_anew() -> None:
-    sessions = Sessions(10.0, 100)
-    assert [sessions.assign("s", "a", t) for t in (0.0, 1.0, 20.0)] == [0, 1, 0]
+    sessions, at = Sessions(10.0, 100), Caches()
+    assert [sessions.assign("s", at["a"], t) for t in (0.0, 1.0, 20.0)] == [0, 1, 0]
 
 
 def test_beyond_the_cap_the_longest_idle_goes() -> None:
-    sessions = Sessions(10.0, 2)
+    sessions, at = Sessions(10.0, 2), Caches()
     for session, now_s in (("s", 0.0), ("t", 1.0), ("s", 2.0), ("u", 3.0)):
-        sessions.assign(session, "a", now_s)
+        sessions.assign(session, at["a"], now_s)
     assert [sessions.home(s, 3.0) for s in ("s", "t", "u")] == ["a", None, "a"]
 
 
 def test_a_request_without_a_session_leaves_none() -> None:
-    sessions = Sessions(10.0, 2)
-    assert sessions.assign(None, "a", 0.0) == 0
-    sessions.move(None, "a", 0, 0.0)
+    sessions, at = Sessions(10.0, 2), Caches()
+    assert sessions.assign(None, at["a"], 0.0) == 0
+    sessions.move(None, at["a"], 0, 0.0)
     assert sessions.home(None, 0.0) is None
-    assert (len(sessions), sessions.count("a")) == (0, 0)
+    assert (len(sessions), at["a"].sessions) == (0, 0)
 
 
 def test_a_move_keeps_the_turn() -> None:
-    sessions = Sessions(10.0, 2)
-    turn = [sessions.assign("s", "a", 0.0) for _ in range(3)][-1]
-    sessions.move("s", "b", turn, 0.0)
+    sessions, at = Sessions(10.0, 2), Caches()
+    turn = [sessions.assign("s", at["a"], 0.0) for _ in range(3)][-1]
+    sessions.move("s", at["b"], turn, 0.0)
     assert sessions.home("s", 0.0) == "b"
-    assert sessions.assign("s", "b", 0.0) == turn + 1
+    assert sessions.assign("s", at["b"], 0.0) == turn + 1
+
+
+def test_a_home_that_is_lost_is_none() -> None:
+    """Also where another process has its name by now; the session begins anew."""
+    sessions, at = Sessions(10.0, 2), Caches()
+    sessions.assign("s", at["a"], 0.0)
+    sessions.assign("t", at["a"], 0.0)
+    at["a"].is_lost = True
+    assert sessions.home("s", 0.0) is None
+    assert list(sessions.rows()) == []
+    assert not sessions.end_session("t")
+    assert sessions.assign("s", at["a"], 0.0) == 0
+    assert (sessions.home("s", 0.0), at["a"].sessions, len(sessions)) == ("a", 1, 1)
 
 
 def test_a_move_outlasts_its_old_home() -> None:
-    sessions = Sessions(10.0, 2)
-    sessions.assign("s", "a", 0.0)
-    sessions.forget("a")
-    sessions.move("s", "b", 0, 0.0)
-    assert (sessions.home("s", 0.0), sessions.count("a"), sessions.count("b")) == ("b", 0, 1)
+    sessions, at = Sessions(10.0, 2), Caches()
+    sessions.assign("s", at["a"], 0.0)
+    at["a"].is_lost = True
+    sessions.move("s", at["b"], 0, 0.0)
+    assert (sessions.home("s", 0.0), at["a"].sessions, at["b"].sessions) == ("b", 0, 1)
 
 
-def test_asking_for_a_count_leaves_nothing_behind() -> None:
-    sessions = Sessions(10.0, 2)
-    assert sessions.count("never seen") == 0
-    assert not sessions._per_instance
+def rows_of(sessions: Sessions, at: Caches) -> list[tuple[str, EngineCache, int, float]]:
+    """The rows of a table, with the caches that another one has for their names."""
+    return [(s, at[name], turn, used_s) for s, name, turn, used_s in sessions.rows()]
 
 
 def test_rows_are_older_than_what_is_there_and_leave_first() -> None:
     old, new = Sessions(10.0, 3), Sessions(10.0, 3)
+    old_at, new_at = Caches(), Caches()
     for at, name in enumerate("ab"):
-        old.assign(name, "i", float(at))
-    new.assign("c", "i", 5.0)
-    new.adopt(old.rows())
+        old.assign(name, old_at["i"], float(at))
+    new.assign("c", new_at["i"], 5.0)
+    new.adopt(rows_of(old, new_at))
     assert [row[0] for row in new.rows()] == ["a", "b", "c"]
-    new.assign("d", "i", 6.0)
+    new.assign("d", new_at["i"], 6.0)
     assert [row[0] for row in new.rows()] == ["b", "c", "d"]
     assert new.home("b", 11.5) is None
     assert new.home("c", 11.5) == "i"
@@ -176,18 +196,19 @@ def test_rows_are_older_than_what_is_there_and_leave_first() -> None:
 
 def test_rows_are_taken_over_behind_what_is_there() -> None:
     old, new = Sessions(10.0, 3), Sessions(10.0, 3)
+    old_at, new_at = Caches(), Caches()
     for at, name in enumerate("abcd"):
-        old.assign(name, f"on-{name}", float(at))
-    old.assign("b", "moved", 4.0)
+        old.assign(name, old_at[f"on-{name}"], float(at))
+    old.assign("b", old_at["moved"], 4.0)
     assert list(old.rows()) == [
         ("c", "on-c", 0, 2.0),
         ("d", "on-d", 0, 3.0),
         ("b", "moved", 1, 4.0),
     ]
-    new.adopt(old.rows())
+    new.adopt(rows_of(old, new_at))
     assert list(new.rows()) == list(old.rows())
-    assert [new.count(name) for name in ("on-c", "on-d", "moved")] == [1, 1, 1]
-    new.adopt([("e", "on-e", 0, 5.0), ("c", "elsewhere", 0, 5.0)])
+    assert [new_at[name].sessions for name in ("on-c", "on-d", "moved")] == [1, 1, 1]
+    new.adopt([("e", new_at["on-e"], 0, 5.0), ("c", new_at["elsewhere"], 0, 5.0)])
     assert list(new.rows()) == list(old.rows()), "full, and known"
     assert new.home("c", 12.5) is None
     assert len(new) == 2

@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.instances import InstanceStates
 from proxy.core.latency.model import STEP_PRIOR_S, Latency
 from proxy.core.latency.regression import CLIP, WINDOW, OnlineRegression
+from tests.support.scenes import latency_of
 
 PT = 20_000.0
+NAMES = ("a", "b", "one more", *(f"i{i}" for i in range(8)))
 
 
 def model() -> Latency:
-    return Latency(PT, transfer_time_s=0.5, max_batched_tokens=8192)
+    return latency_of(NAMES, PT)
 
 
 def test_priors_are_the_flags() -> None:
@@ -38,7 +41,7 @@ def test_prefill_beside_streams_pays_the_step_under_way_and_one_per_chunk() -> N
 def test_behind_another_a_prefill_begins_with_the_next_step() -> None:
     """Who finds one before it waits for the end of that, not for a step under way as well."""
     m = model()
-    m.begin("a", 1, 1.0, 0.0)
+    m.reserve_prefill(m.of("a"), 1, 1.0, 0.0)
     alone = m.prefill_s("a", 16_384, 0, 0, 0)
     assert m.prefill_s("a", 16_384, 0, 4, 50_000) == pytest.approx(alone + 2 * STEP_PRIOR_S)
 
@@ -46,8 +49,8 @@ def test_behind_another_a_prefill_begins_with_the_next_step() -> None:
 def test_what_others_may_use_of_a_prefill_s_steps_is_not_busy() -> None:
     """A queue ends when the steps do; how busy an instance is goes by what it computes."""
     m = model()
-    m.begin("a", 1, 3.0, 0.0, 1.0)
-    m.begin("b", 2, 1.0, 0.0)
+    m.reserve_prefill(m.of("a"), 1, 3.0, 0.0, 1.0)
+    m.reserve_prefill(m.of("b"), 2, 1.0, 0.0)
     assert m.wait_s("a", 0.0) == 3.0
     assert m.of("a").lately(30.0) == pytest.approx(m.of("b").lately(30.0))
     busy, per_s = m.of("a").lately(0.0)
@@ -61,9 +64,9 @@ def test_short_prompts_in_shared_steps_teach_what_they_took_not_the_steps() -> N
         batch = [draw.randint(50, 2000) for _ in range(draw.randint(1, 4))]
         together_s = step_s + a1 * sum(batch)
         waited_s = draw.uniform(0.0, step_s)
-        m.observe_prefill("a", batch[0], 0, waited_s + together_s, step_s, first=True)
+        m.observe_prefill(m.of("a"), batch[0], 0, waited_s + together_s, step_s, first=True)
         for new in batch[1:]:
-            m.observe_prefill("a", new, 0, 0.0, step_s, first=False)
+            m.observe_prefill(m.of("a"), new, 0, 0.0, step_s, first=False)
     assert m.prefill_s("a", 8192, 0, 0, 0) == pytest.approx(a1 * 8192, rel=0.15)
 
 
@@ -75,7 +78,7 @@ def test_learns_an_instances_own_rates(a1: float, a4: float) -> None:
         new, context = draw.randint(500, 30_000), draw.randint(0, 60_000)
         true_s = a1 * new + a4 * new * (context + new / 2)
         noisy = true_s * draw.uniform(0.95, 1.05) * (30 if i % 40 == 7 else 1)
-        m.observe_prefill("a", new, context, noisy)
+        m.observe_prefill(m.of("a"), new, context, noisy)
     for new, context in ((2000, 0), (20_000, 10_000), (10_000, 60_000)):
         true_s = a1 * new + a4 * new * (context + new / 2)
         assert m.prefill_s("a", new, context, 0, 0) == pytest.approx(true_s, rel=0.15)
@@ -88,8 +91,8 @@ def test_flags_that_are_far_off_are_set_right_by_the_fleet(true_tps: float) -> N
     for _ in range(12):
         for name in names:
             new = draw.randint(500, 30_000)
-            m.observe_prefill(name, new, 0, new / true_tps)
-            m.observe_step(name, 50_000, 0.040)
+            m.observe_prefill(m.of(name), new, 0, new / true_tps)
+            m.observe_step(m.of(name), 50_000, 0.040)
     for name in (*names, "one more"):
         assert m.prefill_tps(name) == pytest.approx(true_tps, rel=0.2)
         assert m.step_s(name, 50_000) == pytest.approx(0.040, rel=0.15)
@@ -100,27 +103,27 @@ def test_an_instance_that_is_slower_than_the_fleet_stays_so() -> None:
     for _ in range(WINDOW):
         for name in names:
             new = draw.randint(500, 30_000)
-            m.observe_prefill(name, new, 0, new / (PT / 2 if name == "i0" else PT))
+            m.observe_prefill(m.of(name), new, 0, new / (PT / 2 if name == "i0" else PT))
     assert m.prefill_tps("i0") == pytest.approx(PT / 2, rel=0.1)
     assert m.prefill_tps("i1") == pytest.approx(PT, rel=0.1)
-    m.forget("i0")
+    m._by_name.keep_times("i0", model().of("i1"))
     assert m.prefill_tps("i0") == pytest.approx(PT, rel=0.2), "it came back: as the fleet is"
 
 
 def test_prompts_of_steps_of_their_own_are_not_taken_for_one() -> None:
     """Four times quicker than the flags say: each fills its steps, none can have joined another."""
-    m = Latency(PT / 4, transfer_time_s=0.5, max_batched_tokens=8192)
-    m.observe_prefill("a", 8192, 0, 8192 / PT)
+    m = latency_of("a", PT / 4)
+    m.observe_prefill(m.of("a"), 8192, 0, 8192 / PT)
     for _ in range(12):
-        m.observe_prefill("a", 8192, 0, 8192 / PT, first=False)
+        m.observe_prefill(m.of("a"), 8192, 0, 8192 / PT, first=False)
     assert m.prefill_tps("a") > PT / 2
 
 
 def test_one_stall_moves_nothing_much() -> None:
     m = model()
     for _ in range(WINDOW):
-        m.observe_prefill("a", 8192, 0, 8192 / PT)
-    m.observe_prefill("a", 8192, 0, 1000.0)
+        m.observe_prefill(m.of("a"), 8192, 0, 8192 / PT)
+    m.observe_prefill(m.of("a"), 8192, 0, 1000.0)
     assert m.prefill_s("a", 8192, 0, 0, 0) < 1.1 * 8192 / PT
 
 
@@ -134,7 +137,7 @@ def test_never_negative_never_shrinking(observed: list[tuple[int, int, float]]) 
     """Whatever is observed: more tokens never take less time, and every time is positive."""
     m = model()
     for new, context, seconds in observed:
-        m.observe_prefill("a", new, context, seconds)
+        m.observe_prefill(m.of("a"), new, context, seconds)
         m.observe_transfer("a", "b", new, seconds)
     times = [m.prefill_s("a", n, 0, 0, 0) for n in (1, 100, 10_000, 100_000)]
     assert times == sorted(times)
@@ -156,10 +159,10 @@ def test_a_line_fades_what_is_old() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, 200_000), st.floats(0.001, 100.0)), max_size=20))
 def test_what_was_learned_goes_on_in_another(observed: list[tuple[int, float]]) -> None:
-    one, two, faster = model(), model(), Latency(40_000.0, 0.5, 8192)
+    one, two, faster = model(), model(), latency_of("a", 40_000.0)
     for tokens, seconds in observed:
-        one.observe_prefill("a", tokens, 0, seconds)
-        one.observe_step("a", tokens, seconds)
+        one.observe_prefill(one.of("a"), tokens, 0, seconds)
+        one.observe_step(one.of("a"), tokens, seconds)
     legacy = one.legacy("a")
     two.adopt("a", legacy)
     before = faster.prefill_s("a", 1000, 0, 1, 1000)
@@ -185,36 +188,59 @@ def test_a_legacy_that_is_none_changes_nothing(legacy: list[list[float]]) -> Non
 class TestOccupation:
     def test_decays_with_the_clock(self) -> None:
         m = model()
-        m.begin("a", 1, 2.0, now_s=10.0)
-        m.begin("a", 2, 1.0, now_s=10.5)
+        m.reserve_prefill(m.of("a"), 1, 2.0, now_s=10.0)
+        m.reserve_prefill(m.of("a"), 2, 1.0, now_s=10.5)
         assert m.wait_s("a", 10.5) == pytest.approx(2.5)
         assert m.wait_s("a", 12.0) == pytest.approx(1.0)
         assert m.wait_s("a", 20.0) == 0.0
 
     def test_an_early_end_frees_the_instance(self) -> None:
         m = model()
-        m.begin("a", 1, 5.0, 0.0)
-        m.begin("a", 2, 1.0, 0.0)
-        assert not m.end("a", 1, 0.5), "another is pending"
+        m.reserve_prefill(m.of("a"), 1, 5.0, 0.0)
+        m.reserve_prefill(m.of("a"), 2, 1.0, 0.0)
+        assert not m.of("a").end_prefill(1, 0.5), "another is pending"
         assert m.wait_s("a", 0.5) == pytest.approx(1.0)
-        assert m.end("a", 2, 0.7)
+        assert m.of("a").end_prefill(2, 0.7)
         assert m.wait_s("a", 0.7) == 0.0
 
     def test_ending_twice_or_something_unknown_changes_nothing(self) -> None:
         m = model()
-        m.begin("a", 1, 5.0, 0.0)
-        assert m.end("a", 99, 0.1) is None
-        assert m.end("b", 1, 0.1) is None
-        assert m.end("a", 1, 0.2) is not None
-        assert not m.end("a", 1, 0.3)
+        m.reserve_prefill(m.of("a"), 1, 5.0, 0.0)
+        assert m.of("a").end_prefill(99, 0.1) is None
+        assert m.of("b").end_prefill(1, 0.1) is None
+        assert m.of("a").end_prefill(1, 0.2) is not None
+        assert not m.of("a").end_prefill(1, 0.3)
 
-    def test_an_instance_that_leaves_is_forgotten(self) -> None:
-        m = model()
-        m.begin("a", 1, 5.0, 0.0)
-        m.observe_transfer("a", "b", 30_000, 9.0)
-        m.forget("a")
+    def test_what_is_seen_of_one_that_left_teaches_the_fleet_only(self) -> None:
+        states = InstanceStates()
+        states.add("a")
+        m = Latency(PT, 0.5, 8192, states)
+        left = m.of("a")
+        m.reserve_prefill(left, 1, 5.0, 0.0)
+        states.add("a")
         assert m.wait_s("a", 0.0) == 0.0
-        assert not m.end("a", 1, 0.0)
+        before = m.of("a").prefill.state
+        for _ in range(WINDOW):
+            m.observe_prefill(left, 8192, 0, 2 * 8192 / PT)
+        assert left.end_prefill(1, 0.0) is not None
+        assert m.of("a").prefill.state == before
+        assert m.prefill_tps("a") == pytest.approx(PT / 2, rel=0.1), "as the fleet is"
+
+    def test_of_a_pair_nothing_is_kept_once_one_of_it_has_left(self) -> None:
+        states = InstanceStates()
+        for name in "abc":
+            states.add(name)
+        m = Latency(PT, 0.5, 8192, states)
+        states.on_dropped = lambda state: m.drop_pairs(state.name)
+        for _ in range(20):
+            m.observe_transfer("a", "b", 30_000, 9.0)
+            m.observe_transfer("b", "c", 30_000, 1.0)
+        far, near = m.transfer_s("a", "b", 30_000), m.transfer_s("b", "c", 30_000)
+        assert far > 2 * near
+        states.remove("a")
+        m.observe_transfer("a", "b", 30_000, 9.0)
+        assert list(m._pairs) == [("b", "c")]
+        assert m.transfer_s("b", "c", 30_000) == near
 
 
 class TestBounds:
@@ -228,9 +254,9 @@ class TestBounds:
 
     def test_the_95th_of_what_was_seen_on_that_instance(self) -> None:
         m = model()
-        m.begin("a", 1, 1.0, 0.0)
+        m.reserve_prefill(m.of("a"), 1, 1.0, 0.0)
         for i in range(100):
-            m.observe_ready("a", 2.0, 2.0 + 0.02 * i)
+            m.of("a").ready.observe(2.0, 2.0 + 0.02 * i)
         assert m.prefill_bound_s("a", 1.0) == pytest.approx(1.95)
         assert m.prefill_bound_s("b", 1.0) == 2.0, "nothing of it is b's"
 
@@ -243,7 +269,9 @@ class TestBounds:
         assert m.transfer_bound_s("a", "b", 1.0) == pytest.approx(1.5)
         assert m.ttft_bound_s(0.5) == pytest.approx(2.0)
 
-    def test_an_instance_that_left_is_not_brought_back(self) -> None:
+    def test_one_that_is_not_there_is_not_brought_back(self) -> None:
         m = model()
-        m.observe_ready("gone", 1.0, 9.0)
-        assert not m._instances
+        m.of("gone").ready.observe(1.0, 9.0)
+        assert m.prefill_bound_s("gone", 1.0) == 2.0
+        assert m.wait_s("gone", 0.0) == 0.0
+        assert not m._by_name.is_kept("gone")

@@ -18,6 +18,7 @@ from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.cost import MAX_WAIT_S, MISSED, Weights, by_cost
 from proxy.core.placement.scene import Choice, PlacementView, Size, can_prefill
 from proxy.core.types import Candidate, Instance, Load, Reason, RequestFacts
+from tests.support.scenes import latency_of
 
 PROMPT = 40_000
 
@@ -41,9 +42,9 @@ def scene(
     offloadable: bool = True,
 ) -> PlacementView:
     config = RouterConfig(prefill_throughput=20_000, kv_connector=connector)
-    latency = Latency(20_000, 0.5, 8192)
+    latency = latency_of([one.instance.name for one in free])
     for i, (name, seconds) in enumerate((busy_s or {}).items()):
-        latency.begin(name, i, seconds, 0.0)
+        latency.reserve_prefill(latency.of(name), i, seconds, 0.0)
     facts = RequestFacts("m", "s", PROMPT, [], 1.0, offloadable)
     transfers, columns = transfer_rules(CONNECTORS[connector]), Candidates.of(free, PROMPT)
     return PlacementView(config, facts, home, columns, 0.0, 0.0, latency, transfers)
@@ -72,8 +73,8 @@ def test_the_old_home_hands_its_prefix_over() -> None:
     """a holds nearly all of it, but its next turns would wait there: a computes, b decodes."""
     asked = scene([candidate("a", 39_000, decode=300_000), candidate("b")], "a")
     for i in range(10):
-        asked.latency.begin("a", i, 4.0, -40.0 + 4.0 * i)
-        asked.latency.end("a", i, -36.0 + 4.0 * i)
+        asked.latency.reserve_prefill(asked.latency.of("a"), i, 4.0, -40.0 + 4.0 * i)
+        asked.latency.of("a").end_prefill(i, -36.0 + 4.0 * i)
     choice = by_cost(asked, Weights(next_turn=2.0))
     assert names(choice) == ("b", "a")
     assert choice.reason is Reason.KV_PULL
@@ -145,8 +146,8 @@ def test_a_longer_queue_never_attracts(drawn: list[tuple[int, int, float]], more
 def served(latency: Latency, name: str, count: int, seconds: float) -> None:
     """So many prefills of the same length, over before 0 s."""
     for i in range(count):
-        latency.begin(name, i, seconds, -1.0)
-        latency.end(name, i, -1.0)
+        latency.reserve_prefill(latency.of(name), i, seconds, -1.0)
+        latency.of(name).end_prefill(i, -1.0)
 
 
 def terms(asked: PlacementView) -> dict[str, PricedOption]:
@@ -214,8 +215,8 @@ def test_the_next_turns_matter_more_than_a_moment_s_quiet() -> None:
     """Both idle now, nothing cached; one of them was busy for most of the last minute."""
     asked = scene([candidate("a"), candidate("b")])
     for i in range(10):
-        asked.latency.begin("a", i, 4.0, -40.0 + 4.0 * i)
-        asked.latency.end("a", i, -36.0 + 4.0 * i)
+        asked.latency.reserve_prefill(asked.latency.of("a"), i, 4.0, -40.0 + 4.0 * i)
+        asked.latency.of("a").end_prefill(i, -36.0 + 4.0 * i)
     assert asked.latency.wait_s("a", 0.0) == 0.0
     assert names(by_cost(asked)) == ("b", None)
 

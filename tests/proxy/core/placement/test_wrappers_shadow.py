@@ -66,13 +66,17 @@ def lived(r: Router, plan: list[tuple[str, int, int]]) -> list[Any]:
     seen += [{**vars_of(route), "charges": charges(route)} for route, _ in live]
     seen += [route.options.rows() for route, _ in live if route.options]
     for i in range(3):
-        seen += [r.ledger.load(f"i{i}"), r.sessions.count(f"i{i}"), r.prefixes.blocks(f"i{i}")]
+        seen += [
+            r.ledger.load(f"i{i}"),
+            r.fleet.states.of(f"i{i}").cache.sessions,
+            r.fleet.states.of(f"i{i}").cache.blocks,
+        ]
         seen += [r.latency.wait_s(f"i{i}", 0.0), r.latency.prefill_tps(f"i{i}")]
     return [*seen, r.ledger.live, len(r.sessions)]
 
 
 def vars_of(route: Route) -> dict[str, Any]:
-    hidden = {"lease", "options", "shadow", "use", "hedge"}
+    hidden = {"lease", "options", "shadow", "times", "use", "hedge"}
     return {f.name: getattr(route, f.name) for f in fields(route) if f.name not in hidden}
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.instances import InstanceStates
-from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.ledger import Ledger
 from proxy.core.routing.lifecycle import LatencyTracker
 from proxy.core.routing.route import Route
 from proxy.core.types import Instance, Load, Reason, RequestFacts, RouteClass
+from tests.support.scenes import latency_of
 
 D, P = Instance("d", "u"), Instance("p", "u", "b")
 FACTS = RequestFacts("m", None, 10_000, [], 1.0)
 
 
 def course() -> LatencyTracker:
-    return LatencyTracker(Latency(20_000.0, 0.5, 8192), SloPressure(0.05))
+    return LatencyTracker(latency_of("dp"), SloPressure(0.05))
 
 
 def route(prefill: Instance | None = None) -> Route:
@@ -78,7 +78,7 @@ def test_who_waited_for_room_or_overtook_teaches_no_prefill() -> None:
         c.reserve(first, D, 0, Load(), 100.0 * i + 30.0)
         c.reserve(second, D, 0, Load(), 100.0 * i + 30.0)
         c.first_token(second, FACTS, 100.0 * i + 39.0)
-        c.release(first, 100.0 * i + 40.0)
+        c.release_reservation(first, 100.0 * i + 40.0)
     assert c.latency.prefill_s("d", 10_000, 0, 0, 0) == before
 
 
@@ -110,7 +110,7 @@ def test_released_is_released_on_both() -> None:
     c = course()
     r = route(P)
     c.reserve(r, P, 0, Load(), 0.0)
-    c.release(r, 0.1)
+    c.release_reservation(r, 0.1)
     assert c.latency.wait_s("p", 0.1) == 0.0
 
 
@@ -120,10 +120,10 @@ def test_a_leg_given_up_was_at_least_so_late() -> None:
     for i in range(20):
         r, now_s = route(P), 10.0 * i
         c.reserve(r, P, 0, Load(), now_s)
-        c.release(r, now_s + 4.0 * r.predicted_prefill_s)
+        c.release_reservation(r, now_s + 4.0 * r.predicted_prefill_s)
         early = route(P)
         c.reserve(early, P, 0, Load(), now_s + 5.0)
-        c.release(early, now_s + 5.001)
+        c.release_reservation(early, now_s + 5.001)
     assert c.latency.prefill_bound_s("p", 1.0) > 3.9
 
 

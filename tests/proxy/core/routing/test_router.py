@@ -58,7 +58,7 @@ def rejected(r: Router, f: RequestFacts, now_s: float = 0.0) -> Reject:
 def decoding(r: Router, name: str, tokens: int) -> Route:
     """Make `name` decode a stream of this many tokens."""
     f = facts(f"decoding-{name}-{tokens}", tokens)
-    r.sessions.assign(f.session_id, name, 0.0)
+    r.sessions.assign(f.session_id, r.fleet.states[name].cache, 0.0)
     route = admitted(r, f)
     assert route.decode.name == name
     r.first_token(route, f, 0.0)
@@ -83,7 +83,7 @@ class TestPlacement:
         r = router()
         for i in range(8):
             r.finish(admitted(r, facts(f"s{i}")), 0.0)
-        assert [r.sessions.count(f"i{i}") for i in range(4)] == [2, 2, 2, 2]
+        assert [r.fleet.states.of(f"i{i}").cache.sessions for i in range(4)] == [2, 2, 2, 2]
 
     def test_without_a_session_the_prefix_decides(self) -> None:
         r = router()
@@ -150,7 +150,7 @@ class TestOffload:
         r = router(2)
         decoding(r, "i0", 30_000)
         f = facts("s", 20_000, range(20))
-        r.sessions.assign("s", "i0", 0.0)
+        r.sessions.assign("s", r.fleet.states["i0"].cache, 0.0)
         route = admitted(r, f)
         assert (route.decode.name, route.prefill and route.prefill.name) == ("i0", "i1")
         assert (route.route_class, route.reason) == (RouteClass.HEAVY_P2P, Reason.P_IDLE_D_BUSY)
@@ -174,7 +174,7 @@ class TestOffload:
         r = router(3)
         decoding(r, "i0", 90_000)
         for session in ("s", "t"):
-            r.sessions.assign(session, "i0", 0.0)
+            r.sessions.assign(session, r.fleet.states["i0"].cache, 0.0)
         first, second = (admitted(r, facts(s, 20_000)) for s in ("s", "t"))
         assert first.prefill
         assert second.prefill
@@ -197,7 +197,7 @@ class TestOffload:
 
     def test_transfers_per_peer_are_bounded(self) -> None:
         r = router(2, offload_policy="always", placement="affinity")
-        r.sessions.assign("home", "i0", 0.0)
+        r.sessions.assign("home", r.fleet.states["i0"].cache, 0.0)
         for _ in range(16):
             f = facts("home", 9000)
             route = admitted(r, f)
@@ -248,7 +248,7 @@ class TestSiblings:
             r.first_token(route, f, 0.0)
             r.completed(route, f, found)
             r.finish(route, 1.0)
-        assert r.prefixes.capacity("i0") == 40
+        assert r.prefixes.capacity(r.fleet.states["i0"].cache) == 40
 
 
 class TestGate:
@@ -315,7 +315,7 @@ class TestRetry:
         for _ in range(2):
             r.watch.probe_failed(name, "x", 0.0, is_refused=True)
         assert r.sessions.home("s", 0.0) is None
-        assert r.prefixes.blocks(name) == 0
+        assert r.fleet.states.of(name).cache.blocks == 0
         for _ in range(2):
             r.watch.probe_answered(name, 0.0)
         member = r.fleet.get(name)
@@ -332,7 +332,7 @@ class TestRetry:
         r.first_token(route, f, 0.0)
         r.completed(route, f, 0.0)
         r.finish(route, 1.0)
-        assert r.prefixes.blocks("i0") == 0, "what the old one computed"
+        assert r.fleet.states.of("i0").cache.blocks == 0, "what the old one computed"
         assert r.ledger.drift() == 0
 
     def test_who_waits_hears_of_one_that_is_there_or_is_another(self) -> None:
@@ -391,7 +391,7 @@ class TestReturn:
         assert not r.watch.observe_start("i0", 1060.0, 3.0)
         assert not r.watch.observe_start("i0", None, 3.0)
         assert r.ledger.load("i0") == Load()
-        assert (r.prefixes.blocks("i0"), r.sessions.home("s", 2.0)) == (0, None)
+        assert (r.fleet.states.of("i0").cache.blocks, r.sessions.home("s", 2.0)) == (0, None)
         assert r.gate.kv_tokens("i0") is None
         new = admitted(r, facts("t", 500), 4.0)
         before = r.ledger.load("i0")
@@ -399,7 +399,9 @@ class TestReturn:
         r.completed(old, f)
         r.finish(old, 5.0)
         assert r.ledger.load("i0") == before
-        assert r.prefixes.blocks("i0") == 0, "what the old one held is not the new one's"
+        assert r.fleet.states.of("i0").cache.blocks == 0, (
+            "what the old one held is not the new one's"
+        )
         r.finish(new, 6.0)
         assert (r.ledger.live, r.ledger.drift(), r.ledger.load("i0")) == (0, 0, Load())
 
@@ -439,7 +441,6 @@ def test_what_ends_after_its_instances_were_removed_leaves_nothing_of_them(
     for name in (p.name, d.name):
         assert r.unreleased_kv.on(name, 4.0) == (0, 0)
         assert r.fleet.states.get(name) is None
-        assert name not in r.latency._instances
         assert not any(name in pair for pair in r.latency._pairs)
 
 
@@ -460,7 +461,7 @@ def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) ->
             _shake(r, step, name)
         elif live:
             _advance(r, step, *live[pick % len(live)])
-        assert r.ledger.drift() == 0
+        books_are_in_order(r)
     for route, _ in live:
         r.finish(route, 1.0)
         r.finish(route, 1.0)
@@ -469,6 +470,21 @@ def test_any_life_ends_at_zero(policy: str, plan: list[tuple[str, int, int]]) ->
     assert r.hedges.live == 0
     for member in r.fleet.members():
         assert r.ledger.load(member.instance.name) == Load()
+        r.remove(member.instance.name)
+    assert not r.prefixes._masks
+    assert r.prefixes.total_blocks == 0
+    assert not r.latency._pairs
+    assert list(r.sessions.rows()) == []
+
+
+def books_are_in_order(r: Router) -> None:
+    """Whatever is kept over all instances is of those that are there."""
+    assert r.ledger.drift() == 0
+    caches = {member.instance.name: member.state.cache for member in r.fleet.members()}
+    homes = [row[1] for row in r.sessions.rows()]
+    assert all(homes.count(name) == cache.sessions for name, cache in caches.items())
+    assert all(caches.get(name) is cache for name, cache in r.prefixes._caches.items())
+    assert r.prefixes.total_blocks == sum(cache.blocks for cache in caches.values())
 
 
 def _shake(r: Router, step: str, name: str) -> None:

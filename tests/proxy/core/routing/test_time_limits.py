@@ -67,7 +67,7 @@ def test_the_queue_and_how_wrong_predictions_were_count() -> None:
     assert isinstance(behind, Route)
     assert time_limits.first_token_limit_s(router.latency, behind, CAP_S) > alone_s
     for _ in range(20):
-        router.latency.observe_ready(route.decode.name, 1.0, 9.0)
+        router.latency.of(route.decode.name).ready.observe(1.0, 9.0)
     assert time_limits.first_token_limit_s(router.latency, route, CAP_S) > 2 * alone_s
 
 

@@ -1,6 +1,11 @@
-"""The blocks of one instance in the order in which its engine evicts them, as runs of equal age.
+"""What the KV cache of one engine is believed to hold, of one incarnation of an instance.
 
-A prompt in use holds its blocks (`Hold`); from its placement to its end it is a `Use`.
+`EngineCache` is a part of the instance's state (core.instances). Its blocks are kept in the order
+in which the engine evicts them, as runs of equal age (`Runs`). A prompt in use holds its blocks
+(`Hold`); from its placement to its end it is a `Use`.
+
+A cache that is lost, as its process is gone, stays in the hands of those who hold it: requests that
+have not ended, sessions that lived there. What they write into it reaches nobody.
 """
 
 from __future__ import annotations
@@ -12,52 +17,45 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, eq=False, init=False)
 class Hold:
-    """A prompt in use on one instance; `age` is that of its last block there."""
+    """A prompt in use in one cache; `age` is that of its last block there."""
 
-    instance: str
+    cache: EngineCache
     hashes: Sequence[int]
     age: int
 
-    def __init__(self, instance: str, hashes: Sequence[int], age: int) -> None:
-        self.instance, self.hashes, self.age = instance, hashes, age
+    def __init__(self, cache: EngineCache, hashes: Sequence[int], age: int) -> None:
+        self.cache, self.hashes, self.age = cache, hashes, age
 
 
 @dataclass(slots=True, eq=False, init=False)
 class Use:
-    """One prompt on one instance, from its placement to the end of its answer.
+    """One prompt in one cache, from its placement to the end of its answer.
 
     `blocks` of it were there before, the last of them used at `age`; None where the instance was
     given the KV by a peer, so that its count of cached tokens says nothing.
     """
 
-    instance: str
-    incarnation: int
+    cache: EngineCache
     blocks: int | None
     age: int
     hold: Hold | None
 
     def __init__(
-        self,
-        instance: str,
-        incarnation: int,
-        blocks: int | None,
-        age: int = 0,
-        hold: Hold | None = None,
+        self, cache: EngineCache, blocks: int | None, age: int = 0, hold: Hold | None = None
     ) -> None:
-        self.instance, self.incarnation = instance, incarnation
+        self.cache = cache
         self.blocks, self.age, self.hold = blocks, age, hold
 
 
 class Runs:
-    """The blocks of one instance, in runs: each of consecutive blocks that were last used together.
+    """The blocks of one cache, in runs: each of consecutive blocks that were last used together.
 
     Of a run the tail is evicted first, of several the oldest. `size`: blocks in all of them.
     """
 
-    __slots__ = ("_ages", "_first", "_runs", "bit", "size")
+    __slots__ = ("_ages", "_first", "_runs", "size")
 
-    def __init__(self, bit: int) -> None:
-        self.bit = bit
+    def __init__(self) -> None:
         self.size = 0
         self._runs: dict[int, list[int]] = {}
         self._first: dict[int, int] = {}
@@ -138,6 +136,54 @@ class Runs:
             if self._first.get(left[0]) == age:  # where hashes collide, another run's
                 del self._first[left[0]]
         return left
+
+
+class EngineCache:
+    """The cache of one engine: its blocks, prompts in use and on their way, who lives there.
+
+    `is_lost`: its process is gone. `bit`: its place in the prefix index, 0 while it has none there.
+    `limit_blocks`: what it can hold, None while unknown; `reported_blocks` of it as its engine
+    reported, `learned_blocks` as its answers showed. `reserved_blocks`: on their way. `full_ratio`:
+    None when it is to be reckoned again. `holds`: by the age of their last block. `computing`: the
+    first missing block of each prompt on its way, and how many there are; `computing_blocks`: of
+    all of them. `sessions`: how many live there.
+    """
+
+    __slots__ = (
+        "bit",
+        "computing",
+        "computing_blocks",
+        "full_ratio",
+        "holds",
+        "is_lost",
+        "learned_blocks",
+        "limit_blocks",
+        "name",
+        "reported_blocks",
+        "reserved_blocks",
+        "runs",
+        "sessions",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_lost = False
+        self.bit = 0
+        self.runs = Runs()
+        self.limit_blocks: int | None = None
+        self.reported_blocks: int | None = None
+        self.learned_blocks: float | None = None
+        self.reserved_blocks = 0
+        self.full_ratio: float | None = None
+        self.holds: dict[int, dict[Hold, None]] = {}
+        self.computing: dict[object, tuple[int, int]] = {}
+        self.computing_blocks = 0
+        self.sessions = 0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks believed to be there."""
+        return self.runs.size
 
 
 def _common(run: Sequence[int], hashes: Sequence[int], at: int, end: int) -> int:

@@ -1,0 +1,138 @@
+"""What one request is charged: a lease holds a tuple of charges, each on an instance's account.
+
+Every change of phase replaces that tuple: the old charges are taken back, the new ones made, in one
+step. Nothing else writes a counter. Counters are never clamped, since a clamp would hide a leak.
+
+A charge points at the account it was made on, which is that of one incarnation of an instance
+(core.instances). What comes after it has an account of its own, so a lease from before releases
+into the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from proxy.core.types import Load
+
+
+class Phase(IntEnum):
+    """What a charge is for; the index of its pair of counters."""
+
+    PREFILL = 0
+    INBOUND = 1
+    DECODE = 2
+    PINNED = 3
+
+
+class Account:
+    """The counters of one incarnation of one instance; written by `Lease` only."""
+
+    __slots__ = ("name", "requests", "seen", "tokens")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.tokens = [0] * len(Phase)
+        self.requests = [0] * len(Phase)
+        self.seen: Load | None = None
+
+    def change(self, phase: Phase, tokens: int, requests: int) -> None:
+        """Move one pair of counters."""
+        self.tokens[phase] += tokens
+        self.requests[phase] += requests
+        self.seen = None
+
+    def load(self) -> Load:
+        """A snapshot of the counters; the same object until they change.
+
+        A decision looks at every instance several times, a request changes one or two.
+        """
+        if self.seen is None:
+            t, r = self.tokens, self.requests
+            self.seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3])
+        return self.seen
+
+
+@dataclass(slots=True, init=False)
+class Charge:
+    """`tokens` on one account, for one phase."""
+
+    account: Account
+    phase: Phase
+    tokens: int
+
+    def __init__(self, account: Account, phase: Phase, tokens: int) -> None:
+        self.account, self.phase, self.tokens = account, phase, tokens
+
+
+class Lease:
+    """The charges of one request. Ends with `close`, which may be called any number of times."""
+
+    __slots__ = ("_among", "_charges")
+
+    def __init__(self, open_leases: OpenLeases, charges: tuple[Charge, ...]) -> None:
+        self._among: OpenLeases | None = open_leases
+        self._charges: tuple[Charge, ...] = ()
+        if charges:
+            self.replace(charges)
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """What is charged now; empty once closed."""
+        return self._charges
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the lease can still change what is charged."""
+        return self._among is not None
+
+    def replace(self, charges: Iterable[Charge]) -> None:
+        """Take back the present charges and make these instead; without effect once closed."""
+        if self._among is None:
+            return
+        for old in self._charges:
+            old.account.change(old.phase, -old.tokens, -1)
+        self._charges = tuple(charges)
+        for new in self._charges:
+            new.account.change(new.phase, new.tokens, 1)
+        if self._among.on_freed is not None:
+            self._among.on_freed()
+
+    def grow(self, tokens: int) -> None:
+        """Add output tokens to the decode charge, if there is one."""
+        if any(c.phase is Phase.DECODE for c in self._charges):
+            self.replace(
+                Charge(c.account, c.phase, c.tokens + tokens) if c.phase is Phase.DECODE else c
+                for c in self._charges
+            )
+
+    def close(self) -> None:
+        """Take back everything; idempotent."""
+        if self._among is not None:
+            self.replace(())
+            self._among.discard(self)
+            self._among = None
+
+
+class OpenLeases:
+    """The leases that are not closed. `on_freed` is called after one changed, None: nothing is."""
+
+    def __init__(self) -> None:
+        self._leases: set[Lease] = set()
+        self.on_freed: Callable[[], None] | None = None
+
+    def open(self, charges: Iterable[Charge]) -> Lease:
+        """A new lease with these charges."""
+        lease = Lease(self, tuple(charges))
+        self._leases.add(lease)
+        return lease
+
+    def discard(self, lease: Lease) -> None:
+        """Called by a lease that closes."""
+        self._leases.discard(lease)
+
+    @property
+    def live(self) -> int:
+        """How many there are."""
+        return len(self._leases)
