@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,6 +234,8 @@ class NameServer:
 
     def __init__(self) -> None:
         self.answer = "127.0.0.1"
+        self.is_late = threading.Event()
+        """Set once the slow answer is longer due than one may take."""
         self._look_up = socket.getaddrinfo
 
     def __call__(self, host: Any, port: Any, *args: Any, **more: Any) -> Any:
@@ -241,7 +244,7 @@ class NameServer:
             if host == "NXDOMAIN":
                 raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             if host == "slow":
-                time.sleep(0.3)  # in a thread of the resolver: longer than an answer may take
+                self.is_late.wait(WAIT_S)  # in a thread of the resolver
                 host = "127.0.0.2"
         return self._look_up(host, port, *args, **more)
 
@@ -266,6 +269,8 @@ async def led_astray(log: Path, names: NameServer) -> None:
 
             for trouble in ("127.0.0.1", "NXDOMAIN", "slow", "169.254.169.254", "0.0.0.0"):
                 assert await asked_with(trouble) == "fine", trouble
+                if trouble == "slow":
+                    names.is_late.set()
             addresses.ANSWER_S = 10.0  # undone with the patch that made it small
             assert await asked_with("127.0.0.2") == "new!"
             await proxy.at_rest()

@@ -31,6 +31,7 @@ from tests.support.harness import (
     plain,
     resets,
     says,
+    spend,
     stalls,
     until,
 )
@@ -328,7 +329,7 @@ async def test_a_late_instance_is_left_for_another(
     monkeypatch.setattr(time_limits, "FIRST_TOKEN_FIXED_S", 0.2)
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(1.0)  # the time is what is tested: longer than the scaled limit
+        await spend(1.0)  # the time is what is tested: longer than the scaled limit
         await says(ANSWER)(reader, writer)
 
     settings: dict[str, Any] = {"kv_connector": "none", "health_interval": 60}
