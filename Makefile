@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Demo and tests start a hundred processes: each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol proxy/request proxy/state \
 	$(addprefix scenarios/test_,$(addsuffix .py,disconnect hedge offload overload reuse streams)) \
 	proxy/process/test_drain.py)

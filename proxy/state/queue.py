@@ -86,7 +86,7 @@ class WaitingRoom:
         if isinstance(queued, Reject):
             return queued
         self._router.call_when_freed(self._wake)
-        self._set_timer()
+        self._set_timer(now_s)
         return Ticket(queued, done)
 
     async def wait(self, ticket: Ticket) -> Route | Reject:
@@ -135,20 +135,23 @@ class WaitingRoom:
 
     def _look(self) -> None:
         self._is_woken = False
-        self.waiting.look(self._clock.now_s())
-        self._set_timer()
+        now_s = self._clock.now_s()
+        self.waiting.look(now_s)
+        self._set_timer(now_s)
         self._rest()
 
-    def _set_timer(self) -> None:
-        """For the next change that no event will tell of."""
+    def _set_timer(self, looked_s: float) -> None:
+        """For the next change after `looked_s` that no event will tell of.
+
+        Not after the present: what changed since the look would be waited for by nobody.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        now_s = self._clock.now_s()
-        at_s = self.waiting.next_look_s(now_s)
+        at_s = self.waiting.next_look_s(looked_s)
         if at_s is not None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, at_s - now_s) + _HARDLY_LATER_S, self._look)
+            self._timer = loop.call_later(at_s - looked_s + _HARDLY_LATER_S, self._look)
 
     def _rest(self) -> None:
         """While the queue is empty, nothing is watched."""

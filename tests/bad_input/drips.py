@@ -14,7 +14,12 @@ from pathlib import Path
 import orjson
 
 from tests.bad_input.run import OPTIONS, rig
-from tests.support.harness import ServedProxy, chat, is_set_within
+from tests.support.harness import (
+    ServedProxy,
+    chat,
+    is_set_within,
+    spend,
+)
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: proxy\r\n"
 BODY_HEAD = HEAD + b"Content-Length: 100000\r\n\r\n"
@@ -59,7 +64,7 @@ async def run(count: int, directory: Path, **options: float) -> Drips:
             beside = group.create_task(_beside(proxy, found, healthy))
             async with asyncio.TaskGroup() as drips:
                 for _ in range(count):
-                    await asyncio.sleep(SPREAD_S)  # in another phase of the tick each
+                    await spend(SPREAD_S)  # in another phase of the tick each
                     drips.create_task(_drip(port, HEAD, found.head_s))
                     drips.create_task(_drip(port, BODY_HEAD, found.body_s))
             healthy.set()

@@ -166,6 +166,7 @@ async def _talk(
     with suppress(ConnectionError, RuntimeError):  # uvloop: closed meanwhile
         for index, segment in enumerate(case.segments):
             if index:
+                # Each is read by itself; bytes that come one by one are too many to wait for.
                 await asyncio.sleep(0 if len(segment) == 1 else 0.002)
             writer.write(segment)
     wanted = {"two_replies": 2}.get(case.expect, 1)

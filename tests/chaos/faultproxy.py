@@ -19,7 +19,11 @@ from dataclasses import dataclass, field
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from tests.support.harness import let_out, until
+from tests.support.harness import (
+    let_out,
+    spend,
+    until,
+)
 
 Way = Literal["serve", "refuse", "swallow", "close", "reset", "hang", "greet"]
 """What becomes of a new connection. `refuse`: ECONNREFUSED; `swallow`: the SYN gets no answer;
@@ -273,7 +277,7 @@ class FaultProxy:
     ) -> bool:
         """Write a piece as the toxics have it; false when they ended the connection."""
         if toxics.delay_s:
-            await asyncio.sleep(toxics.delay_s)  # the fault
+            await spend(toxics.delay_s)  # the fault
         if toxics.change is not None:
             data = toxics.change(data)
         if toxics.duplicates:
@@ -289,7 +293,7 @@ class FaultProxy:
                 await _ended(toxics.then, link, writer)
                 return False
             if toxics.gap_s:
-                await asyncio.sleep(toxics.gap_s)  # the fault
+                await spend(toxics.gap_s)  # the fault
         return True
 
 

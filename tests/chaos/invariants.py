@@ -92,7 +92,9 @@ class LagProbe:
     async def run(self) -> None:
         self.forgive()
         while True:
-            await asyncio.sleep(LOOK_S)  # it measures what was computed since
+            await asyncio.sleep(
+                LOOK_S
+            )  # how often is looked; what the loop computed since is measured
             now_s = turns.computed_s
             self.turns_s.append(now_s - self._at_s)
             self._at_s = now_s

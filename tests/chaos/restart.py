@@ -49,6 +49,7 @@ SLOW_S = 4.0
 """How long one of the latter says nothing."""
 STREAMS = 50
 PAUSE_S = 0.5
+"""As many requests as come in this time are served between two restarts."""
 """Between two restarts."""
 BODY = orjson.dumps(chat("x"))
 LONG = orjson.dumps(chat("a long one"))
@@ -254,7 +255,9 @@ async def run(folder: Path, times: int, rate: float, streams: int = STREAMS) -> 
             await until(lambda: engine.busy == streams, "all stream")
             loading = group.create_task(load.run())
             for number in range(times + 1):
-                await asyncio.sleep(PAUSE_S)  # under load between two restarts, and after the last
+                # Under load between two restarts, and after the last.
+                enough = seen.ended.total() + int(PAUSE_S * rate)
+                await until(lambda: seen.ended.total() >= enough, "some are served")  # noqa: B023
                 if number < times:
                     await replace(folder, seen)
             load.end()

@@ -30,7 +30,7 @@ from tests.chaos import invariants as inv
 from tests.chaos.client import Got, connect, exchange, request
 from tests.chaos.command import Command, command
 from tests.chaos.faultproxy import FaultProxy
-from tests.support.harness import chat, words
+from tests.support.harness import chat, spend, words
 
 ENGINES = 3
 FAULT_S = 10.0
@@ -97,11 +97,6 @@ async def one(url: str, number: int, dice: random.Random, seen: Seen) -> None:
     except (OSError, TimeoutError) as error:
         seen.ended["lost"] += 1
         seen.faults[f"lost by {type(error).__name__}"] += 1
-
-
-async def spend(seconds: float) -> None:
-    """Let time pass: how long a fault lasts and how often requests come is given in seconds."""
-    await asyncio.sleep(seconds)
 
 
 async def kill(site: Site) -> None:

@@ -28,6 +28,7 @@ from tests.support.harness import (
     event,
     resets,
     says,
+    spend,
     stands_still,
     until,
     words,
@@ -237,7 +238,7 @@ async def kill_one(r: Rig, dice: random.Random) -> None:
     """P or D: killed in mid-flight, and started again."""
     i = dice.randrange(2)
     await r.kill(i)
-    await asyncio.sleep(0.01)  # away for a moment, in which others are asked
+    await spend(0.01)  # away for a moment, in which others are asked
     await r.start(i)
 
 
@@ -310,7 +311,7 @@ async def test_r21_hand_over_faults(rig: Floor, monkeypatch: pytest.MonkeyPatch)
         for i in range(FAULTS):
             kind = dice.choice(list(HAND_OVER_FAULTS))
             asked = asyncio.create_task(r.ask(words(1200, f"r{i}-"), max_tokens=2))
-            await asyncio.sleep(dice.random() * 0.03)  # at any moment of a hand-over
+            await spend(dice.random() * 0.03)  # at any moment of a hand-over
             if not asked.done():
                 await HAND_OVER_FAULTS[kind](r, dice)
             got = await asked
@@ -337,7 +338,7 @@ async def test_r10_overload(rig: Floor) -> None:
 
     async def slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await one_is_refused.wait()
-        await asyncio.sleep(0.02)  # less would be no overload
+        await spend(0.02)  # less would be no overload
         await GOOD(reader, writer)
 
     options = SLOW_PROBES | {"active_prefill_tokens_threshold": 200, "max_queue": 8}

@@ -32,11 +32,14 @@ from tests.support.harness import (
     plain,
     resets,
     says,
+    stands_still,
     until,
     words,
 )
 
 READERS = 200
+WATCHED = 1000
+"""Requests of others, each with a look: more than 6 s of them, of which there were 5 a second."""
 READER_BYTES = 256 << 10
 STREAMS = 500
 SAID: Any = [{"role": "user", "content": "hello"}]
@@ -44,18 +47,26 @@ SAID: Any = [{"role": "user", "content": "hello"}]
 BODY = orjson.dumps(chat("x"))
 
 
-async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+class Flood:
     """Events without end, as fast as they are taken."""
-    writer.write(STREAM_HEAD)
-    piece = chunk(event("x" * 30_000))
-    while True:
-        writer.write(piece)
-        await writer.drain()
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        piece = chunk(event("x" * 30_000))
+        while True:
+            writer.write(piece)
+            await writer.drain()
+            self.taken += 1
 
 
 @pytest.mark.timeout(600)
 async def test_r2_stalled_readers(rig: Floor, tmp_path: Path) -> None:
-    async with Scripted(floods) as engine, Scripted(model="other") as calm:
+    """Once the flood stands nothing more is taken, however long it is watched: that is counted."""
+    flood = Flood()
+    async with Scripted(flood) as engine, Scripted(model="other") as calm:
         async with command(tmp_path / "c", [engine.url, calm.url]) as proxy:
             await proxy.up(2)
             assert (await proxy.ask(model="other")).text == "fine"
@@ -67,10 +78,12 @@ async def test_r2_stalled_readers(rig: Floor, tmp_path: Path) -> None:
                 connection.send(request(BODY, {}))
                 held.append(connection)
             await until(lambda: engine.busy == READERS, "all are served")
+            taken = await stands_still(lambda: flood.taken)
             highest = 0
-            for _ in range(100):
+            for _ in range(WATCHED):
                 assert (await proxy.ask(model="other")).text == "fine", "others are served"
                 highest = max(highest, proxy.rss_bytes)
+            assert (flood.taken, engine.busy) == (taken, READERS), "all are held back"
             for connection in held:
                 connection.close("RST")
             await until(lambda: not engine.busy, "all are let go")
@@ -174,15 +187,16 @@ async def test_r22_event_loop_block(rig: Floor) -> None:
     async with rig(many, **SLOW_PROBES) as r:
         big = words(200_000)
 
-        async def over_and_over(text: str) -> None:
-            for count in range(30):
-                assert (await r.ask(f"{count}{text}")).is_done
+        async def over_and_over(text: str) -> int:
+            return sum([(await r.ask(f"{count}{text}")).is_done for count in range(30)])
 
-        async def scrapes() -> None:
-            for _ in range(100):
-                assert (await exchange(r.url, request(None, {}, "/metrics", "GET"))).status == 200
+        async def scrapes() -> int:
+            scrape = request(None, {}, "/metrics", "GET")
+            return sum([(await exchange(r.url, scrape)).status == 200 for _ in range(100)])
 
-        await asyncio.gather(*map(over_and_over, ("small", "little", big)), scrapes())
+        texts = ("small", "little", big)
+        done = await asyncio.gather(*map(over_and_over, texts), scrapes())
+        assert done == [30, 30, 30, 100]
 
 
 async def test_r4_official_openai_client(rig: Floor) -> None:

@@ -34,6 +34,7 @@ from tests.support.harness import (
     chunk,
     event,
     stalls,
+    stopped,
     until,
     words,
 )
@@ -326,9 +327,7 @@ async def test_f94_signals_that_change_nothing(rig: Floor, tmp_path: Path) -> No
 async def test_f94_stopped_and_continued(rig: Floor, tmp_path: Path) -> None:
     options = ("--idle-timeout", "2", "--ttft-timeout", "2", "--health-timeout", "1")
     async with streaming(rig, tmp_path / "c", *options) as (proxy, asked, engine):
-        proxy.kill(signal.SIGSTOP)
-        await asyncio.sleep(3)  # the time is what is tested: longer than any limit
-        proxy.kill(signal.SIGCONT)
+        await stopped(proxy.process.pid, 3.0)
         await engine.says_more()
         engine.may_end.set()
         got = await asked

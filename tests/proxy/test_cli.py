@@ -17,7 +17,12 @@ from proxy.cli import warn_of_options
 from proxy.config.load import load
 from proxy.core.connectors import CONNECTORS
 from replayer.simulator.host import SimFleet
-from tests.support.harness import addresses, chat, until
+from tests.support.harness import (
+    addresses,
+    chat,
+    stopped,
+    until,
+)
 
 COMMAND = [sys.executable, "-m", "proxy.cli"]
 
@@ -168,9 +173,7 @@ async def test_a_stopped_process_blames_nobody_for_the_time(tmp_path: Path) -> N
 
                 asked = [group.create_task(ask()) for _ in range(8)]
                 await until(lambda: begun == 8, "streams")
-                process.child.send_signal(signal.SIGSTOP)
-                await asyncio.sleep(3)  # the time is what is tested: longer than any limit
-                process.child.send_signal(signal.SIGCONT)
+                await stopped(process.child.pid, 3.0)
             assert all(task.result().endswith(b"data: [DONE]\n\n") for task in asked)
             process.child.send_signal(signal.SIGTERM)
             assert await process.child.wait() == 0

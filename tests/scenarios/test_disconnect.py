@@ -20,6 +20,7 @@ from tests.support.harness import (
     chunk,
     event,
     proxied,
+    spend,
     stalls,
     until,
     words,
@@ -137,7 +138,7 @@ async def test_many_leave_at_random_moments_of_an_offload(tmp_path: Path) -> Non
     async with proxied(tmp_path, 2, sim=sim, **options) as (proxy, fleet):
         for i in range(24):
             writer = await send(proxy, chat(words(3000, f"r{i}")))
-            await asyncio.sleep(i * 0.002)  # at another moment each: that is the input
+            await spend(i * 0.002)  # at another moment each: that is the input
             leave(writer, "RST" if i % 2 else "FIN")
         await proxy.at_rest()
         await until(lambda: proxy.connections() == 0)

@@ -27,6 +27,7 @@ from tests.support.harness import (
     chunk,
     event,
     says,
+    spend,
     until,
 )
 
@@ -141,7 +142,7 @@ async def test_a_slow_client_has_its_time_for_a_streams_end(
         async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             async with narrow(proxy) as (reader, writer):
                 writer.write(ask(path))
-                await asyncio.sleep(0.7)  # the time is what is tested: longer than GRACE_S
+                await spend(0.7)  # the time is what is tested: longer than GRACE_S
                 async with asyncio.timeout(WAIT_S):
                     answer = await reader.readuntil(b"\r\n\r\n") + await until_end(reader)
             assert answer.count(b"x" * 1000) == b"".join(pieces).count(b"x" * 1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import repeat
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import anthropic
 import openai
 import orjson
 import pytest
@@ -31,6 +31,7 @@ from tests.support.harness import (
     plain,
     resets,
     says,
+    spend,
     stalls,
     until,
 )
@@ -328,7 +329,7 @@ async def test_a_late_instance_is_left_for_another(
     monkeypatch.setattr(time_limits, "FIRST_TOKEN_FIXED_S", 0.2)
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await asyncio.sleep(1.0)  # the time is what is tested: longer than the scaled limit
+        await spend(1.0)  # the time is what is tested: longer than the scaled limit
         await says(ANSWER)(reader, writer)
 
     settings: dict[str, Any] = {"kv_connector": "none", "health_interval": 60}
@@ -343,10 +344,16 @@ async def test_a_late_instance_is_left_for_another(
             await proxy.at_rest()
 
 
+@pytest.fixture(scope="module")
+def anthropic() -> Any:
+    """Above a second to import, for every process that only collects this file as well."""
+    return importlib.import_module("anthropic")
+
+
 @pytest.mark.parametrize(
     "script", [pytest.param(b[1], id=b[0]) for b in BREAKS if b[3] != "bad_upstream"]
 )
-async def test_the_official_clients_raise(tmp_path: Path, script: Script) -> None:
+async def test_the_official_clients_raise(tmp_path: Path, anthropic: Any, script: Script) -> None:
     said: Any = [{"role": "user", "content": "hello"}]
     options: dict[str, Any] = {"api_key": "x", "max_retries": 0}
     async with fed(tmp_path, script, idle_timeout=0.1) as (proxy, _):

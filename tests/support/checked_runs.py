@@ -1,5 +1,8 @@
 """Runs with known constants, and how near a fit comes to them."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from analysis.check.check import (
@@ -7,12 +10,24 @@ from analysis.check.check import (
 )
 from analysis.check.fit import Constants
 from replayer.engine.costs import IntakeCost
+from tests.support.recorded import write_run
+from tests.support.traces import sample_in_blocks_of
 
 SLOW = Constants(
     a0=12e-3, a1=70e-6, a2=2e-4, a3=9e-8, a4=4e-10, x0=0.05, x1=1e-5,
     intake=4e-3, intake_per_token=4e-7,
 )  # fmt: skip
 PROXY = IntakeCost(3e-3, 2e-7)
+
+
+FITTED_BLOCK_TOKENS = 256
+"""A fit repeats its run a thousand times: with blocks of 64 tokens each takes twice as long."""
+
+
+def write_run_to_fit(folder: Path, constants: Constants, limit: int, **options: Any) -> None:
+    """Write down a run whose constants are then fitted."""
+    trace = sample_in_blocks_of(FITTED_BLOCK_TOKENS, folder)
+    write_run(folder, constants, PROXY, limit=limit, trace=trace, **options)
 
 
 def chunk_s(constants: Constants) -> float:

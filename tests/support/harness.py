@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -22,6 +24,10 @@ WAIT_S = 30.0
 """Nothing takes this long, on a machine with much else to do either."""
 
 
+STILL_LOOKS = 20
+"""Of `until`, a tenth of a second at least: nothing tells that nothing happens any more."""
+
+
 async def until(condition: Callable[[], Any], what: str = "", limit_s: float = WAIT_S) -> None:
     """Wait for a condition, not for a time. The condition may be a coroutine function."""
     try:
@@ -36,13 +42,29 @@ async def until(condition: Callable[[], Any], what: str = "", limit_s: float = W
 
 
 async def stands_still(value: Callable[[], Any]) -> Any:
-    """The value, once it has not changed for a tenth of a second: nobody takes any more bytes."""
-    seen, now = object(), value()
-    while seen != now:
-        seen = now
-        await asyncio.sleep(0.1)  # nothing tells that nothing happens
-        now = value()
-    return now
+    """The value, once it is the same at so many looks: nobody takes any more bytes."""
+    seen, looks = value(), 0
+
+    def is_still() -> bool:
+        nonlocal seen, looks
+        before, seen = seen, value()
+        looks = looks + 1 if seen == before else 0
+        return looks == STILL_LOOKS
+
+    await until(is_still, "standing still")
+    return seen
+
+
+async def spend(seconds: float) -> None:
+    """Let time pass where it is the input: when something strikes, or how long it lasts."""
+    await asyncio.sleep(seconds)  # the one place for that; each call says why
+
+
+async def stopped(pid: int, seconds: float) -> None:
+    """Stop a process and continue it: it sees its clock jump by so much."""
+    os.kill(pid, signal.SIGSTOP)
+    await spend(seconds)  # what is tested: longer than any limit of the process
+    os.kill(pid, signal.SIGCONT)
 
 
 async def apart(writer: asyncio.StreamWriter, pieces: Iterable[bytes], pause_s: float) -> None:
@@ -52,7 +74,7 @@ async def apart(writer: asyncio.StreamWriter, pieces: Iterable[bytes], pause_s: 
             return
         writer.write(piece)
         await writer.drain()
-        await asyncio.sleep(pause_s)
+        await asyncio.sleep(pause_s)  # less, and two would be read as one
 
 
 async def is_set_within(event: asyncio.Event, seconds: float) -> bool:

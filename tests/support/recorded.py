@@ -46,12 +46,13 @@ def write_run(
     engines: int = 2,
     limit: int = 60,
     scale: float = 1.0,
+    trace: Path = SAMPLE,
     **options: Any,
 ) -> None:
     """`constants` in engine seconds; the log's clock runs `scale` times slower than theirs."""
     folder.mkdir(exist_ok=True)
     names = [f"engine{at}" for at in range(engines)]
-    load = [str(SAMPLE), "--limit", str(limit), "--speedup", str(2 * scale)]
+    load = [str(trace), "--limit", str(limit), "--speedup", str(2 * scale)]
     instances = [f"{name}=http://127.0.0.1:1" for name in names]
     record = {
         "engines": [{"speed": scale}] * engines,

@@ -1,5 +1,6 @@
 """The sample trace, and rows of every format."""
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,20 @@ def write(path: Path, *rows: dict[str, Any] | bytes) -> Path:
     lines = [row if isinstance(row, bytes) else orjson.dumps(row) for row in rows]
     path.write_bytes(b"\n".join(lines))
     return path
+
+
+def sample_in_blocks_of(tokens: int, folder: Path) -> Path:
+    """The sample trace's prompts, cut into larger blocks: a model of them has less to count."""
+    head, *lines = map(orjson.loads, gzip.decompress(SAMPLE.read_bytes()).splitlines())
+    merged = tokens // head["trace"]["block_size"]
+    head["trace"]["block_size"] = tokens
+    ids: dict[int, int] = {}
+    for row in lines:
+        runs = row.pop("hash_runs")
+        blocks = [block for start, count in runs for block in range(start, start + count)]
+        # A block's id stands for the whole prompt up to its end: the last one's names them all.
+        row["hash_ids"] = [ids.setdefault(one, len(ids)) for one in blocks[merged - 1 :: merged]]
+    return write(folder / "trace.jsonl", head, *lines)
 
 
 GOOD = {"session_id": "s", "input_length": 5, "output_length": 1, "hash_ids": [1], "timestamp": 0}

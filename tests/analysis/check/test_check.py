@@ -17,7 +17,7 @@ from analysis.check.fit import Constants, Fit
 from analysis.check.logs import read_run_log, samples_of
 from replayer.engine.costs import IntakeCost
 from replayer.virtual.recorded import read_recorded
-from tests.support.checked_runs import PROXY, SLOW, assert_recovered
+from tests.support.checked_runs import PROXY, SLOW, assert_recovered, write_run_to_fit
 from tests.support.recorded import write_run
 
 FAST = Constants(
@@ -31,7 +31,7 @@ def ratios(check: Check) -> dict[str, float]:
 
 
 def test_fitted_constants_predict_a_run_of_the_cost_policy(tmp_path):
-    write_run(tmp_path, FAST, PROXY, scale=6.0, limit=24, offload_policy="cost")
+    write_run_to_fit(tmp_path, FAST, scale=6.0, limit=30, offload_policy="cost")
     check = check_run(tmp_path)
     assert_recovered(check, FAST)
     found = ratios(check)

@@ -4,12 +4,12 @@ import orjson
 import pytest
 
 from analysis.cli import main
-from tests.support.checked_runs import PROXY, SLOW
-from tests.support.recorded import read_lines, write_lines, write_run
+from tests.support.checked_runs import SLOW, write_run_to_fit
+from tests.support.recorded import read_lines, write_lines
 
 
 def test_the_command_tells_by_its_status(tmp_path, capsys):
-    write_run(tmp_path, SLOW, PROXY, limit=10)
+    write_run_to_fit(tmp_path, SLOW, limit=16)
     out = tmp_path / "out" / "check.json"
     assert main(["check", str(tmp_path), "--json", str(out)]) == 0
     printed = capsys.readouterr().out

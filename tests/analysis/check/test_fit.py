@@ -7,8 +7,8 @@ from analysis.check.check import (
 )
 from analysis.check.fit import Constants, line
 from analysis.check.logs import Overhead
-from tests.support.checked_runs import PROXY, SLOW, assert_recovered, chunk_s
-from tests.support.recorded import read_lines, write_lines, write_run
+from tests.support.checked_runs import SLOW, assert_recovered, chunk_s, write_run_to_fit
+from tests.support.recorded import read_lines, write_lines
 
 
 def moving_s(constants: Constants) -> float:
@@ -16,7 +16,7 @@ def moving_s(constants: Constants) -> float:
 
 
 def test_known_constants_are_recovered_from_a_run_with_transfers(tmp_path):
-    write_run(tmp_path, SLOW, PROXY, limit=24, offload_policy="seed-heuristic")
+    write_run_to_fit(tmp_path, SLOW, limit=30, offload_policy="seed-heuristic")
     check = check_run(tmp_path)
     assert_recovered(check, SLOW)
     assert moving_s(check.fitted.constants) == pytest.approx(moving_s(SLOW), rel=0.3)
@@ -25,7 +25,7 @@ def test_known_constants_are_recovered_from_a_run_with_transfers(tmp_path):
 
 
 def test_a_disturbed_log_still_gives_the_constants(tmp_path):
-    write_run(tmp_path, SLOW, PROXY, limit=24)
+    write_run_to_fit(tmp_path, SLOW, limit=30)
     log = read_lines(tmp_path / "proxy.jsonl")
     for row in log[::12]:
         row["t_first_token"] += 2.0 * (row["t_first_token"] - row["t_decode_sent"])
@@ -37,7 +37,7 @@ def test_a_disturbed_log_still_gives_the_constants(tmp_path):
 
 
 def test_what_a_run_never_did_is_as_the_simulator_has_it(tmp_path):
-    write_run(tmp_path, SLOW, PROXY, limit=16, offload_policy="never")
+    write_run_to_fit(tmp_path, SLOW, limit=30, offload_policy="never")
     check = check_run(tmp_path)
     assert {"x0", "x1"}.isdisjoint(check.fitted.seen)
     assert check.fitted.constants.x0 == check.true.x0

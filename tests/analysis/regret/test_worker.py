@@ -12,7 +12,7 @@ from tests.support.waiting import until_true
 def test_a_worker_ends_with_its_caller(tmp_path: Path) -> None:
     """Its timer runs once it has read its call, which here leaves a file to say so."""
     begun = tmp_path / "begun"
-    busy = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(50)"
+    busy = f"import pathlib, signal; pathlib.Path({str(begun)!r}).touch(); signal.pause()"
     code = f"from analysis.regret.worker import call; call(exec, {busy!r})"
     with subprocess.Popen([sys.executable, "-c", code]) as caller:
         until_true(begun.exists)

@@ -136,7 +136,7 @@ def test_the_facts_are_found_whatever_it_holds(one: Any, other: Any, key: str) -
 
 @pytest.mark.parametrize("ids", [[0, -1], [1, [2]]])
 def test_a_list_that_is_no_ids_is_looked_at_in_bounds(ids: list[Any]) -> None:
-    prompt = ids * 300_000
+    prompt = ids * 700_000
     facts, _ = TokenEstimator().facts("/v1/completions", {}, {"prompt": prompt})
     assert facts.prompt_tokens >= 1
     assert len(facts.block_hashes) < 1 << 15

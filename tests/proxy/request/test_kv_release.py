@@ -23,6 +23,7 @@ from tests.support.harness import (
     plain,
     proxied,
     says,
+    spend,
     stalls,
     until,
     words,
@@ -287,7 +288,7 @@ async def test_many_leave_at_any_moment(tmp_path: Path) -> None:
     async with proxied(tmp_path, 3, sim=sim, **options) as (proxy, fleet):
         for i in range(30):
             writer = await send(proxy, chat(words(3000, f"r{i}"), max_tokens=20))
-            await asyncio.sleep(i * 0.003)  # at another moment each: that is the input
+            await spend(i * 0.003)  # at another moment each: that is the input
             leave(writer, "RST" if i % 2 else "FIN")
         await proxy.at_rest()
         await until(lambda: proxy.connections() == 0, "no upstream connection in use")

@@ -20,7 +20,15 @@ from proxy.net.timeouts import Clock
 from proxy.state.queue import Ticket, WaitingRoom, priority_of
 from proxy.telemetry.metrics import Metrics
 from tests.scenarios.test_disconnect import leave, send
-from tests.support.harness import ANSWER, Answer, RawEngine, ServedProxy, chat, until
+from tests.support.harness import (
+    ANSWER,
+    WAIT_S,
+    Answer,
+    RawEngine,
+    ServedProxy,
+    chat,
+    until,
+)
 
 ONE_AT_A_TIME: dict[str, Any] = {
     "active_prefill_tokens_threshold": 0,
@@ -102,6 +110,24 @@ async def test_the_end_of_a_cool_down_wakes(tmp_path: Path) -> None:
         engine.answer(2)
         assert (await proxy.post(chat("x"))).status == 200
         assert proxy.metric("queue_wait_seconds_count", end="admitted") == 1
+
+
+async def test_a_cool_down_that_ends_during_a_look_is_seen_by_the_next(metrics: Metrics) -> None:
+    """A timer may come a moment early: the look refuses, and the end has passed right after it."""
+    readings = [100.0]
+    clock = Clock()
+    clock.now_s = lambda: readings.pop(0) if len(readings) > 1 else readings[0]
+    router = Router(RouterConfig(prefill_throughput=20_000))
+    router.add(Instance("i", "http://i"))
+    router.gate.mark_busy("i", 100.02)
+    room = WaitingRoom(router, clock, metrics, QueueLimits(8, 1000, WAIT_S), {})
+    facts = RequestFacts("m", None, 100, [], 1.0)
+    busy = room.admit(facts)
+    assert isinstance(busy, Reject)
+    turn = room.enter(facts, busy, Priority.NORMAL, 10)
+    assert isinstance(turn, Ticket)
+    readings[:] = [100.0199, 100.0201]
+    assert isinstance(await room.wait(turn), Route)
 
 
 async def test_another_limit_or_another_instance_wakes(tmp_path: Path) -> None:

@@ -16,7 +16,12 @@ from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.connection import HEAD_BYTES, SLICE_BYTES
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
-from tests.support.harness import WAIT_S, plain, until
+from tests.support.harness import (
+    WAIT_S,
+    let_out,
+    plain,
+    until,
+)
 from tests.support.upstream_peer import OK, Peer, ask, serving
 
 
@@ -209,7 +214,7 @@ async def test_a_long_body_arrives_whole(more: int, is_slow: bool) -> None:
                 await reader.readuntil(b"\r\n\r\n")
                 if is_slow:
                     got.append(await reader.readexactly(len(body) // 2))
-                    await asyncio.sleep(0.05)  # its sender fills what the kernel holds
+                    await let_out()  # its sender fills what the kernel holds
                 got.append(await reader.readexactly(len(body) - sum(map(len, got))))
                 writer.write(OK)
 
