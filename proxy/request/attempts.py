@@ -205,17 +205,17 @@ class Attempts:
         return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late))
 
     def prefill_late(self) -> list[Action]:
-        """P has not answered in time; tells whether D begins as well."""
+        """P has not answered in time: the actions, empty where D does not begin as well."""
         return self._flow.prefill_late(self._owners.clock.now_s())
 
     def prefill_unwanted(self, edits: Edits | None) -> None:
-        """A leg to P is over that nobody waits for; `edits`: P holds KV."""
+        """The request no longer waits for P, whose leg is over; `edits`: P has answered, and holds KV."""
         self._edits = edits
         now_s = self._owners.clock.now_s()
         self.perform(self._flow.left_prefill_over(now_s, is_handed=edits is not None))
 
     def prefilled(self, result: Edits | PrefillFailed, start_s: float) -> list[Action]:
-        """P's leg, begun at `start_s`, is over: what the flow wants next."""
+        """P's leg, begun at `start_s`, is over; returns the next actions."""
         owners, now_s = self._owners, self._owners.clock.now_s()
         if isinstance(result, PrefillFailed):
             actions = self._flow.prefill_failed(result.why, now_s, result.failure)
@@ -228,7 +228,7 @@ class Attempts:
         return actions
 
     def prefill_begins(self) -> float:
-        """Note the time; returns it."""
+        """Note when P's leg begins; returns that time, monotonic seconds."""
         clock = self._owners.clock
         now_s = clock.now_s()
         self._record.t_prefill_sent = clock.unix(now_s)
@@ -240,7 +240,7 @@ class Attempts:
         self.perform(self._flow.hedge_failed(self.failure(failure), now_s))
 
     def d_answered(self) -> None:
-        """What D computes by itself has its first event."""
+        """D's own attempt, hedge or fall-back, has its first event."""
         if self._flow.state is State.HEDGED:
             self.perform(self._flow.hedge_answered(self._owners.clock.now_s()))
         else:
@@ -294,7 +294,7 @@ class Attempts:
         self._flow.release_over(result, self._owners.clock.now_s())
 
     def _fell_back(self, action: FellBack) -> None:
-        """What P said of itself may be wrong, unless it was only late."""
+        """The offload has ended: P's engine id is asked again, unless P was only late."""
         owners, why = self._owners, action.why
         p = owners.instances.get(action.prefill.name) if action.prefill else None
         if p is not None and why is not Fallback.P_LATE:
@@ -324,7 +324,7 @@ class PrefillRace:
         self._start_s = 0.0
 
     async def run(self) -> list[Action] | UpstreamResponse:
-        """What the flow wants after P, or D's answer; raises D's failure after P's."""
+        """D's answer, or the next actions after P's; raises UpstreamFailure where both failed."""
         self._start_s = self._attempts.prefill_begins()
         if math.isinf(self._leg.hedge_at_s):
             return self._prefilled(await self._prefill())
@@ -363,7 +363,7 @@ class PrefillRace:
     async def _first(
         self, prefill: asyncio.Task[Edits | PrefillFailed], hedge: asyncio.Task[None]
     ) -> list[Action] | None:
-        """What the flow wants after P where P counts; None where D does."""
+        """The next actions where P's result counts; None where D's does."""
         await asyncio.wait({prefill, hedge}, return_when=asyncio.FIRST_COMPLETED)
         if not prefill.done():
             if self._failures:

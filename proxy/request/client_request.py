@@ -28,13 +28,13 @@ from proxy.protocol.headers import forwarded
 from proxy.state.access import SALT, Grant
 
 MIN_RATE = 1024
-"""Bytes per second that a body must come with on average, once a third of its time is over."""
+"""Least average rate of a body, bytes per second, checked once a third of its time is over."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Of a client's body: size, and seconds until it is complete."""
+    """Limits on a client's body: bytes, and seconds until it is complete."""
 
     bytes: int
     seconds: float

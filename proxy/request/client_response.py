@@ -60,7 +60,7 @@ class ClientResponse(AiohttpResponse):
         return head
 
     async def taken(self) -> None:
-        """Wait until the client has taken most of what was written; bounded by the caller."""
+        """Wait until the client has read most of what was written; the caller sets the time limit."""
         await self._request.writer.drain()
 
     def cut(self, last_words: bytes | None) -> None:
@@ -79,11 +79,11 @@ class ClientResponse(AiohttpResponse):
 
 
 AT_ONCE_BYTES = 32768
-"""An empty transport takes so much and is not full, so its client need not be waited for."""
+"""An answer up to this size never fills an empty transport, so there is no wait for the client."""
 
 
 def is_whole(request: web.Request, reply: UpstreamResponse) -> bool:
-    """Whether the answer is complete and its client can be given it now."""
+    """Whether the answer is complete and can be written to the client at once."""
     if not reply.is_over or reply.is_stream or type(reply.framing) is not Length:
         return False
     transport = request.transport
@@ -95,10 +95,10 @@ def is_whole(request: web.Request, reply: UpstreamResponse) -> bool:
 def pass_on(
     request: web.Request, reply: UpstreamResponse, response: ClientResponse
 ) -> bytes | None:
-    """Write it; gives its usage object as JSON bytes, where it has one."""
+    """Write a whole answer; returns its usage object as JSON bytes, or None."""
     assert request.transport is not None
     body = b"".join(reply.body)
-    # uvloop's word for closed in this turn of the loop: the task is cancelled in the next one.
+    # uvloop says so where the client closed in this turn of the loop; the task is cancelled next.
     with suppress(RuntimeError):
         request.transport.write(response.begin(reply) + body)
     response.note_end()

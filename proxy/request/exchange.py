@@ -49,9 +49,9 @@ from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.requests import RequestTelemetry
 
 _GIANT_BYTES = 1 << 19
-"""From here on a body's texts take about a millisecond and more."""
+"""A body of this size is examined in a thread: its texts take a millisecond and more."""
 SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
-"""Streams end meanwhile, and their buffers with them."""
+"""Seconds in which streams end and free their buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class RequestOwners:
         return not self.in_flight.is_leaving and self.memory.level is Level.NORMAL
 
     def is_too_heavy_now(self, facts: RequestFacts) -> bool:
-        """Whether memory is too short for this one: HEAVY wherever it would run."""
+        """Whether memory is too short for this request, which is HEAVY on every instance."""
         return (
             self.memory.level >= Level.NO_HEAVY
             and self.router.least_new_tokens(facts) >= self.options.settings.heavy_threshold
@@ -117,7 +117,7 @@ class Exchange:
         self._flow: RequestFlow | None = None
 
     async def run(self) -> web.StreamResponse:
-        """Serve the request; only a client that left makes this raise."""
+        """Serve the request; raises CancelledError where the client has left, and nothing else."""
         total_s = self.owners.options.settings.total_timeout
         scope = Limit(total_s)
         try:
@@ -141,7 +141,7 @@ class Exchange:
         finally:
             self.owners.in_flight.leave(scope)
             self._finish()
-            if self._stream is not None:  # two cycles that only the collector would end
+            if self._stream is not None:  # two reference cycles that only the collector would free
                 self._stream.let_go()
                 self._stream = None
 
@@ -190,7 +190,7 @@ class Exchange:
         return owners.waiting.admit(self.facts)
 
     async def _wait(self, reject: Reject) -> Route | Reject:
-        """Everybody is busy: wait for a turn, where there is room and time for it."""
+        """Every instance is busy: wait in the queue, if it has room and time."""
         record, clock, room = self.record, self.owners.clock, self.owners.waiting
         if reject is SHORT_OF_MEMORY:
             return reject
@@ -205,7 +205,7 @@ class Exchange:
         return admitted
 
     def _place(self, route: Route) -> tuple[RequestFlow, Attempts]:
-        """An instance has been found: nothing may wait between the admission and this."""
+        """Start the flow of an admitted request. No await may stand between admission and this."""
         self.route = route
         owners, record = self.owners, self.record
         now_s = owners.clock.now_s()
@@ -238,7 +238,7 @@ class Exchange:
             response = ClientResponse(self.request, answer, self._extra_lines())
             self._usage = pass_on(self.request, answer, response)
             return response
-        # Nobody is asked again: the prompt need not stay for as long as the stream.
+        # No other instance will be asked: free the prompt before the stream, not after it.
         del self.out
         self._stream = Streaming(owners.clock, owners.telemetry, record, flow, attempts.blame)
         heartbeat_s = owners.options.settings.heartbeat_interval
@@ -256,7 +256,7 @@ class Exchange:
         return responses.error(error, self._extra_headers())
 
     def _end_early(self, total_s: float) -> web.StreamResponse:
-        """The time is up: the request's own, or the proxy's."""
+        """End a request whose total timeout, or the proxy's drain time, is over."""
         late = f"not finished in {total_s:g} s (--total-timeout)"
         error: ProxyError = UpstreamTimeoutError(late, code="total_timeout")
         if self.owners.in_flight.is_cutting:
@@ -300,7 +300,7 @@ class Exchange:
         owners.telemetry.over(record, endpoint_of(self.path).label)
 
     def _complete(self) -> None:
-        """The record's last fields."""
+        """Fill the record's last fields."""
         record, route = self.record, self.route
         record.t_done = self.owners.clock.unix_now()
         if route is not None:
@@ -315,7 +315,7 @@ class Exchange:
         telemetry_record.note_usage(record, self._stream.usage if self._stream else self._usage)
 
     def _learn(self) -> None:
-        """Bytes per token, and whether an offload's KV really arrived on D."""
+        """Learn bytes per token, and whether an offload's KV arrived on D."""
         record, owners = self.record, self.owners
         if record.prompt_tokens is None:
             return

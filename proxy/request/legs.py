@@ -71,7 +71,7 @@ async def _prefill(
     headers = with_request_id(out.headers, request_id)
     reply = await p.send(out.method, out.path, headers, body, on_sent)
     try:
-        # One that streams although it was told not to is not listened to.
+        # An answer that streams although it was told not to is of no use.
         answer = b"" if reply.is_stream else await reply.read(ANSWER_BYTES + 1)
     finally:
         reply.close()
@@ -111,7 +111,7 @@ def fallback_of(failure: UpstreamFailure) -> Fallback:
 
 
 class FirstEventLimit(Limit):
-    """A limit on the first event: `seconds`, but `cap_s` where nobody else could be asked."""
+    """Limit on the first event: `seconds`, or `cap_s` while no other instance could be asked."""
 
     __slots__ = ("_has_other", "_is_final", "cap_s")
 
@@ -124,7 +124,7 @@ class FirstEventLimit(Limit):
         self._is_final = False
 
     def reschedule(self, when_s: float) -> None:
-        """Another end, in the loop's time, which counts whoever else there is."""
+        """Set another end, in the loop's time; then no other instance is considered."""
         self._is_final = True
         super().reschedule(when_s)
 
@@ -183,7 +183,7 @@ async def _decode(
         if not is_plainly_good(reply):
             await look_at(reply)
         elif reply.status == 200:
-            # Up to so much of it, an answer that breaks off can be had from somebody else.
+            # Held back up to HOLD_BYTES: an answer that breaks off before can be had elsewhere.
             while not reply.is_over and reply.held_bytes <= HOLD_BYTES and await reply.more():
                 pass
             if reply.failure is not None:

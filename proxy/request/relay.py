@@ -29,7 +29,7 @@ from proxy.request.client_response import ClientResponse
 GROW_EVENTS = 16
 """Output is charged in steps of this many events."""
 EVENT_BYTES = 1 << 20
-"""A longer event is refused: until its end is there it is kept."""
+"""Longest event in bytes; an incomplete event is kept in memory until its end has come."""
 LAST_CHUNK = b"0\r\n\r\n"
 HEARTBEAT = b": keepalive\n\n"
 GRACE_S = 1.0
@@ -40,14 +40,14 @@ class RelayState(IntEnum):
     """How far an answer has come on its way to the client."""
 
     WAITING = 0
-    """The client has nothing of it."""
+    """The client has no byte of the answer."""
     STREAMING = 1
     ENDING = 2
     """The last event of a stream has passed: its instance has a moment to end the answer."""
     ENDED = 3
-    """The client has all of it, or will with what is being written."""
+    """The client has all of the answer, or will have it with what is being written."""
     CUT = 4
-    """The client was told that no more comes."""
+    """The client was told that the answer ends here."""
 
 
 # A member of an enum is a slower look-up than a global.
@@ -84,7 +84,7 @@ class StreamCutError(Exception):
 
 
 class StalledClientError(ConnectionResetError):
-    """The client holds its connection and reads nothing: as good as gone."""
+    """The client holds its connection and reads nothing; it counts as gone."""
 
 
 class Relay:
@@ -151,7 +151,7 @@ class Relay:
         self.is_paused = False
 
     def _move(self, state: RelayState) -> None:
-        """Every change of the state, and what follows from the state alone."""
+        """Change the state: the one place that does, with what follows from the new state."""
         assert state in _STEPS[self.state], f"from {self.state} to {state}"
         self.state = state
         if state is _ENDED:
@@ -183,7 +183,7 @@ class Relay:
             reply.resume()
 
     def _look(self) -> None:
-        """Something waits for the client: whether it is too much."""
+        """Whether more waits for the client than its transport should hold."""
         if self._client.writing_paused:
             self._hold()
 
@@ -244,7 +244,7 @@ class Relay:
             self._hold()
 
     def _whole_events(self, body: bytes) -> bytes:
-        """What is complete now; the beginning of an event waits. Raises FramingError."""
+        """The part of the body that is whole events; the rest is kept. Raises FramingError."""
         held = self._held
         if held:
             start = max(0, len(held) - 2)
@@ -273,31 +273,31 @@ class Relay:
         return body
 
     def _drop(self, wire: bytes) -> None:
-        """What comes after the end is nobody's."""
+        """Discard what an instance sends after the end of its answer."""
         if self._frame(wire):
             self.reply.note_excess()
         self.reply.note_end(wire)
 
     def _hold(self) -> None:
-        """The client takes no more: pause its instance, and nobody else's."""
+        """The client reads too slowly: pause the connection to its instance, and no other."""
         self.is_paused = True
         self.reply.pause()
         self.reply.wake()
 
     def _progress(self) -> object:
-        """Another value whenever something has moved on either side."""
+        """A value that changes whenever bytes have moved on either side."""
         scanner = self.scanner
         moved = scanner.size - scanner.comments_size
         return moved, len(self._held), self.transport.get_write_buffer_size()
 
     def _beat(self) -> None:
-        """Nothing has come for a while: show the client, and what is in between, that we live."""
+        """Send a comment after silence: the client, and proxies before it, keep the connection."""
         is_idle = not (self.is_paused or self.state is _ENDED or self.transport.is_closing())
         if self._is_stream and is_idle and not self.transport.get_write_buffer_size():
             self._write(self._framed(HEARTBEAT))
 
     def _framed(self, body: bytes) -> bytes:
-        """Wire bytes for the client, with the end of the body where this is it."""
+        """Bytes for the client as chunks, with the final chunk at the end of the body."""
         if not self._wraps:
             return body
         return (wrap(body) if body else b"") + (LAST_CHUNK if self.state is _ENDED else b"")
@@ -360,10 +360,10 @@ class Relay:
         except TimeoutError as error:
             self._time_is_up(limit.seconds, error)
         finally:
-            self._limit = None  # a cycle that only the collector would end
+            self._limit = None  # a reference cycle that only the collector would free
 
     def _time_is_up(self, seconds: float, error: TimeoutError) -> None:
-        """Nothing has moved for so long: raises unless the client has all events of a stream."""
+        """Raise StreamCutError after silence, unless the client has every event of the stream."""
         late = f"for {seconds:.3g} s (--idle-timeout)"
         if self.is_paused:
             raise StalledClientError(f"the client took nothing {late}") from error
@@ -378,7 +378,7 @@ class Relay:
         raise StreamCutError(what, code, failure=failure, limit_s=seconds) from error
 
     async def _taken(self, limit: IdleLimit, idle_limit_s: float) -> None:
-        """Wait for the client, which has its own time also where the instance's is nearly over."""
+        """Wait for the client to read; with the client's own time limit."""
         if limit.seconds != idle_limit_s:
             limit.change(idle_limit_s)
         await self.response.taken()
@@ -388,7 +388,7 @@ class Relay:
         self.reply.resume()
 
     def _end_late(self) -> None:
-        """The stream's last event has long passed; its instance does not end the answer."""
+        """End an answer whose stream has ended but whose instance does not end it."""
         self._move(_ENDED)
         if self._wraps and not self.transport.is_closing():
             self._write(LAST_CHUNK)

@@ -25,7 +25,7 @@ from proxy.telemetry.requests import RequestTelemetry
 
 
 class Streaming:
-    """One answer on its way. `blame` hears which instance failed how."""
+    """Accounts for one streamed answer. `blame` is called with an instance's name and failure."""
 
     __slots__ = (
         "_blame",
@@ -107,7 +107,7 @@ class Streaming:
         """A piece passes: note the first token, charge what came since the last time."""
         record, scanner, route = self._record, self._scanner, self._route
         if not record.stream or self._relay is None or not self._relay.reply.is_stream:
-            return sys.maxsize  # it came in one piece, and was accounted for so
+            return sys.maxsize  # an answer in one piece: accounted for when it came
         if record.t_first_token is None:
             if not scanner.has_content:
                 return 0
@@ -128,7 +128,7 @@ class Streaming:
             transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
 
     def _lost(self, error: StreamCutError) -> None:
-        """The instance failed amid its answer: the client is told, and the instance blamed."""
+        """The instance failed within its answer: tell the client, and blame the instance."""
         outcome = Outcome.UPSTREAM_TRUNCATED
         if error.limit_s is not None:
             outcome = Outcome.UPSTREAM_TIMEOUT
