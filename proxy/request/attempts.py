@@ -209,7 +209,7 @@ class Attempts:
         return self._flow.prefill_late(self._owners.clock.now_s())
 
     def prefill_unwanted(self, edits: Edits | None) -> None:
-        """The request no longer waits for P, whose leg is over; `edits`: P has answered, and holds KV."""
+        """P's leg is over, and the request no longer waits for it; `edits`: P holds KV."""
         self._edits = edits
         now_s = self._owners.clock.now_s()
         self.perform(self._flow.left_prefill_over(now_s, is_handed=edits is not None))

@@ -60,7 +60,7 @@ class ClientResponse(AiohttpResponse):
         return head
 
     async def taken(self) -> None:
-        """Wait until the client has read most of what was written; the caller sets the time limit."""
+        """Wait until the client has read most of what was written; the caller limits the time."""
         await self._request.writer.drain()
 
     def cut(self, last_words: bytes | None) -> None:
