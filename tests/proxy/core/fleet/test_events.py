@@ -74,11 +74,14 @@ def test_one_that_is_gone_is_forgotten_and_returns_as_another(seen: Seen) -> Non
 def test_one_whose_first_probe_was_slow_is_still_the_first(seen: Seen) -> None:
     """Nothing says that there was another process, so what a predecessor told of it holds."""
     state = seen.member("b").state
+    state.start_s = 1000.0
     assert seen.events.probe_failed("b", "timeout", 0.0) is Change.SILENT
     assert seen.member("b").health.is_gone, "to be used by nobody"
     assert seen.events.probe_answered("b", 1.0) is Change.BACK
     assert seen.member("b").state is state
     assert (seen.member("b").incarnation, seen.forgotten) == (0, [])
+    assert seen.events.observe_start("b", 2000.0, 2.0), "this is another one"
+    assert (seen.member("b").incarnation, seen.forgotten) == (1, ["b"])
 
 
 def test_one_that_is_slow_keeps_what_it_holds(seen: Seen) -> None:
