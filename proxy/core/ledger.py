@@ -1,17 +1,17 @@
-"""Who is charged how many tokens, right now; and KV that broken hand-overs may still hold.
+"""Ongoing tokens per instance, and KV that broken hand-overs may still hold.
 
-A lease holds a tuple of charges. Every change of phase replaces that tuple: the old charges are
-taken back, the new ones made, in one step. Nothing else writes a counter, so the conservation law
-holds by construction: for each instance, the sum over live leases equals its counters, and
-without leases every counter is zero. Counters are never clamped, since a clamp would hide a leak.
+A lease holds a tuple of charges. Every change of phase replaces that tuple in one step: the old
+charges are subtracted, the new ones added. Nothing else writes a counter, so the conservation law
+holds by construction: for each instance, the sum over live leases equals its counters, and without
+leases every counter is zero. Counters are never clamped, since a clamp would hide a leak.
 
-A charge points at the account it was made on, which is that of one incarnation of an instance
-(core.instances). What comes after it has an account of its own, so a lease from before releases
-into the old one.
+A charge refers to the account on which it was made, that of one incarnation of an instance
+(core.instances). A later incarnation has an account of its own, so an older lease releases into the
+old one.
 
-Nobody can ask an engine what it has pinned. What a broken hand-over may have left behind
-(`UnreleasedKv`) counts against the instance's room for further ones until the engine's own timeout
-has let go of it.
+An engine does not report what it has pinned. KV that a broken hand-over may have left pinned
+(`UnreleasedKv`) counts against the instance's room for further hand-overs until the engine's own
+timeout has freed it.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class Lease:
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """What is charged now; empty once closed."""
+        """The present charges; empty once closed."""
         return self._charges
 
     @property
     def is_open(self) -> bool:
-        """Whether the lease can still change what is charged."""
+        """Whether the lease can still change its charges."""
         return self._ledger is not None
 
     def replace(self, charges: Iterable[Charge]) -> None:
-        """Take back the present charges and make these instead; without effect once closed."""
+        """Replace the present charges by these; without effect once closed."""
         if self._ledger is None:
             return
         for old in self._charges:
@@ -80,7 +80,7 @@ class Lease:
             )
 
     def close(self) -> None:
-        """Take back everything; idempotent."""
+        """Subtract all charges; idempotent."""
         if self._ledger is not None:
             self.replace(())
             self._ledger.forget(self)
@@ -94,15 +94,15 @@ class Ledger:
         self._states = states
         self._leases: set[Lease] = set()
         self.on_freed: Callable[[], None] | None = None
-        """Called after a lease changed; None while nobody waits for that."""
+        """Called after a lease has changed; None: no call."""
 
     def charge(self, name: str, phase: Phase, tokens: int) -> tuple[Charge, ...]:
-        """A charge on an instance; none for an instance that has left."""
+        """A charge on an instance; empty if the instance has left."""
         state = self._states.get(name)
         return () if state is None else (Charge(state.account, phase, tokens),)
 
     def load(self, name: str) -> Load:
-        """The present counters of an instance; KeyError when unknown."""
+        """The present counters of an instance; KeyError if it is unknown."""
         return self._states[name].account.load()
 
     def open(self, charges: Iterable[Charge]) -> Lease:
@@ -112,7 +112,7 @@ class Ledger:
         return lease
 
     def forget(self, lease: Lease) -> None:
-        """Called by a lease that closes."""
+        """Remove a lease; called by the lease when it closes."""
         self._leases.discard(lease)
 
     @property
@@ -138,22 +138,22 @@ class Ledger:
 
 
 class UnreleasedKv:
-    """Hand-overs whose KV instances may still hold, each for `hold_s` seconds."""
+    """Broken hand-overs whose KV an instance may still hold, each for `hold_s` seconds."""
 
     def __init__(self, hold_s: float, states: InstanceStates) -> None:
         self._hold_s = hold_s
         self._states = states
 
     def book(self, name: str, tokens: int, now_s: float) -> None:
-        """So many tokens may be pinned on an instance from now on."""
+        """`tokens` may be pinned on an instance from now on."""
         self._states.of(name).unreleased.append((now_s + self._hold_s, tokens))
 
     def on(self, name: str, now_s: float) -> tuple[int, int]:
-        """How many hand-overs, and their tokens, an instance may still hold."""
+        """Number of hand-overs whose KV an instance may still hold, and their tokens."""
         return self.on_each([self._states.of(name)], now_s)[0]
 
     def on_each(self, states: Iterable[InstanceState], now_s: float) -> list[tuple[int, int]]:
-        """The same of several; hardly ever is there any."""
+        """`on` for several instances; nearly always none has any."""
         return [
             _unreleased(state.unreleased, now_s) if state.unreleased else NONE_UNRELEASED
             for state in states

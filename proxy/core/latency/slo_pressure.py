@@ -13,7 +13,7 @@ import math
 MISS_RATIO = 0.1
 """Share of answers that may miss: the target is for the 90th percentile."""
 RATE = 0.02
-"""Step of the logarithm per answer: about a hundred answers move the price between its bounds."""
+"""Step of the logarithm: 40 misses, or 350 kept targets, move the price between its bounds."""
 LOWEST, HIGHEST = 0.7, 1.4
 """Bounds found in the league: below, decode steps become too slow, above, first tokens."""
 
