@@ -1,4 +1,4 @@
-"""What operators are told of each request: metrics, request log, a line on stderr, /decisions."""
+"""Counts and logs each step of a request: metrics, request log, stderr, GET /decisions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from proxy.telemetry.record import RequestRecord, note_route
 from proxy.telemetry.request_log import RequestLog
 
 DECISIONS_KEPT = 200
-"""For a look; the request log has them all. With what it could have done each is 3 kB and more."""
+"""Records kept for GET /decisions, 3 kB or more each; the request log has all of them."""
 
 
 class RequestTelemetry:
-    """The steps of a request that are counted and logged, over the metrics and the request log.
+    """Counts and logs the steps of a request, in the metrics and the request log.
 
     `decisions`: the records of the last placed requests, the newest last.
     """
@@ -33,7 +33,7 @@ class RequestTelemetry:
         self._now_s = now_s
 
     def rejected(self, reject: Reject) -> None:
-        """A request is answered busy."""
+        """A request is refused with a busy answer."""
         self.metrics.rejected.labels(reject.reason).inc()
         self.metrics.retry_after.observe(reject.retry_after_s)
 
@@ -46,15 +46,15 @@ class RequestTelemetry:
         self.decisions.append(record)
 
     def policy_failed(self, route: Route) -> None:
-        """Log what the policy raised when a request was placed, if it did."""
+        """Log the exception of the policy when a request was placed, if there was one."""
         if route.mistake is not None:
             self._failures.note_mistake(route.mistake, self._now_s())
 
     def failed(self, record: RequestRecord, kind: str, detail: str) -> None:
-        """A request failed because of an instance, and will not be repeated."""
+        """A request failed because of an instance, and will not be retried."""
         self._failures.note(record, kind, detail, self._now_s())
 
     def over(self, record: RequestRecord, endpoint: str) -> None:
-        """The record is complete. `endpoint`: its label."""
+        """The request is over and its record complete. `endpoint`: its metric label."""
         self.metrics.observe(record, endpoint)
         self.request_log.write(record)
