@@ -151,20 +151,20 @@ class Throttle:
 
     def turn(self, cause: Hashable, now_s: float) -> int | None:
         """Lines of `cause` suppressed since its last one; None: suppress this line too."""
-        until_s, unsaid = self._causes.get(cause, (now_s, 0))
+        until_s, suppressed = self._causes.get(cause, (now_s, 0))
         if now_s < until_s:
-            self._causes[cause] = until_s, unsaid + 1
+            self._causes[cause] = until_s, suppressed + 1
             return None
         self._causes.pop(cause, None)
         if len(self._causes) >= KEYS:
             del self._causes[next(iter(self._causes))]
         self._causes[cause] = now_s + LOG_EVERY_S, 0
-        return unsaid
+        return suppressed
 
 
-def more(unsaid: int) -> str:
+def more(suppressed: int) -> str:
     """End of a log line: the number of similar lines that were suppressed."""
-    return f"; {unsaid} more since the last line" if unsaid else ""
+    return f"; {suppressed} more since the last line" if suppressed else ""
 
 
 class FailureLog:
@@ -180,9 +180,9 @@ class FailureLog:
         if kind in _NO_FAULT:
             return
         name = record.decode_instance or "none"
-        unsaid = self._throttle.turn((name, kind), now_s)
-        if unsaid is not None:
-            rest = detail[:DETAIL_CHARS], record.request_id, more(unsaid)
+        suppressed = self._throttle.turn((name, kind), now_s)
+        if suppressed is not None:
+            rest = detail[:DETAIL_CHARS], record.request_id, more(suppressed)
             _log.warning("instance %s: %s: %s (request %s failed%s)", name, kind, *rest)
 
     def note_mistake(self, mistake: str, now_s: float) -> None:
@@ -190,7 +190,7 @@ class FailureLog:
 
         Once per line of code and interval, since the text may differ between requests.
         """
-        unsaid = self._throttle.turn(mistake.rpartition(" (")[2], now_s)
-        if unsaid is not None:
-            text = mistake + more(unsaid)
+        suppressed = self._throttle.turn(mistake.rpartition(" (")[2], now_s)
+        if suppressed is not None:
+            text = mistake + more(suppressed)
             _log.warning("the policy failed, requests are placed by load: %s", text)
