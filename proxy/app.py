@@ -1,6 +1,6 @@
-"""Wiring: build the parts, lead each path to its handler, start, drain, stop.
+"""Wiring: build the parts, map paths to handlers, start, drain, stop.
 
-A path that is not known is a 404, another method of one that is known a 405.
+An unknown path gets a 404, a known path with another method a 405.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from proxy.state.proxy_state import ProxyState
 
 
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:
-    """Routed answers: in aiohttp's name otherwise."""
+    """Set our Server header on routed answers; aiohttp would set its own."""
     del request
     response.headers["Server"] = SERVER
 
 
 def _only(methods: Iterable[str]) -> Handler:
-    """For every other method."""
+    """Handler that answers 405 to all other methods."""
     allowed = ", ".join(methods)
 
     async def refuse(request: web.Request) -> web.Response:
@@ -57,13 +57,13 @@ def _only(methods: Iterable[str]) -> Handler:
 
 
 async def _not_found(request: web.Request) -> web.Response:
-    """An allow-list: an engine's other paths (sleep, reset, abort) are not for clients."""
+    """Answer 404: paths are an allow-list, without an engine's sleep, reset or abort."""
     del request
     return error_response(404, "no such path, or not with this method")
 
 
 class Routes:
-    """The paths of the listeners, and their handlers over the owners of one proxy."""
+    """The paths of the listeners, and their handlers."""
 
     def __init__(self, state: ProxyState, reloader: Reloader, own_ports: Collection[int]) -> None:
         instances, options = state.instances, state.options
@@ -99,7 +99,7 @@ class Routes:
         )
 
     def application(self, *, admin: bool = True, public: bool = True) -> web.Application:
-        """The routes of one listener. No middleware: every request would pay for it."""
+        """The routes of one listener. No middleware, since it would cost every request."""
         app = web.Application(client_max_size=self._state.options.settings.max_body_bytes)
         app.on_response_prepare.append(_sign)
         app.on_response_prepare.append(closing(self._state.in_flight))
@@ -112,7 +112,7 @@ class Routes:
         return app
 
     def _looks(self) -> list[web.RouteDef]:
-        """What load balancers and Prometheus ask, on every listener."""
+        """The paths for load balancers and Prometheus, on every listener."""
         health = self._health
         rows = (
             ("/live", health.live),
@@ -124,7 +124,7 @@ class Routes:
         return looks + [web.route("*", path, _only(("GET", "HEAD"))) for path, _ in rows]
 
     def _admin(self) -> list[web.RouteDef]:
-        """What changes or shows the fleet: for operators, behind the token where there is one."""
+        """The paths that show or change the fleet, for operators with the token if there is one."""
         fleet, thresholds, options = self._fleet, self._thresholds, self._state.options
         denied = self._state.metrics.denied
         denials = Denials(self._state.clock, lambda: denied.labels("operator").inc())
@@ -157,7 +157,7 @@ class Routes:
         return await Exchange(self._requests, request).run()
 
     def take_short_cut(self, server: web.Server) -> None:
-        """Lead the paths that matter past aiohttp's router: it costs as much as a decision."""
+        """Bypass aiohttp's router for the frequent paths: it costs as much as a decision."""
         owners, routed = self._requests, server.request_handler
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
@@ -172,13 +172,14 @@ class Routes:
 BACKLOG = 4096
 KEEPALIVE_S = 75.0
 LINGER_S = 2.0
-"""How long the rest of a refused body is read, so that the client gets to see the refusal."""
+"""The rest of a refused request's body is read for this long, so that its client can read the
+refusal."""
 CANCEL_AFTER_S = 0.1
-"""The drain has had its time: what still runs is cancelled, not waited for (0: for ever)."""
+"""Handlers that still run after the drain are cancelled after this time (0 would wait for ever)."""
 
 
 class Proxy:
-    """One listening proxy: `start`, then `stop`; `run` does both around a signal."""
+    """One listening proxy: `start`, then `run`, which drains at a signal and closes."""
 
     def __init__(
         self,
@@ -188,14 +189,14 @@ class Proxy:
     ) -> None:
         """`source` reads the options anew for a reload; raises ConfigError.
 
-        `inherited`: sockets to listen on, where another process has handed some down.
+        `inherited`: listening sockets that another process handed down.
         """
         self._settings = settings
         self._source = source or (lambda: settings)
         self.state: ProxyState
         self.reloader: Reloader
         self.own_ports: set[int] = set()
-        """Where this process listens."""
+        """Ports of this process's listeners."""
         self._probes: Probes
         self._runner: web.AppRunner
         self._rules: Rules
@@ -203,7 +204,7 @@ class Proxy:
         self._runners: list[web.AppRunner] = []
         self._inherited = inherited or InheritedSockets()
         self._names: list[str] = []
-        """Of the listeners, as the next process is to know them."""
+        """The listeners' names for the next process."""
         self._hot_restart = HotRestart(
             self._listeners, lambda: snapshot.leave(self.state.router, self.state.estimator)
         )
@@ -211,12 +212,12 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Where the proxy listens; the port is the kernel's choice when 0 was asked for."""
+        """Address of the public listener; with port 0 it has the port that the kernel chose."""
         return self._url(self._runner)
 
     @property
     def admin_url(self) -> str:
-        """Where the admin paths are."""
+        """Address of the admin paths."""
         return self._url(self._admin_runner or self._runner)
 
     def _url(self, runner: web.AppRunner) -> str:
@@ -225,10 +226,10 @@ class Proxy:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def start(self) -> None:
-        """Listen. Raises OSError when the port or the request log cannot be had.
+        """Listen. Raises OSError if the port cannot be bound or the request log not be opened.
 
-        ConfigError when certificates cannot be used, or when another process serves, would be
-        replaced by this one, and no instance answers here.
+        Raises ConfigError if certificates cannot be used, or if this process would replace a
+        serving one and no instance answers it.
         """
         settings = self._settings
         secure = tls.for_clients(settings)
@@ -272,7 +273,7 @@ class Proxy:
         runner = Runner(
             app,
             self._rules,
-            tcp_keepalive=False,  # the listener's is inherited
+            tcp_keepalive=False,  # inherited from the listening socket
             handler_cancellation=True,
             access_log=None,
             keepalive_timeout=KEEPALIVE_S,
@@ -296,14 +297,14 @@ class Proxy:
         return runner
 
     def _listeners(self) -> list[tuple[str, int]]:
-        """Name and descriptor of each socket that is listened on."""
+        """Name and descriptor of each listening socket."""
         named = zip(self._names, self._runners, strict=True)
         return [(name, sock.fileno()) for name, runner in named for sock in _sockets(runner)]
 
     def _site(
         self, runner: web.AppRunner, host: str, port: int, secure: ssl.SSLContext | None
     ) -> Site:
-        """Clients share a limited number of connections; operators get in beside them."""
+        """The admin listener has no connection limit, so that operators get in beside clients."""
         if len(self._runners) > 1:
             return Site(runner, host, port, backlog=BACKLOG, ssl_context=secure)
         metrics = self.state.metrics
@@ -320,11 +321,10 @@ class Proxy:
                 await site.exchange(secure)
 
     def catch_signals(self) -> None:
-        """From now on SIGTERM and SIGINT end `run`, SIGHUP reloads, SIGUSR2 starts a successor.
+        """Handle signals: SIGTERM and SIGINT end `run`, SIGHUP reloads, SIGUSR2 starts a successor.
 
-        SIGUSR1 does nothing.
-
-        Better before it says that it listens. The request log needs no signal to be rotated.
+        SIGUSR1 does nothing: the request log needs no signal to be rotated. Call this before
+        the proxy reports that it listens.
         """
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -334,9 +334,9 @@ class Proxy:
         loop.add_signal_handler(signal.SIGUSR2, self._hot_restart.ask)
 
     async def run(self, on_successor: Callable[[int], None] = lambda pid: None) -> None:
-        """Serve until a signal comes, then drain; a second one ends at once.
+        """Serve until a signal comes, then drain; a second signal ends the process at once.
 
-        Or until another process has taken over; `on_successor` is told its id.
+        Also ends when another process has taken over; `on_successor` gets its id.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -367,11 +367,11 @@ class Proxy:
         self._stop.set()
 
     async def drain(self) -> None:
-        """Let what runs finish, up to the limit."""
+        """Let running requests finish, up to `--drain-seconds`."""
         await self._drain.drain()
 
     async def close(self) -> None:
-        """Stop listening, cancel what is left, close connections and the log."""
+        """Stop listening, cancel what still runs, close connections and the log."""
         for runner in self._runners:
             await runner.cleanup()
         await self.state.close()

@@ -24,7 +24,7 @@ from proxy.telemetry import log
 
 EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG = 1, 2, 78
 NO_PARSER = "aiohttp's compiled HTTP parser is missing; install aiohttp's binary package"
-"""aiohttp's parser in Python accepts other requests, so it is no substitute."""
+"""aiohttp's parser in Python accepts other requests, so it cannot replace the compiled one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fails(inherited: InheritedSockets, why: str, status: int) -> int:
-    """Report a failed start once: to the predecessor, which logs it, or else to stderr."""
+    """Report a failed start once: to the predecessor, which logs it, or else on stderr."""
     if not inherited.tell_failure(why):
         print(f"cache-proxy: {why}", file=sys.stderr)
     return status
@@ -109,7 +109,7 @@ def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
 
 
 def _what_failed(settings: Settings, error: OSError) -> str:
-    """The error with the option of its file; an error about a port already has address and port."""
+    """The error with the option that names its file; port errors have their address already."""
     why = error.strerror or str(error)
     for name in ("request_log", "pid_file"):
         if error.filename is not None and str(error.filename) == str(getattr(settings, name)):

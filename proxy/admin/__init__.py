@@ -1,1 +1,1 @@
-"""The admin paths: health, instances, sessions, decisions, busy thresholds."""
+"""Handlers of the admin paths: health, instances, sessions, decisions, busy thresholds."""

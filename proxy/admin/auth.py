@@ -1,4 +1,4 @@
-"""What all admin paths share: the token, the limit on bodies, the audit line."""
+"""Access to admin paths: the token, the limit on bodies, the audit line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Denials:
-    """Requests with a wrong token: `on_denied` counts them, a throttled line is logged."""
+    """Requests with a wrong token: counted by `on_denied`, and logged in throttled lines."""
 
     def __init__(self, clock: Clock, on_denied: Callable[[], None]) -> None:
         self._clock, self._on_denied = clock, on_denied
@@ -30,15 +30,15 @@ class Denials:
     def note(self, request: web.Request) -> None:
         """Count one denied request."""
         self._on_denied()
-        unsaid = self._throttle.turn(None, self._clock.now_s())
-        if unsaid is not None:
-            _log.warning("admin: %d denied, the last from %s", unsaid + 1, request.remote)
+        suppressed = self._throttle.turn(None, self._clock.now_s())
+        if suppressed is not None:
+            _log.warning("admin: %d denied, the last from %s", suppressed + 1, request.remote)
 
 
 def audited(options: OptionsInForce, denials: Denials, handler: Handler) -> Handler:
-    """The handler, behind the admin token, which is compared in constant time.
+    """The handler behind the admin token, which is compared in constant time.
 
-    Every request but a GET is a line in the log.
+    Every request but a GET is logged.
     """
 
     async def checked(request: web.Request) -> web.Response:
@@ -68,7 +68,7 @@ def _may(request: web.Request, options: OptionsInForce) -> bool:
 
 
 class BodyError(Exception):
-    """The body of a request to an admin path is wrong; nothing was changed."""
+    """The body of a request to an admin path is wrong; the request has changed nothing."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -78,8 +78,8 @@ class BodyError(Exception):
 async def small_object(request: web.Request, seconds: float) -> dict[str, object]:
     """The JSON object of a body of at most `BODY_BYTES`; raises BodyError.
 
-    The content type must be JSON: a browser does not send it to another site without a preflight
-    request, so no web page can make its reader act as an operator.
+    The content type must be JSON: a browser sends it to another site only after a preflight
+    request, so a web page cannot make an operator's browser send a valid request.
     """
     if request.content_type != "application/json":
         raise BodyError(415, "Content-Type must be application/json")
@@ -93,7 +93,7 @@ async def small_object(request: web.Request, seconds: float) -> dict[str, object
 
 
 async def _small_body(request: web.Request, seconds: float) -> bytes:
-    """The body; raises BodyError after `BODY_BYTES` and one piece at the latest."""
+    """The body; raises BodyError at the latest with the piece that exceeds `BODY_BYTES`."""
     if (request.content_length or 0) > BODY_BYTES:
         raise BodyError(413, _OVER)
     data = b""

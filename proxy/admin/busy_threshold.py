@@ -1,7 +1,7 @@
-"""GET, POST and DELETE /busy_threshold: the gate's limits, changed at run time.
+"""GET, POST and DELETE /busy_threshold: read and change the gate's limits at run time.
 
 Requests and answers are NVIDIA Dynamo's, so existing scripts work: a value that is null or omitted
-stays, a POST without any value reads, and an error is a string. Added are `unset`, `dry_run`, the
+is kept, a POST without any value reads, and an error is a string. Added are `unset`, `dry_run`, the
 model `*` for all models, and DELETE.
 """
 
@@ -29,19 +29,19 @@ _log = logging.getLogger(__name__)
 
 
 class BusyThreshold:
-    """Handlers over the gate of one router."""
+    """Handlers for the gate of one router."""
 
     def __init__(self, router: Router, options: OptionsInForce, clock: Clock) -> None:
         self._router, self._options, self._clock = router, options, clock
 
     async def get(self, request: web.Request) -> web.Response:
-        """List every model with limits; `*` stands for all others."""
+        """List the limits of every model that has its own; `*` applies to all others."""
         del request
         configured = self._router.gate.configured()
         return json_response({"thresholds": [_row(m, t) for m, t in configured.items()]})
 
     async def post(self, request: web.Request) -> web.Response:
-        """Overwrite the given fields; without any, read the present ones."""
+        """Overwrite the given limits; without any, return the present ones."""
         try:
             seconds = self._options.settings.body_timeout
             return json_response(self._update(await small_object(request, seconds)))
@@ -53,8 +53,8 @@ class BusyThreshold:
         model, field = request.query.get("model", ""), request.query.get("field")
         gate = self._router.gate
         if not model:
-            # No default: a caller that puts the model into a body, as in POST, would otherwise
-            # remove all limits.
+            # No default model: a caller that puts the model into a body, as in POST, would
+            # otherwise remove all limits.
             return json_response({"error": "say which: ?model=NAME, or ?model=* for all"}, 400)
         if field is None:
             gate.unset(model)
@@ -64,7 +64,7 @@ class BusyThreshold:
             message = f"field must be one of {', '.join(THRESHOLD_FIELDS)}; got {field[:64]}"
             return json_response({"error": message}, 400)
         now = gate.thresholds(model)
-        _log.info("busy thresholds of %s: %s", model[:64], _said(now))
+        _log.info("busy thresholds of %s: %s", model[:64], _as_text(now))
         return json_response(_row(model, now))
 
     def _update(self, body: Mapping[str, object]) -> dict[str, object]:
@@ -83,7 +83,7 @@ class BusyThreshold:
         if body.get("dry_run") is True:
             return {**_row(model, wanted), "dry_run": True, "busy": self._busy(model, wanted)}
         gate.set(model, wanted)
-        _log.info("busy thresholds of %s: %s", model, _said(wanted))
+        _log.info("busy thresholds of %s: %s", model, _as_text(wanted))
         return _row(model, wanted)
 
     def _known_models(self) -> set[str]:
@@ -102,7 +102,7 @@ def _row(model: str, thresholds: Thresholds) -> dict[str, object]:
     return {"model": model, **asdict(thresholds)}
 
 
-def _said(thresholds: Thresholds) -> str:
+def _as_text(thresholds: Thresholds) -> str:
     limits = asdict(thresholds).items()
     return ", ".join(f"{name} {'off' if value is None else value}" for name, value in limits)
 

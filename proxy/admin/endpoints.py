@@ -1,4 +1,4 @@
-"""Handlers for operators and Prometheus: liveness, readiness, metrics, instances, sessions."""
+"""Handlers of /live, /ready, /health, /metrics, /instances, /sessions, /decisions, /v1/models."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _log = logging.getLogger(__name__)
 
 
 class HealthPaths:
-    """/live, /ready, /health and /metrics: what load balancers and Prometheus ask.
+    """/live, /ready, /health and /metrics, for load balancers and Prometheus.
 
-    `last_reload` tells how the last reload of the options ended, None before the first.
+    `last_reload` returns how the last reload of the options ended, None before the first.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class HealthPaths:
         return json_response({"status": "ok"})
 
     async def ready(self, request: web.Request) -> web.Response:
-        """Answer 503 while the proxy drains or no instance is up: send no new requests."""
+        """Answer 503 while the proxy drains or no instance is up: no new requests should come."""
         del request
         if self._in_flight.is_draining:
             return unavailable({"status": "draining"}, DRAIN_RETRY_S)
@@ -67,7 +67,7 @@ class HealthPaths:
         return json_response({"status": "ready"})
 
     async def health(self, request: web.Request) -> web.Response:
-        """The state of every instance; 200 while at least one serves."""
+        """The state of every instance; 200 while at least one serves, else 503."""
         del request
         fleet, now_s = self._instances.router.fleet, self._instances.clock.now_s()
         instances = {
@@ -93,9 +93,9 @@ class HealthPaths:
 
 
 class FleetPaths:
-    """/instances, /sessions and /decisions: what operators look at and change.
+    """/instances, /sessions and /decisions, for operators.
 
-    `own_ports`: where the proxy itself listens, which is no instance.
+    `own_ports`: the proxy's own ports, which must not be added as an instance.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class FleetPaths:
         self._decisions, self._own_ports = decisions, own_ports
 
     async def instances(self, request: web.Request) -> web.Response:
-        """Every instance with load, health and what its engine reports."""
+        """Every instance with its load, health and last engine report."""
         del request
         members = self._router.fleet.members()
         return json_response([self._describe(m.instance.name) for m in members])
@@ -153,7 +153,7 @@ class FleetPaths:
     async def add_instance(self, request: web.Request) -> web.Response:
         """Add the instance of {"instance": "[name=]host:port[;bootstrap=PORT]"}.
 
-        A draining instance is taken back.
+        A draining instance of this name and address serves again.
         """
         settings, instances = self._options.settings, self._instances
         body = await small_object(request, settings.body_timeout)
@@ -195,7 +195,7 @@ class FleetPaths:
         return json_response({"removed": name})
 
     async def end_session(self, request: web.Request) -> web.Response:
-        """Forget where a session lives; ?tenant=NAME for a tenant's session."""
+        """Forget the home of a session; ?tenant=NAME for a tenant's session."""
         session = of_tenant(bounded(request.match_info["id"]), request.query.get("tenant"))
         known = self._router.sessions.end_session(session or "")
         return json_response({"ended": known}) if known else error_response(404, "no such session")
@@ -208,7 +208,7 @@ class ModelsPath:
         self._instances, self._access = instances, access
 
     async def models(self, request: web.Request) -> web.Response:
-        """The union of the models that the instances in use serve."""
+        """All models of the instances in use, each once."""
         try:
             grant = self._access.grant(request.headers)
         except ProxyError as error:
@@ -233,7 +233,7 @@ def _auth(request: web.Request) -> bytes:
 
 
 def _ratios(times: Times) -> dict[str, dict[str, float | None]]:
-    """Realised over predicted time: of lone prefills, of prompts with queue, of decode steps."""
+    """Measured over predicted time: of prefills alone, of prefills with queue, of decode steps."""
     lines = (
         ("prefill", times.prefill.residuals),
         ("queue_and_prefill", times.ready),

@@ -1,1 +1,1 @@
-"""The options: text in, checked values out."""
+"""Options: text in, checked values out."""

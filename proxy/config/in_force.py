@@ -1,4 +1,4 @@
-"""The options in force, and what the request path needs of them ready made."""
+"""The options in force, and the values that the request path derives from them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from proxy.core.types import Thresholds
 
 
 class OptionsInForce:
-    """The options by which the proxy works now; a reload replaces them as a whole.
+    """The options that hold now; a reload replaces all of them at once.
 
-    `shows_route`: whether X-Cache-Proxy-* headers are sent; tenants would learn of each other's
-    prompts by them.
+    `shows_route`: whether X-Cache-Proxy-* headers are sent; with cache salts they are not, since
+    they would tell a tenant about other tenants' prompts.
     """
 
     __slots__ = ("connector", "leg_caps", "settings", "shows_route")
@@ -28,7 +28,7 @@ class OptionsInForce:
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
-        """From now on these are the options."""
+        """Replace the options."""
         self.settings = settings
         self.connector = CONNECTORS[settings.kv_connector]
         self.leg_caps = LegCaps(
@@ -41,7 +41,7 @@ class OptionsInForce:
 
 
 def router_config(settings: Settings) -> RouterConfig:
-    """The core's part of the options."""
+    """RouterConfig of the options."""
     return RouterConfig(
         prefill_throughput=settings.prefill_throughput,
         warm_threshold=settings.warm_threshold,

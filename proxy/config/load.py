@@ -1,7 +1,7 @@
 """Load the configuration: flags over environment over file over defaults, checked once at start.
 
-The options are declared in `proxy.config.options`. This module knows only two of them by name:
-`config`, which names the file, and `instances`, which has no default.
+The options are declared in `proxy.config.options`. This module knows two of them by name: `config`,
+which names the file, and `instances`, which has no default.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ TABLE_HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Valid settings, and for every option where its value came from."""
+    """Valid settings, and the origin of each option's value."""
 
     settings: Settings
     origins: dict[str, str]
@@ -64,13 +64,13 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
 
 
 def print_config(loaded: Loaded) -> str:
-    """The settings as a TOML file that `--config` reads back, each with its origin as a comment."""
+    """The settings as a TOML file that `--config` accepts, each with its origin as a comment."""
     lines = []
     for name, _, option in options(Settings):
         origin = "".join(c if c.isprintable() else "?" for c in loaded.origins[name])
         value = getattr(loaded.settings, name)
         line = f"{name} = {to_toml(value)}  # {origin}"
-        # A secret is not shown, so the file would set another one.
+        # A secret is written as asterisks, so the line would set another secret.
         reads_back = option.in_file and not isinstance(value, SecretStr)
         lines.append(line if reads_back else f"# {line}")
     return "\n".join(lines) + "\n"
@@ -118,7 +118,7 @@ def _merged(first: Given, second: Given) -> Given:
 
 
 def _without_none(values: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
-    # An option whose default is None is unset again by the word none, so a flag can undo a file.
+    # `none` unsets an option whose default is None, so that a flag can undo a value of the file.
     fields = Settings.model_fields
     return {k: v for k, v in values.items() if v != "none" or fields[k].default is not None}
 
@@ -131,7 +131,7 @@ def _explain(error: OptionError, given: Given) -> str:
     option = next(option for key, _, option in options(Settings) if key == name)
     reason = f": {error.reason}" if error.reason else ""
     allowed = allowed_of(Settings.model_fields[name], option)
-    # A password in an instance's address must not reach a terminal or a log.
+    # A password in an instance's address must not be printed or logged.
     return USERINFO.sub("***@", f"{_stated(name, given)}{reason}; allowed: {allowed}")
 
 
@@ -140,6 +140,6 @@ def _stated(name: str, given: Given) -> str:
         return f"{name} = {value_text(Settings.model_fields[name].default)} (default)"
     if Settings.model_fields[name].kind is SecretStr:
         return f"{name} ({given.origins[name]})"
-    shown = USERINFO.sub("***@", repr(given.values[name]))  # before cutting: the @ must be seen
+    shown = USERINFO.sub("***@", repr(given.values[name]))  # before it is cut to 100
     shown = shown if len(shown) <= 100 else f"{shown[:100]}..."
     return f"{name} = {shown} ({given.origins[name]})"

@@ -1,4 +1,4 @@
-"""A class of options made from its annotations: text in, typed and unchangeable values out.
+"""Base of a class of options made from its annotations: text in, typed and read-only values out.
 
 msgspec checks types and bounds. pydantic could do all of this, but would take a sixth of the
 proxy's memory for as long as it runs.
@@ -21,13 +21,13 @@ from proxy.config.values import ByteSize
 _YES = frozenset({"1", "on", "t", "true", "y", "yes"})
 _NO = frozenset({"0", "off", "f", "false", "n", "no"})
 _CHECKED: dict[Any, Any] = {ByteSize: int}
-"""The type by which msgspec checks a value. Of a tuple it checks the length only: a `Before` has
-made the members."""
+"""The type by which msgspec checks a value of this kind. Of a tuple it checks only the length,
+since `Before` has converted the members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """Converts what is given before the check of its type; raises ValueError with the reason."""
+    """Converts a value before its type is checked; raises ValueError with the reason."""
 
     change: Callable[[object], object]
 
@@ -52,7 +52,7 @@ class FieldInfo:
 
 
 class OptionError(ValueError):
-    """One option is wrong, or two do not go together: then `pair` has both names."""
+    """One option is wrong, or two contradict each other: then `pair` has both names."""
 
     def __init__(self, name: str, reason: str, pair: tuple[str, str] | None = None) -> None:
         super().__init__(f"{name}: {reason}")
@@ -60,7 +60,7 @@ class OptionError(ValueError):
 
 
 class Model:
-    """Base of a class whose annotations are options. All values are valid and set once."""
+    """Base of a class whose annotations are options. All values are valid and never change."""
 
     model_fields: ClassVar[dict[str, FieldInfo]]
     topics: ClassVar[tuple[str, ...]] = ()
@@ -88,7 +88,7 @@ class Model:
         self.check()
 
     def check(self) -> None:
-        """Raise OptionError where values do not go together."""
+        """Raise OptionError if values contradict each other."""
 
     def __setattr__(self, name: str, value: object) -> Never:
         raise AttributeError(f"{name}: options do not change")
@@ -134,9 +134,9 @@ def _valid(name: str, field: FieldInfo, value: object) -> object:
 
 
 def _made(field: FieldInfo, value: object) -> object:
-    """The value in its type and within its bounds; else a ValueError without text.
+    """The value in its type and within its bounds; raises a ValueError without text.
 
-    The message is made of the option's allowed values.
+    The caller then writes the message, from the option's allowed values.
     """
     try:
         made = _TEXTS[field.kind](value) if field.kind in _TEXTS else value
@@ -154,7 +154,7 @@ def _bool(value: object) -> object:
 
 
 def _number(kind: type[int | float]) -> Callable[[Any], object]:
-    """Convert text in ASCII digits to a number; leave anything else as it is."""
+    """Converter of text in ASCII digits to a number; leaves other values unchanged."""
     return lambda value: kind(value.encode("ascii")) if isinstance(value, str) else value
 
 

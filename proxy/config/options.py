@@ -605,7 +605,7 @@ class Settings(Model):
     ] = "text"
 
     def check(self) -> None:
-        """Raise OptionError where values do not go together."""
+        """Raise OptionError if values contradict each other."""
         if self.warm_threshold > self.heavy_threshold:
             raise _pair("warm_threshold", "must not be larger than", "heavy_threshold")
         for name, other in NEEDS:

@@ -1,7 +1,7 @@
-"""Secrets among the options: in the option itself, or in a file that `@/path` names.
+"""Secrets among the options, given as text or as `@/path` of a file.
 
-Client keys (`tenant:key`, or `key` alone with its fingerprint as the tenant) are kept as digests
-only.
+Of client keys (`tenant:key`, or `key` alone with its fingerprint as the tenant) only digests are
+kept.
 """
 
 from __future__ import annotations

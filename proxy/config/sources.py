@@ -21,7 +21,7 @@ from proxy.config.secrets import SecretStr
 from proxy.config.values import ByteSize, value_text
 
 ENV_PREFIX = "CACHE_PROXY_"
-# Kubernetes sets these in every pod next to a Service named cache-proxy: they are not options.
+# Kubernetes sets these variables in every pod next to a Service named cache-proxy.
 _KUBERNETES = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT_[0-9]+_)")
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<="}
 _KINDS: dict[Any, str] = {
@@ -49,11 +49,11 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a field's type does not say.
+    """What an option has beside its type.
 
-    `topic` is the group that help and documentation show the option in. `allowed` replaces the
-    range that is derived from the type. `reloadable`: the option is read anew for each request or
-    probe, or can be exchanged; any other option needs a restart.
+    `topic` is the option's group in help and documentation. `allowed` replaces the range that is
+    derived from the type. `reloadable`: the option is read anew for each request or probe, or can
+    be replaced; any other option needs a restart.
     """
 
     topic: str
@@ -79,7 +79,7 @@ def options(model: type[Model]) -> Iterator[tuple[str, FieldInfo, Option]]:
 
 
 def grouped(model: type[Model]) -> dict[str, list[tuple[str, FieldInfo, Option]]]:
-    """The same by topic, in the model's order of topics; a topic that it does not list comes last.
+    """`options` by topic, in the model's order of topics; a topic that it does not list comes last.
 
     Within a topic the options keep the order of their declaration.
     """
@@ -125,7 +125,7 @@ def parse_flags(model: type[Model], argv: Iterable[str]) -> tuple[Given, bool]:
 
 
 def read_env(model: type[Model], environ: Mapping[str, str]) -> Given:
-    """Options of the environment; an empty variable counts as not given."""
+    """Options of the environment; an empty variable is ignored."""
     known = {env_of(name): name for name in model.model_fields}
     given = Given({}, {})
     for variable, text in environ.items():
@@ -139,7 +139,7 @@ def read_env(model: type[Model], environ: Mapping[str, str]) -> Given:
 
 
 def read_file(model: type[Model], path: str, path_origin: str) -> Given:
-    """Options of the TOML file at `path`; `path_origin` says who named the file."""
+    """Options of the TOML file at `path`; `path_origin` says where `path` was given."""
     known = [name for name, _, option in options(model) if option.in_file]
     given = Given({}, {})
     for key, value in _load_toml(path, path_origin).items():
@@ -184,7 +184,7 @@ def _is_kubernetes(variable: str, text: str) -> bool:
 
 
 def _closest(word: str, known: Iterable[str]) -> str:
-    bare = {_bare(name): name for name in known}  # a common prefix would make all names alike
+    bare = {_bare(name): name for name in known}  # their common prefix would make all similar
     close = difflib.get_close_matches(_bare(word), bare, n=1)
     return f"; did you mean {bare[close[0]]}?" if close else ""
 

@@ -1,6 +1,6 @@
-"""Option values that are more than a number or a word, and how a value is written as TOML.
+"""Types of option values such as instances, sizes and weights, and values as TOML.
 
-Text comes in, a value or a `ValueError` goes out; flags, files and environment are elsewhere.
+Text is parsed to a value or a `ValueError`; flags, files and environment are read elsewhere.
 """
 
 import ipaddress
@@ -15,12 +15,12 @@ INSTANCE_FORM = (
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
-# Fixed form instead of urlsplit: no path, query or userinfo, and nothing is silently dropped.
+# A fixed form instead of urlsplit: path, query and userinfo are refused, not dropped.
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?"
 )
 USERINFO = re.compile(r"[^\s'\",;/]+@")
-"""Matches the user part of an address, to hide a password from terminals, logs and answers."""
+"""Matches the user part of an address: passwords are hidden from terminals, logs and answers."""
 MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 WEIGHTS_FORM = "tenant=weight, comma separated, weights 0.1 to 100"
 _WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
@@ -36,7 +36,7 @@ _SIZES = {
 
 
 class ByteSize(int):
-    """A number of bytes; its text has a unit where it is a multiple of one."""
+    """A number of bytes; as text it has a unit if it is a multiple of one."""
 
     __slots__ = ()
 
@@ -57,7 +57,7 @@ class ByteSize(int):
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One vLLM server as configured; the URLs have scheme, host and port, nothing more."""
+    """One vLLM server as configured; its URLs have scheme, host and port only."""
 
     name: str
     url: str
@@ -86,7 +86,7 @@ class InstanceSpec:
 
 @dataclass(frozen=True, slots=True)
 class TenantWeight:
-    """A tenant's share of the turns in the wait queue; tenants without an entry have 1."""
+    """A tenant's weight in the wait queue; tenants without an entry have 1."""
 
     tenant: str
     weight: float
@@ -108,7 +108,7 @@ class TenantWeight:
 
 
 def weight_list(value: object) -> object:
-    """Weights of `a=4,b=1` or of a list of texts; anything else is left to the type check."""
+    """Parse `a=4,b=1` or a list of texts to weights; other values are left to the type check."""
     entries = [e for e in value.split(",") if e.strip()] if isinstance(value, str) else value
     if not isinstance(entries, list | tuple):
         return value
@@ -118,7 +118,7 @@ def weight_list(value: object) -> object:
 
 
 def instance_list(value: object) -> object:
-    """Specs of `a,b,c` or of a list of texts; anything else is left to the type check."""
+    """Parse `a,b,c` or a list of texts to instances; other values are left to the type check."""
     entries = value.split(",") if isinstance(value, str) else value
     if not isinstance(entries, list | tuple):
         return value
@@ -131,7 +131,7 @@ def instance_list(value: object) -> object:
 
 
 def cidr_list(value: object) -> object:
-    """Networks of `10.0.0.0/8,fd00::/8` or of a list of texts; an address alone is a network."""
+    """Parse `10.0.0.0/8,fd00::/8` or a list of texts to networks; an address alone is a network."""
     entries = value.split(",") if isinstance(value, str) else value
     if not isinstance(entries, list | tuple):
         return value
@@ -175,7 +175,7 @@ def _address(text: str) -> tuple[str | None, str, int]:
     host, port = found["host"].lower(), int(found["port"])
     if not 1 <= port <= 65535:
         raise ValueError(f"port {port} is not within 1 to 65535")
-    # `10.0.0.256` and `127.1` would otherwise go to the resolver as names, or mean another host.
+    # Else `10.0.0.256` and `127.1` would be resolved as names, or mean another host.
     if host.startswith("["):
         ipaddress.IPv6Address(host[1:-1])
     elif re.fullmatch(r"[0-9.]+", host):

@@ -1,4 +1,4 @@
-"""RouterConfig: the core's part of the options."""
+"""RouterConfig, the core's part of the options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxy.core.types import Thresholds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """The core's part of the options; names and units as on the command line."""
+    """Names and units are those of the command line."""
 
     prefill_throughput: float
     warm_threshold: int = 1500

@@ -79,16 +79,16 @@ class Lease:
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """What is charged now; empty once closed."""
+        """The present charges; empty once closed."""
         return self._charges
 
     @property
     def is_open(self) -> bool:
-        """Whether the lease can still change what is charged."""
+        """Whether the lease can still change its charges."""
         return self._among is not None
 
     def replace(self, charges: Iterable[Charge]) -> None:
-        """Take back the present charges and make these instead; without effect once closed."""
+        """Replace the present charges by these; without effect once closed."""
         if self._among is None:
             return
         for old in self._charges:
@@ -108,7 +108,7 @@ class Lease:
             )
 
     def close(self) -> None:
-        """Take back everything; idempotent."""
+        """Subtract all charges; idempotent."""
         if self._among is not None:
             self.replace(())
             self._among.discard(self)
@@ -116,7 +116,7 @@ class Lease:
 
 
 class OpenLeases:
-    """The leases that are not closed. `on_freed` is called after one changed, None: nothing is."""
+    """All open leases. `on_freed` is called after a lease has changed; None: no call."""
 
     def __init__(self) -> None:
         self._leases: set[Lease] = set()
@@ -129,10 +129,10 @@ class OpenLeases:
         return lease
 
     def discard(self, lease: Lease) -> None:
-        """Called by a lease that closes."""
+        """Remove a lease; called by the lease when it closes."""
         self._leases.discard(lease)
 
     @property
     def live(self) -> int:
-        """How many there are."""
+        """Number of open leases."""
         return len(self._leases)

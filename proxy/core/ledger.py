@@ -1,11 +1,11 @@
-"""Who is charged how many tokens, right now; and KV that broken hand-overs may still hold.
+"""Ongoing tokens per instance, and KV that broken hand-overs may still hold.
 
 Only leases write counters (core.lease), so the conservation law holds by construction: for each
 instance, the sum over live leases equals its counters, and without leases every counter is zero.
 
-Nobody can ask an engine what it has pinned. What a broken hand-over may have left behind
-(`UnreleasedKv`) counts against the instance's room for further ones until the engine's own timeout
-has let go of it.
+An engine does not report what it has pinned. KV that a broken hand-over may have left pinned
+(`UnreleasedKv`) counts against the instance's room for further hand-overs until the engine's own
+timeout has freed it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Ledger(OpenLeases):
         self._states = states
 
     def charge(self, name: str, phase: Phase, tokens: int) -> tuple[Charge, ...]:
-        """A charge on an instance; none for an instance that has left."""
+        """A charge on an instance; empty if the instance has left."""
         state = self._states.get(name)
         return () if state is None else (Charge(state.account, phase, tokens),)
 
     def load(self, name: str) -> Load:
-        """The present counters of an instance; KeyError when unknown."""
+        """The present counters of an instance; KeyError if it is unknown."""
         return self._states[name].account.load()
 
     def drift(self) -> int:
@@ -54,22 +54,22 @@ class Ledger(OpenLeases):
 
 
 class UnreleasedKv:
-    """Hand-overs whose KV instances may still hold, each for `hold_s` seconds."""
+    """Broken hand-overs whose KV an instance may still hold, each for `hold_s` seconds."""
 
     def __init__(self, hold_s: float, states: InstanceStates) -> None:
         self._hold_s = hold_s
         self._states = states
 
     def book(self, name: str, tokens: int, now_s: float) -> None:
-        """So many tokens may be pinned on an instance from now on."""
+        """`tokens` may be pinned on an instance from now on."""
         self._states.of(name).unreleased.append((now_s + self._hold_s, tokens))
 
     def on(self, name: str, now_s: float) -> tuple[int, int]:
-        """How many hand-overs, and their tokens, an instance may still hold."""
+        """Number of hand-overs whose KV an instance may still hold, and their tokens."""
         return self.on_each([self._states.of(name)], now_s)[0]
 
     def on_each(self, states: Iterable[InstanceState], now_s: float) -> list[tuple[int, int]]:
-        """The same of several; hardly ever is there any."""
+        """`on` for several instances; nearly always none has any."""
         return [
             _unreleased(state.unreleased, now_s) if state.unreleased else NONE_UNRELEASED
             for state in states

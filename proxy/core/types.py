@@ -1,10 +1,10 @@
-"""The vocabulary of the core: what comes in (facts), what goes out (route or reject), and why.
+"""The core's values: facts of a request, loads and candidates, reasons, refusals, limits.
 
-Everything here is a value. Token counts are estimates of the engine's tokens unless a name says
-`cached` or `reported`; `None` means unknown.
+Token counts are estimates of the engine's tokens unless a name says `cached` or `reported`; `None`
+means unknown.
 
-Nobody changes a value. Those that a request makes several of are not declared frozen all the same:
-a frozen dataclass takes three times as long to make. And their `__init__` is written out: a
+Values are never changed. Types that a request makes several of are still not declared frozen, since
+a frozen dataclass takes three times as long to make. Their `__init__` is written out, since a
 dataclass's own stays interpreted in a compiled installation (setup.py).
 """
 
@@ -16,7 +16,7 @@ from enum import StrEnum
 
 
 class RouteClass(StrEnum):
-    """How much a request brings and where it is computed; scripts read these names."""
+    """Size of a request and where it is computed; scripts read these names."""
 
     WARM = "WARM"
     MEDIUM = "MEDIUM"
@@ -46,7 +46,7 @@ class Reason(StrEnum):
 
 
 class Fallback(StrEnum):
-    """What ended an offload before the client's first byte; the request is then colocated."""
+    """Why an offload ended before the client's first byte; the request is then colocated."""
 
     P_REFUSED = "p_refused"
     P_ERROR = "p_error"
@@ -69,18 +69,18 @@ class FailureKind(StrEnum):
     SERVER_ERROR = "server_error"
     TIMEOUT = "timeout"
     LATE = "late"
-    """Past a limit scaled by the prediction, before the flat one: another instance may be asked."""
+    """No first token within the limit scaled by the prediction: another instance may be asked."""
     MALFORMED = "malformed"
     PEER_GONE = "peer_gone"
     WENT_DOWN = "went_down"
     NO_MODEL = "no_model"
-    """It does not serve the model that others are known to serve."""
+    """The instance does not serve the model, which other instances are known to serve."""
     NO_ROOM = "no_room"
-    """The proxy itself has no sockets left: nobody else's fault."""
+    """The proxy has no socket left; the instance is not at fault."""
 
 
 class RejectReason(StrEnum):
-    """Why no instance could take a request."""
+    """Why a request was refused."""
 
     DECODE_BLOCKS = "decode_blocks"
     PREFILL_TOKENS = "prefill_tokens"
@@ -95,7 +95,7 @@ class RejectReason(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The one terminal state of every request."""
+    """The terminal state of a request."""
 
     OK = "ok"
     REJECTED = "rejected"
@@ -109,7 +109,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One addressed vLLM server. `bootstrap_url` is where its KV connector can be asked."""
+    """One addressed vLLM server. `bootstrap_url`: the bootstrap server of its KV connector."""
 
     name: str
     url: str
@@ -118,11 +118,12 @@ class Instance:
 
 @dataclass(slots=True, init=False)
 class RequestFacts:
-    """What the decision needs to know of a request, and nothing of how it arrived.
+    """What a decision needs to know of a request.
 
     `prompt_tokens` is the estimated ISL; `block_hashes` chain over blocks of the prompt, each
     standing for `block_tokens` tokens; `offloadable` is false where the two legs of an offload
-    could not give the same answer as one (n > 1, echo, several prompts, one output token, ...).
+    could not give the same answer as one request (n > 1, echo, several prompts, one output token,
+    ...).
     """
 
     model: str
@@ -152,7 +153,7 @@ class RequestFacts:
         self.tenant = tenant
 
     def hit_tokens(self, hit_blocks: int) -> int:
-        """Tokens covered by the first `hit_blocks` blocks, never the whole prompt."""
+        """Tokens in the first `hit_blocks` blocks, at most all but one of the prompt."""
         return max(0, min(round(hit_blocks * self.block_tokens), self.prompt_tokens - 1))
 
 
@@ -160,9 +161,9 @@ class RequestFacts:
 class Load:
     """One instance's ongoing tokens at one moment, from this proxy's own leases.
 
-    `prefill_tokens`: new tokens of requests not yet at their first token; `inbound_tokens`: KV
-    that a prefill instance will hand over; `decode_tokens`: context of running streams;
-    `pinned_tokens`: KV held for a peer until it is pulled (not work, so not in `ongoing_tokens`).
+    `prefill_tokens`: new tokens of requests without a first token yet; `inbound_tokens`: KV that a
+    prefill instance will hand over; `decode_tokens`: context of running streams; `pinned_tokens`:
+    KV held for a peer until it is fetched (not work, so not in `ongoing_tokens`).
     """
 
     prefill_tokens: int
@@ -174,9 +175,9 @@ class Load:
     pinned_tokens: int
     pinned_requests: int
     ongoing_tokens: int = field(init=False, compare=False)
-    """Prefill backlog plus KV that is running or on its way here."""
+    """Prefill backlog plus the KV of running and inbound requests."""
     held_tokens: int = field(init=False, compare=False)
-    """All of it, the pinned included."""
+    """Ongoing tokens plus pinned tokens."""
 
     def __init__(
         self,
@@ -198,22 +199,22 @@ class Load:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing in flight at all."""
+        """Whether nothing is in flight."""
         return not (self.ongoing_tokens or self.pinned_tokens)
 
 
 NONE_UNRELEASED = (0, 0)
-"""No hand-over, no tokens: what nearly every instance has of `Candidate.unreleased`."""
+"""No hand-over, no tokens: `Candidate.unreleased` of nearly every instance."""
 
 
 @dataclass(slots=True, init=False)
 class Candidate:
-    """One instance as a decision saw it; `last_placed` numbers placements, 0 for never.
+    """One instance as a decision sees it; `last_placed` numbers placements, 0 for never.
 
-    `kv_full` is the share of its KV cache that holds something, running or reusable, 0..1;
-    `kv_wait_s` how long until running streams will have freed enough for this prompt, seconds;
-    `kv_tokens` what its cache holds, None while unknown; `unreleased`: broken hand-overs whose KV
-    it may still hold, and their tokens.
+    `kv_full`: share of its KV cache that is running or reusable, 0..1; `kv_wait_s`: seconds until
+    running streams will have freed enough for this prompt; `kv_tokens`: size of its cache, None
+    while unknown; `unreleased`: number of broken hand-overs whose KV it may still hold, and their
+    tokens.
     """
 
     instance: Instance
@@ -256,8 +257,8 @@ class Candidate:
 class Reject:
     """No instance may take the request now. `retry_after_s` is a prediction, in whole seconds.
 
-    `wait_s` is the same as it was predicted, 0 where it was not; `drain_tps` the prompt tokens per
-    second that the instances of this model are thought to take in.
+    `wait_s` is that prediction before rounding, 0 if there is none; `drain_tps`: prompt tokens per
+    second that the model's instances are assumed to take in.
     """
 
     reason: RejectReason
@@ -268,10 +269,10 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class TransferRules:
-    """What the KV connector allows a decision: whether to offload at all, and to whom.
+    """What the KV connector allows a decision: whether to offload at all, and to which P.
 
-    `needs_bootstrap`: P must have a bootstrap server; `pins`: P keeps the prompt's blocks for D,
-    of `max_parallel` prompts at most.
+    `needs_bootstrap`: P must have a bootstrap server; `pins`: P keeps the prompt's blocks for D, of
+    `max_parallel` prompts at most.
     """
 
     can_offload: bool
@@ -282,7 +283,10 @@ class TransferRules:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The three limits; None switches a check off. Ratio 0..1, tokens, multiple of the budget."""
+    """The three busy thresholds; None switches a check off.
+
+    KV blocks as a ratio 0..1, prefill in tokens, and prefill as a multiple of the step's budget.
+    """
 
     active_decode_blocks_threshold: float | None = None
     active_prefill_tokens_threshold: int | None = None

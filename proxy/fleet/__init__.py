@@ -1,1 +1,1 @@
-"""The instances, as far as they take IO: reports, gauges, failures and recoveries."""
+"""IO with the instances: probes, reports, gauges, failures and recoveries."""

@@ -1,4 +1,4 @@
-"""An engine's `/metrics` to EngineStats: the few series that decisions and dashboards use.
+"""Parse an engine's `/metrics` to EngineStats: the few series that decisions and dashboards use.
 
 Only lines of those series are parsed: a whole vLLM exposition takes tens of milliseconds, which
 would delay every stream. Older vLLM names of a series are accepted too.
@@ -31,7 +31,7 @@ _WANTED = tuple(
 
 
 def parse(exposition: bytes) -> EngineStats:
-    """Read an engine's metrics; lines that are no metric and impossible values are ignored."""
+    """Read an engine's metrics; invalid lines and impossible values are ignored."""
     samples = [s for s in _samples(exposition) if 0 <= s.value < MOST]
     used = [s.value for s in samples if s.name in _USAGE and s.value <= 1]
     total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG]
@@ -55,7 +55,7 @@ def parse(exposition: bytes) -> EngineStats:
 
 
 def _samples(exposition: bytes) -> Iterable[Sample]:
-    whole, _, _ = exposition.rpartition(b"\n")  # the rest may be half a line
+    whole, _, _ = exposition.rpartition(b"\n")  # the last line may be cut
     lines = [line for line in whole.splitlines() if line.startswith(_WANTED)]
     text = b"\n".join(lines).decode("utf-8", "replace") + "\n"
     try:
@@ -78,7 +78,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def _kv_tokens(labels: dict[str, str]) -> int | None:
-    """KV capacity in tokens: as the engine states it, else blocks times block size."""
+    """KV capacity in tokens: the value that the engine states, else blocks times block size."""
     try:
         if (stated := labels.get("kv_cache_size_tokens", "")) not in ("", "None"):
             tokens = int(float(stated))

@@ -1,4 +1,4 @@
-"""Prometheus gauges of the fleet: read from the router and engines' reports at each scrape."""
+"""Prometheus gauges of the fleet: read from the router and engine reports at each scrape."""
 
 from __future__ import annotations
 
@@ -19,14 +19,22 @@ _STARTED_S = time.time_ns() / 1e9
 _CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.DECODE_BLOCKS)
 _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("ongoing_tokens", "Prefill, inbound and decode tokens", lambda x: x.ongoing_tokens),
-    ("ongoing_prefill_tokens", "New tokens before a first token", lambda x: x.prefill_tokens),
-    ("ongoing_inbound_tokens", "Tokens of KV on its way here", lambda x: x.inbound_tokens),
+    (
+        "ongoing_prefill_tokens",
+        "New tokens of requests without a first token",
+        lambda x: x.prefill_tokens,
+    ),
+    (
+        "ongoing_inbound_tokens",
+        "Tokens of KV that a peer will transfer here",
+        lambda x: x.inbound_tokens,
+    ),
     ("ongoing_decode_tokens", "Context of running streams", lambda x: x.decode_tokens),
     ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
     ("kv_cache_usage_ratio", "KV in use, as the engine reports", lambda s: s.kv_used_ratio),
-    ("prefix_cache_hit_ratio", "Local hits per token looked up", lambda s: s.hit_ratio),
+    ("prefix_cache_hit_ratio", "Local prefix hits per token looked up", lambda s: s.hit_ratio),
     (
         "external_prefix_cache_hit_ratio",
         "Tokens from a peer per prompt token",
@@ -44,11 +52,11 @@ class FleetCollector(Collector):
         self.now_s = 0.0
 
     def at(self, now_s: float) -> None:
-        """The next `collect` is at this time."""
+        """Set the time of the next `collect`."""
         self.now_s = now_s
 
     def collect(self) -> Iterator[Metric]:
-        """One family after the other."""
+        """All families."""
         names = [member.instance.name for member in self._router.fleet.members()]
         loads = {name: self._router.ledger.load(name) for name in names}
         yield from self._tokens(loads)
@@ -56,7 +64,7 @@ class FleetCollector(Collector):
         yield self._health(names)
         yield self._breaker()
         panic = self._router.fleet.is_panicking()
-        yield single("panic", "1 while ejected instances are used for want of others", panic)
+        yield single("panic", "1 while ejected instances are used for lack of others", panic)
         yield self._busy(names)
         yield self._learned(names)
         yield from self._engine(names)
@@ -68,8 +76,8 @@ class FleetCollector(Collector):
         homes = sum(state.cache.sessions for state in self._router.fleet.states)
         yield single("sessions", "Sessions with a home", homes)
         yield single("prefix_blocks", "Blocks in the index", self._router.prefixes.total_blocks)
-        # The names that every exporter has. prometheus_client's own collector would also list
-        # the descriptors, which takes milliseconds where there are many.
+        # Names that every exporter has. prometheus_client's own collector would also list the
+        # descriptors, which takes milliseconds if there are many.
         yield CounterMetricFamily("process_cpu_seconds", "CPU time", value=time.process_time())
         yield GaugeMetricFamily("process_start_time_seconds", "Start, unix time", value=_STARTED_S)
 
@@ -105,7 +113,9 @@ class FleetCollector(Collector):
 
     def _learned(self, names: list[str]) -> Metric:
         family = _gauge(
-            "learned_prefill_tps", "Tokens per second, 8192 without context", "upstream"
+            "learned_prefill_tps",
+            "Learned tokens/s of a prefill of 8192 tokens, none cached",
+            "upstream",
         )
         for name in names:
             family.add_metric([name], self._router.latency.prefill_tps(name))
@@ -131,7 +141,7 @@ class FleetCollector(Collector):
             yield family
 
     def _frozen(self, names: list[str]) -> Metric:
-        text = "1 while an engine's /metrics are ignored: they stay the same although it works"
+        text = "1 while an engine's /metrics are ignored: they do not change although it serves"
         family = _gauge("engine_report_frozen", text, "upstream")
         for name in names:
             family.add_metric([name], self._router.gate.is_frozen(name))

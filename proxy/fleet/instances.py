@@ -1,4 +1,4 @@
-"""The instances: connections and reports by name; their failures and recoveries, acted on."""
+"""Connections and reports of the instances by name; acts on failures and recoveries, logs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS = {
     Change.OPENED: "ejected, requests to it fail",
     Change.GONE: "down",
 }
-_NOBODY = "no instance is up: every request is refused"
+_NONE_UP = "no instance is up: every request is refused"
 _PANIC = "more than half of the instances are out: ejected ones are used too"
 _FINE = "enough instances are up again"
 _log = logging.getLogger(__name__)
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 class Instances:
     """Connections and last reports by instance name, over a router.
 
-    `on_replay` is called when a stale connection was replaced, `on_removed` with the name of an
-    instance that was taken out.
+    `on_replay` is called when a stale connection was replaced, `on_removed` with the name of a
+    removed instance.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Instances:
         self.by_name: dict[str, Upstream] = {}
         self.reports: dict[str, EngineStats] = {}
         self._on_replay, self._on_removed = on_replay, on_removed
-        self._said = _FINE
+        self._fleet_text = _FINE
 
     def get(self, name: str) -> Upstream | None:
-        """An instance's connections; None when it is not known."""
+        """An instance's connections; None if it is not known."""
         return self.by_name.get(name)
 
     def all(self) -> Collection[Upstream]:
@@ -58,7 +58,7 @@ class Instances:
         return self.by_name.values()
 
     def upstream(self, name: str) -> Upstream:
-        """An instance's connections; raises UpstreamFailure when it was removed meanwhile."""
+        """An instance's connections; raises UpstreamFailure if it was removed meanwhile."""
         found = self.by_name.get(name)
         if found is None:
             raise UpstreamFailure(FailureKind.CONNECT, "the instance was removed")
@@ -66,11 +66,11 @@ class Instances:
 
     @property
     def is_serving(self) -> bool:
-        """Whether an instance that has answered is there to be used."""
+        """Whether an instance may be used that has answered before."""
         return any(m.health.was_seen for m in self.router.fleet.usable())
 
     def add(self, spec: InstanceSpec, connect_timeout_s: float) -> None:
-        """Bring an instance in."""
+        """Add an instance to the router and open its Upstream."""
         instance = Instance(spec.name, spec.url, spec.bootstrap_url)
         self.router.add(instance)
         self.by_name[spec.name] = Upstream(
@@ -78,7 +78,7 @@ class Instances:
         )
 
     async def remove(self, name: str) -> None:
-        """Take an instance out and close its connections."""
+        """Remove an instance and close its connections."""
         self.router.remove(name)
         self._on_removed(name)
         self.reports.pop(name, None)
@@ -88,18 +88,18 @@ class Instances:
             await upstream.close()
 
     def _keep_names(self) -> None:
-        """Forget the addresses of names that no instance has any more."""
+        """Forget resolved addresses of host names that no instance has any more."""
         instances = [upstream.instance for upstream in self.by_name.values()]
         urls = [url for i in instances for url in (i.url, i.bootstrap_url) if url]
         self.connect_options.resolver.keep({urlsplit(url).hostname or "" for url in urls})
 
     def has_drained(self, name: str) -> bool:
-        """Whether an instance that is on its way out has nothing left to do."""
+        """Whether a draining instance has no request left."""
         member = self.router.fleet.get(name)
         return member is not None and member.is_draining and self.router.ledger.load(name).is_idle
 
     def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
-        """Take in an engine's report; `mark` is equal for equal ones."""
+        """Store an engine's report; `mark` is equal for equal reports, see ReportHistory."""
         if name in self.by_name:
             self.reports[name] = stats
             kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio)
@@ -126,18 +126,18 @@ class Instances:
         self.act(name, self.router.watch.probe_answered(name, self.clock.now_s()), "")
 
     def trial_ended(self, name: str, failure: UpstreamFailure | None) -> None:
-        """A trial, the proxy's own request to an instance with an open breaker, has ended."""
+        """A trial ended: the proxy's own request to an instance with an open breaker."""
         error = str(failure) if failure is not None else None
         _log.info("instance %s: trial %s", name, error or "answered")
         self.act(name, self.router.watch.trial_ended(name, error, self.clock.now_s()), "")
 
     def observe_start(self, name: str, start_s: float | None) -> None:
-        """Take in the start time that an instance's process reports, unix seconds."""
+        """Note the start time that an instance's process reports, unix seconds."""
         if self.router.watch.observe_start(name, start_s, self.clock.now_s()):
             self._restarted(name, "started later")
 
     def engine_changed(self, name: str) -> None:
-        """The instance's bootstrap server names another engine than before."""
+        """The instance's bootstrap server reports another engine id than before."""
         self.router.watch.restarted(name, self.clock.now_s())
         self._restarted(name, "has another engine id")
 
@@ -149,7 +149,7 @@ class Instances:
             upstream.forget_engine_id()
 
     def act(self, name: str, change: Change | None, error: str) -> None:
-        """Act on an event of an instance: log it, and end what waits there."""
+        """Act on an instance's change of health: log it, and end requests that wait there."""
         if change is None:
             if error:
                 _log.debug("instance %s: %s", name, error)
@@ -163,16 +163,16 @@ class Instances:
             return
         _log.warning("instance %s is %s: %s", name, _WORDS[change], error)
         self._note_fleet()
-        # Requests that wait there run elsewhere at once, unless no other place is better. With an
-        # open breaker some of them may still be answered.
+        # Requests that wait there are retried elsewhere at once, unless the instance is still used.
+        # With an open breaker some of them may still be answered.
         is_left = change is Change.GONE or not self.router.fleet.is_used(name)
         if upstream is not None and is_left and change is not Change.OPENED:
             upstream.went_down()
 
     def _note_fleet(self) -> None:
-        """Log a line when the fleet became able or unable to serve as it should."""
+        """Log a line when the fleet begins or ceases to be able to serve normally."""
         fleet = self.router.fleet
-        said = (_PANIC if fleet.is_panicking() else _FINE) if fleet.usable() else _NOBODY
-        if said != self._said:
-            self._said = said
-            _log.log(logging.INFO if said == _FINE else logging.WARNING, said)
+        text = (_PANIC if fleet.is_panicking() else _FINE) if fleet.usable() else _NONE_UP
+        if text != self._fleet_text:
+            self._fleet_text = text
+            _log.log(logging.INFO if text == _FINE else logging.WARNING, text)

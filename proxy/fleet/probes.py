@@ -1,4 +1,4 @@
-"""What is asked of each instance, and when: probes, trials, engine reports, models, engine ids."""
+"""Periodic requests to each instance: health, trials, engine reports, models, engine ids."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from proxy.protocol.errors import DEFECTS, UpstreamFailure
 from proxy.telemetry.log import Throttle
 
 TICKS = 4
-"""Times per health interval at which instances are checked for a due probe: an instance whose
-state begins to change is probed again at the next one."""
+"""Checks per health interval for a due probe: an instance whose state begins to change is probed
+again at the next check."""
 TRIAL_S = 5.0
 TRIAL_BYTES = 65536
 ENGINE_ID_EVERY = 3
-"""The engine's id is asked again at every n-th probe: another id is another process."""
+"""The engine's id is read at every n-th probe: another id means another process."""
 MODELS_EVERY = 15
-"""Models are asked again at every n-th probe: adapters change rarely."""
+"""Models are read at every n-th probe: adapters change rarely."""
 FIRST_LOOK_S = 10.0
 FIRST_LOOK_EVERY_S = 0.25
 _JSON = b"Content-Type: application/json\r\n"
@@ -46,14 +46,14 @@ def _always(upstream: Upstream) -> bool:
 
 
 class Probes:
-    """Asks every instance for its health, its reports and what it serves."""
+    """Probes every instance's health, and reads its reports, models and engine id."""
 
     def __init__(self, instances: Instances, options: OptionsInForce) -> None:
         self._instances, self._options = instances, options
         self._fleet, self._clock = instances.router.fleet, instances.clock
 
     async def run(self) -> None:
-        """All of it, until cancelled. The intervals are those of the options at its beginning."""
+        """Run all periodic tasks until cancelled; intervals are those at the start."""
         settings = self._options.settings
         tick_s = settings.health_interval / TICKS
         async with asyncio.TaskGroup() as group:
@@ -64,7 +64,7 @@ class Probes:
     async def _every(self, interval_s: float, job: Job, is_due: IsDue = _always) -> None:
         """Run a job for each instance for which it is due, at once and after each interval.
 
-        While an instance's job runs it is not started again, and the other instances' jobs go on.
+        While an instance's job runs it is not started again; other instances' jobs go on.
         """
         running: set[Upstream] = set()
         throttle = Throttle()
@@ -96,7 +96,7 @@ class Probes:
         return member is not None and member.health.trial_due(self._clock.now_s())
 
     async def look_round(self) -> bool:
-        """Probe every instance before serving; returns whether one has answered in time.
+        """Probe every instance before serving; True once one has answered, False on timeout.
 
         A process that replaces a serving one must know its fleet before it takes over.
         """
@@ -142,7 +142,7 @@ class Probes:
             self._instances.engine_changed(name)
 
     async def _learn(self, upstream: Upstream) -> None:
-        """Which models it serves, and which engine it is."""
+        """Read the instance's models and its engine id, if they are due."""
         name, timeout_s = upstream.instance.name, self._options.settings.health_timeout
         member = self._fleet.get(name)
         if member is None:
@@ -157,9 +157,9 @@ class Probes:
             await upstream.engine_id()
 
     async def trial(self, upstream: Upstream) -> None:
-        """Ask an instance with an open breaker for one token, so that no client has to try it.
+        """Send an instance with an open breaker a request for one token, in place of a client's.
 
-        Any answer but a server error passes: an engine with a key of its own refuses ours.
+        Any answer but a server error passes: an engine with a key of its own refuses the proxy's.
         """
         name, failure = upstream.instance.name, None
         member = self._fleet.get(name)
@@ -177,12 +177,12 @@ class Probes:
         except TimeoutError:
             failure = UpstreamFailure(FailureKind.TIMEOUT, f"no token in {TRIAL_S:g} s")
         except UpstreamFailure as error:
-            # Another object: the error itself holds the frame that holds it.
+            # A copy without traceback: the error's frame refers to the error, a reference cycle.
             failure = error.again() if error.kind in FAULT_KINDS else None
         self._instances.trial_ended(name, failure)
 
     async def scrape(self, upstream: Upstream) -> None:
-        """GET /metrics; for an engine without it the proxy's own counters are all that is known."""
+        """Read GET /metrics; without it the proxy's own counters are used alone."""
         try:
             limit_s = self._options.settings.health_timeout
             body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES)

@@ -1,1 +1,1 @@
-"""The process among others: periodic tasks, reload, drain, hot restart, memory."""
+"""The process: periodic tasks, reload, drain, hot restart, memory."""

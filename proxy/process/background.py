@@ -36,7 +36,7 @@ async def run(probes: Probes, detached: DetachedTasks, memory: Watermark, metric
 
 
 async def _lag(metrics: Metrics) -> None:
-    """Measure the event loop's lag."""
+    """Measure how late the event loop runs a timer."""
     loop = asyncio.get_running_loop()
     while True:
         due_s = loop.time() + LAG_INTERVAL_S
@@ -45,10 +45,10 @@ async def _lag(metrics: Metrics) -> None:
 
 
 async def _memory(watermark: Watermark) -> None:
-    """Measure the memory, and return to the kernel what a burst or a giant prompt has left free.
+    """Measure the memory, and return free memory to the kernel after a burst or a giant prompt.
 
-    Memory is not returned while such prompts keep coming and there is room: each would get the
-    pages of the one before it again, one page fault at a time.
+    Memory is not returned while giant prompts keep coming and there is room: each would need the
+    pages of the one before again, one page fault at a time.
     """
     loop = asyncio.get_running_loop()
     gave_s = -GIVE_BACK_S

@@ -1,4 +1,4 @@
-"""How a proxy ends: drained after a signal, or after a process that has taken over."""
+"""Drain: how a proxy ends after a signal, or after another process has taken over."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom
 
 ACCEPT_WHILE_DRAINING_S = 5.0
-"""How long a draining proxy still accepts what a load balancer sends until it notices."""
+"""A draining proxy still accepts connections for this long, until load balancers notice."""
 KEPT_S = 1.0
-"""How long a drain leaves an idle kept connection open: closed at once, it could cut off a client
-that is just sending."""
+"""An idle kept connection stays open for this long in a drain: closed at once, it could cut off a
+client that is just sending."""
 CUT_S = 1.0
 """Time for cut requests to send their error events."""
 ACCEPTED_S = 0.2
-"""By then a connection that was just accepted is counted; with TLS, after its handshake."""
+"""A connection that was just accepted is counted after this time; with TLS, after its handshake."""
 _LOOK_S = 0.1
 _log = logging.getLogger(__name__)
 
 
 class Drain:
-    """The end of one proxy: knows its listeners and the event that a signal sets."""
+    """Ends one proxy: closes its listeners, waits for requests, cuts what is left.
+
+    `stop` is the event that a signal sets.
+    """
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class Drain:
         self._stop = stop
 
     async def drain(self) -> None:
-        """Turn readiness off, accept a little longer, let running requests finish in time."""
+        """Turn readiness off, accept a little longer, and give running requests time to finish."""
         limit_s = self._options.settings.drain_seconds
         self._in_flight.is_leaving = self._in_flight.is_draining = True
         self._waiting.close()
@@ -59,11 +62,12 @@ class Drain:
             await self._cut("second signal" if self._stop.is_set() else f"after {limit_s:g} s")
 
     async def hand_over(self) -> None:
-        """Stop accepting, and serve the connected clients until they have gone.
+        """Stop accepting, and serve the connected clients until they have left.
 
-        Nothing is refused: readiness stays on, since the address is served, and requests in the
-        queue keep waiting. A kept connection is not closed while its client may be sending: it
-        ends with its next answer or after its idle time. A signal turns this into a drain.
+        Nothing is refused: readiness stays on, since another process serves the address, and
+        requests in the queue keep waiting. A kept connection is not closed while its client may be
+        sending: it ends with its next answer or after its idle time. A signal turns this into a
+        drain.
         """
         in_flight, settings = self._in_flight, self._options.settings
         in_flight.is_leaving = True
@@ -72,9 +76,9 @@ class Drain:
         least_s = HANDSHAKE_S if settings.tls_cert else ACCEPTED_S
         with suppress(TimeoutError):
             async with asyncio.timeout(settings.handover_seconds):
-                await self._told_within(least_s)
+                await self._signal_within(least_s)
                 while self._has_work() and not self._stop.is_set():
-                    await self._told_within(_LOOK_S)
+                    await self._signal_within(_LOOK_S)
         if self._stop.is_set():
             self._stop.clear()
             await self.drain()
@@ -82,7 +86,7 @@ class Drain:
             await self._cut(f"{settings.handover_seconds:g} s after a hot restart")
 
     def _has_work(self) -> bool:
-        """Whether there are connections, requests, or detached tasks such as releases of KV."""
+        """Whether there are connections, requests, or detached tasks such as KV releases."""
         return bool(self._connected() or self._in_flight.count or self._detached.live)
 
     def _connected(self) -> int:
@@ -95,23 +99,23 @@ class Drain:
         await self._idle_within(CUT_S)
 
     async def _left_within(self, seconds: float) -> bool:
-        """Wait so long for kept connections to close; false when one has sent a request."""
+        """Wait for kept connections to close; False if one of them has sent a request."""
         end_s = asyncio.get_running_loop().time() + seconds
         while self._connected() and not self._stop.is_set():
             left_s = end_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 break
-            await self._told_within(min(_LOOK_S, left_s))
+            await self._signal_within(min(_LOOK_S, left_s))
         return not self._in_flight.count
 
-    async def _told_within(self, seconds: float) -> None:
-        """Wait for a signal, or for this time."""
+    async def _signal_within(self, seconds: float) -> None:
+        """Wait for a signal, at most for this time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stop.wait()
 
     async def _idle_within(self, seconds: float) -> bool:
-        """Wait for the last request; false when the time is over or a signal comes first."""
+        """Wait for the last request to end; False after this time or at a signal."""
         idle = self._in_flight.idle
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -121,7 +125,7 @@ class Drain:
 
 
 def closing(in_flight: InFlight) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
-    """A signal handler for routed answers: a leaving proxy closes kept connections with them."""
+    """An `on_response_prepare` handler: a leaving proxy's answers close kept connections."""
 
     async def say_close(request: web.Request, response: web.StreamResponse) -> None:
         del request
@@ -133,7 +137,7 @@ def closing(in_flight: InFlight) -> Callable[[web.Request, web.StreamResponse], 
 
 
 async def first_of(*events: asyncio.Event) -> None:
-    """Wait for any of these."""
+    """Wait for any of these events."""
     async with asyncio.TaskGroup() as group:
         waits = [group.create_task(event.wait()) for event in events]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

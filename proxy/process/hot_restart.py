@@ -1,20 +1,20 @@
-"""Hot restart: on SIGUSR2 a new process takes over the listening sockets, then this one leaves.
+"""Hot restart: on SIGUSR2 a new process takes over the listening sockets, then this one ends.
 
 The new process has the same command line, so it runs the version and the configuration that are on
-the disk by then. Both processes accept from the same sockets until the new one says that it serves;
-only then the old one stops accepting. No connection is refused, and none in the queue is lost. If
-the new process does not come up, the old one logs it and carries on.
+the disk by then. Both processes accept from the same sockets until the new one reports that it
+serves; only then the old one stops accepting. No connection is refused, and none in the queue is
+lost. If the new process does not come up, the old one logs that and carries on.
 
-Sockets are handed down by systemd's protocol: descriptors 3, 4, ... (`LISTEN_FDS` says how many),
+Sockets are handed down by systemd's protocol: descriptors 3, 4, ... (`LISTEN_FDS` is their number),
 their names in `LISTEN_FDNAMES`, for process `LISTEN_PID` where that is set. The names here:
 
     admin                    a socket for the admin listener
-    own-public, own-admin    what a predecessor bound by its options; used where ours say the same
-    ready                    a pipe to a predecessor that waits to be told
-    estate                   a file of what the predecessor knows
+    own-public, own-admin    a socket that a predecessor bound by its options; used if ours agree
+    ready                    a pipe to a predecessor that waits for a report
+    estate                   the predecessor's snapshot file
     any other                a socket for clients
 
-A socket that is handed down is the same in the kernel: its queue of connections goes on.
+An inherited socket is the same one in the kernel, so its queue of connections is kept.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ FIRST_FD = 3
 FDS, NAMES, PID = "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID"
 READY = "ready"
 SNAPSHOT = "estate"
-"""An older version that starts this one, or is started by it, knows the snapshot by this name."""
+"""The snapshot's name is also the one that older versions use, as predecessor or successor."""
 OWN = "own-"
 TAKEN_OVER = b"ready\n"
-"""What a predecessor is told; any other text is the reason of a failure."""
+"""Line that tells the predecessor to stop accepting; any other text is the reason of a failure."""
 _MOST = 64
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 @dataclass
 class InheritedSockets:
-    """The sockets that were handed down; each is taken once."""
+    """The sockets that another process handed down; each is taken once."""
 
     sockets: list[tuple[str, socket.socket]] = field(default_factory=list)
     _pipe: int | None = None
@@ -57,9 +57,9 @@ class InheritedSockets:
 
     @classmethod
     def read(cls, environ: MutableMapping[str, str]) -> InheritedSockets:
-        """Take over the descriptors that the environment names, and remove the names from it.
+        """Take over the descriptors that the environment names, and remove the variables.
 
-        The names are for one process only. Raises ConfigError for anything but a listening TCP
+        They are for one process only. Raises ConfigError for anything but a listening TCP
         socket.
         """
         count, names, pid = (environ.pop(key, None) for key in (FDS, NAMES, PID))
@@ -67,10 +67,10 @@ class InheritedSockets:
             return cls()
         if not count.isdecimal() or int(count) > _MOST:
             raise ConfigError(f"{FDS}: a whole number, 0 to {_MOST}, not {count!r}")
-        told = (names or "").split(":")
+        name_list = (names or "").split(":")
         inherited = cls()
         for i in range(int(count)):
-            inherited._add(told[i] if i < len(told) else "", FIRST_FD + i)
+            inherited._add(name_list[i] if i < len(name_list) else "", FIRST_FD + i)
         return inherited
 
     def _add(self, name: str, fd: int) -> None:
@@ -101,7 +101,7 @@ class InheritedSockets:
     async def take(self, listener: str, host: str, port: int) -> tuple[str, list[socket.socket]]:
         """The sockets for `public` or `admin`, and the name under which they are handed on.
 
-        Without a socket the caller must bind. Sockets that a predecessor bound elsewhere than
+        If there is none, the caller must bind. Sockets that a predecessor bound elsewhere than at
         `host` and `port` are closed.
         """
         given = self._of(listener)
@@ -130,14 +130,14 @@ class InheritedSockets:
         self._tell(TAKEN_OVER)
 
     def tell_failure(self, why: str) -> bool:
-        """Tell the predecessor to carry on and log `why`; false if there is no predecessor."""
+        """Tell the predecessor to carry on and log `why`; False if there is no predecessor."""
         is_told = self.has_predecessor
         self._tell(why.encode(errors="backslashreplace") + b"\n")
         return is_told
 
     def _tell(self, words: bytes) -> None:
         if self._pipe is not None:
-            with suppress(OSError):  # the predecessor has ended: this process serves all the same
+            with suppress(OSError):  # the predecessor has ended; this process serves anyway
                 os.write(self._pipe, words)
             os.close(self._pipe)
             self._pipe = None
@@ -148,7 +148,7 @@ def _listener_of(name: str) -> str:
 
 
 async def _is_at(sockets: list[socket.socket], host: str, port: int) -> bool:
-    """Whether the sockets have the addresses that `host` and `port` mean; port 0 is any."""
+    """Whether the sockets have the addresses of `host` and `port`; port 0 matches any port."""
     found = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -158,7 +158,7 @@ async def _is_at(sockets: list[socket.socket], host: str, port: int) -> bool:
 
 
 START_S = 60.0
-"""A new process that has not reported by then is stopped."""
+"""A new process that has not reported after this time is stopped."""
 STOP_S = 5.0
 """Time between SIGTERM and SIGKILL for a new process that is stopped."""
 _LOOK_S = 0.02
@@ -167,18 +167,18 @@ _log = logging.getLogger(__name__)
 
 
 class SuccessorError(Exception):
-    """The new process did not come up; the text says why."""
+    """The new process did not come up; the text is the reason."""
 
 
 class HotRestart:
-    """One per process; it is replaced once."""
+    """Starts a successor on request; a process is replaced at most once."""
 
     def __init__(
         self,
         listeners: Callable[[], list[tuple[str, int]]],
         write_snapshot: Callable[[], Awaitable[BinaryIO]],
     ) -> None:
-        """`listeners`: names and descriptors of sockets; `write_snapshot`: for the successor."""
+        """`listeners`: names and descriptors of sockets; `write_snapshot`: makes the snapshot."""
         self._listeners = listeners
         self._write_snapshot = write_snapshot
         self._asked = asyncio.Event()
@@ -187,7 +187,7 @@ class HotRestart:
         self.is_done = asyncio.Event()
 
     def ask(self) -> None:
-        """Start a hot restart; refused while one is under way and where it cannot work."""
+        """Start a hot restart; refused while one runs and where it cannot work."""
         if self._successor is not None:
             _log.warning("hot restart refused: process %d has taken over already", self._successor)
         elif self._is_under_way or self._asked.is_set():
@@ -203,7 +203,7 @@ class HotRestart:
             self._asked.set()
 
     async def watch(self, on_successor: Callable[[int], None]) -> None:
-        """Start a new process when asked to, until one takes over; `on_successor` hears which."""
+        """Start a new process on each request, until one takes over; `on_successor` gets its id."""
         try:
             while not self.is_done.is_set():
                 await self._asked.wait()
@@ -229,38 +229,38 @@ class HotRestart:
 async def _start(listeners: Sequence[tuple[str, int]]) -> int:
     """Start a process and return its id when it serves; raises SuccessorError.
 
-    When this is cancelled the new process is stopped.
+    If cancelled, the new process is stopped.
     """
-    hears, tells = os.pipe()
+    read_end, write_end = os.pipe()
     try:
         try:
-            pid = _spawn([*listeners, (READY, tells)])
+            pid = _spawn([*listeners, (READY, write_end)])
         except OSError as error:
             raise SuccessorError(f"{sys.executable}: {error.strerror}") from None
         finally:
-            os.close(tells)
+            os.close(write_end)
         _log.info("hot restart: process %d starts", pid)
         try:
-            said = await _hear(hears)
+            line = await _reported(read_end)
         except asyncio.CancelledError:
             _signal(pid, signal.SIGTERM)
             raise
     finally:
-        os.close(hears)
-    if said == TAKEN_OVER:
+        os.close(read_end)
+    if line == TAKEN_OVER:
         _log.info("hot restart: process %d has taken over", pid)
         return pid
     status = await asyncio.to_thread(_stop, pid)
-    why = printable(said.decode(errors="replace").strip()) or _unsaid(status)
+    why = printable(line.decode(errors="replace").strip()) or _exit_text(status)
     raise SuccessorError(f"process {pid}: {why}")
 
 
 def _spawn(handed: Sequence[tuple[str, int]]) -> int:
-    """Run this command again with these descriptors from 3 on, and no other of this process."""
+    """Run this command again with these descriptors from 3 on, and no others of this process."""
     end = FIRST_FD + len(handed)
     environ = {key: value for key, value in os.environ.items() if key not in (FDS, NAMES, PID)}
     environ |= {FDS: str(len(handed)), NAMES: ":".join(name for name, _ in handed)}
-    # Copies with numbers above the targets, so that no descriptor is overwritten before it is
+    # Copies get numbers above the targets, so that no descriptor is overwritten before it is
     # copied; all copies close on exec.
     copies = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, end) for _, fd in handed]
     try:
@@ -275,30 +275,30 @@ def _spawn(handed: Sequence[tuple[str, int]]) -> int:
             os.close(fd)
 
 
-async def _hear(pipe: int) -> bytes:
-    """The line that the new process writes; empty when it ends without one."""
-    said, loop, readable = b"", asyncio.get_running_loop(), asyncio.Event()
+async def _reported(pipe: int) -> bytes:
+    """The line that the new process writes; empty if it ends without one."""
+    line, loop, readable = b"", asyncio.get_running_loop(), asyncio.Event()
     os.set_blocking(pipe, False)
     loop.add_reader(pipe, readable.set)
     try:
         async with asyncio.timeout(START_S):
-            while not said.endswith(b"\n"):
+            while not line.endswith(b"\n"):
                 await readable.wait()
                 readable.clear()
                 with suppress(BlockingIOError):
                     piece = os.read(pipe, _LINE_BYTES)
                     if not piece:
                         break
-                    said += piece
+                    line += piece
     except TimeoutError:
         return b"not ready in %d s" % START_S
     finally:
         loop.remove_reader(pipe)
-    return said
+    return line
 
 
 def _stop(pid: int) -> int:
-    """End a process and return its exit status. It waits, so call it in a thread."""
+    """End a process and return its exit status. This blocks, so call it in a thread."""
     _signal(pid, signal.SIGTERM)
     end_s = time.monotonic() + STOP_S
     while time.monotonic() < end_s:
@@ -315,5 +315,5 @@ def _signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _unsaid(status: int) -> str:
+def _exit_text(status: int) -> str:
     return f"killed by signal {-status}" if status < 0 else f"ended with status {status}"

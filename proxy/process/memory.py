@@ -11,14 +11,14 @@ from contextlib import suppress
 from pathlib import Path
 
 UNLIMITED = 1 << 60
-"""cgroup v1 writes "no limit" as a number near 2**63."""
+"""cgroup v1 writes "no limit" as a number near 2**63; a limit from here on is ignored."""
 
 
 def cgroup_limit(root: Path = Path("/")) -> int | None:
-    """The least memory limit of the control groups this process is in, bytes; None without one.
+    """The lowest memory limit of this process's control groups, in bytes; None without one.
 
     `root` is where proc/ and sys/ are found. Groups above a container's own are not visible in it;
-    the one at the mount's top is then its own.
+    the group at the mount's top is then its own.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
@@ -29,7 +29,7 @@ def cgroup_limit(root: Path = Path("/")) -> int | None:
 
 
 def _limits(mount: Path, line: str) -> Iterator[int]:
-    """The limits for one line `number:controllers:path`, from its group up to the top."""
+    """The limits of a line `number:controllers:path`, from its group up to the top."""
     _, _, rest = line.partition(":")
     controllers, _, path = rest.partition(":")
     if not controllers:
@@ -59,18 +59,18 @@ def resident_bytes() -> int:
 
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 KEEP_BYTES = 256 << 20
-"""Freed memory that is kept at the heap's end until `give_back`. JSON of 4 MB is parsed in a block
-of twelve times its size, of which long texts use a twelfth."""
+"""Freed memory kept at the heap's end until `give_back`. JSON of 4 MB is parsed in a block of
+twelve times its size, of which long texts use a twelfth."""
 STEP_BYTES = 16 << 20
 SWITCH_S = 0.0005
 GC_THRESHOLDS = (5_000, 200, 20)
-"""Objects before a collection. A collection of the 20,000 young objects that 500 new streams make
-takes 5 ms. At a threshold of 2,000, records that wait for the request log would cause so many
+"""Allocations before a collection. A collection of the 20,000 young objects that 500 new streams
+make takes 5 ms. At a threshold of 2,000, records that wait for the request log would cause so many
 collections that they took 1.6 % of the CPU time."""
 
 
 def keep_big_blocks() -> None:
-    """Have glibc reuse a prompt's buffers instead of giving them back to the kernel each time.
+    """Have glibc reuse a prompt's buffers instead of returning them to the kernel each time.
 
     By default every body above 128 KiB costs a mapping and a page fault per 4 KiB, several times
     over, and above 32 MiB whatever the threshold is; so no block gets a mapping of its own. All
@@ -93,9 +93,9 @@ def share_the_interpreter() -> None:
 
 
 def collect_rarely() -> None:
-    """Exclude what was loaded at start from collections, and collect less often.
+    """Exclude objects made at start from collections, and collect less often.
 
-    A request leaves no cycles behind; the few that other code makes can wait.
+    A request leaves no cycles behind; the few cycles that other code makes can wait.
     """
     gc.collect()
     give_back()
@@ -106,9 +106,9 @@ def collect_rarely() -> None:
 def give_back() -> None:
     """Return all free memory of the heap to the kernel, if glibc can.
 
-    No thread can allocate meanwhile, some 0.1 ms per MB. So the free memory at the heap's end,
-    where most of a burst is, is returned in steps, and what is free between other blocks in one.
-    The next giant prompt pays for every page again.
+    No thread can allocate meanwhile, for some 0.1 ms per MB. So the free memory at the heap's end,
+    which is most of a burst's, is returned in steps; free memory between blocks is returned at
+    once. The next giant prompt has to fault every page in again.
     """
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Tells supervisors which process serves: systemd by a datagram, others by a file."""
+"""Tells supervisors which process serves: systemd by a datagram, others by the pid file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Notifier:
     def started(self, *, replaces: bool) -> None:
         """Report that this process serves. Raises OSError if the file cannot be written.
 
-        `replaces`: the process that this one replaces tells systemd, see `replaced_by`.
+        `replaces`: a predecessor reports this process to systemd, see `replaced_by`.
         """
         if self._pid_file is not None:
             try:
@@ -32,11 +32,11 @@ class Notifier:
             self._notify("READY=1")
 
     def replaced_by(self, pid: int) -> None:
-        """Report that another process is the main one from now on."""
+        """Report to systemd that another process is the main one from now on."""
         self._notify(f"MAINPID={pid}")
 
     def ended(self) -> None:
-        """Remove the file, unless it names a successor."""
+        """Remove the pid file, unless it names a successor."""
         if self._pid_file is not None:
             with suppress(OSError):
                 if self._pid_file.read_text() == f"{os.getpid()}\n":

@@ -1,7 +1,7 @@
-"""New options at run time: all of them, or none and a log line with the reason.
+"""Reload of the options at run time: all of them, or none and a log line with the reason.
 
-SIGHUP or a change of the `--config` file starts a reload. A changed file is read when two checks in
-a row found the same content, so a file that is being written is not.
+SIGHUP or a change of the `--config` file starts a reload. A changed file is read once two checks in
+a row found the same content, so a file that is still being written is not read.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class _Change:
 
 
 class Reloader:
-    """One per process. `source` reads the options anew (files: in a thread); raises ConfigError.
+    """Reloads the options of one process.
 
-    `exchange` makes the listeners use another TLS context.
+    `source` reads the options anew (it reads files, so it runs in a thread) and raises ConfigError.
+    `exchange` gives the listeners another TLS context.
     """
 
     def __init__(
@@ -60,16 +61,16 @@ class Reloader:
         self._exchange = exchange
         self._asked = asyncio.Event()
         self.last: dict[str, object] | None = None
-        """How the last reload ended, and when; None before the first."""
+        """Result and time of the last reload; None before the first."""
         path = state.options.settings.config
         self._file = None if path is None else _WatchedFile(path)
 
     def ask(self) -> None:
-        """Reload soon; several calls before it begins are one reload."""
+        """Request a reload; several requests before it begins are one reload."""
         self._asked.set()
 
     async def watch(self, interval_s: float) -> None:
-        """Reload when asked to and when the file has changed, until cancelled."""
+        """Reload on request and when the file has changed, until cancelled."""
         if self._file is not None:
             await asyncio.to_thread(self._file.has_changed)
         while True:
@@ -88,7 +89,7 @@ class Reloader:
         return True
 
     async def reload(self, why: str) -> str:
-        """Apply the present options, or keep the old ones; returns applied, unchanged, refused."""
+        """Apply the present options or keep the old ones; returns applied, unchanged, refused."""
         state = self._state
         try:
             ready = await asyncio.to_thread(self._prepare)
@@ -104,7 +105,7 @@ class Reloader:
 
     def _prepare(self) -> _Prepared:
         if self._file is not None:
-            self._file.must_say_something()
+            self._file.refuse_if_empty()
         settings = self._source()
         return _Prepared(settings, tls.for_clients(settings), instance_tls(settings))
 
@@ -121,7 +122,7 @@ class Reloader:
         return self._instances(old, new)
 
     def _instances(self, old: Settings, new: Settings) -> _Change:
-        """Compare with the last options, not with the fleet: changes by operators are kept."""
+        """Compare with the last options, not the fleet, so that operators' changes are kept."""
         fleet = self._state.router.fleet
         came = [spec for spec in new.instances if spec not in old.instances]
         left = [spec for spec in old.instances if spec not in new.instances]
@@ -168,7 +169,7 @@ class Reloader:
         return "applied"
 
     def _switch(self, new: Settings, change: _Change) -> None:
-        """Switch in one step of the event loop, so that no request sees a part of it."""
+        """Apply all changes without an await, so that no request sees only some of them."""
         state = self._state
         state.use(new)
         fleet = state.router.fleet
@@ -195,9 +196,9 @@ class _WatchedFile:
         self._pending: bytes | None = None
 
     def has_changed(self) -> bool:
-        """Whether two checks found the same content, and another one than last reported.
+        """Whether two checks in a row found the same content, other than the last one reported.
 
-        The first check reports nothing. An unreadable file counts as a content, so it is reported
+        The first check reports nothing. An unreadable file counts as content, so it is reported
         once.
         """
         at = self._signature()
@@ -214,13 +215,13 @@ class _WatchedFile:
         self._used, self._pending = seen, None
         return True
 
-    def must_say_something(self) -> None:
-        """Raise ConfigError for an empty file: it is a mistake, not a wish for all defaults."""
+    def refuse_if_empty(self) -> None:
+        """Raise ConfigError for an empty file: it is a mistake, not a request for all defaults."""
         try:
             with self._path.open("rb") as file:
                 is_empty = not file.read(FILE_BYTES).strip()
         except OSError:
-            return  # reading the options will report it
+            return  # reading the options will report the error
         if is_empty:
             raise ConfigError(f"file {self._path} is empty")
 

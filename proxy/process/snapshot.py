@@ -1,4 +1,4 @@
-"""What a process hands to its successor: sessions' homes, cached prefixes, learned times.
+"""The snapshot of a hot restart: sessions' homes, cached prefixes, learned times.
 
 Without it every session would lose its home, engines would compute again what they hold, and the
 first decisions would use the options in place of measured times. It is an unnamed file of JSON
@@ -29,14 +29,14 @@ from proxy.core.routing.router import Router
 from proxy.protocol.request_facts import TokenEstimator
 
 FORM = 1
-"""To be changed when block hashes or rows change their meaning."""
+"""Version of the file's form; to be changed when block hashes or rows change their meaning."""
 SESSIONS_PER_LINE = 2000
-"""Rows made without a pause, about a millisecond that the event loop waits."""
+"""Rows made without a pause; the event loop waits about a millisecond for them."""
 _log = logging.getLogger(__name__)
 
 
 async def leave(router: Router, estimator: TokenEstimator) -> BinaryIO:
-    """Write the file and return it at its beginning. Raises OSError if there is no room."""
+    """Write the snapshot and return the file, at its beginning; OSError if there is no room."""
     head = {"form": FORM, "bytes_per_token": estimator.ratios()}
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
@@ -68,7 +68,7 @@ def _write(file: BinaryIO, line: dict[str, Any]) -> None:
 
 
 def take(router: Router, estimator: TokenEstimator, file: BinaryIO) -> None:
-    """Read what a predecessor has left; call it before the first probe of the instances."""
+    """Read a predecessor's snapshot; call it before the first probe of the instances."""
     try:
         with file:
             lines = [orjson.loads(line) for line in file]
@@ -77,7 +77,7 @@ def take(router: Router, estimator: TokenEstimator, file: BinaryIO) -> None:
         for model, ratio in lines[0]["bytes_per_token"].items():
             estimator.adopt(str(model), float(ratio))
         kept = {line["instance"] for line in lines[1:] if _take_instance(router, line)}
-        for line in reversed(lines[1:]):  # the first line has those that were idle longest
+        for line in reversed(lines[1:]):  # the first line has the sessions that were idle longest
             rows = [row for row in line.get("sessions", ()) if row[1] in kept]
             homes = [(s, router.fleet.states[home].cache, *use) for s, home, *use in rows]
             router.sessions.adopt(homes)
@@ -89,9 +89,9 @@ def take(router: Router, estimator: TokenEstimator, file: BinaryIO) -> None:
 
 
 def _take_instance(router: Router, line: dict[str, Any]) -> bool:
-    """Read the line of an instance; false if it is not known here under the same address.
+    """Read the line of an instance; False if this process does not know it at the same address.
 
-    Whether it is still the same process shows later by its start time
+    Whether the engine is still the same process is found out later by its start time
     (`InstanceEvents.observe_start`).
     """
     member = router.fleet.get(line.get("instance", ""))

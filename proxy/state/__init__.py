@@ -1,1 +1,1 @@
-"""What outlives a request, one file per owner."""
+"""State that outlives a request, one file per owner."""

@@ -1,8 +1,7 @@
-"""Who asks, and what that means for the way to an instance: tenant, headers, cache salt.
+"""Tenant of a request by its key, and the headers and cache salt that an instance gets for it.
 
-A tenant is the name of the key that a request was authenticated with, never something that a
-client says of itself. Keys are known by their digests; a look-up by digest takes a time that says
-nothing of how near a guess was.
+A tenant is the name of the key that a request was authenticated with, never a client's own claim.
+Keys are stored as digests; the time of a look-up by digest does not show how near a guess was.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ _UNKNOWN = "the key is not known"
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one tenant's requests get on their way.
+    """What is changed in one tenant's requests before an instance gets them.
 
-    `hidden`: header names (lower case) that do not go on. `added`: header lines that do. `salt`:
-    the `cache_salt` of its bodies.
+    `hidden`: header names (lower case) that are removed. `added`: header lines that are added.
+    `salt`: the `cache_salt` of the body.
     """
 
     tenant: str | None = None
@@ -40,14 +39,14 @@ class Grant:
 
 
 class Access:
-    """The keys of the options in force, ready to be looked up; `on_denied` counts the others."""
+    """The keys of the options in force, by digest; `on_denied` counts refused requests."""
 
     def __init__(self, settings: Settings, on_denied: Callable[[], None] = lambda: None) -> None:
         self._on_denied = on_denied
         self.use(settings)
 
     def use(self, settings: Settings) -> None:
-        """From now on these keys are known."""
+        """Replace the known keys."""
         added = bearer(settings.instance_api_key)
         self._open = Grant(None, _CREDENTIALS if added else frozenset(), added)
         self._by_digest: dict[bytes, Grant] = {}
@@ -59,7 +58,7 @@ class Access:
             self._by_digest[key] = Grant(tenant, _CREDENTIALS, added, salt)
 
     def grant(self, headers: CIMultiDictProxy[str]) -> Grant:
-        """What this request gets; raises UnauthorizedError."""
+        """The grant of a request's key; raises UnauthorizedError."""
         if not self._by_digest:
             return self._open
         try:
@@ -87,13 +86,13 @@ def _key(headers: CIMultiDictProxy[str]) -> bytes:
 
 
 def bearer(secret: SecretStr | None) -> bytes:
-    """The header line that shows a key to an instance; nothing without one."""
+    """The Authorization header line for an instance; empty without a key."""
     if secret is None:
         return b""
     return f"Authorization: Bearer {secret.get_secret_value().strip()}\r\n".encode()
 
 
 def salt_of(secret: bytes, tenant: str) -> str:
-    """base64url(HMAC-SHA256(secret, tenant)) without padding: 43 characters that vLLM takes."""
+    """base64url(HMAC-SHA256(secret, tenant)) without padding: 43 characters, which vLLM accepts."""
     mac = hmac.new(secret, tenant.encode(), sha256).digest()
     return urlsafe_b64encode(mac).rstrip(b"=").decode()

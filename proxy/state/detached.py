@@ -1,8 +1,8 @@
-"""What goes on after its request has gone: legs that must not be cut yet, and releases of KV.
+"""Tasks that go on after their request has ended: legs that must not be cut yet, KV releases.
 
-A leg that another instance depends on runs in a group of its own, and the request only waits for
-it. A request that ends first says so; its leg then has `GRACE_S` to reach a point where cutting it
-pins no KV. All of it ends with the group, which ends with the proxy.
+A leg on which another instance depends runs in a task of its own, and its request waits for the
+task. If the request ends first, the leg has `GRACE_S` to reach a point where cutting it pins no KV.
+All tasks end with the proxy.
 """
 
 from __future__ import annotations
@@ -18,18 +18,20 @@ from proxy.net.timeouts import Alarm
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
 
 GRACE_S = 0.8
-"""An idle engine takes a leg in within 50 ms; no connection outlives its client by a second."""
+"""Longest time that a leg goes on without its client. An idle engine accepts a leg within 50 ms,
+and a connection must not outlive its client by a second."""
 _log = logging.getLogger(__name__)
 MOST = 1024
-"""Legs under way; beyond it one is run by its request, and cut with it."""
+"""Most such tasks; a further leg runs in its request's own task and is cut with it."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class DetachedLeg(Generic[T]):
-    """`on_left`: the request has gone while it runs; false ends it at once.
+    """A leg that may outlive its request.
 
-    `unwanted` gets what nobody waits for any more, None where there is no result.
+    `on_left` is called when the request ends while the leg runs; return False to cancel the leg.
+    `unwanted` then receives the leg's result, or None.
     """
 
     run: Callable[[], Coroutine[Any, Any, T]]
@@ -42,7 +44,7 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 
 class _Kept(Generic[T]):
-    """One leg under way."""
+    """One running leg."""
 
     def __init__(self, leg: DetachedLeg[T]) -> None:
         self.leg = leg
@@ -57,11 +59,11 @@ class _Kept(Generic[T]):
             self.results.append(await self.leg.run())
         except UpstreamFailure as failure:
             self.failure = failure.again()
-        except DEFECTS as error:  # a defect is its request's, not the group's
+        except DEFECTS as error:  # not raised here: it would end the group
             self.defect = error
 
     def settle(self) -> None:
-        """Over, and nobody waits for it."""
+        """The leg's task is done; give the result to `unwanted` if its request has ended."""
         if self.alarm is not None:
             self.alarm.stop()
         if self.is_left and not self._is_settled:
@@ -72,14 +74,14 @@ class _Kept(Generic[T]):
 
 
 class DetachedTasks:
-    """The group of all that outlives a request."""
+    """The task group of all tasks that outlive a request."""
 
     def __init__(self) -> None:
         self._group: asyncio.TaskGroup | None = None
         self.live = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Hold the group open until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -88,7 +90,7 @@ class DetachedTasks:
                 self._group = None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
-        """Begin something that nobody waits for; None, and nothing done, when there is no room."""
+        """Start a task that no request waits for; None, and `work` closed, at the limit."""
         if self._group is None or self.live >= MOST:
             work.close()
             return None
@@ -102,7 +104,7 @@ class DetachedTasks:
         self.live -= 1
 
     async def keep(self, leg: DetachedLeg[T]) -> T:
-        """The leg's result; raises UpstreamFailure. Cancelled, it goes on as `DetachedLeg` says."""
+        """The leg's result; raises UpstreamFailure. On cancellation see `DetachedLeg`."""
         kept = _Kept(leg)
         task = self.spawn(kept.go())
         if task is None:

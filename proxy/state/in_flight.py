@@ -1,4 +1,4 @@
-"""The requests under way, and how they end when the proxy drains, leaves or stops."""
+"""The requests in flight, and how they end when the proxy drains, hands over or stops."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from proxy.net.timeouts import Limit
 
 
 class InFlight:
-    """Requests that have begun and are not over, by their total time limit."""
+    """Requests that have begun and are not over, as their total time limits."""
 
     __slots__ = ("budget", "idle", "is_cutting", "is_draining", "is_leaving", "scopes")
 
     def __init__(self) -> None:
         self.scopes: set[Limit] = set()
         self.budget = Budget()
-        """Of repetitions, a part of the requests under way."""
+        """Retry budget, a share of the requests in flight."""
         self.idle = asyncio.Event()
         self.idle.set()
         self.is_draining = False
         self.is_leaving = False
-        """Kept connections end with their next answer, as where another process has taken over."""
+        """Kept connections are closed after their next answer: the proxy drains or was replaced."""
         self.is_cutting = False
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of requests in flight."""
         return len(self.scopes)
 
     def enter(self, scope: Limit) -> None:
@@ -44,7 +44,7 @@ class InFlight:
             self.idle.set()
 
     def cut(self) -> None:
-        """End every request now: each says so to its client."""
+        """End every request now, by its total time limit; each client gets an error."""
         self.is_cutting = True
         now_s = asyncio.get_running_loop().time()
         for scope in list(self.scopes):

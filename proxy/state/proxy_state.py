@@ -1,4 +1,4 @@
-"""All that outlives a request, made together: the owners that the other parts take."""
+"""ProxyState: makes all owners of state that outlives a request."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from proxy.telemetry.requests import RequestTelemetry
 
 
 def instance_tls(settings: Settings) -> ssl.SSLContext | None:
-    """None where the options say nothing of it: then it is made when an https instance comes."""
+    """TLS context for instances, by the options; None: made for the first https instance."""
     own = (settings.instance_ca, settings.instance_cert)
     return tls.for_instances(settings) if any(own) else None
 
 
 class ProxyState:
-    """The owners of all that outlives a request, made together. Closed with `close`.
+    """The owners of all state that outlives a request. Closed with `close`.
 
-    A part of the proxy takes the owners that it uses; what they are made of is in their own files.
+    Each part of the proxy takes only the owners that it uses.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class ProxyState:
 
     @classmethod
     def start(cls, settings: Settings, limit_bytes: int | None = None) -> ProxyState:
-        """Build everything from the options; OSError when the request log cannot be opened.
+        """Build everything from the options; OSError if the request log cannot be opened.
 
-        `limit_bytes`: what the process may use of memory, None: no limit.
+        `limit_bytes`: the process's memory limit, None: no limit.
         """
         metrics = Metrics()
         log = RequestLog(settings.request_log, metrics.log_dropped.inc)
@@ -89,7 +89,7 @@ class ProxyState:
         return state
 
     def use(self, settings: Settings) -> None:
-        """From now on these are the options; what was built from the old ones stays."""
+        """Apply reloaded options; parts built from options that need a restart stay."""
         self.options.use(settings)
         self.access.use(settings)
         self.telemetry.request_log.candidates = settings.log_candidates

@@ -1,8 +1,8 @@
-"""The wait queue on the event loop: woken by what frees load, never by polling.
+"""The wait queue on the event loop: woken by events that free load, without polling.
 
-While no request waits nothing here runs, and nothing is called back. Once one does, every change of
-a lease, threshold, report or instance asks for one round of admissions in the loop's next pass; one
-timer stands for what time alone changes, such as the end of an engine's cool-down.
+While no request waits, nothing runs here and no callback is set. Once one waits, every change of a
+lease, threshold, report or instance schedules one round of admissions in the loop's next pass; a
+timer covers changes by time alone, such as the end of an engine's cool-down.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HARDLY_LATER_S = 0.001
 
 
 def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Priority:
-    """`X-Request-Priority: high|normal|low`, else vLLM's body field `priority`, lower is sooner."""
+    """`X-Request-Priority: high|normal|low`, else vLLM's body field `priority`: lower is first."""
     named = _BY_NAME.get(headers.get(PRIORITY_HEADER, "").strip().lower())
     if named is not None:
         return named
@@ -40,7 +40,7 @@ def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Priority
 
 @dataclass(slots=True)
 class Ticket:
-    """A place in the queue; `done` is set when the request was let in or refused."""
+    """A place in the queue; `done` is set when the request is admitted or refused."""
 
     queued: QueuedRequest
     done: asyncio.Future[None]
@@ -66,7 +66,7 @@ class WaitingRoom:
         metrics.queued_bytes.set_function(lambda: self.queue.bytes)
 
     def admit(self, facts: RequestFacts) -> Route | Reject:
-        """Like the router's `admit`, but behind the requests that wait for the same model."""
+        """Like the router's `admit`, but after the requests that wait for the same model."""
         if self.queue.has(facts.model):
             self._wake()
         return self.waiting.admit(facts, self._clock.now_s())
@@ -74,7 +74,7 @@ class WaitingRoom:
     def enter(
         self, facts: RequestFacts, reject: Reject, priority: Priority, size_bytes: int
     ) -> Ticket | Reject:
-        """Take a place after `reject`, to `wait` with at once; a refusal where there is none."""
+        """Queue the request after `reject`, for `wait`; a Reject if the queue refuses it too."""
         done = asyncio.get_running_loop().create_future()
 
         def settled() -> None:
@@ -90,9 +90,9 @@ class WaitingRoom:
         return Ticket(queued, done)
 
     async def wait(self, ticket: Ticket) -> Route | Reject:
-        """Until the turn comes, or its time is over.
+        """Wait until the request is admitted or its time is over.
 
-        A route that was given to a client that left meanwhile is given back.
+        If the client has left meanwhile, an admitted request's route is finished.
         """
         queued = ticket.queued
         try:
@@ -118,17 +118,17 @@ class WaitingRoom:
         self._metrics.queue_wait.labels(end).observe(self._clock.now_s() - queued.queued_s)
 
     def close(self) -> None:
-        """The proxy drains: every request that waits is told to ask elsewhere."""
+        """The proxy drains: every waiting request is refused and told to retry elsewhere."""
         self.waiting.close(DRAIN_RETRY_S)
         self._rest()
 
     def look_again(self) -> None:
-        """An instance may be free, and nothing that is watched tells of it."""
+        """Try to admit: an instance may be free though none of the watched events has happened."""
         if len(self.queue):
             self._wake()
 
     def _wake(self) -> None:
-        """Something changed: look once, after the change is complete."""
+        """A load changed: schedule one round of admissions after the change is complete."""
         if not self._is_woken:
             self._is_woken = True
             asyncio.get_running_loop().call_soon(self._look)
@@ -141,9 +141,9 @@ class WaitingRoom:
         self._rest()
 
     def _set_timer(self, looked_s: float) -> None:
-        """For the next change after `looked_s` that no event will tell of.
+        """Set the timer for the next change by time after `looked_s`, when the queue was looked at.
 
-        Not after the present: what changed since the look would be waited for by nobody.
+        Counted from that look and not from now: a change in between would wake nothing.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -154,7 +154,7 @@ class WaitingRoom:
             self._timer = loop.call_later(at_s - looked_s + _HARDLY_LATER_S, self._look)
 
     def _rest(self) -> None:
-        """While the queue is empty, nothing is watched."""
+        """While the queue is empty, stop all callbacks and the timer."""
         if not len(self.queue):
             self._router.call_when_freed(None)
             if self._timer is not None:

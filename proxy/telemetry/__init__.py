@@ -1,1 +1,1 @@
-"""What is told to operators' tools: metrics, the request log, the log on stderr."""
+"""Telemetry: metrics, the request log, the log on stderr."""

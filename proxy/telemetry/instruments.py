@@ -1,7 +1,8 @@
-"""Counters and histograms at a tenth of prometheus_client's cost, shown by its exposition.
+"""Counters and histograms at a tenth of prometheus_client's cost, for its exposition.
 
-Only the event loop writes to them, so they need no lock. Each combination of label values is a
-plain object, which frequent users keep. Names, labels and buckets look like prometheus_client's.
+Only the event loop writes to them, so they need no lock. Each combination of label values is an
+object of its own, which frequent users keep. Names, labels and buckets look like
+prometheus_client's.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Counts(Collector):
         return child
 
     def collect(self) -> Iterator[Metric]:
-        """The family."""
+        """The metric family."""
         family = CounterMetricFamily(self._name, self._text, labels=self.label_names)
         for values, child in self._children.items():
             family.add_metric(values, child.value)
@@ -92,7 +93,7 @@ class Spreads(Collector):
             del self._children[values]
 
     def collect(self) -> Iterator[Metric]:
-        """The family."""
+        """The metric family."""
         family = HistogramMetricFamily(self._name, self._text, labels=self.label_names)
         names = [*map(floatToGoString, self._bounds), "+Inf"]
         for values, child in self._children.items():

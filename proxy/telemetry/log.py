@@ -1,8 +1,8 @@
-"""The log on stderr: written by a thread, so that a blocked pipe delays no request.
+"""The log on stderr, written by a thread, so that a blocked pipe delays no request.
 
-Lines that do not fit into the queue are dropped and counted; the next line says how many. Text from
-outside is made printable: one message stays one line, and control sequences reach no terminal.
-Lines that may come with every request are throttled: at most one per cause and 10 s.
+Lines that do not fit into the queue are dropped and counted; the next line has the count. Text from
+outside is made printable: one message stays one line, without control sequences. Lines that may
+come with every request are throttled: at most one per cause and 10 s.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ def printable(text: str) -> str:
 
 
 def printable_json(line: bytes) -> bytes:
-    """The same for one line of JSON without its line end; nearly always it is unchanged."""
+    """`printable` for a line of JSON without its line end; nearly always unchanged."""
     if line.isascii() and b"\x7f" not in line:
-        return line  # orjson has escaped everything below a space
+        return line  # orjson escapes control characters
     return printable(line.decode()).encode()
 
 
 LINES = 1000
 CLOSE_S = 1.0
-"""Longest wait at exit for a reader that is stuck."""
+"""Longest wait at exit for a reader that does not read."""
 
 
 class _JsonFormatter(logging.Formatter):
@@ -52,7 +52,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
-    """One line per message, also with text from outside in it."""
+    """One line per message, also if it has text from outside."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         return printable(super().formatMessage(record))
@@ -74,10 +74,10 @@ class StderrLog(QueueHandler):
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a line; never waits."""
         if self._dropped:
-            told = logging.LogRecord(
+            count = logging.LogRecord(
                 record.name, logging.WARNING, "", 0, "%d log lines dropped", (self._dropped,), None
             )
-            if not self._put(told):
+            if not self._put(count):
                 self._dropped += 1
                 return
             self._dropped = 0
@@ -101,7 +101,7 @@ class StderrLog(QueueHandler):
                 continue  # the reader is gone; the next line may find another one
 
     def close(self) -> None:
-        """Write what is queued, `CLOSE_S` at most."""
+        """Write the queued lines, for `CLOSE_S` at most, and close."""
         try:
             self._lines.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
@@ -111,7 +111,7 @@ class StderrLog(QueueHandler):
 
 
 def _write(line: str) -> None:
-    """Write to the descriptor: the buffer of `sys.stderr` could block the exit."""
+    """Write to the file descriptor, since the buffer of `sys.stderr` could block the exit."""
     try:
         number = sys.stderr.fileno()
     except (AttributeError, OSError):  # a test's stream without a descriptor
@@ -124,18 +124,18 @@ def _write(line: str) -> None:
 
 
 def set_up(level: str, form: str) -> None:
-    """Send everything that is logged to stderr in this form."""
+    """Log everything to stderr in this form."""
     logging.basicConfig(level=level.upper(), handlers=[StderrLog(form)])
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
 
 
 LOG_EVERY_S = 10.0
 KEYS = 1024
-"""Causes remembered; beyond it the one that was logged longest ago is forgotten."""
+"""Most causes remembered; beyond it the cause that was logged longest ago is forgotten."""
 
 
 class Throttle:
-    """When each cause may be logged again, and how often it was suppressed."""
+    """Limits log lines to one per cause and LOG_EVERY_S; counts the suppressed ones."""
 
     __slots__ = ("_causes",)
 
@@ -143,18 +143,18 @@ class Throttle:
         self._causes: dict[Hashable, tuple[float, int]] = {}
 
     def turn(self, cause: Hashable, now_s: float) -> int | None:
-        """How often `cause` was suppressed since its last line; None: suppress and count it now."""
-        until_s, unsaid = self._causes.get(cause, (now_s, 0))
+        """Lines of `cause` suppressed since its last one; None: suppress this line too."""
+        until_s, suppressed = self._causes.get(cause, (now_s, 0))
         if now_s < until_s:
-            self._causes[cause] = until_s, unsaid + 1
+            self._causes[cause] = until_s, suppressed + 1
             return None
         self._causes.pop(cause, None)
         if len(self._causes) >= KEYS:
             del self._causes[next(iter(self._causes))]
         self._causes[cause] = now_s + LOG_EVERY_S, 0
-        return unsaid
+        return suppressed
 
 
-def more(unsaid: int) -> str:
-    """The end of a log line: how many like it were suppressed."""
-    return f"; {unsaid} more since the last line" if unsaid else ""
+def more(suppressed: int) -> str:
+    """End of a log line: the number of similar lines that were suppressed."""
+    return f"; {suppressed} more since the last line" if suppressed else ""

@@ -1,7 +1,7 @@
-"""Every Prometheus object of the proxy. Names are fixed; labels are closed sets, never an id.
+"""Every Prometheus metric of the proxy. Names are fixed; labels are closed sets, never an id.
 
-Counters and histograms take each request once, from its record. Gauges are read from the router at
-each scrape, so they cannot disagree with it.
+Counters and histograms count each request once, from its record. Gauges are read from the router at
+each scrape, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_CLASS = "none"
 """route_class of a request that was never placed, or that has no prompt to classify."""
 SCRAPES_RATIO, SHOWN_S = 0.2, 1.0
 _KEPT = ("missed", "kept")
-"""Labels of a target that was not met and of one that was."""
+"""Label values for a target that was missed and for one that was kept."""
 
 
 class Metrics:
@@ -59,30 +59,36 @@ class Metrics:
         count = self._counter
         self.requests = count("requests", "Finished requests", "endpoint", "route_class", "outcome")
         self.issued = count("issued", "Requests that reached admission")
-        self.rejected = count("rejected", "Requests answered busy", "reason")
-        self.hit_tokens = count("hit_tokens", "Prompt tokens believed cached where they ran")
-        self.new_tokens = count("new_tokens", "Prompt tokens believed new where they ran")
+        self.rejected = count("rejected", "Requests refused with a busy answer", "reason")
+        self.hit_tokens = count(
+            "hit_tokens", "Prompt tokens predicted to be cached on their instance"
+        )
+        self.new_tokens = count("new_tokens", "Prompt tokens predicted to be new on their instance")
         self.decisions = count("offload_decisions", "Placed requests", "decision", "reason")
         self.fallbacks = count("offload_fallbacks", "Offloads that ended colocated", "reason")
         self.hedges = count("hedges", "Late prefills that D computed as well", "winner")
         self.releases = count("kv_releases", "Releases of KV on P that D will not fetch", "result")
         self.retries = count(
-            "upstream_retries", "Requests that ran again, by what failed", "reason"
+            "upstream_retries", "Retries of requests, by what failed before", "reason"
         )
-        self.retries_refused = count("retry_budget_refused", "Repetitions that the budget refused")
+        self.retries_refused = count("retry_budget_refused", "Retries that the budget refused")
         self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
-        self.disconnects = count("client_disconnects", "Clients that left early", "phase")
+        self.disconnects = count("client_disconnects", "Clients that disconnected early", "phase")
         self.client_errors = count("client_errors", "Malformed requests refused", "reason")
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
-        self.reloads = count("config_reloads", "Options read again at run time", "result")
+        self.reloads = count("config_reloads", "Reloads of the options", "result")
         self.denied = count("denied", "Requests without a known key or token", "who")
         self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
-        self.shadow = count("shadow_decisions", "Shadow policy's choices", "policy", "agrees")
+        self.shadow = count(
+            "shadow_decisions", "Decisions of the shadow policy", "policy", "agrees"
+        )
 
     def _of_times(self) -> None:
         hist = self._histogram
         self.ttft = hist("ttft_seconds", "Receipt to first token", SECONDS, "route_class")
-        self.tpot = hist("tpot_seconds", "Per token after the first", PER_TOKEN_S, "route_class")
+        self.tpot = hist(
+            "tpot_seconds", "Time per token after the first", PER_TOKEN_S, "route_class"
+        )
         self.e2e = hist("e2e_seconds", "Receipt to last byte", SECONDS, "route_class")
         self.within_slo = self._counter(
             "slo", "Whole streams, by whether --ttft-slo and --tpot-slo were kept", "ttft", "tpot"
@@ -92,7 +98,7 @@ class Metrics:
         self.prefill_leg = hist("prefill_leg_seconds", "Prefill leg of an offload", SECONDS)
         self.kv_transfer = hist(
             "kv_transfer_seconds",
-            "Decode leg sent to its first token, after an offload's prefill",
+            "From sending an offload's decode leg to its first token",
             SECONDS,
             "prefill",
             "decode",
@@ -111,7 +117,7 @@ class Metrics:
             "Engine's cached_tokens minus predicted hit tokens, colocated requests",
             ERROR_TOKENS,
         )
-        self.loop_lag = hist("loop_lag_seconds", "Event loop's lateness", LAG_S)
+        self.loop_lag = hist("loop_lag_seconds", "Delay of the event loop", LAG_S)
 
     def _of_overload(self) -> None:
         gauge, count, hist = self._gauge, self._counter, self._histogram
@@ -130,7 +136,7 @@ class Metrics:
         self.memory_level = gauge("memory_level", "1 no keep-alive, 2 no HEAVY, 3 no requests")
 
     def _name_known_labels(self) -> None:
-        """Closed label sets start at 0: an alert on a rate must not begin with "no data"."""
+        """Start closed label sets at 0: an alert on a rate must not see "no data"."""
         for counter, values in (
             (self.rejected, RejectReason),
             (self.reloads, ("applied", "unchanged", "refused")),
@@ -207,7 +213,7 @@ class Metrics:
             self.hit_error.observe(record.cached_tokens - record.hit_tokens)
 
     def _observe_times(self, record: RequestRecord, ttft_s: float | None) -> None:
-        # Predictions are made after the wait in the queue, so the wait is no error of theirs.
+        # A prediction is made after the wait in the queue, so the wait is not part of its error.
         if ttft_s is not None:
             ttft_s -= record.queue_s() or 0.0
         if ttft_s is not None and record.predicted_ttft_s is not None:
@@ -223,14 +229,14 @@ class Metrics:
 
 
 class Taken(CollectorRegistry):
-    """A copy of a registry's present values, which any thread can write out later."""
+    """A copy of a registry's present values, which a thread can write out later."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
         self._families = list(registry.collect())
 
     def collect(self) -> Iterator[Metric]:
-        """One family after the other."""
+        """All families."""
         yield from self._families
 
 
@@ -239,11 +245,11 @@ def single(name: str, text: str, value: float) -> GaugeMetricFamily:
 
 
 class Exposition:
-    """The text of `/metrics`, made in `SCRAPES_RATIO` of the time at most, kept for `SHOWN_S`.
+    """The text of `/metrics`, made in at most `SCRAPES_RATIO` of the time, kept for `SHOWN_S`.
 
-    It takes milliseconds to make: scrapers that come at once share one, also with those that have
-    left, and a thread writes it out, so that streams move meanwhile. `prepare` is called with the
-    time before the gauges are read.
+    It takes milliseconds to make. So scrapers that come at once share one, also if some of them
+    leave, and a thread writes it, so that streams go on. `prepare` is called with the time before
+    the gauges are read.
     """
 
     def __init__(
@@ -255,16 +261,16 @@ class Exposition:
 
     @property
     def is_being_made(self) -> bool:
-        """Whether a thread writes the text now."""
+        """Whether a thread is writing the text."""
         return self._writing is not None
 
     @property
     def shown_until_s(self) -> float:
-        """Until when scrapers get the text that was made last."""
+        """Time until which scrapers get the last text."""
         return self._shown[1]
 
     async def text(self) -> bytes:
-        """The text as it is now, or was a moment ago."""
+        """The present text, or one made at most SHOWN_S ago."""
         text, until_s = self._shown
         now_s = self._clock.now_s()
         if self._writing is None:
@@ -279,7 +285,7 @@ class Exposition:
     def _written(self, began_s: float, writing: asyncio.Future[bytes]) -> None:
         self._writing = None
         if writing.cancelled() or writing.exception() is not None:
-            return  # those that wait for it are told
+            return  # the scrapers that wait for it get the error
         done_s = self._clock.now_s()
         rest_s = (done_s - began_s) * (1 / SCRAPES_RATIO - 1)
         self._shown = writing.result(), done_s + min(rest_s, SHOWN_S)

@@ -1,4 +1,4 @@
-"""One request's record, and how it is filled from its route and from the engine's usage."""
+"""RequestRecord: one request's data for log and metrics, filled from its route and usage."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class RequestRecord:
     fallback: str | None = None
     hedge: str | None = None
     limit: str | None = None
-    """The last time limit that was met (prefill, transfer, ttft, idle, total), and its seconds."""
+    """The last time limit that expired (prefill, transfer, ttft, idle, total); `limit_s`: its
+    seconds."""
     limit_s: float | None = None
 
     def ttft_s(self) -> float | None:
@@ -70,13 +71,13 @@ class RequestRecord:
         return self.t_decided - self.t_queued
 
     def prefill_s(self) -> float | None:
-        """Seconds of the prefill leg of an offload; None where P did not answer well."""
+        """Seconds of the prefill leg of an offload; None if P gave no usable answer."""
         if self.t_prefill_done is None or self.t_prefill_sent is None:
             return None
         return self.t_prefill_done - self.t_prefill_sent
 
     def transfer_s(self) -> float | None:
-        """Seconds from P's answer to the first token that D made of its KV; None without one."""
+        """Seconds from sending D's leg to the first token made of P's KV; None if there is none."""
         offloaded = self.t_prefill_done is not None and self.fallback is None
         if not offloaded or self.t_first_token is None or self.t_decode_sent is None:
             return None
@@ -94,7 +95,7 @@ class RequestRecord:
 
 
 MOST_TOKENS = 100_000_000
-"""No prompt and no answer is longer; a larger count of an engine is ignored."""
+"""A larger token count of an engine is ignored as implausible."""
 
 
 def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
@@ -104,7 +105,7 @@ def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
 
 
 def note_route(record: RequestRecord, route: Route) -> None:
-    """Note the decision as it was first made; its end is noted separately."""
+    """Note the decision as it was made first; the request's end is noted separately."""
     record.turn, record.policy = route.turn, route.policy
     record.route_class, record.offload_decision_reason = route.route_class, route.reason
     record.decode_instance = route.decode.name
@@ -142,13 +143,13 @@ def note_usage(record: RequestRecord, usage: bytes | None) -> None:
 
 
 def _count(value: Any, most: int = MOST_TOKENS) -> int | None:
-    """A plausible count, else None: a wrong one must not get into sums and learned rates."""
+    """A plausible count, else None: a wrong one would spoil sums and learned rates."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
     return value if is_count else None
 
 
 def outcome_of(status: int) -> Outcome:
-    """The outcome of an answer that was relayed to its end."""
+    """The outcome of an answer that was relayed completely."""
     if status < 400:
         return Outcome.OK
     return Outcome.BAD_REQUEST if status < 500 else Outcome.UPSTREAM_ERROR

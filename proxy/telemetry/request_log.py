@@ -1,7 +1,7 @@
 """The request log: one JSON object per line, written by a thread; no request waits for it.
 
-While the queue is full or the file cannot be written, lines are dropped and counted; requests are
-served all the same. A file that was renamed or deleted is opened again under its path.
+While the queue is full or the file cannot be written, lines are dropped and counted, and requests
+are served as usual. If the file is renamed or deleted, its path is opened again.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from proxy.telemetry.record import RequestRecord
 
 QUEUE_LINES = 10_000
 BATCH_LINES = 64
-"""Lines made without a pause; the event loop waits for the interpreter as long, a few 0.1 ms."""
+"""Lines made without a pause. The event loop waits as long for the interpreter: a few 0.1 ms."""
 LOOK_S = 0.05
 PIPE_S = 1.0
 """Longest wait for a full pipe to be read."""
 CLOSE_S = 5.0
-"""Longest wait at exit for a disk that hangs."""
+"""Longest wait at exit for a disk that does not respond."""
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
 _log = logging.getLogger(__name__)
 
 
 def record_json(record: RequestRecord, candidates: int = MOST_KEPT) -> bytes:
-    """The line of a record, with at most `candidates` options of its decision.
+    """The log line of a record, with at most `candidates` options of its decision.
 
-    The options become dictionaries here, so that the decision need not wait for that. Raises
-    TypeError for a value that JSON does not have.
+    The options become dictionaries here, in the log's thread, not in the decision. Raises TypeError
+    for a value that JSON does not have.
     """
 
     def rows(value: object) -> object:
@@ -104,7 +104,7 @@ class RequestLog:
 
 
 class _LogFile:
-    """The log's file; whole lines only. It is opened again when its path names another file."""
+    """The open log file. It has whole lines only, and is reopened when its path is another file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -112,7 +112,7 @@ class _LogFile:
         self._is_failing = self._is_torn = False
 
     def append(self, lines: list[bytes]) -> int:
-        """Write lines; returns how many are in the file."""
+        """Write lines; returns how many were written."""
         try:
             self._follow()
             written = self._write((b"\n" if self._is_torn else b"") + b"".join(lines))
@@ -125,7 +125,7 @@ class _LogFile:
         return len(lines) if written else 0
 
     def _follow(self) -> None:
-        """Open the file that the path names now, if it was rotated or deleted."""
+        """Open the path again if the file was rotated or deleted."""
         if self._fd >= 0:
             is_ours = os.fstat(self._fd)
             try:
@@ -160,7 +160,7 @@ class _LogFile:
         return bool(poll.poll(PIPE_S * 1000))
 
     def _take_back(self, size: int) -> None:
-        """Cut off the part of a batch that was written, or note that its line must be ended."""
+        """Truncate the written part of a batch; if that fails, note that a line is torn."""
         if not size:
             return
         try:

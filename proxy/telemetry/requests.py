@@ -1,4 +1,4 @@
-"""What operators are told of each request: metrics, request log, a line on stderr, /decisions."""
+"""Counts and logs each step of a request: metrics, request log, stderr, GET /decisions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from proxy.telemetry.record import RequestRecord, note_route
 from proxy.telemetry.request_log import RequestLog
 
 DECISIONS_KEPT = 200
-"""For a look; the request log has them all. With what it could have done each is 3 kB and more."""
+"""Records kept for GET /decisions, 3 kB or more each; the request log has all of them."""
 
 DETAIL_CHARS = 300
 _NO_FAULT = frozenset({FailureKind.BUSY, FailureKind.NO_MODEL})
-"""Not logged: a fleet under load, and a client that asks for a model that is not there."""
+"""Kinds that are not logged: instances under load, and clients that ask for an unknown model."""
 _log = logging.getLogger(__name__)
 
 
 class RequestTelemetry:
-    """The steps of a request that are counted and logged, over the metrics and the request log.
+    """Counts and logs the steps of a request, in the metrics and the request log.
 
     `decisions`: the records of the last placed requests, the newest last.
     """
@@ -39,7 +39,7 @@ class RequestTelemetry:
         self._now_s = now_s
 
     def rejected(self, reject: Reject) -> None:
-        """A request is answered busy."""
+        """A request is refused with a busy answer."""
         self.metrics.rejected.labels(reject.reason).inc()
         self.metrics.retry_after.observe(reject.retry_after_s)
 
@@ -52,22 +52,22 @@ class RequestTelemetry:
         self.decisions.append(record)
 
     def policy_failed(self, route: Route) -> None:
-        """Log what the policy raised when a request was placed, if it did."""
+        """Log the exception of the policy when a request was placed, if there was one."""
         if route.mistake is not None:
             self._failures.note_mistake(route.mistake, self._now_s())
 
     def failed(self, record: RequestRecord, kind: str, detail: str) -> None:
-        """A request failed because of an instance, and will not be repeated."""
+        """A request failed because of an instance, and will not be retried."""
         self._failures.note(record, kind, detail, self._now_s())
 
     def over(self, record: RequestRecord, endpoint: str) -> None:
-        """The record is complete. `endpoint`: its label."""
+        """The request is over and its record complete. `endpoint`: its metric label."""
         self.metrics.observe(record, endpoint)
         self.request_log.write(record)
 
 
 class FailureLog:
-    """Throttled lines: of requests that failed because of an instance, and of policies that did."""
+    """Throttled lines on requests that an instance failed, and on policies that raised."""
 
     __slots__ = ("_throttle",)
 
@@ -79,17 +79,17 @@ class FailureLog:
         if kind in _NO_FAULT:
             return
         name = record.decode_instance or "none"
-        unsaid = self._throttle.turn((name, kind), now_s)
-        if unsaid is not None:
-            said = detail[:DETAIL_CHARS], record.request_id, more(unsaid)
+        suppressed = self._throttle.turn((name, kind), now_s)
+        if suppressed is not None:
+            said = detail[:DETAIL_CHARS], record.request_id, more(suppressed)
             _log.warning("instance %s: %s: %s (request %s failed%s)", name, kind, *said)
 
     def note_mistake(self, mistake: str, now_s: float) -> None:
-        """Log what a policy raised, so that a request was placed by load instead.
+        """Log that a policy raised and the request was placed by load.
 
-        Once per line of code and interval: the words may be other ones for every request.
+        Once per line of code and interval, since the text may differ between requests.
         """
-        unsaid = self._throttle.turn(mistake.rpartition(" (")[2], now_s)
-        if unsaid is not None:
-            said = mistake + more(unsaid)
+        suppressed = self._throttle.turn(mistake.rpartition(" (")[2], now_s)
+        if suppressed is not None:
+            said = mistake + more(suppressed)
             _log.warning("the policy failed, requests are placed by load: %s", said)

@@ -1,8 +1,8 @@
-"""What an engine reports of itself, and whether its reports still follow what it does.
+"""An engine's reports (its /metrics), and whether they are frozen.
 
-A report that stays the same to the last byte, although the engine has given answers since, or
-although it says that its cache is in use, is frozen: every step of a running engine changes some
-counter. Such a report's load is ignored, and the proxy's own counters decide alone.
+A report is frozen when it stays the same to the last byte although the engine has answered
+requests since, or although it shows KV in use: every step of a running engine changes some
+counter. The load of a frozen report is ignored; the proxy's own counters decide alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One report, summed (usage: the highest) over data-parallel ranks. None: not reported."""
+    """One report, over all data-parallel ranks: sums, and the highest KV usage. None: unknown."""
 
     kv_used_ratio: float | None = None
     kv_total_tokens: int | None = None
@@ -22,7 +22,7 @@ class EngineStats:
     external_tokens: float | None = None
     external_hit_ratio: float | None = None
     start_s: float | None = None
-    """When the process started, unix seconds."""
+    """Start time of the engine's process, unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class EngineKv:
 
 
 FROZEN_S, ANSWERS = 60.0, 8
-"""For so long it must stay the same, while so many answers are given: some may come in between a
-report's being made and read."""
+"""A report is frozen when it has not changed for FROZEN_S while the instance gave ANSWERS answers;
+fewer may have come between the making of a report and its reading."""
 IN_USE_S = 600.0
-"""Or for so long, with the cache in use: what a broken hand-over has left pinned is for 480 s, and
-nothing else need move meanwhile."""
+"""A report is also frozen when it has shown the same KV in use for this long. A shorter time would
+be wrong: a broken hand-over pins KV for 480 s, and no counter need change meanwhile."""
 
 
 class ReportHistory:
-    """Of one instance: its last report that was new, when that was, and what it had answered."""
+    """One instance's last changed report: its digest, its time and the answers given until then."""
 
     __slots__ = ("_answers", "_mark", "_since_s", "is_frozen")
 
@@ -53,10 +53,10 @@ class ReportHistory:
         self.is_frozen = False
 
     def observe(self, mark: int, now_s: float, *, answers: int, is_in_use: bool) -> bool:
-        """Take in a report; whether it is a frozen one.
+        """Add a report; True if it is frozen.
 
-        `mark`: equal for equal reports. `answers`: given by the instance so far, never less than
-        before. `is_in_use`: its cache, by this report.
+        `mark`: a digest, equal for equal reports. `answers`: total given by the instance so far.
+        `is_in_use`: the report shows KV in use.
         """
         if self._mark != mark:
             self._mark, self._since_s, self._answers = mark, now_s, answers

@@ -1,10 +1,10 @@
-"""The busy gate: which instances are past a threshold, and when the first will be free again.
+"""The busy gate: which instances are past a threshold, and when each is predicted to be free.
 
 Three opt-in checks per instance, OR-ed, each strictly greater-than (at the threshold is free):
 ongoing prefill tokens, the same as a fraction of a step's token budget, and KV blocks in use. The
-block check looks at two signals, this proxy's own count and the engine's last report: either one
-over makes busy, and it ends only when both are back at or below the line. The semantics are those
-of NVIDIA Dynamo's request rejection, so operators' thresholds carry over.
+block check compares two signals with the limit, this proxy's own count and the engine's last
+report; the instance is busy while either of them is over. The semantics are those of NVIDIA
+Dynamo's request rejection, so operators' thresholds carry over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proxy.core.kvcache.room import KV_TURNOVER_S, KV_USABLE_RATIO
 from proxy.core.types import OFF, Load, RejectReason, Thresholds
 
 STALE_S = 10.0
-"""An engine's report older than this is ignored; the own count goes on alone."""
+"""An engine's report older than this is ignored; only the proxy's own count is compared."""
 ANY_MODEL = "*"
 
 
@@ -32,7 +32,7 @@ class Busy:
 
 
 class Gate:
-    """Thresholds per model, over the states of the instances.
+    """The busy check of each instance, with thresholds per model.
 
     `max_batched_tokens`: a step's token budget.
     """
@@ -44,14 +44,14 @@ class Gate:
         prefill_throughput: float,
         states: InstanceStates,
     ) -> None:
-        # OFF is one object in here, so that a decision need not compare.
+        # Thresholds equal to OFF are stored as OFF itself, so `is_open` compares by identity.
         self._by_model = {ANY_MODEL: OFF if thresholds == OFF else thresholds}
         self._batched = max_batched_tokens
         self._prefill_tps = prefill_throughput
         self._states = states
         self._cooling: list[InstanceState] = []
         self.on_change: Callable[[], None] | None = None
-        """Called after what may have made somebody free; None while nobody waits for it."""
+        """Called after a change that may have made an instance free; None: no call."""
 
     def thresholds(self, model: str) -> Thresholds:
         """The limits in force for a model: its own, else those for all models."""
@@ -62,7 +62,7 @@ class Gate:
         return dict(self._by_model)
 
     def set(self, model: str, thresholds: Thresholds) -> None:
-        """Overwrite a model's limits; in force with the next decision."""
+        """Overwrite a model's limits, from the next decision on."""
         self._by_model[model] = OFF if thresholds == OFF else thresholds
         self._changed()
 
@@ -75,7 +75,7 @@ class Gate:
     def observe_engine(
         self, instance: str, kv: EngineKv, now_s: float, mark: int | None = None
     ) -> None:
-        """Take in the engine's own report; `mark` is equal for equal ones, see `ReportHistory`."""
+        """Store the engine's report; `mark` is its digest for `ReportHistory`."""
         state = self._states.of(instance)
         is_frozen = mark is not None and state.reports.observe(
             mark, now_s, answers=state.released.count, is_in_use=bool(kv.used_ratio)
@@ -86,11 +86,11 @@ class Gate:
         self._changed()
 
     def kv_tokens(self, instance: str) -> int | None:
-        """The size of an instance's KV cache, where its engine reported one."""
+        """The size of an instance's KV cache in tokens; None while its engine reported none."""
         return self._states.of(instance).kv_tokens
 
     def is_frozen(self, instance: str) -> bool:
-        """Whether its engine's reports follow nothing any more."""
+        """Whether the reports of the instance's engine are frozen, see `ReportHistory`."""
         return self._states.of(instance).reports.is_frozen
 
     def _changed(self) -> None:
@@ -98,22 +98,22 @@ class Gate:
             self.on_change()
 
     def next_change_s(self, now_s: float) -> float | None:
-        """When time alone may make an instance free next: a cool-down ends, a report grows old."""
+        """When an instance may next become free by time: a cool-down or a report expires."""
         times_s = [state.cooldown_until_s for state in self._states]
         times_s += [s.reported_s + STALE_S for s in self._states if s.reported_s is not None]
         return min((time_s for time_s in times_s if time_s > now_s), default=None)
 
     def intake_tps(self, instance: str, check: RejectReason, now_s: float) -> float:
-        """Prompt tokens per second that an instance past this check is thought to take in."""
+        """Prompt tokens per second that an instance past this check is assumed to take in."""
         state = self._states.of(instance)
         if check is not RejectReason.DECODE_BLOCKS or state.kv_tokens is None:
             return self._prefill_tps
         return state.released.tokens_per_s(now_s) or state.kv_tokens / KV_TURNOVER_S
 
     def kv_wait_s(self, instance: str, load: Load, tokens: int, now_s: float) -> float:
-        """Until streams will have freed the KV that a prompt lacks; 0 while the size is unknown.
+        """Seconds until streams will have freed the KV that `tokens` lack; 0 for unknown size.
 
-        An engine begins a prompt only when its KV fits beside what is running.
+        An engine starts a prompt only when its KV fits beside that of the running requests.
         """
         return _kv_wait_s(self._states.of(instance), load, tokens, now_s)
 
@@ -124,27 +124,26 @@ class Gate:
         prompt_tokens: int,
         now_s: float,
     ) -> list[float]:
-        """The same of several, for the whole prompt.
+        """`kv_wait_s` of several instances, for the whole prompt.
 
-        What a prompt finds in the cache is nobody else's while it runs, so it needs room for that
-        as well.
+        Cached blocks count too: while the prompt runs they are in use and cannot be evicted.
         """
         asked = zip(states, loads, strict=True)
         return [_kv_wait_s(state, load, prompt_tokens, now_s) for state, load in asked]
 
     def mark_busy(self, instance: str, until_s: float) -> None:
-        """The engine itself answered that it is at capacity."""
+        """The engine answered that it is at capacity: the instance is busy until `until_s`."""
         state = self._states.of(instance)
         state.cooldown_until_s = max(until_s, state.cooldown_until_s)
         if state not in self._cooling:
             self._cooling.append(state)
 
     def released(self, instance: str, tokens: int, now_s: float) -> None:
-        """A stream ended and gave its KV back."""
+        """A stream ended and freed this much KV."""
         self._states.of(instance).released.add(tokens, now_s)
 
     def is_open(self, model: str, now_s: float) -> bool:
-        """Whether nobody can be busy: no limit is set, and no engine cools down."""
+        """Whether no instance can be busy: no limit is set, and no instance cools down."""
         if self._cooling:
             self._cooling = [s for s in self._cooling if s.cooldown_until_s > now_s]
         return not self._cooling and self.thresholds(model) is OFF
@@ -157,9 +156,9 @@ class Gate:
         now_s: float,
         limits: Thresholds | None = None,
     ) -> Busy | None:
-        """Whether the instance is past a threshold (of the model's, or `limits`); None is free.
+        """Why the instance is past a threshold of the model (or of `limits`); None: free.
 
-        The first check that is over is named; the instance is free when the last one has cleared.
+        Names the first check that is over; `free_in_s` is that of the check that clears last.
         """
         limits = limits or self.thresholds(model)
         state = self._states.of(instance)

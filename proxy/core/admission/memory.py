@@ -1,8 +1,8 @@
-"""How near the process is to its memory limit, and what it stops doing for that.
+"""The process's memory level, and what is refused at each level.
 
 Three marks, after Envoy's overload manager: no more keep-alive, no more HEAVY requests, no more
-requests at all. Each is left only some way below where it was entered, so that a use that swings
-around a mark does not make every second client a victim.
+requests at all. A level ends only MARGIN below the mark at which it began (hysteresis), so that
+memory use around a mark does not refuse every second client.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class Level(IntEnum):
-    """What is done about memory; each includes the ones before."""
+    """What is refused for lack of memory; each level includes the ones before."""
 
     NORMAL = 0
     NO_KEEPALIVE = 1
@@ -21,27 +21,27 @@ class Level(IntEnum):
 
 
 MARKS = {Level.NO_KEEPALIVE: 0.92, Level.NO_HEAVY: 0.95, Level.NOTHING: 0.98}
-"""Part of the limit in use from which a level holds."""
+"""Share of the memory limit in use at which a level begins."""
 MARGIN = 0.02
-"""So much below its mark it is left."""
+"""A level ends when the use is below its mark minus this."""
 
 
 class Watermark:
-    """The present level; `limit_bytes` None: there is no limit, and always NORMAL."""
+    """The present memory level; `limit_bytes` None: no limit, so always NORMAL."""
 
     def __init__(self, limit_bytes: int | None) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.level = Level.NORMAL
         self.giant_s = -math.inf
-        """When the last prompt of megabytes came, which leaves much free memory behind."""
+        """When the last prompt of megabytes came; the allocator keeps its freed memory."""
 
     def note_giant(self, now_s: float) -> None:
-        """A prompt of megabytes has come; another one may follow, into the same memory."""
+        """A prompt of megabytes came: its memory is kept for a while, since more may follow."""
         self.giant_s = now_s
 
     def observe(self, used_bytes: int) -> Level:
-        """Take in a measurement; returns the level from now on."""
+        """Set the memory in use; returns the level from now on."""
         self.used_bytes = used_bytes
         if not self.limit_bytes:
             return self.level

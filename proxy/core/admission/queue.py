@@ -1,4 +1,4 @@
-"""The wait queue: entries, their order between tenants and priorities, and how fast it drains."""
+"""The wait queue: entries, their order between tenants and priorities, and its drain rate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from enum import IntEnum
 from proxy.core.types import RejectReason
 
 PATIENCE = 8
-"""How often a band that has somebody waiting is passed over in a row."""
+"""A waiting band goes first after this many entries of higher bands in a row."""
 
 
 class Priority(IntEnum):
-    """The three bands."""
+    """Priority of a request; each has a band of its own."""
 
     HIGH = 0
     NORMAL = 1
@@ -23,7 +23,7 @@ class Priority(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request that waits. `tokens`: of its prompt, what it costs its tenant."""
+    """One waiting request. `tokens`: of its prompt, charged to its tenant."""
 
     model: str
     tenant: str
@@ -35,7 +35,10 @@ class Entry:
 
 
 class TenantQueue:
-    """One tenant in one band of one model: its entries in order, and its turn's start tag."""
+    """The entries of one tenant in one band of one model, oldest first; `tag`: its start tag.
+
+    Start tags are those of start-time fair queueing: the tenant with the lowest is next.
+    """
 
     __slots__ = ("entries", "tag")
 
@@ -43,16 +46,16 @@ class TenantQueue:
         self.entries: dict[Entry, None] = {}
         self.tag = tag
 
-    def next(self, now_s: float, patience_s: float) -> Entry:
+    def next(self, now_s: float, lifo_after_s: float) -> Entry:
         oldest = next(iter(self.entries))
-        return oldest if now_s - oldest.queued_s <= patience_s else next(reversed(self.entries))
+        return oldest if now_s - oldest.queued_s <= lifo_after_s else next(reversed(self.entries))
 
 
 class Band:
-    """The tenants of one priority of one model.
+    """The tenants of one priority of one model, served in the order of their start tags.
 
-    `left` keeps the tags of those who left with more than their share until the others caught up:
-    to come again must not be cheaper than to stay.
+    `left` keeps the tags of tenants without entries that are ahead of their share, until the others
+    have caught up: a tenant must not gain by leaving and coming back.
     """
 
     __slots__ = ("flows", "left", "now_tag", "passed_over")
@@ -82,20 +85,20 @@ class Band:
             self.now_tag, self.passed_over = 0.0, 0
 
     def charge(self, entry: Entry, weight: float) -> None:
-        """Before `remove`: the tenant's next turn is due after this one's cost."""
+        """Advance the tenant's tag by the entry's tokens over its weight; call before `remove`."""
         flow = self.flows[entry.tenant]
         self.now_tag = max(self.now_tag, flow.tag)
         flow.tag += max(1, entry.tokens) / weight
         for tenant in [t for t, tag in self.left.items() if tag <= self.now_tag]:
             del self.left[tenant]
 
-    def next(self, now_s: float, patience_s: float) -> Entry:
+    def next(self, now_s: float, lifo_after_s: float) -> Entry:
         flow = min(self.flows.values(), key=lambda f: f.tag)
-        return flow.next(now_s, patience_s)
+        return flow.next(now_s, lifo_after_s)
 
 
 class ModelQueue:
-    """The bands of one model; requests for other models do not hold them up."""
+    """The bands of one model; each model has its own queue, so that none blocks another."""
 
     __slots__ = ("bands",)
 
@@ -106,10 +109,10 @@ class ModelQueue:
     def is_empty(self) -> bool:
         return not any(band.flows for band in self.bands)
 
-    def next(self, now_s: float, patience_s: float) -> Entry:
+    def next(self, now_s: float, lifo_after_s: float) -> Entry:
         waiting = [band for band in self.bands if band.flows]
         passed = [band for band in waiting if band.passed_over >= PATIENCE]
-        return (passed or waiting)[0].next(now_s, patience_s)
+        return (passed or waiting)[0].next(now_s, lifo_after_s)
 
     def charge(self, entry: Entry, weight: float) -> None:
         for band in self.bands[entry.priority + 1 :]:
@@ -120,20 +123,20 @@ class ModelQueue:
 
 
 CAUTION = 3.0
-"""How much longer than predicted the wait behind others may turn out.
+"""A request is refused when its predicted wait behind others, times this, exceeds the limit.
 
-With less, a lasting overload fills the queue until the order turns around: then those who came
-first wait for nothing, and their refusal comes at the end of their time instead of at once.
+With a smaller factor, a lasting overload fills the queue until it serves the newest first: then the
+oldest requests are refused at the end of their wait instead of at once.
 """
 RATE_MEMORY_S = 10.0
-"""What was served longer ago than this hardly counts for the drain rate."""
+"""Time constant of the drain rate: an admission of this age weighs 1/e."""
 PRIOR_S = 1.0
-"""The rate assumed at first weighs as much as one second of watching."""
+"""The assumed rate weighs as much as one second of observation."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """What may wait: requests (0: nobody), their bodies' bytes, and each for how long."""
+    """Bounds of the wait queue: requests (0: no queue), bytes of their bodies, seconds of each."""
 
     requests: int
     bytes: int
@@ -142,7 +145,7 @@ class QueueLimits:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Whether an entry was taken in (`refused` is None), and the entries displaced for it."""
+    """Result of `offer`: why the entry was refused (None: accepted), and what it displaced."""
 
     refused: RejectReason | None = None
     displaced: Entry | None = None
@@ -154,7 +157,7 @@ TOO_LATE = Offer(RejectReason.QUEUE_DEADLINE)
 
 
 class DrainRate:
-    """Prompt tokens per second that leave the queue for an instance, while somebody waits."""
+    """Prompt tokens per second that leave the queue for an instance, while it is not empty."""
 
     def __init__(self) -> None:
         self._tokens = 0.0
@@ -162,11 +165,11 @@ class DrainRate:
         self._since_s: float | None = None
 
     def began(self, now_s: float) -> None:
-        """The queue is no longer empty."""
+        """The queue is no longer empty: start to measure."""
         self._since_s = now_s
 
     def ended(self) -> None:
-        """The queue is empty: the time from now on says nothing of the rate."""
+        """The queue is empty: stop measuring."""
         self._since_s = None
 
     def served(self, tokens: int, now_s: float) -> None:
@@ -178,17 +181,17 @@ class DrainRate:
         self._since_s = now_s
 
     def tps(self, prior_tps: float, now_s: float) -> float:
-        """The rate; `prior_tps` counts until there is something to go by."""
+        """The rate; the fewer seconds were observed, the nearer it is to `prior_tps`."""
         passed_s = self._passed_s(now_s)
         return (self._tokens + prior_tps * PRIOR_S) / (self._seconds + PRIOR_S + passed_s)
 
     def _passed_s(self, now_s: float) -> float:
-        # Not below zero, whatever the clock says: the weights are powers of it.
+        # Never negative, even if the clock goes back: a negative time would make a weight over 1.
         return max(0.0, now_s - self._since_s) if self._since_s is not None else 0.0
 
 
 class _Group:
-    """What one tenant has in one band, of any model."""
+    """The entries of one tenant in one band, over all models."""
 
     __slots__ = ("entries", "tokens")
 
@@ -198,7 +201,7 @@ class _Group:
 
 
 class WaitQueue:
-    """Who waits, and who is next. `weights`: of tenants, 1 for all others."""
+    """The waiting requests of all models and their order. `weights`: of tenants, 1 if not named."""
 
     def __init__(self, limits: QueueLimits, weights: Mapping[str, float] | None = None) -> None:
         self.limits = limits
@@ -214,26 +217,26 @@ class WaitQueue:
         return self._count
 
     def has(self, model: str) -> bool:
-        """Whether somebody waits for this model."""
+        """Whether requests for this model wait."""
         return model in self._lanes
 
     def weight(self, tenant: str) -> float:
-        """A tenant's share relative to others'."""
+        """A tenant's share relative to the other tenants' shares."""
         return self._weights.get(tenant, 1.0)
 
     def drain_tps(self, prior_tps: float, now_s: float) -> float:
-        """Prompt tokens per second that are being admitted; `prior_tps` until that is known."""
+        """Drain rate in prompt tokens per second, see `DrainRate.tps`."""
         return self._rate.tps(prior_tps, now_s)
 
     def wait_s(self, entry: Entry, soonest_s: float, prior_tps: float, now_s: float) -> float:
-        """Predicted wait of a newcomer: for a free instance, and for those served before it."""
+        """Predicted wait of a new entry: until an instance is free, plus the entries before it."""
         return soonest_s + self._ahead_tokens(entry) / self.drain_tps(prior_tps, now_s)
 
     def offer(self, entry: Entry, soonest_s: float, prior_tps: float, now_s: float) -> Offer:
-        """Take an entry in, unless it would wait too long or there is no room.
+        """Add an entry, unless it would wait too long or the queue is full.
 
         `soonest_s`: until an instance is predicted to be free; `prior_tps`: prompt tokens per
-        second that the instances are thought to take in.
+        second that the instances are assumed to take in.
         """
         if not self.limits.requests:
             return FULL
@@ -250,14 +253,14 @@ class WaitQueue:
         return TAKEN if displaced is None else Offer(None, displaced)
 
     def next(self, blocked: Container[str], now_s: float) -> Entry | None:
-        """Who is to be tried next, of models that are not `blocked`; it stays until `served`."""
+        """The entry to try next, of a model that is not `blocked`; it stays in until `served`."""
         for model, lane in self._lanes.items():
             if model not in blocked:
                 return lane.next(now_s, self.limits.seconds / 2)
         return None
 
     def served(self, entry: Entry, now_s: float) -> None:
-        """An entry was admitted: charge its tenant, and let the other models' turns come."""
+        """An entry was admitted: charge its tenant, remove it, and move its model to the end."""
         lane = self._lanes[entry.model]
         lane.charge(entry, self.weight(entry.tenant))
         self._rate.served(entry.tokens, now_s)
@@ -266,7 +269,7 @@ class WaitQueue:
             self._lanes[entry.model] = self._lanes.pop(entry.model)
 
     def leave(self, entry: Entry) -> bool:
-        """Take an entry out, uncharged; false when it is not in (any more)."""
+        """Remove an entry without charging its tenant; False if it was no longer waiting."""
         if not entry.is_waiting:
             return False
         entry.is_waiting = False
@@ -288,7 +291,7 @@ class WaitQueue:
         return True
 
     def entries(self) -> list[Entry]:
-        """All who wait."""
+        """All waiting entries."""
         return [e for groups in self._held for group in groups.values() for e in group.entries]
 
     def _add(self, entry: Entry, now_s: float) -> None:
@@ -310,7 +313,7 @@ class WaitQueue:
         return count < self.limits.requests and held_bytes <= self.limits.bytes
 
     def _ahead_tokens(self, entry: Entry) -> float:
-        """Tokens served before a newcomer: higher bands', and its own with the others' shares."""
+        """Tokens served before a new entry: all of higher bands, and by shares of its own band."""
         above = sum(g.tokens for band in self._held[: entry.priority] for g in band.values())
         beside = self._held[entry.priority]
         own = beside[entry.tenant].tokens if entry.tenant in beside else 0
@@ -320,7 +323,12 @@ class WaitQueue:
         return above + min(first, sum(g.tokens for g in beside.values()))
 
     def _displaced_by(self, entry: Entry) -> Entry | None:
-        """The one that makes room for a newcomer, or None if nobody has to."""
+        """The entry to displace for a new one, or None.
+
+        It is the newest of the tenant with the most entries per weight, in the lowest band that is
+        not above the new entry's; in the same band only if the new entry's tenant would still have
+        fewer.
+        """
         for priority in reversed(Priority):
             groups = self._held[priority]
             if priority < entry.priority or not groups:

@@ -1,4 +1,4 @@
-"""When a refused client should come again: Retry-After, and what earlier refusals have promised."""
+"""Retry-After of a refused request, later for each client while earlier promises are open."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from proxy.core.types import Reject
 
 RETRY_AFTER_MIN_S, RETRY_AFTER_MAX_S = 1, 30
 UNKNOWN_DRAIN_S = 10.0
-"""Predicted wait while no stream has ended yet, so that the rate of release is unknown."""
+"""Predicted wait while the rate at which KV is released is unknown: no stream has ended yet."""
 
 
 def retry_after_s(waits_s: list[float]) -> int:
-    """Whole seconds until the first instance is predicted to be free, within 1..30."""
+    """The shortest predicted wait in whole seconds, within 1..30."""
     soonest = min(waits_s, default=UNKNOWN_DRAIN_S)
     return math.ceil(max(RETRY_AFTER_MIN_S, min(RETRY_AFTER_MAX_S, soonest)))
 
 
 PROMISED_RATIO = 0.5
-"""Of the rate: a fleet that took in nobody but the promised ones would refuse all new ones."""
+"""Share of the drain rate that is promised to refused clients; the rest is for new requests."""
 LEAST_WAIT_S = 0.05
-"""Less than this a client's own round trip is about as long."""
+"""The shortest wait advised, about a client's round trip."""
 
 
 class RetryAdvice:
@@ -31,10 +31,10 @@ class RetryAdvice:
         self._until_s = 0.0
 
     def advise(self, reject: Reject, tokens: int, backlog_tokens: int, now_s: float) -> Reject:
-        """The same refusal with the wait that this client is told.
+        """The refusal with the wait that this client is told; reserves capacity for its retry.
 
-        `tokens`: of its prompt; `backlog_tokens`: of those who wait already.
-        `reject.drain_tps` is the rate at which prompts are taken in, `wait_s` until the first.
+        `tokens`: of the refused prompt; `backlog_tokens`: of the waiting requests.
+        `reject.drain_tps`: rate at which prompts are admitted; `wait_s`: until the first one is.
         """
         rate = max(1.0, reject.drain_tps)
         soonest_s = now_s + reject.wait_s + backlog_tokens / rate
@@ -45,5 +45,5 @@ class RetryAdvice:
 
 
 def milliseconds(reject: Reject) -> int:
-    """The wait of a refusal, for `retry-after-ms`: OpenAI's clients prefer it to whole seconds."""
+    """A refusal's wait for the header `retry-after-ms`, which OpenAI's clients prefer."""
     return math.ceil((reject.wait_s or reject.retry_after_s) * 1000)

@@ -1,7 +1,7 @@
-"""KV connectors: what an offload adds to and takes from the two legs' bodies.
+"""KV connectors: what an offload changes in the bodies of the two legs.
 
-A driver is pure: it names fields, the shell splices them. What differs between vLLM's releases is
-read from P's answer. Both legs run one after the other.
+A driver is pure: it names fields, the caller splices them into the body. Differences between vLLM's
+releases are read from P's answer. The two legs run one after the other.
 """
 
 from proxy.core.connectors.base import (

@@ -1,4 +1,4 @@
-"""What every KV connector has in common: the prefill leg's body, and what a driver must tell."""
+"""The interface of a KV connector, and the edits of a prefill leg that all connectors share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from proxy.core.types import Fallback, Instance, TransferRules
 
 KV_PARAMS = "kv_transfer_params"
-"""The body field that steers a connector. Only the proxy sets it: from a client it could make an
+"""The body field that controls a connector. Only the proxy sets it: with it a client could make an
 engine fetch from any address, or hang."""
 
 _DROP_ON_PREFILL = frozenset(
@@ -32,10 +32,10 @@ _DROP_ON_PREFILL = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Top-level fields to set (JSON values) and to remove.
+    """Top-level fields of a body to set (JSON values) and to remove.
 
-    `cached_ratio`: the part of the prompt that P says it had, where these come from its answer;
-    `request_id`: the X-Request-Id that the leg must have, where the connector goes by that.
+    `cached_ratio`: share of the prompt that P had cached, if these edits come from P's answer;
+    `request_id`: the X-Request-Id that the leg must have, if the connector needs one.
     """
 
     put: Mapping[str, Any] = field(default_factory=dict)
@@ -58,11 +58,11 @@ class Transfer:
 
 
 class Connector(Protocol):
-    """What a KV connector must tell the proxy.
+    """The interface of a KV connector.
 
-    `needs_engine_id`: P must be asked for its engine's id, at its bootstrap server. `pins`: P keeps
-    the prompt's blocks for D; `max_parallel` bounds how many such prompts one P has.
-    `counts_moved`: D's `cached_tokens` include what came over.
+    `needs_engine_id`: D needs P's engine id, which P's bootstrap server tells. `pins`: P keeps the
+    prompt's blocks for D; `max_parallel` bounds the number of such prompts per P. `counts_moved`:
+    D's `cached_tokens` include the tokens transferred.
     """
 
     can_offload: bool
@@ -72,16 +72,16 @@ class Connector(Protocol):
     counts_moved: bool
 
     def prepare(self, transfer: Transfer, body: Mapping[str, Any]) -> Edits:
-        """Edits that make the client's body the prefill leg's."""
+        """Edits that turn the client's body into the prefill leg's."""
         ...
 
     def after_prefill(self, transfer: Transfer, answer: Mapping[str, Any]) -> Edits | Fallback:
-        """Edits for the decode leg, or why P's answer is of no use."""
+        """Edits for the decode leg, or why P's answer cannot be used."""
         ...
 
 
 def transfer_rules(connector: Connector) -> TransferRules:
-    """What a decision must know of a connector."""
+    """The part of a connector that a decision needs."""
     return TransferRules(
         can_offload=connector.can_offload,
         needs_bootstrap=connector.needs_engine_id,
@@ -91,7 +91,7 @@ def transfer_rules(connector: Connector) -> TransferRules:
 
 
 def prefill_edits(body: Mapping[str, Any], params: Mapping[str, Any] | None) -> Edits:
-    """One token, no stream, never ended by a stop: whatever changes the prompt's tokens stays."""
+    """Edits for one token without a stream, not ended by a stop; the prompt stays the same."""
     put: dict[str, Any] = {"stream": False, "max_tokens": 1, "ignore_eos": True}
     if params is not None:
         put[KV_PARAMS] = params
@@ -100,7 +100,7 @@ def prefill_edits(body: Mapping[str, Any], params: Mapping[str, Any] | None) -> 
 
 
 def finished_by_length(answer: Mapping[str, Any]) -> bool:
-    """Whether P kept its KV: it frees at once when the leg ends by EOS, stop or abort."""
+    """Whether P kept its KV: it frees the KV at once if the leg ends by EOS, stop or abort."""
     choices = answer.get("choices")
     return (
         isinstance(choices, list)

@@ -1,8 +1,8 @@
-"""What is known of an engine's id, which D needs to fetch from it.
+"""The engine id of a P, which D needs to fetch KV from it.
 
-The server that tells it may hang, fail or babble while the engine serves: its last word holds for
-`KEEP_S`, and one that failed `BREAK_AFTER` times in a row is left alone for a while, so that no
-request waits for it. An engine that has none yet says so; that holds at once.
+P's bootstrap server may hang, fail or answer nonsense while the engine serves. So its last answer
+holds for `KEEP_S`, and after `BREAK_AFTER` failures in a row it is not asked for a while, so that
+no request waits for it. The answer that no engine is registered holds at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ OPEN_MIN_S, OPEN_MAX_S = 5.0, 30.0
 
 
 class EngineId:
-    """One engine's. Times on any one clock, seconds."""
+    """The id of one engine. Times on any one clock, seconds."""
 
     __slots__ = ("_failures", "_heard_s", "_id", "_last", "_open_until_s")
 
@@ -25,7 +25,7 @@ class EngineId:
         self._open_until_s = 0.0
 
     def known(self, now_s: float) -> str | None:
-        """The id, while it may be used."""
+        """The id; None if it is unknown or older than KEEP_S."""
         return self._id if now_s - self._heard_s <= KEEP_S else None
 
     def may_ask(self, now_s: float) -> bool:
@@ -33,9 +33,9 @@ class EngineId:
         return now_s >= self._open_until_s
 
     def answered(self, engine_id: str | None, now_s: float) -> bool:
-        """The server has answered, with None where no engine is registered.
+        """The server has answered; `engine_id` is None if no engine is registered.
 
-        True when the id is another than the last one: the engine is another process.
+        True if the id differs from the last one: the engine is another process.
         """
         self._failures, self._open_until_s = 0, 0.0
         self._id, self._heard_s = engine_id, now_s
@@ -43,17 +43,17 @@ class EngineId:
         return last is not None and engine_id is not None and engine_id != last
 
     def failed(self, now_s: float) -> None:
-        """The server could not be asked, or what it said could not be understood."""
+        """The server did not answer, or its answer could not be parsed."""
         self._failures += 1
         beyond = self._failures - BREAK_AFTER
         if beyond >= 0:
             self._open_until_s = now_s + min(OPEN_MAX_S, OPEN_MIN_S * 2.0 ** min(beyond, 8))
 
     def forget(self) -> None:
-        """It made a hand-over fail: it is asked again before the next one."""
+        """A hand-over with this id failed: ask the server again before the next one."""
         self._id = None
 
     def renew(self) -> None:
-        """The instance went down: whoever comes back is somebody else."""
+        """The instance went down: forget everything, since another process may take its address."""
         self._id = self._last = None
         self._failures, self._open_until_s = 0, 0.0

@@ -1,4 +1,4 @@
-"""Engines that find KV by themselves, in a store that they share, or that do not move any."""
+"""Connectors for engines that share a KV store, and for engines without KV transfer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from proxy.core.types import Fallback
 class Implicit:
     """A shared store (MooncakeStore, Example, a shared LMCache): blocks are found by their hashes.
 
-    Neither leg carries anything but the prompt: it is in the store once P answers;
-    nothing stays pinned, and a D that finds less computes the rest.
+    Both legs carry only the prompt. Once P answers, the KV is in the store; nothing stays pinned,
+    and a D that finds less computes the rest.
     """
 
     can_offload = True
@@ -23,18 +23,21 @@ class Implicit:
     counts_moved = True
 
     def prepare(self, transfer: Transfer, body: Mapping[str, Any]) -> Edits:
-        """P computes the prompt, which fills the store."""
+        """P's leg, which fills the store."""
         del transfer
         return prefill_edits(body, None)
 
     def after_prefill(self, transfer: Transfer, answer: Mapping[str, Any]) -> Edits | Fallback:
-        """D gets the client's own body. Unless P's answer ended by length, the store lacks it."""
+        """D gets the client's own body, unless P's answer ended by anything but length.
+
+        In that case the store lacks the KV.
+        """
         del transfer
         return Edits() if finished_by_length(answer) else Fallback.P_FINISH_REASON
 
 
 class NoConnector:
-    """Instances without KV transfer: everything is computed where it decodes."""
+    """Instances without KV transfer: every prompt is computed on D."""
 
     can_offload = False
     needs_engine_id = False
@@ -43,11 +46,11 @@ class NoConnector:
     counts_moved = True
 
     def prepare(self, transfer: Transfer, body: Mapping[str, Any]) -> Edits:
-        """The router never offloads with this connector; the body would go as it came."""
+        """Never called, since the router does not offload with this connector."""
         del transfer, body
         return Edits()
 
     def after_prefill(self, transfer: Transfer, answer: Mapping[str, Any]) -> Edits | Fallback:
-        """There is nothing to hand over."""
+        """Never called, since there is no hand-over."""
         del transfer, answer
         return Fallback.ENGINE_ID_UNKNOWN

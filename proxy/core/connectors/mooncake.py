@@ -1,6 +1,6 @@
 """vLLM's MooncakeConnector, since 0.16: the proxy names the transfer, P pushes when D asks.
 
-The legs run one after the other: a decode leg that waits for a prefill that failed occupies one of
+The legs run one after the other: a decode leg that waits for a failed prefill would occupy one of
 P's sender slots until the abort timeout.
 """
 
@@ -22,7 +22,8 @@ from proxy.core.types import Fallback
 class Mooncake:
     """MooncakeConnector, every instance `kv_both`: P pushes when D asks with P's engine id.
 
-    20 sender tasks serve one P (vLLM's num_workers 10, twice); 16 leave room for what is late.
+    P has 20 sender tasks (vLLM's num_workers 10, twice); `max_parallel` 16 leaves some for late
+    transfers.
     """
 
     can_offload = True
@@ -32,7 +33,7 @@ class Mooncake:
     counts_moved = True
 
     def prepare(self, transfer: Transfer, body: Mapping[str, Any]) -> Edits:
-        """P computes, keeps the blocks under the transfer id, and waits to be asked."""
+        """P computes, keeps the blocks under the transfer id, and waits for D."""
         params = {
             "do_remote_decode": True,
             "do_remote_prefill": False,
@@ -41,7 +42,7 @@ class Mooncake:
         return prefill_edits(body, params)
 
     def after_prefill(self, transfer: Transfer, answer: Mapping[str, Any]) -> Edits | Fallback:
-        """D needs three values, none of them from P's answer; but P must have ended by length."""
+        """D's three values; none of them is from P's answer, but that must have ended by length."""
         if not finished_by_length(answer):
             return Fallback.P_FINISH_REASON
         if transfer.engine_id is None or transfer.prefill.bootstrap_url is None:

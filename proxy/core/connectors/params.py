@@ -1,7 +1,7 @@
-"""What P's answer says of its KV, judged before D is told: it could make D fetch from anywhere.
+"""Checks P's `kv_transfer_params` before D gets them: they could make D fetch from anywhere.
 
-Fields that name an engine, a transfer or a host must name P's. Sizes and shapes are bounded, so
-that no answer makes the decode leg's body a giant.
+Fields that name an engine, a transfer or a host must name P's. Size and depth are bounded, so that
+P's answer cannot make the decode leg's body huge.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from proxy.core.types import Instance
 
 NODES, DEPTH, TEXT_CHARS = 262_144, 6, 4096
-"""A prompt of a million tokens has 65,536 blocks of 16 in each group of layers."""
+"""A prompt of a million tokens has 65,536 blocks of 16 tokens in each group of layers."""
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})
 PORTS = range(1, 65536)
 
@@ -20,7 +20,7 @@ PORTS = range(1, 65536)
 def wrong_params(
     params: object, p: Instance, engine_id: str | None, transfer_id: str
 ) -> str | None:
-    """Why D must not be given these `kv_transfer_params`, None if it may; without any it may."""
+    """Why D must not get these `kv_transfer_params`; None if it may, or if there are none."""
     if params is None:
         return None
     if not isinstance(params, Mapping):
@@ -46,7 +46,7 @@ def _wrong_place(params: Mapping[str, object], p: Instance) -> str | None:
 
 
 def _is_small(params: Mapping[str, object]) -> bool:
-    """Within the bounds; looks at no more nodes than are allowed, and never recurses."""
+    """Whether size and depth are within the bounds; visits at most NODES nodes, not recursive."""
     left, level = NODES, [params]
     layer: list[object] = list(level)
     for _ in range(DEPTH):

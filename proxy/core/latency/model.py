@@ -1,23 +1,22 @@
-"""How long things take, learned online: prefill, decode step and KV transfer, and who is occupied.
+"""Online model of prefill, decode step and KV transfer times, and of each instance's queue.
 
-Three lines, each of two non-negative coefficients, with the flags' values as prior observations:
+Three lines, each of two non-negative coefficients, with the options' values as prior observations:
 
     prefill_s  = a1 * new + a4 * new * (context + new / 2)      per instance
     step_s     = a0 + a3 * kv_tokens                            per instance
-    transfer_s = x0 + tokens * s_per_token                      per pair, until then the fleet's
+    transfer_s = x0 + tokens * s_per_token                      per pair; the fleet's if unseen
 
-The first two are those of an instance's `Times`, which are a part of its state and leave with it:
-who still holds them teaches nobody but the fleet. `Latency` has what all instances have taught,
-which a newcomer begins with, and the pairs.
+The first two are lines of an instance's `Times`, which are a part of its state and leave with it.
+`Latency` has the fleet's lines, with which a new instance begins, and those of the pairs.
 
-A prefill beside running streams also pays one decode step per chunk of the step's token budget,
-and, where it finds none before it, half of one until the step under way ends. Those steps are the
-streams' own, so they are taken out of what is seen before it teaches the prefill line; prompts
-computed in one step are seen as one.
-Each line also keeps how far off it lately was, and so does an instance for what its queue and its
-computation took together: quantiles of that say when something is late (`*_bound_s`).
-Occupation is the moment at which an instance will have computed what is reserved on it: it decays
-with the clock and is set right by every prefill that is seen to end.
+A prefill beside running streams also takes one decode step per chunk of the step's token budget,
+and half a step more if no prefill is before it, since it waits for the running step to end. These
+steps belong to the streams, so they are subtracted before the prefill line learns from a measured
+time; prompts computed in one step are learned as one.
+Each line keeps its recent ratios of measured to predicted time, and so does an instance for queue
+and computation together; their quantiles say when a leg is late (`*_bound_s`).
+`busy_until_s` is when an instance will have computed all prefills reserved on it. Every prefill
+that ends corrects it.
 """
 
 from __future__ import annotations
@@ -32,37 +31,37 @@ from proxy.core.latency.regression import PRIOR_WEIGHT, WINDOW, OnlineRegression
 
 TYPICAL_PREFILL_TOKENS = 8192.0
 ATTENTION_SHARE = 0.06
-"""Part of such a prefill that grows with the square of its length, for an 8B model on an H100.
-Without it, the first prompts of 100k tokens would be promised in half of their time."""
+"""Quadratic part of a prefill of TYPICAL_PREFILL_TOKENS, for an 8B model on an H100. Without it the
+first prompts of 100k tokens would be predicted to take half of their real time."""
 STEP_PRIOR_S = 0.010
-"""An 8B model on an H100 steps in 6 to 12 ms; the first answers correct it."""
+"""Decode step assumed at first: an 8B model on an H100 takes 6 to 12 ms."""
 TYPICAL_KV_TOKENS = 100_000.0
 RECENT_S: Final = 60.0
-"""How far back an instance's load is looked at: some turns of a session."""
+"""Time constant of an instance's busy ratio: some turns of a session."""
 FIRST_STEP: Final = 0.5
-"""A prompt that finds no other waits for the end of a step under way: on average half of it."""
+"""Steps that a prefill with none before it waits for the running step to end, on average."""
 SAME_STEP_RATIO = 0.3
-"""A prefill that took less than this part of what it should shared its step with the one before."""
+"""A prefill that took less than this part of its prediction shared a step with the one before."""
 TYPICAL_TRANSFER_TOKENS = 30_000.0
-"""The default transfer time of 0.5 s was seen with prompts of about this length."""
+"""The default transfer time of 0.5 s was measured with prompts of about this length."""
 TRANSFER_FIXED_SHARE = 0.1
 PAIRS_MAX = 4096
 LATE = 0.95
-"""What is later than this share of its like is late."""
+"""A leg is late beyond this quantile of the recent ratios of measured to predicted time."""
 MOVED = 0.05
-"""By how much the fleet's line must have moved before it is told to every instance's."""
+"""Relative change of the fleet's line after which the instances' lines get it as their prior."""
 PREFILL_POINT = TYPICAL_PREFILL_TOKENS, TYPICAL_PREFILL_TOKENS**2 / 2
 STEP_POINT = 1.0, TYPICAL_KV_TOKENS
 
 
-def _moved(now: tuple[float, float], told: tuple[float, float], point: tuple[float, float]) -> bool:
-    (p, q), (told_p, told_q), (f, g) = now, told, point
-    at, was = p * f + q * g, told_p * f + told_q * g
+def _moved(now: tuple[float, float], last: tuple[float, float], point: tuple[float, float]) -> bool:
+    (p, q), (last_p, last_q), (f, g) = now, last, point
+    at, was = p * f + q * g, last_p * f + last_q * g
     return abs(at - was) > MOVED * was
 
 
 class _Seen(NamedTuple):
-    """The last prefill that was seen to end, or several of one step; `before`: the line's state."""
+    """A measured prefill, or several of one step; `before`: the line's state before it learned."""
 
     before: tuple[float, ...]
     new: int
@@ -71,7 +70,7 @@ class _Seen(NamedTuple):
     first: bool
 
     def joined(self, other: _Seen) -> _Seen:
-        """Both as one."""
+        """This prefill and `other`, computed in one step, as one measurement."""
         new, pairs, seconds = self.new + other.new, self.pairs + other.pairs, self.seconds
         return self._replace(new=new, pairs=pairs, seconds=seconds + other.seconds)
 
@@ -90,9 +89,9 @@ def _step_line() -> OnlineRegression:
 
 
 class Times:
-    """One instance's lines, and what is reserved on it. Seconds.
+    """One instance's lines, and the prefills reserved on it. Seconds.
 
-    `ready`: how far off predictions of queue and computation together lately were.
+    `ready`: recent ratios of measured to predicted time, of queue and computation together.
     """
 
     __slots__ = (
@@ -124,24 +123,24 @@ class Times:
         self._last_beside_s = 0.0
 
     def alone_s(self, new: int, context: int) -> float:
-        """Computing `new` tokens behind `context` cached ones, without streams beside them."""
-        # The line written out: a decision asks this of every instance.
+        """Time to compute `new` tokens after `context` cached ones, without running streams."""
+        # `self.prefill.at(...)` inlined: a decision computes this for every instance.
         line = self.prefill
         return line.p * new + line.q * (new * (context + new / 2))
 
     def steps_beside(self, new: int) -> float:
-        """Steps of running streams that a prefill of `new` tokens takes part in."""
+        """Decode steps of running streams that a prefill of `new` tokens shares."""
         return math.ceil(new / self.budget) + (0.0 if self.pending else FIRST_STEP)
 
     def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
-        """Computing `new` tokens behind `context` cached ones, beside running streams."""
+        """Time to compute `new` tokens after `context` cached ones, beside running streams."""
         alone_s = self.alone_s(new, context)
         if not streams:
             return alone_s
         return alone_s + self.steps_beside(new) * self.step_s(kv_tokens)
 
     def share_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
-        """The same, less the part of its steps in which other prefills may join."""
+        """`prefill_s` without the part of its steps that other prefills can use."""
         alone_s = self.alone_s(new, context)
         if not streams:
             return alone_s
@@ -157,10 +156,10 @@ class Times:
         *,
         first: bool,
     ) -> None:
-        """A prefill took this long, beside decode steps of `step_s`, 0 without streams.
+        """Learn from a prefill that took `seconds` beside decode steps of `step_s` (0: no streams).
 
-        `first`: no prefill was before it, so that it had to wait for a step under way to end.
-        `fleet`: the line of all instances; it learns a prefill once no later one can join it.
+        `first`: no prefill was before it, so it had to wait for the running step to end.
+        `fleet`: the line of all instances; it learns a prefill once no later one can join its step.
         """
         line, pairs = self.prefill, new * (context + new / 2)
         seen = _Seen(line.state, new, pairs, seconds, first)
@@ -178,11 +177,11 @@ class Times:
         line.observe(seen.new, seen.pairs, seen.seconds, steps * step_s)
 
     def step_s(self, kv_tokens: int) -> float:
-        """One decode step over this much KV."""
+        """Duration of a decode step over this much KV."""
         return self.step.p + self.step.q * kv_tokens
 
     def wait_s(self, now_s: float) -> float:
-        """Until it has computed what is reserved on it."""
+        """Seconds until the instance has computed all reserved prefills."""
         if self.busy_until_s <= now_s:
             return 0.0
         return self.busy_until_s - now_s
@@ -190,9 +189,9 @@ class Times:
     def reserve_prefill(
         self, key: int, work_s: float, now_s: float, share_s: float | None = None
     ) -> None:
-        """A prefill that ends `work_s` after the one before it; `key` is its owner's.
+        """Reserve a prefill that ends `work_s` after the one before; `key` is its request's.
 
-        `share_s`: what of that it keeps the instance from computing for others.
+        `share_s`: the part of `work_s` in which the instance can compute no other prefill.
         """
         self.pending[key] = work_s
         self.busy_until_s = max(now_s, self.busy_until_s) + work_s
@@ -202,13 +201,10 @@ class Times:
         self.recent_at_s = now_s
 
     def end_prefill(self, key: int, now_s: float) -> float | None:
-        """Take a reservation back; when the instance could begin with it, None when it could not.
-
-        That is when the one before it ended, at the earliest.
-        """
+        """Remove a reservation; returns when its prefill began, None if it had not begun."""
         if key not in self.pending:
             return None
-        # First come, first served: those behind the first have not begun.
+        # The engine serves in order of arrival: only the first has begun.
         was_first = next(iter(self.pending)) == key
         work_s = self.pending.pop(key)
         if was_first:
@@ -219,26 +215,23 @@ class Times:
         return None
 
     def busy_ratio(self, now_s: float) -> float:
-        """Seconds of prefill per second, lately; over 1 where a queue grows."""
+        """Reserved seconds of prefill per second, over about RECENT_S; over 1: the queue grows."""
         return self.lately(now_s)[0]
 
     def lately(self, now_s: float) -> tuple[float, float]:
-        """That ratio, and prefills per second."""
+        """Busy ratio and prefills per second, over about RECENT_S."""
         if not self.recent:
             return 0.0, 0.0
         kept = self._kept(now_s) / RECENT_S
         return self.recent_s * kept, self.recent * kept
 
     def _kept(self, now_s: float) -> float:
-        # A clock that reads less than before would make it grow without bound.
+        # At most 1, also when the clock goes back.
         return math.exp(min(0.0, self.recent_at_s - now_s) / RECENT_S)
 
 
 class TimesByName(ABC):
-    """Where the instances' times are: in their states, with which they leave (core.instances).
-
-    `Latency` asks for no more of a state than this, so it needs to know of nothing else in it.
-    """
+    """Access to the times in the instances' states (core.instances), and to nothing else there."""
 
     @abstractmethod
     def times_of(self, name: str) -> Times | None:
@@ -258,7 +251,7 @@ class TimesByName(ABC):
 
 
 class Latency:
-    """The model of time over the states of the instances, by name. Times in seconds."""
+    """The learned times of a fleet, over the states of its instances. Times in seconds."""
 
     def __init__(
         self,
@@ -271,8 +264,8 @@ class Latency:
         self._by_name = by_name
         self.budget = max_batched_tokens
         self._any_prefill, self._any_step = _prefill_line(prefill_throughput), _step_line()
-        self._told_prefill = self._any_prefill.p, self._any_prefill.q
-        self._told_step = self._any_step.p, self._any_step.q
+        self._shared_prefill = self._any_prefill.p, self._any_prefill.q
+        self._shared_step = self._any_step.p, self._any_step.q
         fixed = TRANSFER_FIXED_SHARE * transfer_time_s
         slope = (transfer_time_s - fixed) / TYPICAL_TRANSFER_TOKENS
         self._prior = (fixed, slope)
@@ -287,77 +280,77 @@ class Latency:
         return OnlineRegression(fixed, slope, ((1.0, TYPICAL_TRANSFER_TOKENS), (1.0, 1000.0)))
 
     def of(self, name: str) -> Times:
-        """What is known of one instance."""
+        """One instance's learned times; a new instance begins with the fleet's."""
         times = self._by_name.times_of(name)
         return self._begun(name) if times is None else times
 
     def _begun(self, name: str) -> Times:
-        """An instance's first times: those of the fleet."""
+        """Times of a new instance: those of the fleet."""
         times = Times(self._prefill_throughput, self.budget)
-        times.prefill.toward(*self._told_prefill)
-        times.step.toward(*self._told_step)
+        times.prefill.toward(*self._shared_prefill)
+        times.step.toward(*self._shared_step)
         self._by_name.keep_times(name, times)
         return times
 
     def times(self, names: Sequence[str]) -> list[Times]:
-        """The same of several."""
+        """`of` for several instances."""
         return [self.of(name) for name in names]
 
     def drop_pairs(self, name: str) -> None:
-        """An instance's state was dropped: so are the pairs, which are not one instance's own."""
+        """An instance's state was dropped: drop the times of its pairs as well."""
         for pair in [pair for pair in self._pairs if name in pair]:
             del self._pairs[pair]
 
     def legacy(self, name: str) -> list[list[float]]:
-        """What an instance's answers have taught, for `adopt` in another process."""
+        """What the instance's lines have learned, for `adopt` in another process."""
         times = self.of(name)
         return [times.prefill.legacy(), times.step.legacy()]
 
     def adopt(self, name: str, legacy: Sequence[Sequence[float]]) -> None:
-        """Begin with what another process has learned; ValueError where it is no such thing."""
+        """Start from another process's `legacy`; ValueError if its form is wrong."""
         prefill, step = legacy
         times = self.of(name)
         times.prefill.adopt(prefill)
         times.step.adopt(step)
 
     def prefill_tps(self, name: str) -> float:
-        """Learned prefill throughput at a prompt of typical length without context."""
+        """Learned prefill throughput for a prompt of typical length without cached tokens."""
         x = TYPICAL_PREFILL_TOKENS
         return x / self.of(name).prefill.at(x, x * x / 2)
 
     def prefill_s(self, name: str, new: int, context: int, streams: int, kv_tokens: int) -> float:
-        """Computing `new` tokens behind `context` cached ones, beside running streams."""
+        """See `Times.prefill_s`."""
         return self.of(name).prefill_s(new, context, streams, kv_tokens)
 
     def step_s(self, name: str, kv_tokens: int) -> float:
-        """One decode step over this much KV."""
+        """Duration of a decode step over this much KV."""
         return self.of(name).step_s(kv_tokens)
 
     def transfer_s(self, p: str, d: str, tokens: int) -> float:
-        """Moving the KV of `tokens` from P to D, D's first step included."""
+        """Time to move the KV of `tokens` from P to D, D's first step included."""
         line = self._pairs.get((p, d), self._any_pair)
         return line.at(1.0, tokens)
 
     def prefill_bound_s(self, name: str, predicted_s: float) -> float:
-        """When a prefill leg predicted to take `predicted_s` (queue included) is late.
+        """Time after which a prefill leg predicted to take `predicted_s` (with queue) is late.
 
-        That is the 95th percentile of what such predictions lately came to on this instance.
+        The prediction times the 95th percentile of this instance's recent ratios.
         """
         found = self._by_name.times_of(name)
         residuals = found.ready if found else Residuals()
         return residuals.bound_s(predicted_s, LATE)
 
     def transfer_bound_s(self, p: str, d: str, predicted_s: float) -> float:
-        """When a transfer predicted to take `predicted_s` is late: the pair's 95th percentile."""
+        """Time after which a transfer is late: `predicted_s` times the pair's 95th percentile."""
         line = self._pairs.get((p, d), self._any_pair)
         return line.residuals.bound_s(predicted_s, LATE)
 
     def ttft_bound_s(self, predicted_s: float) -> float:
-        """When a first token predicted to take `predicted_s` is late, over the whole fleet."""
+        """Time after which a first token is late, by the 95th percentile of the whole fleet."""
         return self._ttft.bound_s(predicted_s, LATE)
 
     def wait_s(self, name: str, now_s: float) -> float:
-        """Until an instance has computed what is reserved on it."""
+        """Seconds until an instance has computed all prefills reserved on it."""
         found = self._by_name.times_of(name)
         return found.wait_s(now_s) if found else 0.0
 
@@ -371,10 +364,10 @@ class Latency:
         self._work = keep * a + work_s, keep * b + work_s * work_s
 
     def rest_s(self) -> float:
-        """What is left, on average, of a prefill that a newcomer finds running, over the fleet.
+        """Mean residual service time of a prefill that a new request finds running, fleet-wide.
 
-        E[S^2] / 2 E[S] of the last prefills: the mean residual service time of queueing theory.
-        Times an instance's busy ratio it is the wait that the next one meets there.
+        E[S^2] / 2 E[S] of the last prefills (queueing theory). Times an instance's busy ratio it is
+        the expected wait of the next request there.
         """
         seconds, squares = self._work
         return squares / (2.0 * seconds)
@@ -393,26 +386,26 @@ class Latency:
         *,
         first: bool = True,
     ) -> None:
-        """A prefill took this long from its turn on; see Times.computed."""
+        """A prefill took `seconds` from its beginning on; see Times.computed."""
         fleet = self._any_prefill
         times.computed(new, context, seconds, step_s, fleet, first=first)
-        if _moved((fleet.p, fleet.q), self._told_prefill, PREFILL_POINT):
-            self._told_prefill = told = fleet.p, fleet.q
+        if _moved((fleet.p, fleet.q), self._shared_prefill, PREFILL_POINT):
+            self._shared_prefill = shared = fleet.p, fleet.q
             for each in self._by_name.all_times():
-                each.prefill.toward(*told)
+                each.prefill.toward(*shared)
 
     def observe_step(self, times: Times, kv_tokens: int, seconds: float) -> None:
         """A stream's mean time per token beside this much KV."""
         fleet = self._any_step
         fleet.learn(1.0, kv_tokens, seconds, 0.0)
         times.step.observe(1.0, kv_tokens, seconds)
-        if _moved((fleet.p, fleet.q), self._told_step, STEP_POINT):
-            self._told_step = told = fleet.p, fleet.q
+        if _moved((fleet.p, fleet.q), self._shared_step, STEP_POINT):
+            self._shared_step = shared = fleet.p, fleet.q
             for each in self._by_name.all_times():
-                each.step.toward(*told)
+                each.step.toward(*shared)
 
     def observe_transfer(self, p: str, d: str, tokens: int, seconds: float) -> None:
-        """From the decode leg sent to its first token."""
+        """A transfer took `seconds`, from sending the decode leg to its first token."""
         self._any_pair.observe(1.0, tokens, seconds)
         if not (self._by_name.is_kept(p) and self._by_name.is_kept(d)):
             return  # a pair of one that has left would stay

@@ -8,21 +8,21 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 WINDOW = 128
-"""Observations that a line remembers: older ones fade by 1 - 1/WINDOW each."""
+"""Memory of a line in observations: each one multiplies the older ones by 1 - 1/WINDOW."""
 CLIP = 2.0
-"""An observation counts as at most this many times, and at least this part of, what was expected:
-one stall does not move a model."""
+"""An observation is clipped to between 1/CLIP and CLIP times its prediction, so that one stall
+does not move the model."""
 PRIOR_WEIGHT = 4.0
-"""Each point of the prior counts as this many observations; they fade like others."""
+"""Each point of the prior counts as this many observations; they fade like the others."""
 SHAPE_WEIGHT = 2.0
 
 
 class OnlineRegression:
-    """y = p * f + q * g with p, q >= 0: least squares of relative errors, the old fading.
+    """y = p * f + q * g with p, q >= 0, by least squares of relative errors with forgetting.
 
     `shape`: a point (f, g) at which the prior's ratio q / p keeps a small weight for ever, for a
-    term that few observations tell anything of. What is left of the prior may be moved to what
-    others have learned (`toward`).
+    term on which few observations depend. `toward` replaces what is left of the prior by a line
+    learned from other instances.
     """
 
     __slots__ = ("_left", "_points", "_prior", "_s", "_shape", "_toward", "p", "q", "residuals")
@@ -47,13 +47,13 @@ class OnlineRegression:
         self._shape = shape
 
     def at(self, f: float, g: float) -> float:
-        """The prediction."""
+        """The predicted y."""
         return self.p * f + self.q * g
 
     def observe(self, f: float, g: float, y: float, beside: float = 0.0) -> None:
-        """Take in one observation, made with `beside` that is not the line's own.
+        """Add an observation of `y`, of which `beside` is not explained by this line.
 
-        The less of it is the line's, the less it says. Constant time and memory.
+        The larger that part, the smaller the observation's weight. Constant time and memory.
         """
         expected = self.at(f, g)
         if expected > 0.0 and (y > beside or beside):
@@ -61,7 +61,7 @@ class OnlineRegression:
             self.learn(f, g, y, beside)
 
     def learn(self, f: float, g: float, y: float, beside: float) -> None:
-        """The same for a line that nobody asks how far off it is."""
+        """`observe` without a residual, for a line whose quantiles are not used."""
         expected = self.at(f, g)
         y -= beside
         if expected <= 0.0 or (y <= 0.0 and not beside):
@@ -74,7 +74,7 @@ class OnlineRegression:
         self._solve()
 
     def toward(self, p: float, q: float) -> None:
-        """Let what is left of the prior say this: what is known of others like it."""
+        """Replace what is left of the prior by the line (p, q), learned from other instances."""
         self._toward = p, q
         self._solve()
 
@@ -84,7 +84,7 @@ class OnlineRegression:
         return *self._s, self._left
 
     def restore(self, state: tuple[float, ...]) -> None:
-        """Forget what was observed since."""
+        """Return to an earlier `state`: forget what was observed since."""
         ff, fg, gg, f1, g1, left = state
         self._s = ff, fg, gg, f1, g1
         self._left = left
@@ -95,14 +95,14 @@ class OnlineRegression:
         return [*self._prior, *self._sums()]
 
     def adopt(self, legacy: Sequence[float]) -> None:
-        """Go on from there, where the prior was the same: the sums are in units of it."""
+        """Start from another process's `legacy`, if its prior is equal: it is the sums' unit."""
         p, q, *sums = legacy
         if (p, q) == self._prior and all(math.isfinite(x) and x >= 0.0 for x in sums):
             ff, fg, gg, f1, g1 = sums
             self.restore((ff, fg, gg, f1, g1, 0.0))
 
     def _add(self, f: float, g: float, y: float, weight: float) -> None:
-        # In units of the prior's prediction: short and long count alike, and so do old and new.
+        # In units of the prior's prediction, so that short and long prompts count alike.
         p, q = self._prior
         unit = p * f + q * g
         f, g, y = f / unit, g / unit, y / unit
@@ -116,7 +116,7 @@ class OnlineRegression:
         )
 
     def _sums(self) -> tuple[float, float, float, float, float]:
-        """Of what was observed and what is left of the prior."""
+        """Sums of the normal equations: the observations and what is left of the prior."""
         (ff, fg, gg, f1, g1), left = self._s, self._left
         (a, b, c), (p, q) = self._points, self._toward
         return (
@@ -145,7 +145,7 @@ class OnlineRegression:
             if p >= 0.0 and q >= 0.0:
                 self.p, self.q = p, q
                 return
-        # One of the two explains everything: keep the better one alone.
+        # Singular, or a coefficient would be negative: fit each term alone and keep the better.
         by_f, by_g = (f1 / ff if ff else 0.0), (g1 / gg if gg else 0.0)
         self.p, self.q = (by_f, 0.0) if f1 * by_f >= g1 * by_g else (0.0, by_g)
 
@@ -153,29 +153,29 @@ class OnlineRegression:
 def _faded(
     sums: tuple[float, float, float, float, float], by: float
 ) -> tuple[float, float, float, float, float]:
-    """The sums, faded."""
+    """The sums, each multiplied by `by`."""
     a, b, c, d, e = sums
     return a * by, b * by, c * by, d * by, e * by
 
 
 RESIDUALS_WINDOW = 128
-"""Ratios kept: about a 95th percentile's worth (six above it)."""
+"""Ratios kept: enough for a 95th percentile (six are above it)."""
 FEW = 8
-"""Below so many, the prior speaks."""
+"""With fewer ratios than this PRIOR_RATIO is used."""
 PRIOR_RATIO = 2.0
-"""What is late before anything was seen: twice the prediction."""
+"""Without measured ratios, a leg is late after twice its prediction."""
 SHORT_S = 0.05
-"""A shorter prediction is mostly the network and an engine's step: its ratio says nothing of
-longer ones, so it is not kept, and nothing is called late before this time's ratio is up."""
+"""A shorter time is mostly network and an engine's step, so its ratio says nothing about longer
+ones: it is not kept, and a bound is never computed from a prediction below this."""
 
 
 class Residuals:
-    """The last `WINDOW` ratios of realised to predicted seconds, oldest out first."""
+    """The last RESIDUALS_WINDOW ratios of measured to predicted seconds."""
 
     __slots__ = ("_at", "_ordered", "_ring")
 
     def __init__(self) -> None:
-        # Arrays of doubles: a line per pair of instances keeps one of these.
+        # Arrays of doubles save memory: every pair of instances has one of these.
         self._ring = array("d")
         self._ordered = array("d")
         self._at = 0
@@ -184,7 +184,7 @@ class Residuals:
         return len(self._ring)
 
     def add(self, ratio: float) -> None:
-        """Take in one ratio; bounded time and memory."""
+        """Add a ratio; the oldest is dropped from a full window."""
         if len(self._ring) < RESIDUALS_WINDOW:
             self._ring.append(ratio)
         else:
@@ -194,19 +194,19 @@ class Residuals:
         insort(self._ordered, ratio)
 
     def quantile(self, q: float) -> float | None:
-        """The ratio that a share `q` (0..1) of the window does not exceed; None with too few."""
+        """The `q` quantile (0..1) of the ratios in the window; None with fewer than FEW."""
         count = len(self._ordered)
         if count < FEW:
             return None
         return self._ordered[min(count - 1, int(q * count))]
 
     def observe(self, predicted_s: float, realised_s: float) -> None:
-        """Take in one prediction that came true."""
+        """Add the ratio of a measured to a predicted time, unless the prediction is too short."""
         if predicted_s >= SHORT_S and realised_s > 0.0:
             self.add(realised_s / predicted_s)
 
     def bound_s(self, predicted_s: float, q: float) -> float:
-        """When something predicted to take `predicted_s` is late; never before it."""
+        """The time after which a leg predicted to take `predicted_s` is late; at least that."""
         ratio = self.quantile(q)
         return max(
             predicted_s, max(predicted_s, SHORT_S) * (PRIOR_RATIO if ratio is None else ratio)

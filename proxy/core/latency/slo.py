@@ -1,4 +1,4 @@
-"""The targets of an answer's times, and whether they were kept: goodput is the share that did."""
+"""TTFT and TPOT targets of an answer, and whether it kept them; goodput is the share that did."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Slo:
         return self.ttft_s + self.per_new_token_s * new_tokens
 
     def keeps_ttft(self, ttft_s: float, new_tokens: int) -> bool:
-        """Whether a first token came in time."""
+        """Whether the first token came within the target."""
         return ttft_s <= self.ttft_limit_s(new_tokens)
 
     def keeps_tpot(self, tpot_s: float | None) -> bool:
-        """Whether the tokens after it did; an answer of one token has none."""
+        """Whether the output tokens came within the target; None (one token only) keeps it."""
         return tpot_s is None or tpot_s <= self.tpot_s

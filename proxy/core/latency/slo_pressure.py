@@ -1,9 +1,9 @@
-"""How hard decoding is pressed against its target: the price of others' time, learned.
+"""The price of running streams' time, learned from how many answers miss the TPOT target.
 
-Dual ascent on the constraint "at most a tenth of the answers miss the TPOT target": every answer
-that misses raises the logarithm of the price, every one that keeps it lowers it, so that the price
-rests where a tenth misses (Boyd & Vandenberghe,
-Convex Optimization, 5.4). It is bounded, since a target may be out of reach.
+Dual ascent on the constraint "at most a tenth of the answers miss the TPOT target": an answer that
+misses raises the logarithm of the price, an answer that keeps it lowers it, so the price settles
+where a tenth misses (Boyd & Vandenberghe, Convex Optimization, 5.4). The price is bounded, since
+the target may be unreachable.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 
 MISS_RATIO = 0.1
-"""The target is one for the 90th percentile."""
+"""Share of answers that may miss: the target is for the 90th percentile."""
 RATE = 0.02
-"""Some hundred answers move the price from one bound to the other."""
+"""Step of the logarithm: 40 misses, or 350 kept targets, move the price between its bounds."""
 LOWEST, HIGHEST = 0.7, 1.4
-"""Measured in the league: beyond these either steps or first tokens pay too much."""
+"""Bounds found in the league: below, decode steps become too slow, above, first tokens."""
 
 
 class SloPressure:
@@ -28,16 +28,16 @@ class SloPressure:
         self._log = 0.0
 
     def aim_at(self, tpot_target_s: float) -> None:
-        """Another target; the price moves on from where it is."""
+        """Set another target; the price is kept and moves on from there."""
         self._target_s = tpot_target_s
 
     @property
     def price(self) -> float:
-        """The factor."""
+        """The factor for weights that protect running streams."""
         return math.exp(self._log)
 
     def observe_tpot(self, tpot_s: float) -> None:
-        """An answer's mean time per output token after the first, seconds."""
+        """Add an answer's mean time per output token after the first, in seconds."""
         missed = 1.0 if tpot_s > self._target_s else 0.0
         moved = self._log + RATE * (missed - MISS_RATIO)
         self._log = min(math.log(HIGHEST), max(math.log(LOWEST), moved))

@@ -1,7 +1,7 @@
-"""What a decision could have done instead, with what each option would have cost.
+"""The options that a decision had, with the price of each.
 
-A decision keeps references to what it computed anyway. Dictionaries are made when somebody reads
-them: by the thread that writes the request log, or for `GET /decisions`.
+A decision only keeps references to what it has computed. The thread that writes the request log, or
+`GET /decisions`, makes dictionaries of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MOST_KEPT = COLOCATIONS_KEPT + OFFLOADS_KEPT
 
 @dataclass(slots=True, init=False)
 class PricedOption:
-    """One option: D, P or None where D computes, the predicted TTFT and the cost, in seconds.
+    """One option of a decision: D, P (None: D computes), predicted TTFT and cost in seconds.
 
-    `cost_s` is the sum of `ttft_s` and of the five terms after it, weighted: `harm_s` to the
-    streams beside the computation, `behind_s` to those who arrive during it, `decode_s` for the
-    output on D, `next_s` for the session's next turns there, `memory_s` for the KV displaced and in
-    use. It is nan where the policy puts no price on anything. `wait_s`: the queue where it is
-    computed; `decode`: D; `prefill`: what P costs alone.
+    `cost_s` is the sum of `ttft_s` and of the five weighted terms after it: `harm_s` to the streams
+    beside the computation, `behind_s` to requests that arrive during it, `decode_s` for the output
+    on D, `next_s` for the session's next turns on D, `memory_s` for the KV displaced and in use. It
+    is nan for a policy without prices. `wait_s`: the queue where the prompt is computed; `decode`:
+    D; `prefill`: the option of computing and decoding on P.
     """
 
     cost_s: float
@@ -62,7 +62,7 @@ class PricedOption:
 
 
 def unpriced(d: Candidate, ttft_s: float) -> PricedOption:
-    """An option of a policy that goes by rules."""
+    """An option of a policy that does not price options."""
     nan = math.nan
     return PricedOption(
         decode=d,
@@ -79,9 +79,9 @@ def unpriced(d: Candidate, ttft_s: float) -> PricedOption:
 
 
 class Alternatives:
-    """The options of one decision, at most so many of each kind, the cheapest first.
+    """The options of one decision, a bounded number of each kind, the cheapest first.
 
-    `decode` and `prefill`: D and P of the one that was taken.
+    `decode` and `prefill`: D and P of the option that was taken.
     """
 
     __slots__ = ("_decode", "_prefill", "_priced")
@@ -93,10 +93,10 @@ class Alternatives:
         self._decode, self._prefill = decode, prefill
 
     def rows(self, most: int = MOST_KEPT) -> list[dict[str, object]]:
-        """One JSON object per option; its state is that of the instance it decodes on.
+        """One JSON object per option, with the state of its D.
 
-        Of more than `most`, the first; the one taken, where it is none of them, in the last one's
-        place.
+        Of more than `most` options the first ones; if the option taken is not among them, it
+        replaces the last.
         """
         shown = list(self._priced[:most])
         if len(self._priced) > most > 0:
@@ -106,7 +106,7 @@ class Alternatives:
         return [_row(option) for option in shown]
 
     def _taken(self) -> PricedOption | None:
-        """D with P; where no pairs were priced, D."""
+        """The option taken: the D with its P; if the policy prices no pairs, the D."""
         on_d = [option for option in self._priced if option.decode.instance is self._decode]
         for option in on_d:
             p = option.prefill
@@ -141,7 +141,7 @@ def _row(option: PricedOption) -> dict[str, object]:
 
 
 def _seconds(value: float) -> float | None:
-    """Rounded to 0.1 ms; `round` takes four times as long, and a line has some sixty of these."""
+    """Rounded to 0.1 ms; `round` takes four times as long, and a line has about sixty numbers."""
     if not value:
         return 0.0
     return int(value * 10_000 + 0.5) / 10_000 if math.isfinite(value) else None
@@ -149,11 +149,11 @@ def _seconds(value: float) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Shadowed:
-    """What another policy would have done; only `policy` and `error` are set where it failed."""
+    """What the shadow policy would have chosen; if it raised, only `policy` and `error` are set."""
 
     policy: str
     agrees: bool | None = None
-    """Whether D and P are the same."""
+    """Whether D and P are those of the policy in force."""
     decode_instance: str | None = None
     prefill_instance: str | None = None
     route_class: RouteClass | None = None

@@ -1,7 +1,7 @@
-"""The instances that a decision may choose, in columns: one list per thing that is known of them.
+"""The instances that a decision may choose, in columns: one list per property.
 
-A decision looks at numbers of every instance, and at few instances as such. So the numbers are
-gathered list by list, and a Candidate is made of one when somebody asks for it.
+A decision reads numbers of every instance but needs few instances as objects. So the numbers are
+gathered in lists, and a Candidate is only made on access.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from proxy.core.types import Candidate, Instance, Load
 
 @dataclass(slots=True, init=False)
 class Candidates:
-    """Columns in the order of the instances; what each means is said in `Candidate`."""
+    """Columns in the order of the instances; `Candidate` says what each of them means."""
 
     prompt_tokens: int
     instances: list[Instance]
@@ -54,7 +54,7 @@ class Candidates:
 
     @classmethod
     def of(cls, free: Iterable[Candidate], prompt_tokens: int) -> Candidates:
-        """The columns of candidates that are there already."""
+        """Columns of existing candidates."""
         made = list(free)
         self = cls(
             prompt_tokens=prompt_tokens,
@@ -87,7 +87,7 @@ class Candidates:
         return self.at(places) if isinstance(places, int) else list(map(self.at, places))
 
     def at(self, at: int) -> Candidate:
-        """The candidate at a place, the same one every time."""
+        """The candidate at an index, the same object on every call."""
         found = self._made[at]
         if found is None:
             hit = self.hit_tokens[at]
@@ -106,5 +106,5 @@ class Candidates:
         return found
 
     def place_of(self, name: str | None) -> int | None:
-        """Where an instance stands; None where it is not among them."""
+        """The index of an instance; None if it may not be chosen."""
         return self.names.index(name) if name is not None and name in self.names else None

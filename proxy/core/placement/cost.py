@@ -1,4 +1,4 @@
-"""The cost policy: every place a request could be computed and decoded, priced in seconds.
+"""The cost policy: each choice of P and D for a request, priced in seconds.
 
     J(P, D) = ttft + pressure * (weight_harm * stalled streams * stall * pressed(P)
                                  + weight_decode * decode time on D)
@@ -10,23 +10,24 @@
     pressed = sqrt(r) below 1, max(1 / r, 0.7) from there
     r       = step(P) / (1 - busy ratio of P) / TPOT target
 
-A stall is what a prefill adds to the steps of the streams beside it. It counts most where they just
-keep their target: those whose tokens come quicker have time to spare, those that miss it anyway
-have less to lose. `pressure` follows the same target over the fleet (core.latency.slo_pressure). A
+`stall` is the time that a prefill adds to the steps of the streams beside it. It counts most where
+the streams just keep the TPOT target: faster streams have time to spare, and slower ones miss the
+target anyway. `pressure` follows the same target over the fleet (core.latency.slo_pressure). A
 request that arrives at P meanwhile waits for the rest of this prefill, half of it on average, and
-for the queue before it: long prompts go where few requests arrive. The busy ratio, over the last
-minute, predicts how often the session's next turns will find D computing: a queue's length is too
-short a memory. How long such a turn waits then is learned from the prefills of the whole fleet.
+for the queue before it, so long prompts go where few requests arrive. The busy ratio of the last
+minute predicts how often the session's next turns will find D computing; the present queue length
+would not. How long such a turn then waits is learned from the prefills of the whole fleet.
 
 Running prompts take the room in which sessions keep their KV between two turns: once a cache is
 full of running prompts, every turn computes all of its prompt, runs longer for it, and keeps the
-cache full. For the same reason displaced KV counts more than once: to compute it again displaces
+cache full. Displaced KV counts more than once for the same reason: to compute it again displaces
 other KV.
 
-P = D is colocation, at home or elsewhere: a session follows its tokens, and affinity is worth
-exactly what the lost prefix would cost. P != D is an offload; where P is the old home it hands its
-prefix to the new one (a pull), for the price of a transfer instead of a prefill. An offload must
-beat the best colocation by a margin, and P's queue is bounded: both keep the tail short.
+P = D is colocation, at the session's home or elsewhere: a session follows its cached tokens, and
+affinity is worth what it would cost to compute the lost prefix again. P != D is an offload. Where P
+is the old home (a pull), the prefix moves to D at the price of a transfer instead of a prefill. An
+offload must beat the best colocation by a margin, and P's queue is bounded; both keep the tail
+short.
 """
 
 from __future__ import annotations
@@ -51,27 +52,27 @@ from proxy.core.types import Reason
 MARGIN_S: Final = 0.020
 MARGIN_RATIO: Final = 0.15
 MAX_WAIT_S: Final = 4.0
-"""P takes no offload behind a longer queue: a first design, without a bound, lost a quarter of its
+"""P takes no offload behind a longer queue: a first design without this bound lost a quarter of its
 HEAVY requests in such queues."""
 MISSED: Final = 0.7
-"""What a stall counts at least for streams that miss their target anyway."""
+"""Least weight of a stall for streams that miss their TPOT target anyway."""
 BUSY_MOST: Final = 0.95
-"""Steps of an instance that only prefills would be endless."""
+"""The busy ratio is capped here: at 1 the predicted step would be infinitely long."""
 PREFILLERS: Final = 3
-"""So many P are looked at, the quickest ones."""
+"""Only this many P are considered, those with the lowest cost of computing."""
 Terms = tuple[float, float, float, float, float, float, float]
-"""TTFT, harm, behind, decode, next, memory and wait: what `PricedOption` has under these names."""
+"""TTFT, harm, behind, decode, next, memory and wait, as in `PricedOption`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How seconds of others count against seconds of this request's first token.
+    """Weights of other requests' seconds against seconds of this request's first token.
 
     Found in the league (docs/figures.md) by search over three traces, both regimes and three loads;
     the optimum is flat. `harm`: per stream and second of stall; `decode`: per second of an output
-    of `output_tokens`; `arrivals`: per second that one who arrives later waits; `next_turn`: per
-    second of the wait that D's busy ratio promises; `memory`: per second of displaced computation;
-    `room`: seconds for a cache that is in use as a whole.
+    of `output_tokens`; `arrivals`: per second that a later request waits; `next_turn`: per second
+    of the wait that D's busy ratio predicts; `memory`: per second of displaced computation; `room`:
+    seconds for a cache that is fully in use.
     """
 
     harm: float = 0.12
@@ -87,7 +88,7 @@ WEIGHTS = Weights()
 
 
 def by_cost(view: PlacementView, weights: Weights | None = None) -> Choice:
-    """The cheapest option."""
+    """Choose the cheapest option."""
     prices = Prices(view, weights or WEIGHTS)
     ranked = prices.ranked()
     at = prices.stay(ranked[0])
@@ -117,10 +118,10 @@ def by_cost(view: PlacementView, weights: Weights | None = None) -> Choice:
 
 
 class Prices:
-    """What the request costs on each candidate alone, in columns; options for those asked for.
+    """The request's costs on each candidate, in columns; `option` makes an object of one.
 
-    `costs_s`: computed and decoded there. Where an offload is possible at all, also what it costs
-    where it only decodes (`_decoding_s`) and only computes (`_computing_s`), and the queue there.
+    `costs_s`: computed and decoded there. If an offload is possible at all, also the costs of only
+    decoding (`_decoding_s`) and only computing (`_computing_s`) there, and the queue.
     """
 
     def __init__(self, view: PlacementView, weights: Weights) -> None:
@@ -146,7 +147,7 @@ class Prices:
         self._price()
 
     def _price(self) -> None:
-        """Fill the columns: most of what a decision takes."""
+        """Fill the columns: this takes most of a decision's time."""
         costs_s, all_decoding_s = self.costs_s, self._decoding_s
         computing_s, waits_s, may_split = self._computing_s, self._waits_s, self._may_split
         least_p_s = least_d_s = math.inf
@@ -164,10 +165,10 @@ class Prices:
         self._least_split_s = least_p_s + least_d_s
 
     def _terms(self, at: int) -> Terms:
-        """Everything on one instance: until it has the prompt's KV, and what that costs all others.
+        """The cost terms of computing and decoding on one instance.
 
-        New KV displaces other sessions' where the cache is full. The output costs steps on D, which
-        grow with the KV that they read.
+        New KV displaces other sessions' KV where the cache is full. The output costs decode steps
+        on D, which take longer the more KV they read.
         """
         free, times, prompt_tokens = self._free, self._times[at], self._prompt_tokens
         load, hit, full = free.loads[at], free.hit_tokens[at], free.kv_full[at]
@@ -194,7 +195,7 @@ class Prices:
         return ttft_s, harm_s, behind_s, decode_s, self._next_turn * busy, memory_s, wait_s
 
     def option(self, at: int) -> PricedOption:
-        """Computed and decoded on one candidate."""
+        """The option of computing and decoding on one candidate."""
         ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s = self._terms(at)
         return PricedOption(
             decode=self._free.at(at),
@@ -210,7 +211,7 @@ class Prices:
         )
 
     def ranked(self) -> list[int]:
-        """The cheapest ones; of equals the one with fewer sessions, then the longest unused."""
+        """Indexes of the cheapest candidates; ties: fewer sessions, then the longest unused."""
         costs_s, kept = self.costs_s, COLOCATIONS_KEPT
         ranked = _lowest(costs_s, range(len(costs_s)), kept + 1)
         if len({costs_s[at] for at in ranked}) < len(ranked):
@@ -221,26 +222,29 @@ class Prices:
         return ranked[:kept]
 
     def stay(self, best: int) -> int:
-        """The best, or home where that costs hardly more: short prompts leave no hits to hold."""
+        """The best candidate, or the session's home if that costs at most MARGIN_S more.
+
+        A short prompt leaves no cached block that would favour its home.
+        """
         home = self._free.place_of(self._view.home)
         if home is None or self.costs_s[home] > self.costs_s[best] + MARGIN_S:
             return best
         return home
 
     def may_offload(self, best: PricedOption, size: Size) -> bool:
-        """Whether pairs are worth pricing: all HEAVY ones, others where one could win at all.
+        """Whether to price pairs of P and D: for HEAVY requests, and others that could win by one.
 
-        No pair costs less than the cheapest P for its part and the cheapest D for its own. Most
-        turns of a long session are short and have no chance.
+        No pair costs less than the lowest computing cost plus the lowest decoding cost. Most turns
+        of a long session are short and cannot win.
         """
         if not self._may_split or size is Size.HEAVY:
             return self._may_split
         return best.cost_s - self._least_split_s > _margin_s(best)
 
     def offloads(self) -> list[PricedOption]:
-        """Pairs worth a look: the three quickest P, for the home and for the two best to decode on.
+        """Pairs of the cheapest P with the home and the two best D, the cheapest pair first.
 
-        What each costs alone is in its colocation already.
+        A pair's terms are those of P's and D's colocations.
         """
         free, least = self._free, self._view.config.heavy_threshold
         most_hit = self._prompt_tokens - least
@@ -264,9 +268,9 @@ class Prices:
         ]
 
     def _prefillers(self) -> list[int]:
-        """Those that may compute for another, the quickest first.
+        """Indexes of the candidates that may prefill for another, cheapest first.
 
-        Quick goes by what P costs, its KV included, before D is known.
+        By the cost of computing and of its KV on P, since D is not chosen yet.
         """
         computing_s = self._computing_s
         quickest = [
@@ -281,9 +285,9 @@ class Prices:
         return found
 
     def _pair(self, p: PricedOption, d: PricedOption) -> PricedOption:
-        """Computed as if on P, decoded as if on D, and moved."""
+        """The pair's option: computed on P, transferred, decoded on D."""
         moved_s = transfer_s(self._view, p.decode, d.decode)
-        # D reads what came over in its turn, behind its own prefills, and where there is room.
+        # D fetches the KV after its own queued prefills, and once there is room for it.
         moved_s += max(0.0, max(d.decode.kv_wait_s, d.wait_s) - p.ttft_s)
         ttft_s = p.ttft_s + moved_s
         on_p_s = p.harm_s + p.behind_s + p.memory_s
@@ -303,7 +307,7 @@ class Prices:
 
 
 def _lowest(values: list[float], places: Sequence[int], count: int) -> list[int]:
-    """The places of the lowest values, at most `count`; of equals, in the order of the places."""
+    """Indexes of the lowest values, at most `count`; ties in the order of `places`."""
     found: list[int] = []
     for at in places:
         value, behind = values[at], len(found)

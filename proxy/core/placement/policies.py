@@ -1,4 +1,4 @@
-"""POLICIES: what `--offload-policy` and `--shadow-policy` name, each with one signature."""
+"""POLICIES: the values of `--offload-policy` and `--shadow-policy`, all of one signature."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Policies made of rules: the session's home or a placement gives D, an offload rule may give a P.
+"""Policies made of rules: a placement (or the session's home) gives D, an offload rule a P.
 
-`--placement` is one of PLACEMENTS: a number per candidate, the lowest wins. Equal ones go
-to the instance with fewer ongoing tokens, then fewer sessions, then the longest wait for a
-placement. An offload rule (OFFLOAD_RULES) is a pure function from an OffloadQuestion to an
-OffloadDecision, asked for HEAVY requests only; `ruled` makes a policy of it. An offload is a
-preference: whatever a rule says, a failure of the offload means colocation, never an error.
+`--placement` is one of PLACEMENTS: a number per candidate, the lowest wins. Ties go to the instance
+with fewer ongoing tokens, then fewer sessions, then the longest time since its last placement. An
+offload rule (OFFLOAD_RULES) is a pure function from an OffloadQuestion to an OffloadDecision, asked
+for HEAVY requests only; `ruled` makes a policy of it. An offload is a preference: whatever a rule
+says, a failure of the offload means colocation, never an error.
 
-`seed-heuristic` and `seed-cost` are the rules that this project began with: by load alone, and by
-seconds won and lost. `threshold` is llm-d's prefix-based P/D decider (nonCachedTokens).
+`seed-heuristic` and `seed-cost` are this project's first rules: by load alone, and by seconds won
+and lost. `threshold` is llm-d's prefix-based P/D decider (nonCachedTokens).
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ Placement = Callable[[Candidates], list[float]]
 
 
 def affinity(free: Candidates) -> list[float]:
-    """Tokens computed before this request's first: the instance's backlog and the new tokens."""
+    """Tokens to compute before the first token: the instance's backlog and the new tokens."""
     most = free.prompt_tokens
     pairs = zip(free.loads, free.hit_tokens, strict=True)
     return [load.prefill_tokens + most - hit for load, hit in pairs]
 
 
 def least_tokens(free: Candidates) -> list[float]:
-    """Ongoing tokens, blind to prefixes."""
+    """Ongoing tokens, whatever prefix is cached."""
     return [load.ongoing_tokens for load in free.loads]
 
 
 def round_robin(free: Candidates) -> list[float]:
-    """The instance that has waited longest for a placement."""
+    """Sequence number of the last placement: the instance unused for longest wins."""
     return list(free.last_placed)
 
 
@@ -49,12 +49,12 @@ STICKY = frozenset({"affinity", "least-tokens"})
 OVERLOAD_FACTOR = 1.5
 """`seed-heuristic`: P above this multiple of the fleet's mean ongoing tokens is overloaded."""
 DISRUPTION_FACTOR = 0.5
-"""`seed-cost`: chunked prefill blocks decoding only in part."""
+"""`seed-cost`: share of a prefill's time that decoding loses, since prefills are chunked."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadQuestion:
-    """One HEAVY request before the choice. Times in seconds, throughput in tokens per second."""
+    """The facts for an offload rule. Times in seconds, throughput in tokens per second."""
 
     decode: Candidate
     prefill: Candidate | None
@@ -68,19 +68,19 @@ class OffloadQuestion:
 
 @dataclass(frozen=True, slots=True)
 class OffloadDecision:
-    """Whether to offload to the question's P, and why."""
+    """Whether to offload to the question's P, and the reason."""
 
     offload: bool
     reason: Reason
 
 
 def offload(reason: Reason) -> OffloadDecision:
-    """Prefill on P."""
+    """Decision to compute on P."""
     return OffloadDecision(offload=True, reason=reason)
 
 
 def colocate(reason: Reason) -> OffloadDecision:
-    """Compute on D."""
+    """Decision to compute on D."""
     return OffloadDecision(offload=False, reason=reason)
 
 
@@ -97,7 +97,7 @@ def seed_heuristic(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
 
 
 def seed_cost(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
-    """Seconds of decode disruption saved on D against P's queue and transfer."""
+    """Offload when the decode time saved on D exceeds P's queue plus the transfer."""
     if q.decode.load.decode_tokens <= 0:
         return colocate(Reason.D_IDLE)
     benefit_s = DISRUPTION_FACTOR * q.decode.new_tokens / q.prefill_throughput
@@ -109,7 +109,7 @@ def seed_cost(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
 
 
 def threshold(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
-    """llm-d's rule: remote iff prompt and its part not cached on D reach the limit; 0 is off."""
+    """llm-d's rule: offload when prompt and new tokens on D both reach the limit; 0 is off."""
     del p
     limit = q.non_cached_tokens
     if limit > 0 and min(q.prompt_tokens, q.decode.new_tokens) >= limit:
@@ -118,13 +118,13 @@ def threshold(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
 
 
 def never(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
-    """Compute everything where it decodes."""
+    """Compute every request on D."""
     del q, p
     return colocate(Reason.POLICY_NEVER)
 
 
 def always(q: OffloadQuestion, p: Candidate) -> OffloadDecision:
-    """Offload every HEAVY request that has a peer."""
+    """Offload every HEAVY request that has a P."""
     del q, p
     return offload(Reason.POLICY_ALWAYS)
 
@@ -160,7 +160,7 @@ def ruled(rule: str) -> Decide:
 
 
 def place(view: PlacementView) -> tuple[Candidate, bool]:
-    """The session's home while it is free, else the best placement; whether it is the latter."""
+    """The session's home while it is free, else the best placement; True for the latter."""
     free, placement = view.free, view.config.placement
     home = free.place_of(view.home) if placement in STICKY else None
     if home is not None:
@@ -175,7 +175,7 @@ def place(view: PlacementView) -> tuple[Candidate, bool]:
 
 
 def _offload(view: PlacementView, rule: str, d: Candidate) -> tuple[Candidate | None, Reason]:
-    """P or None for a request that decodes on D, and why."""
+    """P (None: D computes) for a request that decodes on D, and the reason."""
     config = view.config
     if size_on(view, d) is not Size.HEAVY:
         return None, Reason.BELOW_THRESHOLD

@@ -1,7 +1,7 @@
 """A placement decision: its input (PlacementView), its output (Choice), and size classes.
 
 A `Decide` is a pure function from a PlacementView to a Choice; `policies.POLICIES` names them. A
-choice carries what was predicted of it and what else could have been done.
+choice carries its predictions and the other options.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from proxy.core.types import Candidate, Reason, RequestFacts, RouteClass, Transf
 
 
 class Size(StrEnum):
-    """The class before it is known where a HEAVY request will be computed."""
+    """The size class of a request, before it is known where a HEAVY one is computed."""
 
     WARM = "WARM"
     MEDIUM = "MEDIUM"
@@ -33,17 +33,17 @@ def classify(new_tokens: int, warm_threshold: int, heavy_threshold: int) -> Size
 
 
 PINNED_RATIO = 0.3
-"""Of a KV cache, for prompts that others have not fetched yet; one prompt always may."""
+"""Share of a P's KV cache for prompts not fetched yet; a first prompt may exceed it."""
 
 
 @dataclass(slots=True, init=False)
 class PlacementView:
-    """Everything a decision may look at. `free`: instances that may be chosen, at least one.
+    """Everything a decision may read. `free`: instances that may be chosen, at least one.
 
     `home` is the name of the session's instance, which need not be among the free ones;
     `mean_ongoing_tokens` is over all instances that are up, busy ones included; `latency`: the
-    model of time, which a decision only reads; `transfers`: what the KV connector allows;
-    `slo_pressure`: the price of running streams' time (core.latency.slo_pressure).
+    learned times, read only; `transfers`: what the KV connector allows; `slo_pressure`: the price
+    of running streams' time (core.latency.slo_pressure).
     """
 
     config: RouterConfig
@@ -76,13 +76,12 @@ class PlacementView:
 
 @dataclass(slots=True, init=False)
 class Choice:
-    """D, the class of the request on it, and P or None; each with its reason.
+    """The result of a decision: D, P or None, the request's size class and the reason.
 
-    `placed`: whether D was chosen by placement, not by the session's home. `options`: what could
-    have been done, in bounds; the cheapest first where the policy puts a price on it.
-    `predicted_ttft_s`: queue, computation and transfer; `predicted_transfer_s`: moving what D lacks
-    from P, None without a P. `mistake`: what the policy raised, where the request was placed by
-    load instead.
+    `placed`: D was chosen by placement, not as the session's home. `options`: what else could have
+    been done, a bounded number, the cheapest first if the policy prices them. `predicted_ttft_s`:
+    queue, computation and transfer; `predicted_transfer_s`: time to move what D lacks from P, None
+    without a P. `mistake`: the policy's exception, if the request was placed by load instead.
     """
 
     decode: Candidate
@@ -114,7 +113,7 @@ class Choice:
         self.predicted_transfer_s = predicted_transfer_s
 
     def alternatives(self) -> Alternatives:
-        """What is kept of the decision for the request log."""
+        """The part of the choice that is kept for the request log."""
         p = self.prefill
         return Alternatives(self.options, self.decode.instance, p.instance if p else None)
 
@@ -131,9 +130,9 @@ def chosen(
     placed: bool,
     mistake: str | None = None,
 ) -> Choice:
-    """The choice of a policy that prices nothing; its predictions are the model's of time.
+    """The choice of a policy that prices nothing, with the predictions of the learned times.
 
-    Its options are the first instances, each with the time that it would take.
+    Its options are the first COLOCATIONS_KEPT instances, and D and P.
     """
     ttft_s = ready_s(view, d if p is None else p)
     moved_s = transfer_s(view, p, d) if p is not None else None
@@ -155,19 +154,19 @@ def chosen(
 
 
 def size_on(view: PlacementView, d: Candidate) -> Size:
-    """The request's class where D would compute it."""
+    """The size class of the request if D computes it."""
     return classify(d.new_tokens, view.config.warm_threshold, view.config.heavy_threshold)
 
 
 def peers(view: PlacementView, d: Candidate | None = None) -> list[Candidate]:
-    """The instances that could prefill (for D), see `can_prefill`."""
+    """The instances that may prefill (for D), see `can_prefill`."""
     return [c for c in view.free if c is not d and can_prefill(view, c)]
 
 
 def can_prefill(view: PlacementView, c: Candidate) -> bool:
-    """Whether an instance may compute for another: reachable, with a transfer and room to spare.
+    """Whether an instance may prefill for another: it can transfer KV and has room to pin it.
 
-    What it holds for others to fetch is out of its own streams' reach, so that is bounded.
+    Pinned KV is lost to the instance's own streams, so its amount is bounded.
     """
     rules = view.transfers
     if rules.needs_bootstrap and c.instance.bootstrap_url is None:
@@ -185,14 +184,14 @@ def can_prefill(view: PlacementView, c: Candidate) -> bool:
 
 
 def route_class(size: Size, *, offloaded: bool) -> RouteClass:
-    """The class as it is logged: for HEAVY, where it is computed."""
+    """The class as logged: for HEAVY it says where the prompt is computed."""
     if size is Size.HEAVY:
         return RouteClass.HEAVY_P2P if offloaded else RouteClass.HEAVY_COLO
     return RouteClass.WARM if size is Size.WARM else RouteClass.MEDIUM
 
 
 def ready_s(view: PlacementView, c: Candidate) -> float:
-    """Until `c` would have computed the prompt, its queue included."""
+    """Seconds until `c` would have computed the prompt, its queue included."""
     load, times = c.load, view.latency.of(c.instance.name)
     wait_s = max(times.wait_s(view.now_s), c.kv_wait_s)
     streams = load.decode_requests
@@ -200,5 +199,5 @@ def ready_s(view: PlacementView, c: Candidate) -> float:
 
 
 def transfer_s(view: PlacementView, p: Candidate, d: Candidate) -> float:
-    """Moving what D lacks from P."""
+    """Seconds to move from P the KV that D lacks."""
     return view.latency.transfer_s(p.instance.name, d.instance.name, d.new_tokens)

@@ -1,7 +1,7 @@
 """Wrappers around a policy: failing open, and the shadow policy.
 
-One places by load where the policy raises an error; the other computes what a second policy would
-have chosen (`--shadow-policy`).
+The first places by load if the policy raises; the second computes what another policy would have
+chosen (`--shadow-policy`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ MISTAKES = (
     TypeError,
     ValueError,
 )
-"""What a defect in a pure function raises.
+"""Exceptions that a defect in a policy can raise.
 
-A policy has neither IO nor locks, and imports nothing while it runs, so nothing else can come of
-its code. What is not of its making passes: MemoryError, and what ends a task or the process.
+A policy does no IO, takes no locks and imports nothing while it runs, so its code raises nothing
+else. MemoryError, cancellation and the end of the process are not caught.
 """
 _WORDS = 200
-"""Of a mistake's own text, characters."""
+"""Longest text of an exception that is logged, in characters."""
 
 
 def failing_open(decide: Decide) -> Decide:
-    """`decide`, or the least loaded instance where it raises; the choice says what that was."""
+    """`decide`, or placement by load if it raises; the choice then has the exception as text."""
 
     def guarded(view: PlacementView) -> Choice:
         try:
@@ -42,7 +42,7 @@ def failing_open(decide: Decide) -> Decide:
 
 
 def described(mistake: Exception) -> str:
-    """What was raised, and at which line; not by whose request."""
+    """The exception and the line that raised it, without anything of the request."""
     trace = mistake.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -53,21 +53,21 @@ def described(mistake: Exception) -> str:
 
 
 def by_load(view: PlacementView, mistake: str) -> Choice:
-    """The home while it is free, else who has the fewest ongoing tokens."""
+    """The session's home while it is free, else the instance with the fewest ongoing tokens."""
     at_home = [c for c in view.free if c.instance.name == view.home]
     d = (at_home or [min(view.free, key=lambda c: (c.load.ongoing_tokens, c.last_placed))])[0]
     return chosen(view, d, None, Reason.POLICY_FAILED, placed=not at_home, mistake=mistake)
 
 
 class Shadow:
-    """A policy that only looks."""
+    """A policy whose decisions are only recorded."""
 
     def __init__(self, policy: str, decide: Decide) -> None:
         self.policy = policy
         self._decide = decide
 
     def look(self, view: PlacementView, made: Choice) -> Shadowed:
-        """What it would have done where `made` was done."""
+        """What the shadow policy would have done where the policy in force made `made`."""
         try:
             choice = self._decide(view)
         except MISTAKES as error:
