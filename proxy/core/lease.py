@@ -18,7 +18,7 @@ from proxy.core.types import Load
 
 
 class Phase(IntEnum):
-    """What a charge is for; the index of its pair of counters."""
+    """The phase that a charge is for; the index of its pair of counters."""
 
     PREFILL = 0
     INBOUND = 1
@@ -38,7 +38,7 @@ class Account:
         self.seen: Load | None = None
 
     def change(self, phase: Phase, tokens: int, requests: int) -> None:
-        """Move one pair of counters."""
+        """Add to one pair of counters."""
         self.tokens[phase] += tokens
         self.requests[phase] += requests
         self.seen = None

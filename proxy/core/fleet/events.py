@@ -1,4 +1,4 @@
-"""What is seen of the instances, and what follows for everything that was known of them.
+"""Events of the instances (probes, failures, restarts), and what each does to their state.
 
 One event in, at most one `Change` out, which the caller logs and acts on.
 """
@@ -12,11 +12,11 @@ from proxy.core.fleet.members import Fleet, Member
 from proxy.core.types import FailureKind
 
 SAME_START_S = 1.0
-"""Starting times of one process differ by less."""
+"""Reported start times that differ by less are of one process, seconds."""
 
 
 class InstanceEvents:
-    """Over one fleet; `changed` is called with every instance that goes or comes."""
+    """The events of one fleet; `changed` is called when an instance goes or comes."""
 
     def __init__(self, fleet: Fleet, changed: Callable[[], None]) -> None:
         self._fleet = fleet
@@ -47,19 +47,19 @@ class InstanceEvents:
             self._fleet.process_came(name)
         if not was_seen:
             if change is not None:
-                self._tell()  # it returns from nowhere, so it need not start slowly
+                self._tell()  # the first answer ever: the instance need not start slowly
             return change
         return self._changed(member, change)
 
     def failed(self, name: str, kind: FailureKind, error: str, now_s: float) -> Change | None:
-        """A client's request failed on the instance; once per request, whatever is repeated."""
+        """A client's request failed on the instance; called once per request and instance."""
         member = self._fleet.get(name)
         if member is None or kind not in FAULT_KINDS:
             return None
         return self._changed(member, member.health.failed(kind, error, now_s))
 
     def answered(self, name: str) -> None:
-        """Traffic got an answer from the instance."""
+        """A client's request got an answer from the instance."""
         if (member := self._fleet.get(name)) is not None:
             member.health.answered()
 
@@ -74,7 +74,7 @@ class InstanceEvents:
         return self._changed(member, member.health.trial_answered(now_s))
 
     def restarted(self, name: str, now_s: float) -> None:
-        """Another process answers there: nothing that was known of the old one holds."""
+        """Another process answers at the instance's address: drop what was known of the old one."""
         member = self._fleet.get(name)
         if member is not None and not member.health.is_gone:
             self._fleet.process_came(name)
@@ -84,10 +84,10 @@ class InstanceEvents:
             self._tell()
 
     def observe_start(self, name: str, start_s: float | None, now_s: float) -> bool:
-        """When the instance's process says that it started, unix seconds; true: it is another."""
+        """Take in the process start time, unix seconds; returns whether it is another process."""
         member = self._fleet.get(name)
         if member is None or start_s is None or member.health.is_gone:
-            return False  # what returns is another one in any case
+            return False  # a process that returns counts as another one in any case
         state = member.state
         known_s, state.start_s = state.start_s, max(start_s, state.start_s or start_s)
         if known_s is None or start_s <= known_s + SAME_START_S:

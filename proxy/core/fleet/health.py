@@ -1,4 +1,4 @@
-"""Is an instance fit to be chosen? A state machine per instance, fed by probes and by traffic.
+"""Health of one instance: a state machine fed by probes and by traffic.
 
     healthy -> suspect   something failed since it last worked; it is still chosen
     suspect -> ejected   probes: `FALL` in a row failed; or nobody listened `CONNECTS` times; or the
@@ -31,10 +31,10 @@ CONNECTS = 3
 FAULTS = 5
 WINDOW_S = 10.0
 OPEN_S, OPEN_MAX_S = 5.0, 60.0
-"""A breaker is open for the first, twice as long each time it opens again, at most the second."""
+"""Seconds that a breaker stays open: the first time, and at most; doubled each time it opens."""
 CALM_S = 10.0
 JITTER_RATIO = 0.2
-"""Probes of one interval are spread by this part of it to either side."""
+"""Random part of the probe interval, to either side."""
 FAULT_KINDS = frozenset(
     {
         FailureKind.CONNECT,
@@ -45,11 +45,11 @@ FAULT_KINDS = frozenset(
         FailureKind.MALFORMED,
     }
 )
-"""The failures that count against an instance: no busy answer, nor what another one caused."""
+"""Failures that count against an instance; not: a busy answer, or a failure of its peer."""
 
 
 class State(StrEnum):
-    """What `breaker_state` shows, as its position here."""
+    """The states in the order of the metric `breaker_state`, which shows the position."""
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -58,14 +58,14 @@ class State(StrEnum):
 
 
 class Change(StrEnum):
-    """What an event did, where it did something that others must know."""
+    """A change of an instance's health that the caller logs and acts on."""
 
     SILENT = "silent"
-    """It answers no probe, or not well."""
+    """Its probes fail."""
     OPENED = "opened"
-    """Requests fail there; its probes say nothing of that."""
+    """Requests to it fail, whatever its probes say."""
     GONE = "gone"
-    """Nobody listens; it may have been ejected before."""
+    """Its port is closed; it may have been ejected before."""
     BACK = "back"
 
 
@@ -81,7 +81,7 @@ class Health:
     is_gone: bool = False
     was_seen: bool = False
     has_failed_lately: bool = False
-    """Something failed since it last worked."""
+    """Whether something has failed since it last worked."""
     last_error: str | None = None
     back_s: float | None = None
     next_probe_s: float = -math.inf
@@ -96,7 +96,7 @@ class Health:
     _changes: deque[float] = field(default_factory=lambda: deque(maxlen=2))
 
     def state(self, now_s: float) -> State:
-        """One word."""
+        """The state as one of STATES."""
         if self.is_up:
             return State.SUSPECT if self.has_failed_lately else State.HEALTHY
         is_rising = self._is_silent and self._answered > 0
@@ -105,16 +105,16 @@ class Health:
 
     @property
     def is_open(self) -> bool:
-        """Whether the breaker is: requests failed here, and none has worked since."""
+        """Whether the breaker is open: requests failed here, and none has worked since."""
         return self._open_until_s is not None
 
     @property
     def is_silent(self) -> bool:
-        """Whether it does not answer probes."""
+        """Whether it is ejected because its probes fail."""
         return self._is_silent
 
     def probe_due(self, now_s: float) -> bool:
-        """Whether to probe now; where something has just begun to change, at the first chance."""
+        """Whether to probe now; an instance that begins to change is probed at the next tick."""
         if self.is_up:
             return self.has_failed_lately or now_s >= self.next_probe_s
         return (self._is_silent and self._answered > 0) or now_s >= self.next_probe_s
@@ -132,7 +132,7 @@ class Health:
         if is_refused and (self._failed >= FALL or not self.was_seen):
             return self._go(now_s)
         if not self.was_seen and self.is_up:
-            # Nothing says that it ever worked: to be used by nobody, whatever happens.
+            # It never answered: it is not used, not even in a panic.
             self._is_silent = self.is_gone = True
             return self._leave(Change.SILENT, now_s)
         if self._is_silent or self._failed < FALL or not self._is_calm(now_s):
@@ -159,7 +159,7 @@ class Health:
             return None
         self._is_silent = False
         if self.is_gone:
-            # Another process: what the old one did says nothing of it.
+            # Another process: the failures of the old one do not count.
             self.is_gone, self._open_until_s = False, None
             self._connects = self._opened = 0
             self._faults.clear()
@@ -171,7 +171,7 @@ class Health:
         self._faults.append(now_s)
         if kind is FailureKind.CONNECT:
             self._connects += 1
-        elif kind is not FailureKind.RESET:  # of those that were on their way when it died
+        elif kind is not FailureKind.RESET:  # a request that was on its way when the instance died
             self._connects = 0
         if self._connects >= CONNECTS and now_s - self._faults[-CONNECTS] <= WINDOW_S:
             return self._go(now_s)
@@ -194,26 +194,26 @@ class Health:
             self.has_failed_lately = bool(self._failed)
 
     def trial_due(self, now_s: float) -> bool:
-        """Whether the breaker's time is over, and it could come back now."""
+        """Whether to send a trial now: the breaker's time is over and probes are answered."""
         open_until_s = self._open_until_s
         is_over = open_until_s is not None and open_until_s <= now_s
         return is_over and not self._is_silent and self._is_calm(now_s)
 
     def trial_failed(self, error: str, now_s: float) -> None:
-        """The proxy's own request failed as well."""
+        """The trial, the proxy's own request, failed."""
         self.last_error = error
         if self._open_until_s is not None:
             self._open(now_s)
 
     def trial_answered(self, now_s: float) -> Change | None:
-        """The proxy's own request was answered."""
+        """The trial, the proxy's own request, was answered."""
         if not self.trial_due(now_s):
             return None
         self._open_until_s = None
         return self._return(now_s)
 
     def renew(self, now_s: float) -> None:
-        """Another process answers here: what the old one did says nothing of it."""
+        """Another process answers here: the failures of the old one do not count."""
         self._faults.clear()
         self._connects = self._opened = 0
         if self._open_until_s is not None:

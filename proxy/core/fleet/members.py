@@ -15,7 +15,7 @@ from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.types import Instance
 
 START_RATIO = 0.1
-"""Part of the placements that one takes part in when it has just returned; then linear to all."""
+"""Part of the placements open to an instance that has just returned; it grows linearly to all."""
 
 
 @dataclass(slots=True, eq=False)
@@ -83,11 +83,11 @@ class Fleet:
         return self._members.get(name)
 
     def members(self) -> list[Member]:
-        """All of them."""
+        """All members."""
         return list(self._members.values())
 
     def up(self) -> list[Member]:
-        """Those that are not ejected."""
+        """The members that are not ejected."""
         return [member for member in self._members.values() if member.health.is_up]
 
     def is_up(self, name: str) -> bool:
@@ -96,7 +96,7 @@ class Fleet:
         return member is not None and member.health.is_up
 
     def usable(self) -> list[Member]:
-        """Those that some request may be sent to now."""
+        """The members to which some request may be sent now."""
         return _usable(self._here())
 
     def is_panicking(self) -> bool:
@@ -119,7 +119,7 @@ class Fleet:
         return [m for m in self.usable() if m.instance.name not in exclude]
 
     def believed(self, model: str) -> list[Member]:
-        """Those in use that serve a model, as far as is known."""
+        """The members that may be chosen for a model, as far as their models are known."""
         return _usable(self._group(model))
 
     def is_used(self, name: str) -> bool:
@@ -137,16 +137,16 @@ class Fleet:
         return member is None or member.health.has_failed_lately
 
     def recently_failed(self) -> set[str]:
-        """Names of those where something has failed since they last worked."""
+        """Names of the instances where something has failed since they last worked."""
         return {name for name, m in self._members.items() if m.health.has_failed_lately}
 
     def open(self) -> set[str]:
-        """Names of those whose breaker is open."""
+        """Names of the instances whose breaker is open."""
         return {name for name, m in self._members.items() if m.health.is_open}
 
     @property
     def is_starting(self) -> bool:
-        """Whether anybody starts slowly."""
+        """Whether any instance starts slowly."""
         return bool(self._starting)
 
     def _here(self) -> list[Member]:
@@ -202,7 +202,7 @@ class Fleet:
             member.models = frozenset(models)
 
     def models(self) -> set[str]:
-        """Every model known to be served by someone."""
+        """Every model that an instance is known to serve."""
         return {model for member in self._members.values() for model in member.models or ()}
 
     def placed(self, name: str) -> None:
@@ -212,7 +212,7 @@ class Fleet:
 
 
 def _usable(group: list[Member]) -> list[Member]:
-    """Those of a group that may be chosen: not the ejected, unless that would be too many."""
+    """The members of a group that may be chosen: without the ejected, unless these are too many."""
     up = [m for m in group if m.health.is_up]
     if 2 * len(up) >= len(group):
         return up

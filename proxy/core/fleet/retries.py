@@ -18,7 +18,7 @@ from proxy.core.types import FailureKind, Fallback
 
 MAX_RETRIES = 2
 BUDGET_RATIO, BUDGET_MIN = 0.2, 3
-"""Of the requests in flight may be repetitions, and so many always may."""
+"""Most repetitions at a time: this part of the requests in flight, or this number if larger."""
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.025, 0.25
 BUSY_MIN_S, BUSY_MAX_S = 1, 30
 _D_INNOCENT = {
@@ -28,9 +28,9 @@ _D_INNOCENT = {
     FailureKind.SERVER_ERROR: Fallback.D_FAILED,
 }
 _ONCE = frozenset({FailureKind.TIMEOUT, FailureKind.NO_MODEL})
-"""A second one would be as late, at twice the work; or would not know the model either."""
+"""Failures repeated once: a second repetition would be as late, or deny the model as well."""
 _SAME_AGAIN = frozenset({FailureKind.CONNECT, FailureKind.RESET})
-"""Worth another try even where there is nobody else: nothing was computed for an answer."""
+"""Failures repeated on the same instance for want of another: nothing was computed."""
 
 
 class Next(Enum):
@@ -80,7 +80,7 @@ class Budget:
         self.active = 0
 
     def take(self, *, is_free: bool) -> bool:
-        """Begin one; false when too many run already.
+        """Begin a repetition; false when too many run already.
 
         `is_free`: the retry goes to an instance without a recent failure; it counts against the
         budget but is never refused.
@@ -91,11 +91,11 @@ class Budget:
         return True
 
     def has_room(self) -> bool:
-        """Whether one more may run beside those that do."""
+        """Whether one more repetition may run now."""
         return self.in_flight < max(BUDGET_MIN, BUDGET_RATIO * self.active)
 
     def give_back(self) -> None:
-        """One that had begun has its answer, or has failed."""
+        """A repetition has its answer, or has failed."""
         self.in_flight -= 1
 
 

@@ -84,7 +84,7 @@ class Runs:
         return taken
 
     def put(self, blocks: list[int], age: int) -> None:
-        """A use of these blocks, none of which is in a run now; the newest."""
+        """Add these blocks, none of which is in a run, as the newest run."""
         if blocks:
             self._runs[age] = blocks
             self._first[blocks[0]] = age
@@ -105,7 +105,7 @@ class Runs:
 
     @property
     def oldest(self) -> int | None:
-        """The age of the run that is evicted next."""
+        """Age of the run that is evicted next."""
         ages = self._ages
         while ages and ages[0] not in self._runs:
             ages.popleft()
@@ -123,7 +123,7 @@ class Runs:
         return [run[:] for run in self._runs.values()]
 
     def pop(self, count: int) -> list[int]:
-        """Up to so many blocks of the oldest run, which leave."""
+        """Take up to `count` blocks off the tail of the oldest run."""
         age = self.oldest
         if age is None:
             return []
@@ -182,7 +182,7 @@ class EngineCache:
 
     @property
     def blocks(self) -> int:
-        """Blocks believed to be there."""
+        """Number of blocks believed to be in the cache."""
         return self.runs.size
 
 

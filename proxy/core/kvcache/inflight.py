@@ -29,7 +29,7 @@ class Inflight:
         return bool(self._prompts)
 
     def enter(self, cache: EngineCache, key: object, hashes: Prompt, start: int) -> None:
-        """An engine begins with the blocks from `start` on."""
+        """An engine begins to compute a prompt's blocks from `start` on."""
         self.leave(cache, key)
         if start >= len(hashes):
             return
@@ -39,7 +39,7 @@ class Inflight:
         cache.computing_blocks += blocks
 
     def leave(self, cache: EngineCache, key: object) -> bool:
-        """They are there, or never will be; false when this was said before."""
+        """The blocks are computed, or never will be; false if that was noted before."""
         if (entry := cache.computing.pop(key, None)) is None:
             return False
         first, blocks = entry
@@ -53,12 +53,12 @@ class Inflight:
         return True
 
     def begun_at(self, hashes: Prompt, hit: int) -> list[EngineCache]:
-        """Who computes what follows on the first `hit` blocks of a prompt."""
+        """The prompts being computed that continue the first `hit` blocks of a prompt."""
         begun = self._prompts.get(hashes[hit], {}) if hit < len(hashes) else {}
         return [cache for cache in begun if not cache.is_lost]
 
     def reach(self, cache: EngineCache, hashes: Prompt, hit: int) -> int:
-        """How far `hit` leading blocks will reach once what is in flight is there, in blocks."""
+        """Leading blocks that will be cached once the prompts in flight are computed."""
         while hit < len(hashes) and (sharing := self._prompts.get(hashes[hit], {}).get(cache)):
             hit = max(_common(hashes, other, hit) for other in sharing.values())
         return hit

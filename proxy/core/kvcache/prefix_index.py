@@ -47,22 +47,22 @@ class PrefixIndex:
 
     @property
     def total_blocks(self) -> int:
-        """Blocks over all instances; one block on two instances counts twice."""
+        """Number of blocks over all instances; a block on two instances counts twice."""
         return self._total
 
     def limit(self, cache: EngineCache, max_blocks: int) -> None:
-        """An engine turned out to hold at most this many blocks."""
+        """Set how many blocks an engine holds at most."""
         if cache.limit_blocks != max_blocks:
             cache.limit_blocks = max(1, max_blocks)
             self._shrink(cache)
 
     def reserve(self, cache: EngineCache, blocks: int) -> None:
-        """So many blocks are on their way to an engine: the oldest make place for them now."""
+        """Reserve room for blocks that an engine will compute: the oldest blocks are evicted now."""
         cache.reserved_blocks = blocks
         self._shrink(cache)
 
     def capacity(self, cache: EngineCache) -> int | None:
-        """The limit in blocks, where one is known."""
+        """The limit of a cache in blocks, or None."""
         return self._max_blocks if cache.limit_blocks is None else cache.limit_blocks
 
     def full_ratio(self, cache: EngineCache) -> float:
@@ -73,7 +73,7 @@ class PrefixIndex:
         return ratio
 
     def full_ratios(self, caches: Sequence[EngineCache]) -> list[float]:
-        """The same of several."""
+        """`full_ratio` of several instances."""
         ratios = []
         for cache in caches:
             ratio = cache.full_ratio
@@ -119,7 +119,7 @@ class PrefixIndex:
         hit.update(dict.fromkeys(self._groups.get(lost) or self._group(lost), count))
 
     def _group(self, mask: int) -> tuple[str, ...]:
-        """The instances of a mask. Few occur: prompts begin alike and end on few instances."""
+        """Names of the instances in a mask; remembered, since few masks occur."""
         if len(self._groups) >= GROUPS_MAX:
             self._groups.clear()
         names, left = [], mask
@@ -137,7 +137,7 @@ class PrefixIndex:
         runs = cache.runs
         known = self.held(cache, hashes)
         if known == len(hashes):
-            return self._touch(runs, hashes, known)  # as every turn but the first ends
+            return self._touch(runs, hashes, known)  # as at the end of every turn but the first
         self._uses = age = self._uses + 1
         blocks = runs.take(hashes, known)
         if len(blocks) == known:
@@ -164,7 +164,7 @@ class PrefixIndex:
             masks.update(dict.fromkeys(blocks, bit))
 
     def _touch(self, runs: Runs, hashes: Sequence[int], known: int) -> int:
-        """Use the first `known` blocks of a prompt, all there."""
+        """Make the first `known` blocks of a prompt, all in the cache, the most recently used."""
         self._uses = age = self._uses + 1
         runs.put(runs.take(hashes, known), age)
         return age
@@ -204,7 +204,7 @@ class PrefixIndex:
         return hold
 
     def release(self, hold: Hold) -> None:
-        """The prompt is in use no more; its blocks keep their place in the order of eviction."""
+        """End a hold; the blocks keep their place in the order of eviction."""
         holds = hold.cache.holds
         sharing = holds.get(hold.age, {})
         sharing.pop(hold, None)
@@ -213,19 +213,19 @@ class PrefixIndex:
 
     @property
     def holds(self) -> int:
-        """Holds that were not released, over all instances."""
+        """Number of open holds over all instances."""
         caches = self._caches.values()
         return sum(len(sharing) for cache in caches for sharing in cache.holds.values())
 
     def trim(self, cache: EngineCache, age: int) -> None:
-        """Drop what an engine has not used since the use of this number, that use included."""
+        """Drop every block of a cache that was last used at `age` or earlier."""
         while (oldest := cache.runs.oldest) is not None and oldest <= age:
             if not self._spare(cache):
                 self._evict(cache, cache.blocks)
         cache.full_ratio = None
 
     def _spare(self, cache: EngineCache) -> bool:
-        """If what is evicted next is held, move it behind the rest, with all that it stands on."""
+        """If the next run to be evicted is held, make it and its prefix the most recently used."""
         holds, oldest = cache.holds, cache.runs.oldest
         sharing = holds.pop(oldest, None) if holds and oldest is not None else None
         if sharing is None:
@@ -252,7 +252,7 @@ class PrefixIndex:
         self._shrink(cache)
 
     def _enter(self, cache: EngineCache) -> bool:
-        """Give a cache its bit; not one that is lost."""
+        """Give a cache a bit in the masks, unless it is lost."""
         if cache.is_lost:
             return False
         cache.bit = bit = ~self._everyone & (self._everyone + 1)
@@ -279,7 +279,7 @@ class PrefixIndex:
         cache.bit, cache.runs = 0, Runs()
 
     def _shrink(self, cache: EngineCache) -> None:
-        """Bring a cache within its limit, and all of them within theirs."""
+        """Evict until the cache is within its limit, and all caches within the index's bytes."""
         cache.full_ratio = None
         if not cache.bit:
             return
@@ -292,7 +292,7 @@ class PrefixIndex:
             largest.full_ratio = None
 
     def _evict_to(self, cache: EngineCache, room: int) -> None:
-        """Evict the oldest, those in use last; each hold is looked at once."""
+        """Evict the oldest blocks, held ones last; each hold is examined once."""
         excess = cache.runs.size - max(0, room)
         if excess <= 0:
             return
@@ -307,7 +307,7 @@ class PrefixIndex:
                 excess -= count
 
     def _evict(self, cache: EngineCache, count: int) -> int:
-        """Evict up to so many blocks, of one run; how many that were."""
+        """Evict up to `count` blocks of one run; returns how many."""
         masks, bit = self._masks, cache.bit
         left = cache.runs.pop(count)
         for block in left:

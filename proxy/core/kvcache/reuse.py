@@ -1,4 +1,4 @@
-"""What will be reused of a prompt: predicted when it is placed, corrected when it is answered.
+"""Reuse of cached prefixes: predicted when a request is placed, corrected by its answer.
 
 The prefix index knows what was routed where, in the order in which an engine evicts: what is being
 computed takes its room when it is placed, what is in use stays, what an answer gave back is the
@@ -26,20 +26,20 @@ SLACK_RATIO = 0.1
 """A shortfall within these is none: the index counts bytes, the engine tokens in blocks of its own,
 and text is not equally dense in tokens everywhere."""
 GROWTH = 1.05
-"""A learned size that is too small shows in hits that nobody expected: it grows by this factor."""
+"""Growth of a learned size that unexpected hits show to be too small."""
 STEP = 0.5
-"""Part of the way that a learned size goes towards a smaller one: a flushed cache is not small."""
+"""Part of the way a learned size moves down at a shortfall: a flushed cache is not small."""
 
 
 def cached_ratio(cached_tokens: object, prompt_tokens: object) -> float | None:
-    """The part of a prompt that an engine found in its cache, where its usage tells."""
+    """The part of a prompt that an engine found in its cache, by its usage; or None."""
     if isinstance(cached_tokens, int) and isinstance(prompt_tokens, int) and prompt_tokens > 0:
         return max(0.0, min(1.0, cached_tokens / prompt_tokens))
     return None
 
 
 def usage_ratio(usage: object) -> float | None:
-    """The same of an OpenAI usage object."""
+    """`cached_ratio` of an OpenAI usage object."""
     counts = usage if isinstance(usage, dict) else {}
     details = counts.get("prompt_tokens_details")
     found = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -47,7 +47,7 @@ def usage_ratio(usage: object) -> float | None:
 
 
 class Reuse:
-    """Uses of prefixes, over one PrefixIndex."""
+    """The uses of prefixes by requests, over one PrefixIndex."""
 
     def __init__(self, prefixes: PrefixIndex) -> None:
         self._prefixes = prefixes
@@ -74,7 +74,7 @@ class Reuse:
         hit = self._prefixes.hits(hashes)
         if len(hashes) * facts.block_tokens < JOIN_TOKENS or not self._inflight:
             return hit
-        # Who computes something else than what follows on a hit, as most do, is not looked at.
+        # Only prompts that continue the hit are compared; most in flight do not.
         for there in {0, *hit.values()}:
             for cache in self._inflight.begun_at(hashes, there):
                 if hit.get(cache.name, 0) == there:
@@ -84,7 +84,7 @@ class Reuse:
         return hit
 
     def begin_use(self, cache: EngineCache, facts: RequestFacts) -> Use:
-        """An engine is going to compute a prompt."""
+        """An engine begins to compute a prompt."""
         hashes = facts.block_hashes
         blocks = self._prefixes.held(cache, hashes)
         hold = self._prefixes.hold(cache, hashes, blocks)
@@ -102,7 +102,7 @@ class Reuse:
         return use
 
     def computed(self, use: Use, facts: RequestFacts) -> None:
-        """The prompt's blocks are there, and in use."""
+        """The prompt's blocks are computed, and in use."""
         self.end_use(use)
         cache, hashes = use.cache, facts.block_hashes
         self._prefixes.insert(cache, hashes)
@@ -110,14 +110,14 @@ class Reuse:
         use.hold = self._prefixes.hold(cache, hashes, blocks)
 
     def released(self, use: Use, facts: RequestFacts) -> None:
-        """The answer is whole: its blocks are in use no more, and the newest."""
+        """The answer is whole: its blocks are free again, as the most recently used."""
         hold, hashes = use.hold, facts.block_hashes
         self.end_use(use)
         if hold is None or not use.cache.runs.is_newest(hashes, hold.age):
             self._prefixes.insert(use.cache, hashes)
 
     def end_use(self, use: Use) -> None:
-        """Over or given up; without effect when this was said before."""
+        """End a use, whole or given up; without effect when repeated."""
         if use.hold is not None:
             self._prefixes.release(use.hold)
             use.hold = None
@@ -151,7 +151,7 @@ class Reuse:
 
     def _learn(self, cache: EngineCache, blocks: float, facts: RequestFacts) -> None:
         if cache.reported_blocks is None:
-            # It held this prompt, at least.
+            # The engine held at least this prompt.
             size = max(blocks, len(facts.block_hashes))
             cache.learned_blocks = size
             self._prefixes.limit(cache, int(size))

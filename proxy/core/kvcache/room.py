@@ -30,7 +30,7 @@ class ReleaseRate:
             self._leave()
 
     def tokens_per_s(self, now_s: float) -> float | None:
-        """The rate; None while nothing has ended within the window."""
+        """The rate in tokens per second; None while no stream has ended within the window."""
         while self._ended and now_s - self._ended[0][0] > self.WINDOW_S:
             self._leave()
         if not self._tokens:

@@ -20,12 +20,12 @@ from proxy.core.routing.route import Route
 from proxy.core.types import RequestFacts
 
 HEDGED_RATIO = 0.1
-"""Part of the offloads without a first token that may be hedged at a time; one always may."""
+"""Most hedges at a time, as a part of the offloads without a first token; one always may."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a hedge is booked in."""
+    """The owners that a hedge charges."""
 
     ledger: Ledger
     tracker: LatencyTracker
@@ -35,7 +35,7 @@ class Parts:
 
 
 class Hedges:
-    """Starts and ends hedges; `Route.hedge` is the one that a request has now."""
+    """Starts and ends hedges; `Route.hedge` is a request's present hedge."""
 
     def __init__(self, parts: Parts, *, is_on: bool) -> None:
         self._parts = parts
@@ -43,16 +43,16 @@ class Hedges:
         self._live = 0
 
     def switch(self, *, is_on: bool) -> None:
-        """From the next late prefill on."""
+        """Switch hedges on or off, from the next late prefill on."""
         self._is_on = is_on
 
     @property
     def live(self) -> int:
-        """Requests that are being computed in two places."""
+        """Number of requests that P and D both compute."""
         return self._live
 
     def due_s(self, route: Route) -> float:
-        """When P is late, on the router's clock; never without a P or with hedges switched off.
+        """When P is late, on the router's clock; inf without a P or with hedges switched off.
 
         Not before the time that D itself would need is over: a D behind a queue helps nobody.
         """
@@ -99,7 +99,7 @@ class Hedges:
         route.lease.replace((*kept, *inbound))
 
     def adopt(self, route: Route) -> bool:
-        """P's leg is over, what D computes is the request's own; false without a hedge."""
+        """P's leg is over: D's own attempt becomes the request's; false without a hedge."""
         hedge, parts = route.hedge, self._parts
         if hedge is None:
             return False
@@ -113,7 +113,7 @@ class Hedges:
         return True
 
     def end_hedge(self, route: Route, now_s: float) -> None:
-        """Over, however it ended; what it is charged is the caller's."""
+        """End the hedge of a route, if it has one; the caller takes back its charges."""
         hedge, route.hedge = route.hedge, None
         if hedge is not None:
             self._live -= 1

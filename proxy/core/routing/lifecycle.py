@@ -20,7 +20,7 @@ from proxy.core.routing.route import Hedge, Route
 from proxy.core.types import Instance, Load, RequestFacts
 
 BUSY_MOST = 0.9
-"""An instance that only prefills would say nothing of its steps."""
+"""Above this busy ratio an answer teaches no step time: the instance mostly prefilled."""
 
 
 class LatencyTracker:
@@ -90,12 +90,12 @@ class LatencyTracker:
         if not is_handed and route.first_token_s is None:
             elapsed_s = now_s - route.reserved_s
             if elapsed_s > route.predicted_prefill_s:
-                # Left out, those given up for being late would make being late ever earlier.
+                # Without those given up as late, the late bound would shrink each time.
                 times.ready.observe(route.predicted_prefill_s, elapsed_s)
         times.end_prefill(id(route.lease), now_s)
 
     def prefill_done(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        """P has answered."""
+        """P has answered: learn its prefill time."""
         if route.prefill is not None:
             self._computed(route, facts, now_s)
             route.handed_s = now_s
@@ -142,7 +142,7 @@ class LatencyTracker:
         if route.first_token_s is not None and output_tokens is not None and output_tokens > 1:
             tpot_s = (now_s - route.first_token_s) / (output_tokens - 1)
             self.slo_pressure.observe_tpot(tpot_s)
-            # What the instance prefilled meanwhile is not the step's: that comes and goes.
+            # Prefills beside the stream are not a part of a decode step: subtract their time.
             times = self.latency.of(route.decode.name)
             step_s = tpot_s * (1.0 - min(BUSY_MOST, times.busy_ratio(now_s)))
             self.latency.observe_step(times, kv_tokens, step_s)
@@ -156,46 +156,46 @@ class BlockUses:
         self._states = states
 
     def begin_use(self, route: Route, name: str, facts: RequestFacts) -> None:
-        """An instance is going to compute the prompt, instead of whoever was before."""
+        """An instance begins to compute the prompt; an earlier use of the route ends."""
         self.end_use(route)
         if route.lease.is_open:
             route.use = self.open_use(name, facts)
 
     def open_use(self, name: str, facts: RequestFacts) -> Use:
-        """A use that is not, or not yet, the route's own."""
+        """A use for a hedge: it is not the route's own, or not yet."""
         state = self._states.of(name)
         self._reuse.limit(state.cache, state.kv_tokens, facts)
         return self._reuse.begin_use(state.cache, facts)
 
     def close_use(self, use: Use | None) -> None:
-        """It is not wanted any more."""
+        """A hedge's use is over."""
         if use is not None:
             self._reuse.end_use(use)
 
     def computed(
         self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
     ) -> None:
-        """It has, and found `cached_ratio` of it in its cache, where it tells that already."""
+        """The prompt is computed; `cached_ratio` of it was cached, None if not reported."""
         if (use := _open(route)) is not None:
             if cached_ratio is not None:
                 self._reuse.reported(use, facts, cached_ratio)
             self._reuse.computed(use, facts)
 
     def received(self, route: Route, facts: RequestFacts) -> None:
-        """D got the KV from P, which needs it no more."""
+        """D has fetched the KV: P's use ends, D's begins."""
         self.end_use(route)
         if route.lease.is_open:
             route.use = self._reuse.received(self._states.of(route.decode.name).cache, facts)
 
     def completed(self, route: Route, facts: RequestFacts, cached_ratio: float | None) -> None:
-        """The answer came to its end."""
+        """The answer is whole: its blocks are the most recently used ones."""
         if (use := _open(route)) is not None:
             if cached_ratio is not None and use.cache.name == route.decode.name:
                 self._reuse.reported(use, facts, cached_ratio)
             self._reuse.released(use, facts)
 
     def end_use(self, route: Route) -> None:
-        """Over, however it ended."""
+        """End the route's use, if it has one."""
         use, route.use = route.use, None
         self.close_use(use)
 

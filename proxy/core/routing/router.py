@@ -48,11 +48,11 @@ NO_INSTANCE_RETRY_S = 5.0
 RELEASERS = 2
 """Instances that are asked to free KV, the second where the first cannot be reached."""
 _LEAVES_KV = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
-"""P keeps its KV although nobody will fetch it; after any other end it has let go, or is gone."""
+"""Fall-backs after which P may keep the KV pinned; after any other it has freed it, or is down."""
 
 
 class Router:
-    """All state of the decisions. Single-threaded; no method waits.
+    """Holds all state of the decisions. Single-threaded; no method waits.
 
     `decide` makes the choice among the free instances; the default follows the options.
     """
@@ -127,7 +127,7 @@ class Router:
         self.latency.drop_pairs(dropped.name)
 
     def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:
-        """From now on call this after what may change a rejected request's lot; None: nothing.
+        """Call `on_freed` after any change that may admit a rejected request; None stops the calls.
 
         It is called in the middle of changes, so it must not ask the router anything itself.
         """
@@ -138,11 +138,11 @@ class Router:
             self._on_freed()
 
     def busy(self, name: str, model: str, now_s: float) -> Busy | None:
-        """Which threshold an instance is past, if any; KeyError when unknown."""
+        """The threshold that an instance is past, or None; KeyError for an unknown instance."""
         return self.gate.busy(name, model, self.ledger.load(name), now_s)
 
     def least_new_tokens(self, facts: RequestFacts) -> int:
-        """What a prompt brings that nobody has, estimated tokens."""
+        """Estimated tokens of a prompt that no instance has cached."""
         most = max(self.reuse.hits(facts).values(), default=0)
         return facts.prompt_tokens - facts.hit_tokens(most)
 
@@ -157,7 +157,7 @@ class Router:
         return self._reserve(facts, choice, shadowed, now_s)
 
     def elsewhere(self, route: Route, facts: RequestFacts, now_s: float) -> Candidates | Reject:
-        """Where a request whose D failed may run again, colocated: where it was not tried yet.
+        """Instances on which a request whose D failed may run again: those not tried yet.
 
         Never where the breaker is open; only where nothing failed lately, if there is such a place.
         """
@@ -189,7 +189,7 @@ class Router:
         return route
 
     def has_other(self, route: Route, facts: RequestFacts) -> bool:
-        """Whether there is an instance that could be tried as well for this request."""
+        """Whether another instance could still be tried for this request."""
         exclude = {*route.tried, route.decode.name} | self.fleet.open()
         return bool(self.fleet.serving(facts.model, exclude))
 
@@ -282,7 +282,7 @@ class Router:
         return self._transfers.pins
 
     def releasers(self, p: Instance, d: Instance) -> list[str]:
-        """Whom to ask to free KV that P holds for D: names, the most likely to do it first.
+        """Names of the instances to ask to free KV that P holds for D, the likeliest first.
 
         Those of P's kind first, as KV moves among them; D last: mostly it cannot be reached.
         """
@@ -330,7 +330,7 @@ class Router:
 
     def _candidates(self, facts: RequestFacts, members: list[Member], now_s: float) -> Candidates:
         if members != self._members:
-            # The same ones as last time, nearly always.
+            # Nearly always the members of the last decision.
             instances = [member.instance for member in members]
             self._members, self._instances = members, instances
             self._names = [instance.name for instance in instances]
@@ -367,7 +367,7 @@ class Router:
         )
 
     def _mean_ongoing_tokens(self, loads: list[Load]) -> float:
-        """Over all instances that are up; `loads` are those of the free ones, mostly the same."""
+        """Mean of all instances that are up; `loads` are the free ones', mostly the same."""
         up = self.fleet.up()
         if not len(up) == len(loads) == len(self.fleet):
             loads = [member.state.account.load() for member in up]
@@ -414,7 +414,7 @@ class Router:
     def _charge_colocated(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         name, tokens = route.decode.name, route.new_tokens
         self._block_uses.begin_use(route, name, facts)
-        route.lease.replace(())  # what an attempt before it was charged is not beside it
+        route.lease.replace(())  # the charges of an earlier attempt do not count beside this one
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
             kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
@@ -423,7 +423,7 @@ class Router:
 
 
 def _hit_tokens(facts: RequestFacts, blocks: dict[str, int], names: list[str]) -> list[int]:
-    """The tokens behind each instance's hit; many have the same one: none, or a system prompt."""
+    """Hit tokens per instance, of hit blocks; many hits are equal: none, or a system prompt."""
     hits, last, tokens = [], 0, 0
     for name in names:
         count = blocks.get(name, 0)

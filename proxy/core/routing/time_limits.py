@@ -2,7 +2,7 @@
 
 limit = fixed part (sockets, housekeeping) + factor (prediction error) x the prediction's late bound
 
-The late bound has in it the queue in front of a prompt, and how far off predictions lately were on
+The late bound includes the queue in front of a prompt, and how far off predictions lately were on
 that instance. Seconds everywhere.
 """
 

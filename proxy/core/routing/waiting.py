@@ -1,4 +1,4 @@
-"""Requests that wait because every instance is busy: which is next, and what a refused one is told.
+"""Requests that wait while every instance is busy: which is next, what a refused client is told.
 
 Pure: a driver calls `look` when the router says that load was freed, and at `next_look_s`, when
 time alone may let one in. It hears the end of a wait by `QueuedRequest.settle`.
@@ -38,7 +38,7 @@ class QueuedRequest(Entry):
         self._on_settled = on_settled
 
     def settle(self, result: Route | Reject) -> None:
-        """The wait is over, in this way."""
+        """End the wait with this result."""
         self.result = result
         self._on_settled()
 
@@ -53,7 +53,7 @@ class _Ramp:
         self.until_s = 0.0
 
     def may_try(self, now_s: float, most: int) -> bool:
-        """Whether one more may be let in now, where an engine's own word was the last."""
+        """Whether one more request may be tried after an engine itself said that it is busy."""
         if self.reject.reason is not RejectReason.UPSTREAM_BUSY:
             return True
         if now_s >= self.until_s:
@@ -81,7 +81,7 @@ class Waiting:
         return self._router.admit(facts, now_s)
 
     def refusal(self, reject: Reject, tokens: int, now_s: float) -> Reject:
-        """A refusal with an honest time to come again; `tokens`: of the prompt."""
+        """A refusal with its Retry-After; `tokens`: of the prompt."""
         if reject.reason in (RejectReason.NO_INSTANCE, RejectReason.DRAINING):
             return reject
         tps = self.queue.drain_tps(reject.drain_tps, now_s)
@@ -116,12 +116,12 @@ class Waiting:
         return queued
 
     def expire(self, queued: QueuedRequest, now_s: float) -> None:
-        """Its time in the queue is over."""
+        """A request's time in the queue is over: refuse it."""
         if queued.result is None:
             self._refuse(queued, RejectReason.QUEUE_TIMEOUT, now_s)
 
     def leave(self, queued: QueuedRequest) -> None:
-        """The request does not wait any more, for whatever reason."""
+        """Take a request out of the queue, however its wait ended."""
         self.queue.leave(queued)
         if not len(self.queue):
             self._ramps.clear()
@@ -136,7 +136,7 @@ class Waiting:
         self._ramps.clear()
 
     def look(self, now_s: float) -> None:
-        """Let in as many as the router takes; for each model until its next one is rejected."""
+        """Admit waiting requests, of each model until the router rejects one."""
         blocked: set[str] = set()
         while (entry := self.queue.next(blocked, now_s)) is not None:
             assert isinstance(entry, QueuedRequest)
@@ -157,7 +157,7 @@ class Waiting:
                 blocked.add(entry.model)
 
     def next_look_s(self, now_s: float) -> float | None:
-        """When time alone may let the next request in; None: no such time is known."""
+        """When the passing of time alone may admit a request; None: no such time is known."""
         if not len(self.queue):
             return None
         at_s = self._router.gate.next_change_s(now_s)
@@ -173,7 +173,7 @@ class Waiting:
         return self._ramps.get(model) or _Ramp(_FULL)
 
     def _note(self, model: str, reject: Reject) -> None:
-        """Keep the refusal of the model's next request; the same one again changes nothing."""
+        """Keep why the model's next request was rejected; an equal reason changes nothing."""
         ramp = self._ramps.get(model)
         if ramp is None:
             if len(self._ramps) > 2 * len(self.queue):
