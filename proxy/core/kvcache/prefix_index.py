@@ -57,7 +57,7 @@ class PrefixIndex:
             self._shrink(cache)
 
     def reserve(self, cache: EngineCache, blocks: int) -> None:
-        """Reserve room for blocks that an engine will compute: the oldest blocks are evicted now."""
+        """Reserve room for blocks that an engine will compute: evict the oldest blocks now."""
         cache.reserved_blocks = blocks
         self._shrink(cache)
 
