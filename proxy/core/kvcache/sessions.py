@@ -7,11 +7,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class _Home:
     instance: str
     turn: int
     used_s: float
+
+    def __init__(self, instance: str, turn: int, used_s: float) -> None:
+        self.instance, self.turn, self.used_s = instance, turn, used_s
 
 
 Row = tuple[str, str, int, float]
