@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from aiohttp import HttpVersion11, web
 
@@ -98,9 +97,10 @@ def pass_on(
     """Write a whole answer; returns its usage object as JSON bytes, or None."""
     assert request.transport is not None
     body = b"".join(reply.body)
-    # uvloop says so where the client closed in this turn of the loop; the task is cancelled next.
-    with suppress(RuntimeError):
+    try:  # noqa: SIM105 - `suppress` takes half a microsecond, and this is every plain request
         request.transport.write(response.begin(reply) + body)
+    except RuntimeError:
+        pass  # uvloop: the client closed in this turn of the loop; the task is cancelled next
     response.note_end()
     reply.close()
     return last_usage(body)

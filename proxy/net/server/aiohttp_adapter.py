@@ -178,7 +178,10 @@ class AiohttpResponse(web.StreamResponse):
     """A response whose bytes go round aiohttp, which is told how far they have come."""
 
     def __init__(self, status: int, *, keep_alive: bool) -> None:
-        super().__init__(status=status, reason="", _real_headers=_NO_HEADERS)
+        # What aiohttp's own `__init__` sets, without its three calls: every request makes one.
+        self._state = {}
+        self._headers = _NO_HEADERS
+        self._status, self._reason = status, ""
         self._keep_alive = keep_alive
 
     def note_head(self, writer: AbstractStreamWriter, size: int) -> None:

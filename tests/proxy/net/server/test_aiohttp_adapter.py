@@ -36,7 +36,10 @@ NAMES: dict[type, set[str]] = {
     web.BaseSite: {"_backlog", "_runner", "_server", "_ssl_context"},
     web.TCPSite: {"_host", "_port"},
     web.BaseRequest: {"_task"},
-    web.StreamResponse: {"_eof_sent", "_keep_alive", "_payload_writer", "_real_headers"},
+    web.StreamResponse: {
+        *("_eof_sent", "_headers", "_keep_alive", "_payload_writer", "_reason", "_state"),
+        "_status",
+    },
 }
 
 
