@@ -40,7 +40,7 @@ class Clock:
 TICK_S = 0.05
 FAR_S, FAR_TICKS = 10.0, 10
 LOST_S = 1.0
-"""A tick that is later than this was stopped or got no CPU: that time is added to all limits."""
+"""If a tick is later than this, the process was stopped or got no CPU; all limits are extended."""
 
 
 class _Keeper:
