@@ -1,1 +1,1 @@
-"""The network, as both sides use it: timeouts, addresses, TLS, sockets."""
+"""Network code for both sides: timeouts, addresses, TLS, sockets."""

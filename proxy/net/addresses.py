@@ -1,11 +1,11 @@
-"""Names of instances to addresses, and which addresses may be used.
+"""Resolves host names of instances, and checks which addresses may be used.
 
-An answer is kept for a while, and longer when the name server fails. It is looked at before it is
-used: nobody moves an instance to this machine, to a metadata service or out of the allowed networks
-by changing a name. A refused answer counts as a failure.
+An answer of the name server is kept for a while, longer if the name server fails. Every answer is
+checked before use: a changed name must not move an instance to this machine, to a metadata service
+or out of the allowed networks. A refused answer counts as a failure.
 
-An operator who adds an instance at run time makes the proxy connect to it. Against request forgery
-`check` judges every address of the instance before it is taken in. Redirects are never followed: an
+An operator who adds an instance at run time makes the proxy connect to it. Against request forgery,
+`check` checks every address of the instance before it is added. Redirects are never followed: an
 answer that is not 200 is a failure.
 """
 
@@ -30,14 +30,14 @@ from proxy.protocol.errors import UpstreamFailure
 Address = IPv4Address | IPv6Address
 Networks = Sequence[IPv4Network | IPv6Network]
 TTL_S = 5.0
-"""An answer is used so long before the name server is asked again."""
+"""An answer is used for this long before the name server is asked again."""
 GOOD_S = 60.0
-"""While the name server fails, the last good answer is used so long."""
+"""While the name server fails, the last good answer is used for this long."""
 ANSWER_S = 1.0
-"""A name server that takes longer has failed, where there is a last good answer."""
+"""A name server that takes longer has failed, if there is a last good answer."""
 NAMES = 4096
 _METADATA = frozenset({"100.100.100.200", "192.0.0.192", "fd00:ec2::254"})
-"""Those of clouds that are not link-local, and so may be within an allowed network."""
+"""Metadata addresses that are not link-local, and so may be within an allowed network."""
 _log = logging.getLogger(__name__)
 
 
@@ -50,18 +50,18 @@ class _Known:
 
 
 LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
-"""A host and a port to addresses; raises OSError, or UnicodeError for what is no name."""
+"""Resolves a host and a port to addresses; raises OSError, or UnicodeError for an invalid name."""
 
 
 async def system_look_up(host: str, port: int) -> list[str]:
-    """What this machine's name service says."""
+    """Addresses from the system's name service."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(info[4][0]) for info in found]
 
 
 class Resolver:
-    """Answers of one process. `fence` bounds a name to networks; `now_s` is monotonic."""
+    """Resolved names of one process. `fence` limits a name to networks; `now_s` is monotonic."""
 
     def __init__(
         self, look_up: LookUp = system_look_up, now_s: Callable[[], float] = time.monotonic
@@ -72,26 +72,26 @@ class Resolver:
         self._fences: dict[str, Networks] = {}
 
     def fence(self, host: str, networks: Networks) -> None:
-        """From now on a name's addresses have to be within these; bounded by the instances."""
+        """Limit a name's addresses to these networks. The names are bounded by the instances."""
         self._fences[host] = networks
 
     def knows(self, host: str) -> bool:
-        """Whether somebody uses this name."""
+        """Whether the name has been resolved for an instance."""
         return host in self._known
 
     def keep(self, hosts: Collection[str]) -> None:
-        """Only these are instances' now."""
+        """Forget all names but these, the present instances'."""
         for table in (self._known, self._fences):
             for host in [h for h in table if h not in hosts]:
                 del table[host]
 
     def forget(self, host: str) -> None:
-        """It was not taken in."""
+        """Forget a name whose instance was not added."""
         self._known.pop(host, None)
         self._fences.pop(host, None)
 
     async def addresses(self, host: str, port: int) -> tuple[str, ...]:
-        """Where to connect, best first; raises UpstreamFailure (CONNECT). Bounded by the caller."""
+        """Addresses to connect to, best first; raises UpstreamFailure (CONNECT). No time limit."""
         if literal(host) is not None:
             return (host,)
         now_s = self._now_s()
@@ -102,13 +102,13 @@ class Resolver:
             return known.addresses
         if not known.addresses:
             return await self._ask(host, port, known)
-        known.asked_s = now_s  # others go on with what is known while this one asks
+        known.asked_s = now_s  # meanwhile other requests use the known addresses
         try:
             with Limit(ANSWER_S):
                 return await self._ask(host, port, known)
         except (UpstreamFailure, TimeoutError):
             if now_s - known.good_s >= GOOD_S:
-                known.addresses = ()  # whether it was this machine is not forgotten
+                known.addresses = ()  # `was_loopback` is kept
                 raise UpstreamFailure(FailureKind.CONNECT, "its name has no address") from None
             return known.addresses
 
@@ -144,7 +144,7 @@ class Resolver:
 
 
 def literal(host: str) -> Address | None:
-    """The address that a host is, or None for a name."""
+    """The address that a host text is, or None for a name."""
     try:
         return ipaddress.ip_address(host.strip("[]"))
     except ValueError:
@@ -152,12 +152,12 @@ def literal(host: str) -> Address | None:
 
 
 def within(address: Address, networks: Networks) -> bool:
-    """Whether one of them holds it."""
+    """Whether the address is within one of the networks."""
     return any(address in network for network in networks)
 
 
 def never(address: Address) -> str | None:
-    """Why no name may lead here, whatever is allowed; None where it may."""
+    """Why a name may never resolve to this address; None if it may."""
     what = next((what for what, is_so in _NEVER if is_so(address)), None)
     return f"{address} is {what}" if what else None
 
@@ -177,12 +177,12 @@ _NEVER: tuple[tuple[str, Callable[[Address], bool]], ...] = (
 )
 LOOK_UP_S = 2.0
 _NUMBER = re.compile(r"(0x[0-9a-f]*|[0-9]+)\.?", re.IGNORECASE)
-"""A last label like this makes a host an IPv4 address in one of its forgotten spellings."""
+"""A host whose last label matches would be parsed as an IPv4 address in an unusual spelling."""
 _LABELS = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*\.?")
 
 
 class ForbiddenAddressError(ValueError):
-    """An address that must not be asked; says why."""
+    """The address may not be used; the text is the reason."""
 
 
 async def check(
@@ -194,7 +194,8 @@ async def check(
 ) -> None:
     """Raise ForbiddenAddressError unless every address of `spec` is within `allowed`.
 
-    None allowed: the addresses of the configured instances. `own_ports`: the proxy's.
+    If `allowed` is None, only the addresses of the configured instances are. `own_ports`: the
+    proxy's own ports.
     """
     urls = [url for url in (spec.url, spec.bootstrap_url) if url]
     hosts = [urlsplit(url).hostname or "" for url in urls]
@@ -210,7 +211,8 @@ async def check(
         for host in new:
             resolver.forget(host)
         raise
-    # An operator's own instances may move; behind this nothing waits until `spec` is in.
+    # No fence for configured instances, which an operator may move. From here on there is no await
+    # until `spec` is added.
     trusted = {urlsplit(other.url).hostname for other in configured}
     for host in hosts:
         if literal(host) is None and host not in trusted:
@@ -266,7 +268,7 @@ def _is_here(address: Address) -> bool:
 
 
 async def _of(configured: Iterable[InstanceSpec], resolver: Resolver) -> Networks:
-    """The addresses of the configured instances and their bootstrap servers, each by itself."""
+    """The addresses of the configured instances and their bootstrap servers, as networks of one."""
     found = []
     for spec in configured:
         for url in filter(None, (spec.url, spec.bootstrap_url)):
@@ -274,6 +276,6 @@ async def _of(configured: Iterable[InstanceSpec], resolver: Resolver) -> Network
             try:
                 addresses = await _look_up(parts.hostname or "", parts.port or 0, resolver)
             except ForbiddenAddressError:
-                continue  # its name is not known now: nothing can be added beside it
+                continue  # an unknown name allows no address
             found += [ip_network(address) for address in addresses]
     return found

@@ -1,4 +1,4 @@
-"""Socket options that notice a peer which has vanished without a word."""
+"""Socket options that detect a vanished peer, bound reads and delay acknowledgements."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import socket
 from contextlib import suppress
 
 IDLE_S, INTERVAL_S, PROBES = 30, 10, 3
-"""TCP keep-alive: a silent peer is asked after 30 s, and given up 30 s later."""
+"""TCP keep-alive: the kernel probes a silent peer after 30 s, and closes the connection 30 s
+later."""
 UNTAKEN_MS = 60_000
-"""Bytes that the peer has not taken for so long, or a window closed for so long, end it."""
+"""The connection is closed if the peer acknowledges no bytes, or keeps its window closed, for this
+long."""
 _OPTIONS = (
     ("TCP_KEEPIDLE", IDLE_S),
     ("TCP_KEEPINTVL", INTERVAL_S),
@@ -17,23 +19,24 @@ _OPTIONS = (
     ("TCP_USER_TIMEOUT", UNTAKEN_MS),
 )
 READ_BYTES = 64 << 10
-"""What one read of an instance's answer can bring, twice with the kernel's own margin: so much may
-wait for a client that reads nothing, beside its transport's 64 KiB."""
+"""Socket buffer for reads of an instance's answer; the kernel doubles it. That much may wait for a
+client that does not read, beside its transport's 64 KiB."""
 
 
 def bound_reads(sock: socket.socket) -> None:
-    """Bound the kernel's buffer; when it is full the instance waits for the client."""
+    """Limit the kernel's receive buffer; when it is full, the instance waits for the client."""
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, READ_BYTES)
 
 
 def acknowledge_late(sock: socket.socket) -> None:
-    """Let the kernel acknowledge every second piece of a stream only, which saves CPU.
+    """Let the kernel acknowledge only every second piece of a stream, which saves CPU.
 
-    It does so by itself where both sides talk, but a stream goes one way: its acknowledgements are
-    a tenth of what a relayed event costs. A sender that waits for one (Nagle's
-    algorithm, which engines switch off) waits 40 ms, once, as it does for the first piece of each
-    answer on a kept connection anyway: then the kernel goes back to its habit (seen so).
+    The kernel does so by itself if both sides send, but a stream has one direction: its
+    acknowledgements are a tenth of the cost of a relayed event. A sender that waits for one
+    (Nagle's algorithm, which engines switch off) waits 40 ms, once, as it does anyway for the first
+    piece of each answer on a kept connection; then the kernel acknowledges at once again
+    (measured).
     """
     if sock.family in (socket.AF_INET, socket.AF_INET6) and hasattr(socket, "TCP_QUICKACK"):
         with suppress(OSError):  # the peer may have gone already
@@ -41,7 +44,7 @@ def acknowledge_late(sock: socket.socket) -> None:
 
 
 def has_news(sock: socket.socket | None) -> bool:
-    """Whether a read would find something now: bytes, an end, an error. None is one that broke."""
+    """Whether a read would find bytes, an end or an error now; False for None (closed)."""
     if sock is None:
         return False
     look = select.poll()
@@ -50,7 +53,7 @@ def has_news(sock: socket.socket | None) -> bool:
 
 
 def watch(sock: socket.socket) -> None:
-    """Set them, where the system knows them. Connections inherit those of their listener."""
+    """Set keep-alive and user timeout, if the system has them; connections inherit a listener's."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
     with suppress(OSError):  # the peer may have gone already

@@ -1,13 +1,13 @@
-"""The clock, and timeouts that cost no timer each.
+"""The clock, and timeouts that share one timer.
 
 `Clock` is monotonic for durations and decisions, and anchored once to unix time for the log.
 
-A request has several time limits and nearly never meets one. A timer for each, made and cancelled,
-costs more than everything else that the request waits for, so limits are kept in a set which one
-tick per event loop looks at every `TICK_S`. They are met up to that much late, never early. Those
-of `FAR_S` and more, as every stream has some, are looked at in each `FAR_TICKS`-th tick only.
+A request has several time limits and rarely reaches one. A timer for each of them would cost more
+than everything else that the request waits for. So limits are kept in a set that one tick per event
+loop checks every `TICK_S`: a limit expires up to that much late, never early. Limits of `FAR_S` and
+more, which every stream has, are checked in each `FAR_TICKS`-th tick only.
 
-Time in which the process was stopped, so that nothing here could run, counts against nobody.
+Time in which the process was stopped does not count against any limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Self
 
 
 class Clock:
-    """`now_s()` never jumps; `unix(now_s)` says when that was."""
+    """`now_s()` is monotonic; `unix(now_s)` converts it to unix time."""
 
     def __init__(self) -> None:
         self._offset_s = time.time_ns() / 1e9 - time.monotonic()
@@ -40,7 +40,7 @@ class Clock:
 TICK_S = 0.05
 FAR_S, FAR_TICKS = 10.0, 10
 LOST_S = 1.0
-"""A tick that comes later than this was kept from running: stopped, or starved of the processor."""
+"""If a tick is later than this, the process was stopped or got no CPU; all limits are extended."""
 
 
 class _Keeper:
@@ -53,7 +53,7 @@ class _Keeper:
         self.near: set[Limit | Alarm] = set()
         self.far: set[Limit | Alarm] = set()
         self.timer: asyncio.TimerHandle | None = None
-        """There while there are limits; `sleep` is called with the first."""
+        """Runs while there are limits; `sleep` starts it with the first."""
         self._due_s = 0.0
         self._ticks = 0
 
@@ -80,7 +80,7 @@ class _Keeper:
 
 
 _last: list[_Keeper] = []
-"""The keeper of the loop that asked last; a process has one loop, a test run one after another."""
+"""The keeper of the loop that asked last: a process has one loop, a test run one after another."""
 
 
 def _keeper_of(loop: asyncio.AbstractEventLoop) -> _Keeper:
@@ -90,7 +90,7 @@ def _keeper_of(loop: asyncio.AbstractEventLoop) -> _Keeper:
 
 
 class Alarm:
-    """Calls `ring` once, `seconds` from now, unless it is stopped before."""
+    """Calls `ring` once after `seconds`, unless stopped before."""
 
     __slots__ = ("_keeper", "_ring", "_when_s")
 
@@ -105,22 +105,22 @@ class Alarm:
             self._keeper.sleep(now_s)
 
     def stop(self) -> None:
-        """It will not ring."""
+        """Cancel the alarm."""
         self._keeper.near.discard(self)
 
     def look(self, now_s: float) -> None:
-        """Called with every tick."""
+        """Called at every tick."""
         if now_s >= self._when_s:
             self.stop()
             self._ring()
 
     def forgive(self, lost_s: float) -> None:
-        """So much time did not count."""
+        """Extend by time in which the process could not run."""
         self._when_s += lost_s
 
 
 class Limit:
-    """Like `asyncio.timeout`: past the limit the body is cancelled and TimeoutError raised."""
+    """Like `asyncio.timeout`: at the limit the body is cancelled and TimeoutError raised."""
 
     __slots__ = (
         "_cancelling",
@@ -137,7 +137,7 @@ class Limit:
         self.seconds = seconds
         self._loop = loop = asyncio.get_running_loop()
         self._expired = False
-        # Written out here and in `__enter__`: every request makes two of these.
+        # `_keeper_of` inlined: every request makes two limits.
         self._keeper = keeper = _last[0] if _last and _last[0].loop is loop else _keeper_of(loop)
         self._running = keeper.far if seconds >= FAR_S else keeper.near
 
@@ -161,8 +161,8 @@ class Limit:
         trace: TracebackType | None,
     ) -> None:
         self._running.discard(self)
-        # A task keeps the error that ended it, with the frames it went through, and those keep
-        # their limits: a cycle, which would stay until a collection looks for it.
+        # A task keeps the error that ended it, whose frames refer to their limits: a reference
+        # cycle, which would stay until the garbage collector runs.
         task, self._task = self._task, None
         if not self._expired or task is None:
             return
@@ -171,7 +171,7 @@ class Limit:
             raise TimeoutError from error
 
     def reschedule(self, when_s: float) -> None:
-        """Another end, in the loop's time; one that has passed ends the body at once."""
+        """Set another end, in the loop's time; a past one ends the body at once."""
         self._when_s = when_s
         self._loop.call_soon(self._look_again)
 
@@ -180,12 +180,12 @@ class Limit:
             self.look(self._loop.time())
 
     def look(self, now_s: float) -> None:
-        """Called with every tick."""
+        """Called at every tick."""
         if now_s >= self._when_s:
             self._expire()
 
     def forgive(self, lost_s: float) -> None:
-        """So much time did not count."""
+        """Extend by time in which the process could not run."""
         self._when_s += lost_s
 
     def _expire(self) -> None:
@@ -195,7 +195,7 @@ class Limit:
 
 
 class IdleLimit(Limit):
-    """Runs out when `progress()` has given the same value for `seconds`.
+    """Expires when `progress()` has returned the same value for `seconds`.
 
     `beat` is called after each `beat_s` of such silence (0: never).
     """
@@ -219,7 +219,7 @@ class IdleLimit(Limit):
             self._running = self._keeper.near
 
     def look(self, now_s: float) -> None:
-        """Called with every tick."""
+        """Called at every tick."""
         seen = self._progress()
         if seen != self._last:
             self._last = seen
@@ -232,7 +232,7 @@ class IdleLimit(Limit):
             self._beat()
 
     def change(self, seconds: float) -> None:
-        """From now on silence may last so long."""
+        """Set the longest silence, from now on."""
         self.seconds = seconds
         self._when_s = self._loop.time() + seconds
         if self.seconds < FAR_S and self in self._running:
@@ -242,7 +242,7 @@ class IdleLimit(Limit):
 
 
 class RateLimit(Limit):
-    """Also runs out when `progress()` has been below `per_s` on average, a third of it on."""
+    """Also expires if, after a third of its time, `progress()` is below `per_s` on average."""
 
     __slots__ = ("_per_s", "_progress")
 
@@ -252,7 +252,7 @@ class RateLimit(Limit):
         self._per_s = per_s
 
     def look(self, now_s: float) -> None:
-        """Called with every tick."""
+        """Called at every tick."""
         elapsed_s = now_s - (self._when_s - self.seconds)
         if elapsed_s >= self.seconds / 3 and self._progress() < self._per_s * elapsed_s:
             self._expire()

@@ -1,7 +1,7 @@
-"""TLS towards clients and instances: contexts made from the options, nothing older than 1.2.
+"""TLS contexts for clients and for instances, from the options; TLS 1.2 or newer.
 
-A context is never changed once it is in use: new certificates make a new one, for the connections
-that come after.
+A context is never changed once it is in use: new certificates make a new context, for later
+connections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proxy.config.sources import ConfigError
 
 
 def for_clients(settings: Settings) -> ssl.SSLContext | None:
-    """What the port speaks; None: plain HTTP. Raises ConfigError. Reads files."""
+    """The listeners' context; None: plain HTTP. Raises ConfigError. Reads files."""
     if settings.tls_cert is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -28,7 +28,7 @@ def for_clients(settings: Settings) -> ssl.SSLContext | None:
 
 
 def for_instances(settings: Settings) -> ssl.SSLContext:
-    """What https instances are asked with: verified, by name too. Raises ConfigError."""
+    """The context for https instances: verified, with their names. Raises ConfigError."""
     own_ca = settings.instance_ca
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -57,7 +57,7 @@ def _trust(context: ssl.SSLContext, name: str, path: Path) -> None:
 
 
 def _no_password() -> str:
-    """A key that wants one would otherwise be asked for at the terminal."""
+    """Without this, an encrypted key would ask for its password at the terminal."""
     raise ValueError("the key is encrypted")
 
 

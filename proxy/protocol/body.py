@@ -1,12 +1,12 @@
-"""A client's JSON body: fields it may not set, limits on its shape, and edits on its bytes.
+"""A client's JSON body: fields that it may not set, limits on its shape, and edits of its bytes.
 
-Clients address models, not engines: the fields that lead KV from one engine to another, or pick a
-data-parallel rank, are the proxy's own. A client that sets them makes an engine fetch from an
-address of the client's choice.
+Clients address models, not engines: the fields that direct KV from one engine to another, or select
+a data-parallel rank, are set by the proxy only. A client that could set them could make an engine
+fetch from an address of its choice.
 
 `splice` changes a few top-level fields of a JSON object without touching any other byte. Big
-integers, float spelling, key order and escapes of everything else survive, which a parse and
-re-serialisation would not promise. Its caller has parsed the body before: it is a valid object.
+integers, float spelling, key order and escapes of all other fields survive, which parsing and
+serialising again would not guarantee. Callers have parsed the body before, so it is a valid object.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.core.connectors.base import KV_PARAMS
 MAX_DEPTH = 128
 MAX_MESSAGES = 4096
 MAX_FIELDS = 4096
-"""Of the body, and of the plug-ins' arguments: each name is looked at."""
+"""Most fields of the body, and of the plug-ins' arguments: each name is checked."""
 _ORDINARY = frozenset(
     {
         "model",
@@ -56,31 +56,32 @@ _STEERING = frozenset({KV_PARAMS, "ec_transfer_params", "data_parallel_rank"})
 _STEERING_PREFIX = "do_remote_"
 _COUNTED_BYTES = 4096
 _MANY = 1 << 16
-"""Values of one level, token ids as a rule, from which on counting is cheaper after all."""
+"""From this many values in one level on (token ids as a rule), counting brackets is cheaper than
+visiting the values."""
 _is_nest = frozenset({dict, list}).__contains__
 PLUGINS = "vllm_xargs"
 """Arguments for an engine's plug-ins; vLLM takes `kv_transfer_params` from there too, as text."""
 _SALT = re.compile(r"[^@/\\\x00-\x1f\x7f]{1,128}")
-"""What vLLM takes as cache_salt; others ended engines before 0.30 (CVE-2026-105756)."""
+"""What vLLM accepts as cache_salt; others crashed engines before 0.30 (CVE-2026-105756)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """Why a body is refused, and which field's fault it is."""
+    """Why a body is refused, and the field at fault."""
 
     message: str
     param: str | None = None
 
 
 def steering_keys(body: Mapping[str, Any]) -> list[str]:
-    """The top-level keys that are not a client's to set, in whatever case they are written."""
+    """Top-level keys that a client may not set, in any case of letters."""
     if _ORDINARY.issuperset(body):
         return []
     return [key for key in body if _steers(key.lower())]
 
 
 def harmless_arguments(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What may stay of the plug-ins' arguments; None where all of it may."""
+    """The plug-ins' arguments without those that a client may not set; None if all may stay."""
     given = body.get(PLUGINS)
     if not isinstance(given, dict) or not (steering := steering_keys(given)):
         return None
@@ -92,7 +93,7 @@ def _steers(key: str) -> bool:
 
 
 def complaint(body: Mapping[str, Any], raw: bytes) -> Unfit | None:
-    """What is beyond the limits of a body that is a JSON object. `raw`: its bytes."""
+    """Why a body, a JSON object, exceeds a limit; None if it does not. `raw`: its bytes."""
     messages = body.get("messages")
     if type(messages) is list and len(messages) > MAX_MESSAGES:
         return Unfit(f"messages: over {MAX_MESSAGES}", "messages")
@@ -107,7 +108,7 @@ def complaint(body: Mapping[str, Any], raw: bytes) -> Unfit | None:
 
 
 def _has_brackets(raw: bytes) -> bool:
-    """Whether there are enough of them; in many bytes counting costs more than looking."""
+    """Whether there are enough brackets for MAX_DEPTH; for large bodies `is_deep` is cheaper."""
     return raw.count(b"[") + raw.count(b"{") > MAX_DEPTH
 
 
@@ -116,9 +117,9 @@ def _is_salt(salt: Any) -> bool:
 
 
 def is_deep(body: Mapping[str, Any], raw: bytes) -> bool:
-    """Whether arrays and objects stand in each other more than `MAX_DEPTH` deep.
+    """Whether arrays and objects are nested more than `MAX_DEPTH` deep.
 
-    Level by level, without recursion, and without a step of Python's for each value.
+    Level by level, without recursion and without a Python step per value.
     """
     objects: list[Any] = [body]
     arrays: list[Any] = []
@@ -136,7 +137,7 @@ def is_deep(body: Mapping[str, Any], raw: bytes) -> bool:
 
 
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^][{}"]*+\]|[][{},]', re.DOTALL)
-"""Strings, arrays without strings or nesting (token ids: thousands of them), single marks."""
+"""Strings, arrays without strings or nesting (thousands of token ids), single marks."""
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))")
 _SHORT = dict(zip("bfnrt", "\b\f\n\r\t", strict=True))
 _OPEN, _CLOSE = frozenset(b"{["), frozenset(b"}]")

@@ -1,6 +1,6 @@
-"""The API paths that the proxy knows: one row each, and nowhere else a list of them.
+"""The API paths that the proxy knows, one row each.
 
-A path without a row is passed on all the same, as `OTHER`, where it is below /v1.
+A path without a row is relayed too, as `OTHER`, if it is below /v1.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from enum import Enum
 
 
 class ErrorForm(Enum):
-    """How an error is said inside a stream that has begun."""
+    """The form of an error event in a stream that has begun."""
 
     OPENAI = "openai"
-    """`data: {"error": ...}`: clients of OpenAI's chat raise at it."""
+    """`data: {"error": ...}`: OpenAI's chat clients raise an exception at it."""
     MESSAGES = "messages"
     """Anthropic's event `error`."""
     RESPONSES = "responses"
@@ -39,12 +39,12 @@ class Endpoint:
 
     @property
     def label(self) -> str:
-        """Its value of the metrics' label `endpoint`."""
+        """The path's value of the metric label `endpoint`."""
         return self.path if self.is_counted else "other"
 
 
 OTHER = Endpoint("", is_counted=False)
-"""Every path without a row."""
+"""Row of all paths without one."""
 _RESPONSES_END = ("response.completed", "response.incomplete", "response.failed")
 _ROWS = (
     Endpoint("/v1/chat/completions", offloadable=True),
@@ -61,9 +61,9 @@ _ROWS = (
 )
 ENDPOINTS = {row.path: row for row in _ROWS}
 OFFLOADABLE = frozenset(row.path for row in _ROWS if row.offloadable)
-"""The paths of nearly all requests; a set, because each request is looked up in it four times."""
+"""The paths of nearly all requests; a set, since each request is looked up in it four times."""
 BESIDE_V1 = tuple(path for path in ENDPOINTS if not path.startswith("/v1/"))
-"""Paths that are passed on although they are not below /v1."""
+"""Paths outside /v1 that are relayed."""
 LAST_EVENTS = tuple(dict.fromkeys(name for row in _ROWS for name in row.last_events))
 """Names of the events that end the stream of some endpoint."""
 

@@ -1,4 +1,4 @@
-"""What can go wrong, once: a client's error has a status and a body, an instance's a kind."""
+"""Errors: of a client's request with status and body, of an instance with a kind."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Mapping
 from proxy.core.types import FailureKind, Outcome
 
 DRAIN_RETRY_S = 1
-"""A draining proxy has a successor, or a neighbour behind the same balancer."""
+"""Retry-After of a draining proxy: a successor, or a neighbour behind the balancer, can serve
+soon."""
 
 
 def openai_error(
     message: str, kind: str, code: str | int, param: str | None = None
 ) -> dict[str, object]:
-    """The object that clients of OpenAI's API look for under `error`.
+    """The OpenAI error object, the value of `error` in a body.
 
-    `kind` is its `type`, `code` for programs, `param` the field of the request that is at fault.
+    `kind` is its `type`, `code` is for programs, `param` names the request's field at fault.
     """
     return {"message": message, "type": kind, "param": param, "code": code}
 
 
 def overloaded(message: str, status: int) -> dict[str, object]:
-    """The body of an answer that refuses what cannot be served now.
+    """The body of an answer that refuses a request for lack of capacity.
 
-    `message`, `type` and `code` stand at its top, and the OpenAI error object beside them.
+    `message`, `type` and `code` are at the top level, beside the OpenAI error object.
     """
     kind = "service_unavailable"
     own = {"message": message, "type": kind, "code": status}
@@ -31,15 +32,15 @@ def overloaded(message: str, status: int) -> dict[str, object]:
 
 
 class ProxyError(Exception):
-    """An answer the proxy gives itself instead of an instance's."""
+    """An error that the proxy answers itself, without an instance's answer."""
 
     status = 500
     type = "internal_error"
     code: str | None = None
-    """For programs; by default the status."""
+    """Code for programs; by default the status."""
     outcome = Outcome.UPSTREAM_ERROR
     retry_after_s: int | None = None
-    """What Retry-After says; every 503 has one."""
+    """The Retry-After header; every 503 has one."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -54,7 +55,7 @@ class ProxyError(Exception):
 
 
 class BadRequestError(ProxyError):
-    """The request cannot be understood; nothing was forwarded."""
+    """The request is invalid; nothing was forwarded."""
 
     status = 400
     type = "invalid_request_error"
@@ -62,20 +63,20 @@ class BadRequestError(ProxyError):
 
 
 class UnauthorizedError(BadRequestError):
-    """No key, or none that is known."""
+    """The request has no key, or an unknown one."""
 
     status = 401
     type = "authentication_error"
 
 
 class NotForClientsError(BadRequestError):
-    """The path is an operator's."""
+    """The path is for operators."""
 
     status = 404
 
 
 class MethodNotAllowedError(BadRequestError):
-    """The path is known, but not with this method: it is one that is posted to."""
+    """The path is known, but only with POST."""
 
     status = 405
 
@@ -93,7 +94,7 @@ class BodyTooLargeError(BadRequestError):
 
 
 class UnsupportedEncodingError(BadRequestError):
-    """The body is compressed; the prompt could not be looked at."""
+    """The body is compressed, so the prompt could not be read."""
 
     status = 415
 
@@ -106,13 +107,13 @@ class UpstreamLostError(ProxyError):
 
 
 class BadUpstreamError(UpstreamLostError):
-    """The last instance answered what may not be passed on: no HTTP, or a redirection."""
+    """The last instance's answer may not be passed on: it is not HTTP, or a redirection."""
 
     code = "bad_upstream"
 
 
 class NoRoomError(ProxyError):
-    """The proxy has no socket left for an instance: until a request ends, in about a second."""
+    """The proxy has no socket left for an instance; a request's end frees one in about 1 s."""
 
     status = 503
     retry_after_s = 1
@@ -120,7 +121,7 @@ class NoRoomError(ProxyError):
 
 
 class StoppingError(ProxyError):
-    """The proxy is stopping, and the drain's time is over."""
+    """The proxy is stopping, and its drain time is over."""
 
     status = 503
     retry_after_s = DRAIN_RETRY_S
@@ -138,13 +139,13 @@ class UpstreamTimeoutError(ProxyError):
 
 
 DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What our own code raises over an engine's words that it did not expect."""
+"""Errors that the proxy's own code raises over an unexpected answer of an engine."""
 
 
 class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not yet an error
-    """One instance could not answer. With `status`, it answered so: the answer may be passed on.
+    """An instance did not serve a request. With `status` it answered; that answer may be passed on.
 
-    `limit_s`: the time limit that it met, seconds.
+    `limit_s`: the time limit that was reached, in seconds.
     """
 
     def __init__(
@@ -166,9 +167,10 @@ class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not
         self.limit_s = limit_s
 
     def again(self) -> UpstreamFailure:
-        """A copy, to be raised while this one is kept.
+        """A copy to raise while this one is kept.
 
-        A raised error holds the frames that it went through, and those hold what keeps it.
+        A raised error holds the frames that it passed, which hold the object that keeps the error:
+        a reference cycle.
         """
         return UpstreamFailure(
             self.kind,

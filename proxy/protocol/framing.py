@@ -1,8 +1,8 @@
-"""Where an answer's body ends, read from its bytes: by length, by chunks, or with the connection.
+"""Finds where an answer's body ends: by length, by chunks, or at the end of the connection.
 
-A framing is fed every piece of a body as it came from the wire, in any segmentation, and gives the
-body's own bytes. It knows to the byte where the message ends, and whether a piece may be passed on
-as it came, since nothing in it is left open.
+A framing is fed each piece of a body as it came, in any segmentation, and returns the body's own
+bytes. It knows to the byte where the message ends, and whether the last piece may be passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ TRAILER_BYTES = 8192
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n\0]*)?\r\n")
 _TRAILER_LINE = re.compile(rb"[!#-'*+.^-z|~0-9A-Z-]+:[^\r\n\0]*\r\n")
 _SIZES: Memo[bytes, int] = Memo(4096)
-"""Sizes of chunks by their size lines, without the line's end: few different ones occur."""
+"""Chunk sizes by their size lines without line ends: few different ones occur."""
 _NEWLINE = ord("\n")
 _SIZE, _DATA, _DATA_END, _TRAILER = range(4)
 
 
 class FramingError(Exception):
-    """The bytes are not a body in this framing."""
+    """The bytes do not follow this framing."""
 
 
 def wrap(data: bytes) -> bytes:
@@ -32,7 +32,7 @@ def wrap(data: bytes) -> bytes:
 
 
 class Length:
-    """A body of `length` bytes; 0 for an answer without one."""
+    """A body of `length` bytes; 0 for an answer without a body."""
 
     __slots__ = ("end", "is_done", "is_whole", "left")
 
@@ -43,7 +43,7 @@ class Length:
         self.end = 0
 
     def feed(self, data: bytes) -> bytes:
-        """The body's bytes in this piece; `end` is where they end once `is_done`."""
+        """The body's bytes in this piece; `end` is where the body ends once `is_done`."""
         left = self.left - len(data)
         if left > 0:
             self.left = left
@@ -65,15 +65,15 @@ class UntilClose:
         self.end = 0
 
     def feed(self, data: bytes) -> bytes:
-        """Everything is body."""
+        """The body's bytes: the whole piece."""
         return data
 
 
 class Chunked:
-    """A body in chunks, which may be cut anywhere. Raises FramingError for what is none.
+    """A chunked body, which may be cut anywhere. Raises FramingError if it is not chunked.
 
-    `is_whole`: the last piece was whole chunks, none of them the last one; `is_done` with the empty
-    line after the last one, which ends at `end` of that piece.
+    `is_whole`: the last piece was whole chunks, none of them the last one; `is_done` after the
+    empty line behind the last chunk, which ends at `end` of that piece.
     """
 
     __slots__ = ("_left", "_line", "_state", "end", "is_done", "is_whole")
@@ -88,7 +88,7 @@ class Chunked:
     def feed(self, data: bytes) -> bytes:
         """The body's bytes in this piece."""
         if self._state == _SIZE and not self._line:
-            # By far the most pieces of a stream are exactly one chunk.
+            # Nearly every piece of a stream is exactly one chunk.
             at = data.find(b"\r")
             size = _SIZES.known.get(data[:at])
             whole = size is not None and len(data) == at + size + 4
@@ -116,11 +116,11 @@ class Chunked:
 
     @property
     def _is_between(self) -> bool:
-        """Between two chunks."""
+        """Whether the bytes so far end between two chunks."""
         return self._state == _SIZE and not self._line
 
     def _take_line(self, data: bytes, at: int) -> int:
-        """A size line, a chunk's end or a trailer line, or the part of it that is there."""
+        """Parse a size line, a chunk's end or a trailer line, or keep the part that has come."""
         stop = data.find(b"\n", at) + 1
         line = self._line + data[at : stop or None]
         limit = TRAILER_BYTES if self._state == _TRAILER else LINE_BYTES

@@ -1,4 +1,4 @@
-"""Heads as bytes: a client's headers as an instance gets them, an instance's as the client does."""
+"""Heads as bytes: a client's headers for an instance, an instance's headers for the client."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"content_length",
 }
 _NOT_FORWARDED_PREFIX = b"x-prefiller-"
-"""Which engine or rank computes is not a client's to say (llm-d's and vLLM's headers)."""
+"""llm-d's and vLLM's headers that select an engine or rank; a client may not set them."""
 _NOT_NOMINATED = frozenset({b"authorization", b"content-type", b"cookie"})
-"""What a client's Connection header cannot declare to be for the proxy only."""
+"""Headers that a client's Connection header cannot declare as hop-by-hop."""
 _OURS = HOP_BY_HOP | {
     b"content-length",
     b"x-request-id",
@@ -43,7 +43,7 @@ _OURS = HOP_BY_HOP | {
 }
 _PLAIN_CONNECTION = frozenset({b"", b"close", b"keep-alive"})
 _GOES: Memo[bytes, bool] = Memo(512)
-"""Whether headers of these names go on to an instance; clients send the same few."""
+"""Whether headers of these names are forwarded to an instance; clients send the same few."""
 _GOES_BYTES = 64
 """A longer name is not remembered."""
 _IDENTITY = b"Accept-Encoding: identity\r\n"
@@ -57,9 +57,9 @@ def forwarded(
     hidden: frozenset[bytes] = _NOTHING,
     added: bytes = b"",
 ) -> bytes:
-    """A client's headers as lines for an instance: end-to-end ones. The first is the request id.
+    """A client's end-to-end headers as lines for an instance, after X-Request-Id.
 
-    `hidden`: further names (lower case) that do not go on; `added`: lines that do.
+    `hidden`: further names (lower case) that are not forwarded; `added`: lines that are added.
     """
     lines = [b"X-Request-Id: ", request_id.encode(), b"\r\n", _IDENTITY, added]
     named: set[bytes] = set()
@@ -81,19 +81,19 @@ def forwarded(
 
 
 def _goes_on(name: bytes) -> bool:
-    """Whether a header goes on to an instance."""
+    """Whether a header is forwarded to an instance."""
     lower = name.lower()
     goes = lower not in _NOT_FORWARDED and not lower.startswith(_NOT_FORWARDED_PREFIX)
     return _GOES.keep(name, goes) if len(name) <= _GOES_BYTES else goes
 
 
 def with_request_id(headers: bytes, request_id: str) -> bytes:
-    """The same lines under another id: legs and repetitions must not share one."""
+    """The same lines with another request id: legs and retries must not share one."""
     return b"X-Request-Id: %b" % request_id.encode() + headers[headers.index(b"\r\n") :]
 
 
 def request_head(method: str, path: str, host: bytes, headers: bytes, body: bytes | None) -> bytes:
-    """A whole request head. `headers`: lines, each with its end."""
+    """A whole request head. `headers`: lines, each with its line end."""
     if body is not None:
         length = b"Content-Length: %d\r\n" % len(body)
     else:
@@ -117,7 +117,7 @@ def answer_lines(fields: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
 
 
 def route_lines(instance: str, route_class: str, reason: str) -> bytes:
-    """Where a request ran and why, as lines for its client; remembered, there are few."""
+    """X-Cache-Proxy-* lines for the client: the instance, route and reason; remembered."""
     key = instance, route_class, reason
     if (lines := _ROUTE_LINES.known.get(key)) is not None:
         return lines

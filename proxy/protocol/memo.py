@@ -1,4 +1,4 @@
-"""A bounded memory of what was worked out before, for texts of which few different ones occur."""
+"""Memo: a bounded cache of computed results, for keys of which few different ones occur."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ V = TypeVar("V")
 
 
 class Memo(Generic[K, V]):
-    """At most `limit` results by what they were made of; emptied when it is full.
+    """At most `limit` results by key; emptied when full.
 
-    Readers look in `known` themselves: a call for each look-up would cost as much as many of the
-    results. To be emptied is cheap and rare; a client that sends ever new texts makes the results
-    of the other clients be worked out once more.
+    Callers look in `known` themselves: a call per look-up would cost as much as many of the
+    results. Emptying is cheap and rare; a client that always sends new texts only makes the others'
+    results be computed again.
     """
 
     __slots__ = ("_limit", "known")
@@ -23,7 +23,7 @@ class Memo(Generic[K, V]):
         self.known: dict[K, V] = {}
 
     def keep(self, key: K, value: V) -> V:
-        """Remember a result, and give it back."""
+        """Store a result and return it."""
         if len(self.known) >= self._limit:
             self.known.clear()
         self.known[key] = value

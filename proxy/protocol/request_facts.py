@@ -1,8 +1,8 @@
-"""From a parsed request body to the facts a decision needs: session, prompt blocks, token estimate.
+"""RequestFacts of a parsed body: session, prompt blocks, token estimate.
 
-The prompt is looked at as the bytes of its texts, in the order a chat template renders them
-(tools before messages). Blocks of `BLOCK_BYTES` are hashed in a chain, so one hash stands for the
-whole prefix up to its block. No tokenizer: bytes per token are learned per model from the
+The prompt is the bytes of its texts, in the order in which a chat template renders them (tools
+before messages). Blocks of `BLOCK_BYTES` are hashed in a chain, so one hash stands for the whole
+prefix up to its block. There is no tokenizer: bytes per token are learned per model from the
 engine's own `usage.prompt_tokens`.
 """
 
@@ -22,7 +22,7 @@ from proxy.protocol.endpoints import OFFLOADABLE
 
 BLOCK_BYTES = 1024
 BYTES_PER_TOKEN_PRIOR = 4.0
-"""English and code in the usual 100k-entry vocabularies; replaced by what each model reports."""
+"""Typical of English and code in 100k-entry vocabularies; replaced by each model's own ratio."""
 SESSION_HEADERS = (
     "X-Session-ID",
     "X-Session-Affinity",
@@ -47,13 +47,13 @@ _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
 _MODELS_MAX = 64
 _ITEMS_MAX = 1 << 20
-"""Values of a prompt that are looked at, for its hashes; token ids are one value."""
+"""Most values of a prompt that are hashed; a list of token ids is one value."""
 _IDS = "I"
-"""Array type of token ids: 4 bytes each, as a token of text has by the prior."""
+"""Array type of token ids: 4 bytes each, like a token of text by the prior."""
 
 
 def session_identity(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """The session's name: the first header or body field present; None when the client gives none.
+    """The session's name: the first header or body field present; None if the client gives none.
 
     Long names are hashed, so that the session table's memory is bounded by its count.
     """
@@ -72,24 +72,24 @@ def session_identity(headers: Mapping[str, str], body: Mapping[str, Any]) -> str
 
 
 def _name(value: Any) -> str:
-    """A string, or a whole number as its digits; anything else names nothing."""
+    """A string, or a whole number as its digits; empty for any other value."""
     return str(value) if type(value) in (str, int) else ""
 
 
 def bounded(session_id: str) -> str:
-    """The name under which a session is kept: its own, or a digest where that is no short text."""
+    """A session's key: its name, or a digest of one that is long or not text."""
     if len(session_id) <= _SESSION_ID_MAX and (session_id.isascii() or _is_text(session_id)):
         return session_id
     return xxh3_128_hexdigest(session_id.encode("utf-8", "surrogatepass"))
 
 
 def of_tenant(session_id: str | None, tenant: str | None) -> str | None:
-    """The name under which a tenant's session is kept; a tenant's own name has no slash."""
+    """The key of a tenant's session. Tenant names have no slash, so keys cannot collide."""
     return session_id if session_id is None or tenant is None else f"{tenant}/{session_id}"
 
 
 def _is_text(name: str) -> bool:
-    """Whether it can be written down: bytes of a header that are no UTF-8 cannot."""
+    """Whether the name can be encoded: a header's bytes that are not UTF-8 cannot."""
     return not any(0xD800 <= ord(char) <= 0xDFFF for char in name)
 
 
@@ -103,9 +103,9 @@ def prompt_bytes(body: Mapping[str, Any]) -> bytes:
 
 
 def _collect(value: Any, texts: list[bytes | memoryview]) -> None:
-    """The texts of a nested value, without recursion: depth is the client's to choose.
+    """Collect the texts of a nested value, without recursion, since the client chooses the depth.
 
-    An inlined image or sound stands for itself by its digest, not by its megabytes.
+    An inlined image or sound is replaced by its digest.
     """
     stack, left = [value], _ITEMS_MAX
     while stack and left:
@@ -127,7 +127,7 @@ def _collect(value: Any, texts: list[bytes | memoryview]) -> None:
 
 
 def _inner(item: dict[str, Any]) -> Iterable[Any]:
-    """Keys and values, last first. A text part is its text, as if it were not in parts."""
+    """Keys and values, last first. A text part gives its text only, as if it were not in parts."""
     if item.get("type") == "text" and isinstance(item.get("text"), str):
         return (item["text"],)
     parts: list[Any] = []
@@ -138,17 +138,17 @@ def _inner(item: dict[str, Any]) -> Iterable[Any]:
 
 
 def _token_ids(item: list[Any]) -> memoryview | None:
-    """The ids of a tokenised prompt; nothing for any other list."""
+    """The ids of a tokenised prompt; None for any other list."""
     if not item or not isinstance(item[0], int):
         return None
     try:
         return memoryview(array(_IDS, item))
-    except (TypeError, OverflowError):  # not all of them are ids; an engine will say so
+    except (TypeError, OverflowError):  # not only ids; the engine will refuse the prompt
         return None
 
 
 def _count_ids(prompt: Any) -> int:
-    """How many token ids the prompt has, 0 where it is no such list; the engine checks each."""
+    """Number of token ids of a prompt, 0 if it is no such list; the engine checks each id."""
     return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is int else 0
 
 
@@ -177,32 +177,32 @@ def is_offloadable(endpoint: str, body: Mapping[str, Any]) -> bool:
 
 
 def _is_unusual(body: Mapping[str, Any]) -> bool:
-    """Asks for something that only one request over the whole prompt can answer."""
+    """Whether the body asks for a result that only one request over the whole prompt can give."""
     return any(body.get(key) for key in ("use_beam_search", "echo")) or any(
         body.get(key) is not None for key in ("prompt_logprobs", "prompt_embeds", KV_PARAMS)
     )
 
 
 class TokenEstimator:
-    """Bytes of prompt per token, one moving average per model name."""
+    """Bytes of prompt per token, one moving average per model."""
 
     def __init__(self) -> None:
         self._ratio: OrderedDict[str, float] = OrderedDict()
 
     def bytes_per_token(self, model: str) -> float:
-        """The learned ratio, or the prior for a model that has not answered yet."""
+        """The learned ratio, or the prior for a model without answers."""
         return self._ratio.get(model, BYTES_PER_TOKEN_PRIOR)
 
     def ratios(self) -> dict[str, float]:
-        """All that was learned, by model."""
+        """All learned ratios, by model."""
         return dict(self._ratio)
 
     def adopt(self, model: str, ratio: float) -> None:
-        """Begin with what another estimator has learned."""
+        """Start with the ratio that another process has learned, unless there is one."""
         self._ratio.setdefault(model, ratio)
 
     def learn(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
-        """Take in one answer's `usage.prompt_tokens`; a short prompt is mostly template, skip."""
+        """Learn from an answer's `usage.prompt_tokens`; skip a short prompt, mostly template."""
         if prompt_tokens < 64 or prompt_bytes < BLOCK_BYTES:
             return
         seen = min(64.0, max(0.25, prompt_bytes / prompt_tokens))
@@ -218,9 +218,9 @@ class TokenEstimator:
         body: Mapping[str, Any],
         tenant: str | None = None,
     ) -> tuple[RequestFacts, int]:
-        """The facts of a request, and how many bytes of text its prompt has (for `learn`).
+        """The facts of a request, and the number of bytes of its prompt's text (for `learn`).
 
-        Two tenants' sessions are two sessions, whatever their names.
+        Sessions of two tenants are different ones, even with the same name.
         """
         model = _name(body.get("model"))
         prompt = prompt_bytes(body)

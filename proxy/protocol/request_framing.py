@@ -1,9 +1,9 @@
-"""What a client's connection may carry, beyond what the HTTP parser insists on.
+"""Framing and checks of client requests, stricter than the HTTP parser's.
 
-The parser in front is tolerant in a few places that a reverse proxy must not be, since what stands
-behind it may read the same bytes differently: blanks in the request line, other versions, any text
-as Host. Where one message ends is also followed here, apart from the parser: bytes that the two
-read differently are refused.
+The parser in front is tolerant where a reverse proxy must not be, since servers behind the proxy
+may read the same bytes differently: blanks in the request line, other versions, any text as Host.
+Ends of messages are also found here, apart from the parser: bytes on which the two disagree are
+refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ HEAD_BYTES = 65536
 """A longer head is refused."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 SMALL_CHUNKS, CHUNK_BYTES = 4096, 64
-"""So many chunks of any size, then one for each so many bytes: a chunk costs what 1 KiB does."""
+"""Chunks allowed: SMALL_CHUNKS, plus one for each CHUNK_BYTES of body. A chunk costs as much as 1
+KiB of body."""
 _TARGET = re.compile(r"/[!\"$-\[\]-~]*")
 _NAME = re.compile(r"([A-Za-z0-9._~-]+|\[([0-9A-Fa-f:.]{2,45})\])?(?::([0-9]{0,5}))?")
 _END = b"\r\n\r\n"
 
 
 class Refusal(StrEnum):
-    """Why a connection's bytes were not taken for a request: the label of a metric."""
+    """Why a connection's bytes were refused as a request: the label of a metric."""
 
     SYNTAX = "syntax"
     LINE = "request_line"
@@ -50,9 +51,9 @@ def is_target(target: str) -> bool:
 
 
 def is_authority(host: str) -> bool:
-    """Whether a Host is a name or an address, and maybe a port (RFC 3986 3.2, less user and %).
+    """Whether a Host is a name or an address with an optional port (RFC 3986 3.2, no user, no %).
 
-    An empty one says that the target has no authority (RFC 9112 3.2).
+    An empty Host says that the target has no authority (RFC 9112 3.2).
     """
     match = _NAME.fullmatch(host)
     if match is None:
@@ -72,16 +73,16 @@ def _is_ipv6(address: str | None) -> bool:
 
 
 def is_line(head: bytes, start: int = 0) -> bool:
-    """Whether the request line that begins at `start` has its two blanks, and no others."""
+    """Whether the request line at `start` has exactly two blanks."""
     return head.count(b" ", start, head.find(b"\r\n", start)) == 2
 
 
 class SmallChunksError(FramingError):
-    """More chunks than their bytes are worth."""
+    """Too many chunks for their bytes."""
 
 
 class ClientChunks(Chunked):
-    """A client's chunked body: as an answer's, but the number of its chunks has a limit."""
+    """A client's chunked body: like an answer's, with a limit on the number of chunks."""
 
     __slots__ = ("_chunks", "_size")
 
@@ -102,10 +103,10 @@ class ClientChunks(Chunked):
 
 
 class RequestFraming:
-    """Where messages begin and end in a connection's bytes.
+    """Finds where messages begin and end in a connection's bytes.
 
-    `feed` every piece; `head` for each message that the parser has found, then `body` for what it
-    says of its body. `left` bytes of a body with a length are still to come.
+    Call `feed` for every piece; `head` for each message that the parser has found, then `body` with
+    its framing. `left`: bytes of a body of known length that are still to come.
     """
 
     __slots__ = ("_chunks", "left", "pending")
@@ -113,26 +114,26 @@ class RequestFraming:
     def __init__(self) -> None:
         self.left = 0
         self.pending = bytearray()
-        """From the beginning of a message whose head is not yet known, on."""
+        """Bytes from the beginning of a message whose head `head` has not returned yet."""
         self._chunks: ClientChunks | None = None
 
     @property
     def is_between(self) -> bool:
-        """Whether no message has begun that is not over."""
+        """Whether the bytes so far end between two messages."""
         return not self.left and not self.pending and self._chunks is None
 
     @property
     def in_body(self) -> bool:
-        """Whether a body has begun that is not over."""
+        """Whether a body has begun and not ended."""
         return bool(self.left) or self._chunks is not None
 
     @property
     def in_head(self) -> bool:
-        """Whether a head has begun."""
+        """Whether a head has begun and not ended."""
         return bool(self.pending)
 
     def feed(self, data: bytes) -> None:
-        """The next bytes. Raises FramingError when they are no chunks where these should be."""
+        """Add the next bytes. Raises FramingError if a chunked body's chunks are invalid."""
         if self._chunks is not None:
             chunks = self._chunks
             chunks.feed(data)
@@ -146,10 +147,10 @@ class RequestFraming:
             data = data[here:]
         self.pending += data
         if self.pending.startswith((b"\r", b"\n")):
-            self.pending = self.pending.lstrip(b"\r\n")  # some clients end a body with a line's end
+            self.pending = self.pending.lstrip(b"\r\n")  # some clients end a body with a line end
 
     def head(self) -> bytes | None:
-        """The head of the next message, taken away from what is pending; None: it is not there."""
+        """Remove and return the head of the next message; None if it is incomplete."""
         end = self.pending.find(_END)
         if end < 0 or self.left or self._chunks is not None:
             return None
@@ -158,7 +159,10 @@ class RequestFraming:
         return head
 
     def body(self, length: int | None) -> None:
-        """What follows the head: `length` bytes, or chunks (None). Raises FramingError."""
+        """Set the framing of the body after the head: `length` bytes, or chunks (None).
+
+        Raises FramingError.
+        """
         data = bytes(self.pending)
         self.pending.clear()
         if length is None:

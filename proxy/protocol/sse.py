@@ -1,14 +1,14 @@
-"""A stream's events, read from its bytes while they pass, and the fast path for plain content.
+"""Scans a stream's events as bytes pass, and the fast path for plain content.
 
-The scanner sees the same bytes as the client, in whatever pieces they arrive, and says the same for
-every way of cutting them. It never parses JSON: it finds the first content, counts events, and
-looks through the rest in steps, for usage, errors and end. Limits: events that are counted end in
-two newlines, as vLLM writes them; a usage object or an error is seen up to `TAIL_BYTES` of length.
+The scanner gets the same bytes as the client, in any segmentation, and its results do not depend on
+that. It never parses JSON: it finds the first content, counts events, and searches the rest in
+steps for usage, errors and the end. Limits: counted events end in two newlines, as vLLM writes
+them; a usage object or an error is found up to `TAIL_BYTES` of length.
 
-A stream is a piece every 20 ms, and what costs is not the work on one piece but to fetch what it
-touches back into the processor's caches. So `FastPath` is one compiled object between a connection
-to an instance and the one to its client: no other code of the proxy runs for a piece that holds
-nothing but content. It knows neither connection: its owner says where bytes go.
+A stream has a piece every 20 ms; the cost is not the work on a piece but fetching the data that it
+touches back into the CPU caches. So `FastPath` is one compiled object between a connection to an
+instance and the one to its client: no other code of the proxy runs for a piece of content only. It
+knows neither connection; its owner passes in where bytes go.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from proxy.protocol.endpoints import LAST_EVENTS
 
 TAIL_BYTES = 4096
 CARRY_BYTES = 65536
-"""How much of an answer is waited for until its first event is there."""
+"""Most bytes that are read of an answer in search of its first event."""
 _CONTENT = re.compile(
     rb'"(?:content|reasoning_content|reasoning|text|refusal|delta|thinking|partial_json)"'
     rb'\s*:\s*"[^"]|"tool_calls"\s*:\s*\[\s*\{'
 )
 _CONTENT_BYTES = 64
-"""No match of `_CONTENT` is longer, unless somebody pads JSON with blanks."""
+"""A match of `_CONTENT` is not longer, unless JSON is padded with blanks."""
 _INNER = rb"\{(?:[^{}]++|\{[^{}]*+\})*+\}"
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]++|' + _INNER + rb")*+\})")
 _ERROR = re.compile(rb'event:\s*error\b|(?:event:[^\n]*\n)?data:\s*\{\s*"error"')
@@ -42,39 +42,40 @@ _ENDS = (
     b"\ndata:[DONE]",
     *(b"\nevent: " + name.encode() for name in LAST_EVENTS),
 )
-"""Each at the start of a line: inside a JSON string, where a model may write it, none begins."""
+"""Marks of a stream's end, each at the start of a line: a JSON string, which a model may write,
+contains no line start."""
 _HINTS = (b"[DONE]", b"\nevent:")
 _UNKNOWN = b"\n"
 _starts: list[bytes] = [_UNKNOWN] * 4103
-"""First bytes of a chunk that holds exactly one event, by the size of the whole chunk.
+"""First bytes of a chunk that holds exactly one event, by the chunk's total size.
 
-A size has only one way to be written, but for leading zeros and capitals. Up to three digits; what
-has not occurred yet is not known. Not a `Memo`: an index takes 22 ns, a look-up in one 53, and this
-is done for every piece of every stream.
+A size has only one spelling, but for leading zeros and capitals. Up to three digits; filled in when
+a size first occurs. Not a `Memo`: an index takes 22 ns, a look-up in one 53, and this is done for
+every piece of every stream.
 """
 _LINE_START = b'data: {"'
 _ERROR_KEY = ord("e")
 
 
 def events_end(data: bytes | bytearray, start: int = 0) -> int:
-    """Where the last whole event ends, looked for from `start` on; 0 where none does."""
+    """Where the last whole event at or after `start` ends; 0 if there is none."""
     plain, crlf = data.rfind(b"\n\n", start), data.rfind(b"\n\r\n", start)
     return plain + 2 if plain >= crlf and plain >= 0 else crlf + 3 if crlf >= 0 else 0
 
 
 def end_of_stream(events: bytes) -> int:
-    """Where the event `[DONE]` ends in these whole events; 0 where it is not among them."""
+    """Where the event `[DONE]` ends in these whole events; 0 if it is not among them."""
     found = _LAST_EVENT.search(events)
     return found.end() if found else 0
 
 
 def names_the_end(events: bytes) -> bool:
-    """Whether one of these whole events is, by its name, the last one of its stream."""
+    """Whether the name of one of these whole events is that of its stream's last event."""
     return _LAST_NAMED.search(events) is not None
 
 
 def first_event(head: bytes) -> bytes | None:
-    """The first complete event without its comments; None while it is still on its way."""
+    """The first complete event without its comments; None if it is not complete yet."""
     *events, _ = head.replace(b"\r\n", b"\n").split(b"\n\n")
     for event in events:
         lines = [line for line in event.split(b"\n") if line and not line.startswith(b":")]
@@ -84,14 +85,14 @@ def first_event(head: bytes) -> bytes | None:
 
 
 def is_error_event(event: bytes) -> bool:
-    """Whether an event carries an engine error, not a chunk: vLLM sends these inside a 200."""
+    """Whether an event is an engine error: vLLM sends these in a 200."""
     return _ERROR.match(event) is not None
 
 
 class Scanner:
-    """Watches one answer. Feed it every piece; read its fields at any time.
+    """Scans one answer. Feed it every piece; its fields may be read at any time.
 
-    `comments_size`: bytes of pieces that are nothing but comments, which are no sign of progress.
+    `comments_size`: bytes of pieces that are only comments, which do not count as progress.
     """
 
     __slots__ = (
@@ -119,11 +120,11 @@ class Scanner:
         self._usage: bytes | None = None
 
     def takes(self, wire: bytes) -> bool:
-        """Take in a piece of the wire if it is one chunk, of one event, of one line: content.
+        """Accept a piece of the wire if it is one chunk of one event of one line with content.
 
-        That is, a line which can tell no more than that: no usage, no error, no end. Nothing of it
-        is kept. Anything else is refused, to be framed and fed: false. The piece must begin between
-        two chunks and two events (`is_between`).
+        That is, without usage, error or end; nothing of it is kept. False for any other piece,
+        which is to be framed and fed. The piece must begin between two chunks and two events
+        (`is_between`).
         """
         size = len(wire)
         if size >= len(_starts):
@@ -146,11 +147,11 @@ class Scanner:
 
     @property
     def is_between(self) -> bool:
-        """Whether content has passed, and no newline at the end may be half of a pair."""
+        """Whether content has passed, and the last newline cannot be half of a pair."""
         return self.has_content and not self._open
 
     def feed(self, data: bytes) -> None:
-        """Take in the next piece of the answer's body."""
+        """Scan the next piece of the answer's body."""
         self.size += len(data)
         if data.startswith(b":") and b"\ndata:" not in data:
             self.comments_size += len(data)
@@ -169,15 +170,15 @@ class Scanner:
             del self._recent[:-TAIL_BYTES]
 
     def _count_events(self, data: bytes) -> None:
-        """Pairs of newlines; an odd one at the end waits for the next piece in `_open`."""
+        """Count pairs of newlines; an odd one at the end waits for the next piece in `_open`."""
         self.events += data.count(b"\n\n")
         at_end = len(data) - len(data.rstrip(b"\n"))
         self._open = b"\n" if at_end & 1 else b""
 
     def _look_back(self) -> None:
-        """Note what is in the recent bytes, before they go and whenever somebody asks."""
+        """Search the recent bytes for end and usage; called before they are dropped or read."""
         recent = self._recent
-        # From the end: several times as fast as `in`, where most of the text matches nothing.
+        # rfind is several times as fast as `in` where most of the text matches nothing.
         if not self._ended and (recent.rfind(_HINTS[0]) >= 0 or recent.rfind(_HINTS[1]) >= 0):
             self._ended = any(end in recent for end in _ENDS)
         self._usage = last_usage(recent) or self._usage
@@ -206,7 +207,7 @@ def _is_without_usage(event: bytes) -> bool:
 
 
 def _learn(size: int) -> None:
-    """Note how a piece of this size begins, where one can be a chunk of an event."""
+    """Note how a piece of this size begins, if it can be a chunk of one event."""
     for digits in (1, 2, 3):
         body = b"%x" % max(0, size - digits - 4)
         if len(body) == digits:
@@ -214,7 +215,7 @@ def _learn(size: int) -> None:
 
 
 def last_usage(seen: bytes | bytearray) -> bytes | None:
-    """The last usage object. In a string its quotes are escaped, so no text of a model matches."""
+    """The last usage object; in a JSON string its quotes are escaped, so text cannot match."""
     end = len(seen)
     while (start := seen.rfind(b'"usage"', 0, end)) >= 0:
         if found := _USAGE.match(seen, start):
@@ -224,7 +225,7 @@ def last_usage(seen: bytes | bytearray) -> bytes | None:
 
 
 def _drop(data: bytes) -> None:
-    """Nobody is there yet, or any more."""
+    """Drop bytes while no answer is served."""
 
 
 def _nothing() -> int:
@@ -232,10 +233,10 @@ def _nothing() -> int:
 
 
 class FastPath:
-    """One connection's reads, found in `buffer`: those of plain content go on at once.
+    """Reads of one connection into `buffer`; pieces of plain content are passed on at once.
 
     That is while it serves an answer (`serve`) and is open (`open`); all other reads go to `rest`.
-    Two of its methods are those of `asyncio.BufferedProtocol`.
+    `get_buffer` and `buffer_updated` are those of `asyncio.BufferedProtocol`.
     """
 
     __slots__ = ("_buffer", "_full", "_gone", "_scanner", "_until", "_waiting", "_write", "rest")
@@ -258,22 +259,22 @@ class FastPath:
         full: Callable[[], object],
         gone: Callable[[], object],
     ) -> None:
-        """Pieces are now those of one answer: what `scanner` takes can be written, as it is.
+        """Serve an answer: a piece that `scanner` takes is passed to `write` unchanged.
 
-        `waiting` says how many bytes the receiver has not taken yet, and if there are any, `full`
-        looks whether they are too many. `gone`: a write was refused (RuntimeError).
+        `waiting` returns how many bytes the receiver has not read yet; if there are any, `full`
+        checks whether they are too many. `gone` is called if a write is refused (RuntimeError).
         """
         self._scanner, self._write, self._waiting = scanner, write, waiting
         self._full, self._gone = full, gone
         self._until = 0
 
     def open(self, until: int) -> None:
-        """The last piece ended between two events; pieces may pass up to before event `until`."""
+        """The last piece ended between two events: pass pieces on up to before event `until`."""
         if self._scanner is not None:
             self._until = until
 
     def shut(self) -> None:
-        """The next piece goes to `rest`."""
+        """Send the next piece to `rest`."""
         self._until = 0
 
     def leave(self) -> None:
@@ -285,11 +286,11 @@ class FastPath:
             self._full = self._gone = _nothing
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next read goes; used before anything else can read."""
+        """The buffer of the next read, used before anything else can read."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes were read from the instance."""
+        """`nbytes` were read from the instance."""
         data: bytes = self._buffer[:nbytes].tobytes()
         scanner = self._scanner
         if scanner is None or scanner.events + 1 >= self._until or not scanner.takes(data):

@@ -1,9 +1,9 @@
-"""aiohttp's private parts under public names: the only file of the proxy that knows them.
+"""aiohttp's private parts under public names; no other file of the proxy uses them.
 
-aiohttp keeps a client's connection, its parser and its limits, and offers no other way to refuse a
-message that was parsed, to serve a connection in one task, or to write an answer's bytes past its
-writer. Any release of aiohttp may rename some of this: `test_aiohttp_adapter.py` lists all of it,
-and says what is gone.
+aiohttp keeps a client's connection, its parser and its limits, and has no public way to refuse a
+parsed message, to serve a connection in one task, or to write an answer's bytes past its writer.
+Any release of aiohttp may rename some of this: `test_aiohttp_adapter.py` lists all of it and names
+what is missing.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from aiohttp.web_protocol import ERROR, RequestHandler, _ErrInfo
 from multidict import CIMultiDict
 
 Unreadable = _ErrInfo
-"""Stands in the queue for a message that could not be read, with the exception that says why."""
+"""Queued in place of a message that could not be parsed, with the exception."""
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
 _NO_HEADERS = CIMultiDict[str]()
-"""Of answers whose head goes round aiohttp: one for all."""
+"""Shared by all answers whose head bypasses aiohttp."""
 
 
 class Slot(Protocol[T]):
-    """An attribute of aiohttp's object that goes by another name here."""
+    """An attribute of aiohttp's object under another name."""
 
     def __get__(self, holder: object, kind: type | None = None, /) -> T:
-        """Read it."""
+        """Get the attribute."""
 
     def __set__(self, holder: object, value: T, /) -> None:
-        """Write it."""
+        """Set the attribute."""
 
 
 def _slot(owner: type, name: str) -> Any:
-    """The descriptor of a slot: under another name it is as fast, which a property is not."""
+    """The descriptor of a slot: under another name it is as fast, unlike a property."""
     return getattr(owner, name)
 
 
 def unreadable(status: int, error: Exception) -> Unreadable:
-    """What stands in the queue for a message that is refused."""
+    """The queue entry for a message that is refused."""
     return _ErrInfo(status=status, exc=error, message="")
 
 
 class AiohttpConnection(RequestHandler):
     """A client's connection as aiohttp has it.
 
-    `messages`: what was parsed and is not served yet, with each one's body. `waiter`: set while
-    the serving task waits for a message. `has_closed`: nothing more is written. `is_closing`:
-    closed after the message in service. `reading_paused`: a body that nobody reads is long enough;
-    `buffer_paused`: the queue is.
+    `messages`: parsed and not served yet, with their bodies. `waiter`: set while the serving task
+    waits for a message. `has_closed`: nothing more is written. `is_closing`: closed after the
+    message in service. `reading_paused`: by a body that is not read; `buffer_paused`: by a full
+    queue.
     """
 
     __slots__ = ()
@@ -81,7 +81,7 @@ class AiohttpConnection(RequestHandler):
     handle_request = RequestHandler._handle_request
 
     def next_message(self) -> tuple[RawRequestMessage | Unreadable, StreamReader]:
-        """Take the next message off the queue; its parser may go on."""
+        """Take the next message off the queue; the parser may go on."""
         taken = self.messages.popleft()
         if self._parser is not None:
             self._parser.message_consumed()
@@ -92,7 +92,7 @@ class AiohttpConnection(RequestHandler):
     def request_of(
         self, message: RawRequestMessage | Unreadable, payload: StreamReader
     ) -> tuple[web.BaseRequest, Handler]:
-        """The request that a message makes, and what answers it."""
+        """The request of a message, and its handler."""
         handler = self._request_handler
         if isinstance(message, _ErrInfo):
             handler, message = self._make_error_handler(message), ERROR
@@ -106,7 +106,7 @@ class AiohttpConnection(RequestHandler):
         return self._request_factory(message, payload, self, writer, task), handler
 
     def begin_idle_time(self) -> None:
-        """The connection is kept for another request, for as long as an idle one may be."""
+        """Start the keep-alive timeout: the connection waits for another request."""
         close_s = self.loop.time() + self._keepalive_timeout
         self._next_keepalive_close_time = close_s
         if self._keepalive_handle is None:
@@ -115,19 +115,19 @@ class AiohttpConnection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """What aiohttp does with an answer; nothing where its bytes have gone round it."""
+        """Finish an answer as aiohttp does; nothing to do if its bytes have bypassed aiohttp."""
         if resp._eof_sent and not self._upgraded:
             return resp, False
         return await super().finish_response(request, resp, start_time)
 
 
 def release_task(request: web.BaseRequest) -> None:
-    """Break the cycle of a request and the task that served it."""
+    """Break the reference cycle between a request and the task that served it."""
     request._task = None  # type: ignore[assignment]
 
 
 class AiohttpServer(web.Server):
-    """Makes the connections of one listener, in the place of the server that aiohttp `made`."""
+    """Makes the connections of one listener, in place of aiohttp's own server `made`."""
 
     def __init__(self, made: web.Server) -> None:
         super().__init__(
@@ -138,7 +138,7 @@ class AiohttpServer(web.Server):
         )
         self.loop = made._loop
         self.options = made._kwargs
-        """What each connection is made with."""
+        """Arguments of each connection's constructor."""
 
     @property
     def open_connections(self) -> int:
@@ -147,7 +147,7 @@ class AiohttpServer(web.Server):
 
 
 class AiohttpRunner(web.AppRunner):
-    """Runs an application behind a server that it `exchanges` for aiohttp's own."""
+    """Runs an application with a server that `exchange_server` puts in place of aiohttp's own."""
 
     __slots__ = ()
 
@@ -160,7 +160,7 @@ class AiohttpRunner(web.AppRunner):
 
 
 class AiohttpSite(web.TCPSite):
-    """A site whose listening socket its subclass makes: `server` is what accepts on it."""
+    """A site whose listening socket is made by the subclass; `server` accepts on it."""
 
     runner: Slot[web.AppRunner] = _slot(web.TCPSite, "_runner")
     server: Slot[asyncio.AbstractServer | None] = _slot(web.TCPSite, "_server")
@@ -170,12 +170,12 @@ class AiohttpSite(web.TCPSite):
     backlog: Slot[int] = _slot(web.TCPSite, "_backlog")
 
     async def register(self) -> None:
-        """Enter it in the list of its runner, without listening."""
+        """Add the site to its runner, without listening."""
         await super(web.TCPSite, self).start()
 
 
 class AiohttpResponse(web.StreamResponse):
-    """A response whose bytes go round aiohttp, which is told how far they have come."""
+    """A response whose bytes bypass aiohttp; its owner tells aiohttp how much was sent."""
 
     def __init__(self, status: int, *, keep_alive: bool) -> None:
         # What aiohttp's own `__init__` sets, without its three calls: every request makes one.
@@ -185,10 +185,10 @@ class AiohttpResponse(web.StreamResponse):
         self._keep_alive = keep_alive
 
     def note_head(self, writer: AbstractStreamWriter, size: int) -> None:
-        """The head is out: `size` bytes, which aiohttp's writer of the request is told of."""
+        """The head of `size` bytes was sent; tell aiohttp's writer of the request."""
         self._payload_writer = writer
         writer.output_size = size
 
     def note_end(self) -> None:
-        """Everything is out that will be."""
+        """The last byte was sent."""
         self._eof_sent = True

@@ -1,10 +1,9 @@
-"""A client's connection: aiohttp's, but stricter with bytes, and with limits on what it waits for.
+"""A client's connection: aiohttp's, with stricter checks, a header timeout and a pipeline limit.
 
 aiohttp parses. This module refuses what aiohttp would accept or wait for: a request line, version,
-target, method or Host that no server behind may see; a head that does not come to its end; a body
-that breaks off in its framing while a handler waits for it; more requests at once than one client
-can mean. Error answers are fixed texts: aiohttp's own quote the line that offended, which may be a
-key.
+target, method or Host that no server behind may see; an incomplete head; a body whose framing
+breaks while a handler waits for it; too many requests at once. Error answers are fixed texts, since
+aiohttp's own quote the offending line, which may be a key.
 """
 
 from __future__ import annotations
@@ -43,27 +42,27 @@ from proxy.protocol.request_framing import (
 )
 
 QUEUED_MAX = 8
-"""Requests that may wait behind the one in service. aiohttp would stop reading, and never see the
-client leave, from 32 on."""
+"""Requests that may wait behind the one in service; more abort the connection. From 32 on aiohttp
+would stop reading and not see the client leave."""
 LONG_READ_BYTES, LONG_READS = 131072, 3
-"""After so many reads of such length it is everybody else's turn. libuv would read on up to 32
-times, and a turn after each was 2 % dearer for 400 kB."""
+"""After this many reads of this length the other connections get a turn. libuv would read up to 32
+times in a row; a turn after each read cost 2 % more for 400 kB."""
 LIMITS: dict[str, Any] = {"max_line_size": 8190, "max_field_size": 8190, "max_headers": 100}
 _HOSTS: Memo[str, bool] = Memo(256)
-"""Hosts that were looked at and are fine: clients name few."""
+"""Hosts that were checked and are valid: clients name few."""
 
 
 def has_c_parser() -> bool:
     """Whether aiohttp's compiled parser is in use.
 
-    The one in Python takes other things for HTTP, answers some with a 500 and hangs on others.
+    The one in Python accepts other bytes as HTTP, answers some with a 500 and hangs on others.
     """
     return HttpRequestParser is not HttpRequestParserPy
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a listener's connections share."""
+    """Options of all connections of a listener."""
 
     header_timeout_s: float
     max_body_bytes: int
@@ -96,7 +95,7 @@ class ClientConnection(SerialHandler):
         self._long_reads = 0
 
     def data_received(self, data: bytes) -> None:
-        """Bytes from the client, or none when a paused parser is to go on."""
+        """Bytes from the client; none if a paused parser is to go on."""
         if self._is_broken:
             return
         if len(data) >= LONG_READ_BYTES:
@@ -117,12 +116,12 @@ class ClientConnection(SerialHandler):
             self._give_up()
 
     def resume_reading(self, resume_parser: bool = True) -> None:  # noqa: FBT001, FBT002
-        """Read on. aiohttp asks for it with every body, though nothing was ever paused."""
+        """Resume reading. aiohttp asks for this with every body, even if nothing was paused."""
         if self.reading_paused:
             super().resume_reading(resume_parser)
 
     def _yield(self) -> None:
-        """A long read: now and then the others have their turn."""
+        """Count a long read; after LONG_READS pause, so that other connections get a turn."""
         self._long_reads += 1
         if self._long_reads >= LONG_READS:
             self._long_reads = 0
@@ -130,12 +129,12 @@ class ClientConnection(SerialHandler):
             self.loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
-        """They had it."""
+        """Resume after the pause, unless aiohttp has paused the reading meanwhile."""
         if not self.reading_paused and not self.buffer_paused:
             self.resume_transport()
 
     def _take_whole(self, data: bytes) -> bool:
-        """The nearly only case, cheaply: one message begins here, and no other behind it."""
+        """Check a piece with one new message and no other behind it, the common case, cheaply."""
         message, payload = self.messages[-1]
         if isinstance(message, Unreadable) or message.chunked or message.upgrade:
             return False
@@ -151,7 +150,7 @@ class ClientConnection(SerialHandler):
         return True
 
     def _take(self, data: bytes, new: int) -> None:
-        """Any other piece: parts of heads, chunks, several messages, errors."""
+        """Check any other piece: parts of heads, chunks, several messages, errors."""
         try:
             self._bounds.feed(data)
             self._take_messages(len(self.messages) - new)
@@ -166,7 +165,7 @@ class ClientConnection(SerialHandler):
             self._heads.forget(self)
 
     def _take_more(self, data: bytes, new: int) -> None:
-        """Any piece behind the last request's head, its body's or not."""
+        """A piece after the last request's head: its body, or bytes to drop."""
         self._drop(new)
         try:
             self._take_rest(data)
@@ -176,12 +175,12 @@ class ClientConnection(SerialHandler):
             self._broke(Refusal.FRAMING)
 
     def _take_messages(self, first: int) -> None:
-        """Look at the queue's messages from `first` on; raises FramingError."""
+        """Check the queue's messages from `first` on; raises FramingError."""
         for index in range(first, len(self.messages)):
             message, payload = self.messages[index]
             if isinstance(message, Unreadable):
                 self._failed(index, refusal_of(message.exc))
-                message.exc.__traceback__ = None  # aiohttp's frame, which holds the message
+                message.exc.__traceback__ = None  # aiohttp's frame refers to the message
                 return
             head = self._bounds.head()
             if refusal := self._complaint(message) or _complaint_of(head):
@@ -196,7 +195,7 @@ class ClientConnection(SerialHandler):
                 return
 
     def _complaint(self, message: RawRequestMessage) -> Refusal | None:
-        """What is wrong with a head that the parser took."""
+        """Why a head that the parser accepted is refused; None if it is not."""
         headers = message.headers
         if message.version is not HttpVersion11 and (refusal := _of_version(message)):
             return refusal
@@ -211,9 +210,9 @@ class ClientConnection(SerialHandler):
         return self._expectation(headers) if "Expect" in headers else None
 
     def _take_last(self, index: int) -> None:
-        """A request that asks for another protocol is answered in this one, and is the last.
+        """Serve a request for another protocol over HTTP/1.1, as the connection's last one.
 
-        The parser drops what came behind it in one piece: what follows that may begin anywhere.
+        The parser drops the bytes behind it in the same piece, so later bytes may begin anywhere.
         """
         message, payload = self.messages[index]
         assert not isinstance(message, Unreadable)
@@ -223,14 +222,14 @@ class ClientConnection(SerialHandler):
         self._take_rest()
 
     def _take_rest(self, data: bytes = b"") -> None:
-        """More of the last request's body; raises FramingError."""
+        """Frame more of the last request's body; raises FramingError."""
         self._bounds.feed(data)
         if not self._bounds.in_body:
             self._bounds.pending.clear()
             self._is_refused = True
 
     def _expectation(self, headers: Any) -> Refusal | None:
-        """Before a client is told to go on: whether it should."""
+        """Why a request with Expect gets no 100 Continue; None if it does."""
         if headers["Expect"].lower() != "100-continue":
             return Refusal.EXPECTATION
         length = int(headers.get("Content-Length", "0"))
@@ -241,11 +240,11 @@ class ClientConnection(SerialHandler):
         return len(self.messages) > QUEUED_MAX + (not is_serving)
 
     def _is_deaf(self) -> bool:
-        """Whether a waiting request's body has stopped the reading: no news of the client then."""
+        """Whether an unread body has stopped the reading, which hides a client's leaving."""
         return self.reading_paused and self.current_request is not None
 
     def _give_up(self) -> None:
-        """Too much at once: the request in service is cancelled, as by a client that leaves."""
+        """Abort at too many requests: the one in service is cancelled as if its client had left."""
         self._note(Refusal.PIPELINED)
         self._is_broken = True
         self.messages.clear()
@@ -254,18 +253,18 @@ class ClientConnection(SerialHandler):
             self.transport.abort()
 
     def head_is_late(self) -> None:
-        """The head has not come to its end in time."""
+        """The head was not complete in time."""
         self._refuse(Refusal.HEAD_LATE)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer with an error behind whatever is in service, then close."""
+        """Queue an error answer after the requests in the queue, then close."""
         self._note(refusal)
         self._is_broken = True
         self.messages.append((_error(refusal), EMPTY_PAYLOAD))
         self._wake()
 
     def _refuse_at(self, index: int, refusal: Refusal) -> None:
-        """Answer a message with an error instead of a handler's answer, and none behind it."""
+        """Replace a message by an error answer, and drop the messages behind it."""
         _, payload = self.messages[index]
         self._drop(len(self.messages) - index)
         self._note(refusal)
@@ -273,7 +272,7 @@ class ClientConnection(SerialHandler):
         self.messages.append((_error(refusal), payload))
 
     def _failed(self, index: int, refusal: Refusal) -> None:
-        """The parser has given up: on a head, or on a body that a handler may be waiting for."""
+        """The parser has failed: on a head, or on a body that a handler may be waiting for."""
         if self._body.is_eof():
             self._refuse_at(index, refusal)
         else:
@@ -282,13 +281,13 @@ class ClientConnection(SerialHandler):
         self._is_broken = True
 
     def _drop(self, count: int) -> None:
-        """Forget the last messages of the queue."""
+        """Remove the last messages of the queue."""
         for _ in range(count):
             message, _ = self.messages.pop()
             self._is_broken |= isinstance(message, Unreadable)
 
     def _broke(self, refusal: Refusal) -> None:
-        """The body's framing is broken: a handler that waits for it answers, then this closes.
+        """The body's framing is broken: fail the handler that waits for it, then close.
 
         aiohttp would queue an error behind a handler that waits for ever.
         """
@@ -298,7 +297,7 @@ class ClientConnection(SerialHandler):
         self._body.set_exception(RefusedError(refusal))
 
     def stop_lingering(self) -> None:
-        """Enough was waited for this client: the rest of its body is not read."""
+        """Do not read the rest of this client's body."""
         self.lingering_s = 0.0
 
     def _note(self, refusal: Refusal) -> None:
@@ -309,7 +308,7 @@ class ClientConnection(SerialHandler):
             self.waiter.set_result(None)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Gone; its last body lets go, else a cycle would keep both."""
+        """Closed. The last body is released, else a reference cycle would keep it."""
         self._heads.forget(self)
         self._body = EMPTY_PAYLOAD
         super().connection_lost(exc)
@@ -321,7 +320,7 @@ class ClientConnection(SerialHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """An OpenAI-shaped error in fixed words; a defect of ours is logged with its traceback."""
+        """An OpenAI-shaped error as a fixed text; a defect is logged with its traceback."""
         del message
         error = exc if isinstance(exc, ProxyError) else ProxyError("internal error")
         if error is not exc:
@@ -335,14 +334,14 @@ class ClientConnection(SerialHandler):
 
 
 def _of_version(message: RawRequestMessage) -> Refusal | None:
-    """What is wrong with a message that is not HTTP/1.1."""
+    """Why a message that is not HTTP/1.1 is refused; None for a valid HTTP/1.0 message."""
     if message.version is not HttpVersion10:
         return Refusal.VERSION
-    return Refusal.FRAMING if message.chunked else None  # that version has no chunks
+    return Refusal.FRAMING if message.chunked else None  # HTTP/1.0 has no chunks
 
 
 def _complaint_of(head: bytes | None) -> Refusal | None:
-    """What is wrong with a head's bytes; None is one that begins elsewhere than the parser says."""
+    """Why a head's bytes are refused. `head` None: it begins elsewhere than the parser says."""
     if head is None:
         return Refusal.FRAMING
     if len(head) > HEAD_BYTES:
@@ -362,23 +361,23 @@ def _error(refusal: Refusal) -> Unreadable:
 
 
 class HeaderTimeouts:
-    """Connections whose head has begun and is not complete; one timer for all of them."""
+    """Connections with an incomplete head; one timer for all of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._seconds = seconds
         self._due_s: dict[ClientConnection, float] = {}
-        """In the order in which they are due."""
+        """Due times, the earliest first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, connection: ClientConnection) -> None:
-        """A head has begun, if it had not already."""
+        """A head has begun; its time starts unless it had begun before."""
         due_s = self._due_s.setdefault(connection, self._loop.time() + self._seconds)
         if self._timer is None:
             self._timer = self._loop.call_at(due_s, self._look)
 
     def forget(self, connection: ClientConnection) -> None:
-        """It is complete, or the connection is gone."""
+        """The head is complete, or the connection is closed."""
         self._due_s.pop(connection, None)
 
     def _look(self) -> None:
@@ -397,18 +396,18 @@ class ConnectionFactory(AiohttpServer):
     """Makes the connections of one listener."""
 
     def __init__(self, made: web.Server, rules: Rules) -> None:
-        """`made`: aiohttp's own server over the same application."""
+        """`made`: aiohttp's own server of the same application."""
         super().__init__(made)
         self._rules = rules
         self._heads = HeaderTimeouts(self.loop, rules.header_timeout_s)
 
     def __call__(self) -> RequestHandler:
-        """A connection was accepted."""
+        """Make the protocol of an accepted connection."""
         return ClientConnection(self, self._rules, self._heads, loop=self.loop, **self.options)
 
 
 class Runner(AiohttpRunner):
-    """Runs an application behind this edge."""
+    """Runs an application with `ClientConnection` for its connections."""
 
     __slots__ = ("_rules",)
 
@@ -417,10 +416,10 @@ class Runner(AiohttpRunner):
         self._rules = rules
 
     def exchange_server(self, made: web.Server) -> ConnectionFactory:
-        """One that makes the connections of here."""
+        """A ConnectionFactory in place of aiohttp's server."""
         return ConnectionFactory(made, self._rules)
 
 
 def connection_of(request: web.BaseRequest) -> ClientConnection:
-    """The connection that a request came over."""
+    """The connection over which a request came."""
     return cast(ClientConnection, request.protocol)

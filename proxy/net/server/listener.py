@@ -1,9 +1,9 @@
-"""Listening ports: their TLS context can be exchanged while in use, their clients are limited.
+"""Listening ports, whose TLS context can be exchanged, and a limit on client connections.
 
 A request needs one descriptor for its client and one or two for instances. If clients could take
-all descriptors, no instance could be reached for the clients who are already connected. A client
-above the limit is told so with a 503 from one of a few reserved places, and closed; above those it
-is just closed.
+all descriptors, no instance could be reached for the clients that are already connected. A client
+above the limit gets a 503 from one of a few reserved places and is closed; if no place is free, it
+is closed without an answer.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from proxy.net.server.aiohttp_adapter import AiohttpServer, AiohttpSite
 from proxy.protocol.errors import overloaded
 
 HANDSHAKE_S = 10.0
-"""A client that has not shaken hands by then holds a connection for nothing."""
+"""A client that has not finished the TLS handshake after this time is closed."""
 GOODBYE_S = 2.0
-"""How long a client may take to say goodbye in TLS before its connection is closed without."""
+"""Time for a client's TLS close_notify before its connection is closed without it."""
 
 
 class Site(AiohttpSite):
-    """As aiohttp's, and `exchange`, and on sockets that were handed down."""
+    """aiohttp's site, with `exchange` for its TLS context, and on inherited sockets."""
 
     inherited: Sequence[socket.socket] = ()
-    """Listen on these, if there are any, instead of binding."""
+    """Sockets to listen on instead of binding, if there are any."""
 
     def answerer(self) -> Callable[[], asyncio.Protocol]:
-        """What makes a new connection's protocol; asked once."""
+        """The protocol factory of new connections; called once."""
         return cast(Callable[[], asyncio.Protocol], self.runner.server)
 
     async def start(self) -> None:
-        """Listen."""
+        """Start to listen."""
         await self.register()
         self._answerer = self.answerer()
         if self.inherited:
@@ -49,7 +49,9 @@ class Site(AiohttpSite):
         self.server = await self._listen(self.ssl_context, host=self.host, port=self.wanted_port)
 
     async def _listen(self, secure: ssl.SSLContext | None, **where: Any) -> asyncio.AbstractServer:
-        loop: Any = asyncio.get_running_loop()  # its overloads know no keywords by name
+        loop: Any = (
+            asyncio.get_running_loop()
+        )  # typed as Any: the overloads reject keywords in a dict
         limits = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S}
         given = where | (limits if secure is not None else {})
         server: asyncio.AbstractServer = await loop.create_server(
@@ -58,7 +60,7 @@ class Site(AiohttpSite):
         return server
 
     async def exchange(self, secure: ssl.SSLContext) -> None:
-        """Accept with another context from now on: on the same sockets, so nobody is refused."""
+        """Accept with another TLS context, on the same sockets: no connection is refused."""
         old = self.server
         assert old is not None
         shared = [socket.socket(fileno=os.dup(s.fileno())) for s in self.sockets]
@@ -67,13 +69,13 @@ class Site(AiohttpSite):
 
     @property
     def sockets(self) -> list[socket.socket]:
-        """Those that it listens on."""
+        """The sockets that the site listens on."""
         return getattr(self.server, "sockets", [])
 
     async def _listen_on(
         self, sockets: Sequence[socket.socket], secure: ssl.SSLContext | None
     ) -> None:
-        """A host may be several sockets; each but the first becomes a site of its own."""
+        """Listen on the sockets of one host; each but the first becomes a site of its own."""
         servers = [await self._listen(secure, sock=s) for s in sockets]
         self._take(servers[0], secure)
         for server in servers[1:]:
@@ -87,7 +89,7 @@ class Site(AiohttpSite):
 
 
 def no_listener(listener: str, host: str, port: int, error: OSError) -> str:
-    """Which of them, and why; asyncio's own words name an address that may be another one's."""
+    """Which listener failed, and why; asyncio's own text may name another address."""
     prefix = "admin_" if listener == "admin" else ""
     number = error.errno or 0
     why = os.strerror(number) if number > 0 else error.strerror or str(error)
@@ -95,15 +97,16 @@ def no_listener(listener: str, host: str, port: int, error: OSError) -> str:
 
 
 CLIENTS_RATIO = 0.45
-"""Of the descriptors: less than half, as Envoy advises, so each client can have an instance."""
+"""Share of the descriptors for clients: less than half, as Envoy advises, so that each client can
+have an instance."""
 OWN_DESCRIPTORS = 32
-"""Listeners, logs, event loop, probes, the reserved places."""
+"""Descriptors for listeners, logs, event loop, probes and reserved places."""
 MOST_DESCRIPTORS = 1 << 20
-"""A hard limit may be absurd; more than this is not asked for."""
+"""Most descriptors asked for, since a hard limit may be far too high."""
 PLACES = 8
-"""Refusals that are being said; others are closed without a word."""
+"""Clients that may be reading a refusal at once; further ones are closed without an answer."""
 REFUSED_LINGER_S = 1.0
-"""How long a refused client may take to read it: an early close could reset the words away."""
+"""Time for a refused client to read the refusal: an early close could reset it away."""
 _BODY = orjson.dumps(overloaded("Service temporarily unavailable: too many connections", 503))
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
@@ -113,7 +116,7 @@ _log = logging.getLogger(__name__)
 
 
 def raise_descriptor_limit() -> int:
-    """Take the soft limit as high as is allowed; returns what it is now."""
+    """Raise the soft descriptor limit as far as allowed; returns the limit in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -127,7 +130,7 @@ def raise_descriptor_limit() -> int:
 
 
 def client_cap(wanted: int | None) -> int:
-    """How many clients may be connected: what the operator wants, or what the descriptors allow."""
+    """Most client connections: as the operator wants, else as the descriptors allow."""
     descriptors = raise_descriptor_limit()
     allowed = max(1, int(CLIENTS_RATIO * (descriptors - OWN_DESCRIPTORS)))
     if wanted is not None and wanted > allowed:
@@ -142,7 +145,7 @@ def client_cap(wanted: int | None) -> int:
 
 
 class ConnectionLimit:
-    """How many are in, how many may be, and who is being refused."""
+    """Counts client connections against the limit, and keeps the refused ones."""
 
     def __init__(self, cap: int, on_refused: Callable[[], None]) -> None:
         self.cap = cap
@@ -152,20 +155,20 @@ class ConnectionLimit:
 
     @property
     def open(self) -> int:
-        """Connections that are being served."""
+        """Number of connections being served."""
         return self._server.open_connections if self._server is not None else 0
 
     def guard(self, server: AiohttpServer) -> Callable[[], asyncio.Protocol]:
-        """The protocol factory to listen with, instead of `server` itself."""
+        """The protocol factory to listen with, in place of `server` itself."""
         self._server = server
         return lambda: PendingConnection(self, server)
 
 
 class PendingConnection(asyncio.Protocol):
-    """A new connection: handed to the server, or told that it is one too many, and closed.
+    """A new connection: passed to the server, or refused with a 503 and closed if over the limit.
 
-    It is decided when the connection is there, not when its protocol is made: of a burst the loop
-    makes all protocols first.
+    This is decided when the connection is made, not when its protocol is: of a burst the loop makes
+    all protocols first.
     """
 
     def __init__(self, limit: ConnectionLimit, server: AiohttpServer) -> None:
@@ -173,8 +176,10 @@ class PendingConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """In, or refused before anything was asked."""
-        transport = cast(asyncio.Transport, transport)  # uvloop's is none by name
+        """Pass the connection to the server, or refuse it, before any byte is read."""
+        transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's is no subclass of asyncio.Transport
         if self._limit.open >= self._limit.cap:
             self._refuse(transport)
             return
@@ -183,7 +188,7 @@ class PendingConnection(asyncio.Protocol):
         handler.connection_made(transport)
 
     def _refuse(self, transport: asyncio.Transport) -> None:
-        """What the client still sends is dropped until it closes."""
+        """Send the 503; what the client still sends is dropped until it closes."""
         self._limit.on_refused()
         if len(self._limit.refusing) >= PLACES:
             transport.abort()
@@ -195,7 +200,7 @@ class PendingConnection(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_later(REFUSED_LINGER_S, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The place is free again."""
+        """Free the place."""
         del exc
         self._limit.refusing.discard(self)
         if self._timer is not None:
@@ -203,7 +208,7 @@ class PendingConnection(asyncio.Protocol):
 
 
 class GuardedSite(Site):
-    """A listener whose connections are limited in number."""
+    """A listener with a limit on its connections."""
 
     def __init__(
         self,
@@ -219,7 +224,7 @@ class GuardedSite(Site):
         self._limit = limit
 
     def answerer(self) -> Callable[[], asyncio.Protocol]:
-        """The server's, behind the limit."""
+        """The server's factory behind the limit."""
         server = self.runner.server
         assert isinstance(server, AiohttpServer)
         return self._limit.guard(server)

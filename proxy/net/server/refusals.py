@@ -1,4 +1,4 @@
-"""What a refused connection is told, and what is counted and logged of it: never its own bytes."""
+"""Answers to malformed requests, their count and their log line; the client's bytes are in none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from proxy.protocol.request_framing import HEAD_BYTES, Refusal
 from proxy.telemetry.log import Throttle
 
 _log = logging.getLogger(__name__)
-_SAID: dict[Refusal, tuple[int, str]] = {
+_ANSWERS: dict[Refusal, tuple[int, str]] = {
     Refusal.SYNTAX: (400, "the request is not valid HTTP"),
     Refusal.LINE: (400, "request line: must be METHOD TARGET HTTP/1.1, one blank between each"),
     Refusal.METHOD: (405, "method: not one that is served here"),
@@ -61,20 +61,20 @@ _BY_WORDS = {
 
 
 class RefusedError(BadRequestError):
-    """Bytes that are no request, or none that is taken; also what a handler waiting for them gets.
+    """Bytes that are not an acceptable request; also raised in a handler that waits for them.
 
     The message is one of a fixed set.
     """
 
     def __init__(self, refusal: Refusal) -> None:
-        status, message = _SAID[refusal]
+        status, message = _ANSWERS[refusal]
         super().__init__(message)
         self.status = status
         self.refusal = refusal
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """The parser's complaint without what it complains about: it would quote a header's line."""
+    """The refusal of a parser's error; the error's own text would quote a header line."""
     if isinstance(error, HttpProcessingError):
         for kind, refusal in _BY_ERROR:
             if isinstance(error, kind):
@@ -84,19 +84,19 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 class RefusalLog:
-    """Counts refusals; one throttled line, however many there are."""
+    """Counts refusals, and logs them in one throttled line."""
 
     def __init__(self, count: Callable[[Refusal], None]) -> None:
         self._count = count
-        self._unsaid: Counter[Refusal] = Counter()
+        self._unlogged: Counter[Refusal] = Counter()
         self._throttle = Throttle()
 
     def note(self, refusal: Refusal, now_s: float) -> None:
-        """One connection was refused; `now_s` is the loop's time."""
+        """Count one refused connection; `now_s` is the loop's time."""
         self._count(refusal)
-        self._unsaid[refusal] += 1
+        self._unlogged[refusal] += 1
         if self._throttle.turn(None, now_s) is None:
             return
-        said = ", ".join(f"{reason} {count}" for reason, count in self._unsaid.items())
-        _log.warning("malformed requests refused: %s", said)
-        self._unsaid.clear()
+        counts = ", ".join(f"{reason} {count}" for reason, count in self._unlogged.items())
+        _log.warning("malformed requests refused: %s", counts)
+        self._unlogged.clear()

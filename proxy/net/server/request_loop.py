@@ -1,8 +1,8 @@
-"""aiohttp's connection, serving its requests in the one task that it has anyway.
+"""Serves all requests of a client's connection in one task.
 
-aiohttp makes a task for each request, so that context variables are apart; nothing here has any.
-Two passes of the event loop and a dozen calls are saved, which is as much as a placement costs.
-Everything else is as aiohttp does it: keep-alive, lingering, errors, cancellation.
+aiohttp makes a task for each request, to separate context variables; the proxy has none. This saves
+two passes of the event loop and a dozen calls, as much as a placement costs. Keep-alive, lingering,
+errors and cancellation are as in aiohttp.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.net.server.aiohttp_adapter import AiohttpConnection, Unreadable, rele
 
 
 class SerialHandler(AiohttpConnection):
-    """One client's connection."""
+    """aiohttp's connection with one task for all of its requests."""
 
     __slots__ = ()
 
@@ -30,7 +30,7 @@ class SerialHandler(AiohttpConnection):
                     await self.waiter
                 finally:
                     self.waiter = None
-                continue  # woken, and then given up: there may be none
+                continue  # the message that woke this task may have been dropped since
             goes_on = await self._serve(*self.next_message())
         if not self.has_closed:
             self.serving_task = None
@@ -38,7 +38,7 @@ class SerialHandler(AiohttpConnection):
                 self.transport.close()
 
     async def _serve(self, message: RawRequestMessage | Unreadable, payload: StreamReader) -> bool:
-        """Answer one message; whether another one may follow on this connection."""
+        """Answer one message; True if another one may follow on this connection."""
         request, handler = self.request_of(message, payload)
         try:
             response, is_reset = await self.handle_request(request, None, handler)
@@ -63,7 +63,7 @@ class SerialHandler(AiohttpConnection):
         return True
 
     async def _linger(self, payload: StreamReader) -> None:
-        """Read what is left of a body, for a while, so that its client gets to see the answer."""
+        """Read the rest of a body, for a while, so that its client can read the answer."""
         end_s = self.loop.time() + self.lingering_s
         try:
             while not (payload.is_eof() or self.has_closed) and self.loop.time() < end_s:

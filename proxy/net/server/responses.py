@@ -1,4 +1,4 @@
-"""Every answer and error event that the proxy makes itself."""
+"""Answers and error events that the proxy makes itself."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ MESSAGES = {
     RejectReason.DRAINING: "Service temporarily unavailable: the proxy is stopping",
     RejectReason.MEMORY: "Service temporarily unavailable: the proxy is short of memory",
 }
-"""What is no overload of the instances, and a 503 whatever the status for that is."""
+"""Messages of refusals that are not the instances' overload: always a 503."""
 Headers = CIMultiDict[str]
 SERVER = "cache-proxy"
-"""Of every answer that is not an instance's: what it is made with is nobody's business."""
+"""Server header of every answer, so that the libraries in use are not disclosed."""
 
 
 def busy(reject: Reject, overload_status: int, headers: Headers) -> web.Response:
@@ -57,7 +57,7 @@ def error(failed: ProxyError, headers: Headers) -> web.Response:
 
 
 def refusal(failure: UpstreamFailure, headers: Headers, unix_now_s: float) -> web.Response:
-    """Nobody could answer: the last instance's own words; raises ProxyError if it had none."""
+    """The last instance's own answer if all have failed; raises ProxyError if there is none."""
     if failure.status is None and failure.kind in (FailureKind.TIMEOUT, FailureKind.LATE):
         late = f"upstream: {failure.detail} (--ttft-timeout)"
         raise UpstreamTimeoutError(late, code="ttft_timeout")
@@ -89,8 +89,8 @@ def error_event(
     form = endpoint_of(path).error_form
     error = {**openai_error(message, type_, code), "request_id": request_id}
     if form is ErrorForm.MESSAGES:
-        said = {"type": "api_error", "message": message, "code": code}
-        body = {"type": "error", "error": said, "request_id": request_id}
+        detail = {"type": "api_error", "message": message, "code": code}
+        body = {"type": "error", "error": detail, "request_id": request_id}
         return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
     if form is ErrorForm.RESPONSES:
         own = {"type": "error", "code": code, "message": message, "param": None}
@@ -100,14 +100,14 @@ def error_event(
 
 
 def json_response(body: object, status: int = 200) -> web.Response:
-    """JSON without a detour over str."""
+    """A JSON answer, encoded without a detour over str."""
     return web.Response(
         status=status, body=orjson.dumps(body), content_type="application/json", charset="utf-8"
     )
 
 
 def unavailable(body: object, retry_after_s: float) -> web.Response:
-    """The same as a 503, which says when to look again."""
+    """A 503 with a JSON body and Retry-After."""
     response = json_response(body, 503)
     response.headers["Retry-After"] = str(round(retry_after_s))
     return response

@@ -1,4 +1,4 @@
-"""The KV engine's id, as the engine's bootstrap server tells it."""
+"""Reads the KV engine's id from an answer of its bootstrap server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENGINE_ID_CHARS = 256
 def read_engine_id(body: bytes) -> str | None:
     """The id of data-parallel rank 0 in a bootstrap server's `/query` answer.
 
-    None while no engine is registered; raises UpstreamFailure where the answer is no such thing.
+    None while no engine is registered; raises UpstreamFailure if the answer is not of that form.
     """
     try:
         ranks = orjson.loads(body)

@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one instance: its connections, its engine id, and the news that it has gone.
+"""HTTP/1.1 to one instance: requests, probes, its engine id; ends waits when it goes down.
 
-A kept connection that turns out to be stale is replayed once on a fresh one, which no client
-notices.
+A request on a kept connection that turns out to be stale is replayed once on a fresh one; its
+client does not notice.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from proxy.protocol.headers import request_head
 from proxy.telemetry.log import Throttle
 
 ANSWER_BYTES = 2 << 20
-"""A longer answer of a prefill leg is not looked at: what it may name takes less (kvparams)."""
+"""A longer answer of a prefill leg is not parsed: the allowed KV parameters take less
+(connectors.params)."""
 PROBE_BYTES = 64 << 10
-"""The most that is read of an answer to a probe."""
+"""Most bytes read of an answer to a probe."""
 LIST_BYTES = 1 << 20
-"""The same where the answer is a list: models, metrics."""
+"""Most bytes read of a list: models, metrics."""
 OnSent = Callable[[UpstreamResponse], None]
 
 
 class Scope(Protocol):
-    """What can be ended early: `Limit`, or `asyncio.Timeout`."""
+    """A time limit that can be ended early: `Limit`, or `asyncio.Timeout`."""
 
     def reschedule(self, when_s: float, /) -> None:
         """Set the end, in the loop's time."""
 
 
 class Upstream:
-    """One instance's connections. `connect_timeout_s` bounds each attempt to connect.
+    """One instance's connections. `connect_timeout_s` limits each attempt to connect.
 
     `on_replay` is called when a stale connection was replaced.
     """
@@ -57,12 +58,13 @@ class Upstream:
         self._connect_timeout_s = connect_timeout_s
         self.is_down = False
         self.throttle = Throttle()
-        """Of the lines about its answers."""
+        """Throttle of log lines about this instance's answers."""
         self._id = EngineId()
         self.has_new_engine = False
-        """Another engine id was seen than before; for whoever acts on it to reset."""
+        """Another engine id was seen than before; reset by the caller that acts on it."""
         self.watchers: set[Scope] = set()
-        """What `watch` holds; to be used alone where its own cost matters."""
+        """Time limits that end when the instance goes down. Callers for which `watch` is too slow
+        add to this set themselves."""
         self._connect_options = connect_options = connect_options or ConnectOptions()
         self._pool = Pool(instance.url, connect_timeout_s, connect_options)
         bootstrap_url = instance.bootstrap_url
@@ -78,7 +80,7 @@ class Upstream:
 
     @property
     def in_use(self) -> int:
-        """Connections that serve a request."""
+        """Number of connections that serve a request."""
         return self._pool.in_use
 
     def send(
@@ -91,8 +93,8 @@ class Upstream:
     ) -> Coroutine[None, None, UpstreamResponse]:
         """Send a request and wait for the answer's head; raises UpstreamFailure.
 
-        `headers`: lines, each with its end. Of a stream the first bytes are waited for as well.
-        `on_sent`: from now on the instance may have seen it.
+        `headers`: lines, each with its end. For a stream this also waits for the first bytes.
+        `on_sent` is called when the request is sent: from then on the instance may have seen it.
         """
         head = request_head(method, path, self._pool.host_header, headers, body)
         is_head = method == "HEAD"
@@ -101,16 +103,16 @@ class Upstream:
     async def get(
         self, path: str, timeout_s: float, headers: bytes = b"", limit: int = PROBE_BYTES
     ) -> bytes:
-        """The body of a 200 answer to GET; raises UpstreamFailure. For probes and scrapes.
+        """The body of a 200 answer to GET, for probes and scrapes; raises UpstreamFailure.
 
-        No more than `limit` bytes of it. A redirect is a failure like any other status.
+        At most `limit` bytes of it. A redirect is a failure like any other status.
         """
         return await _get(self._pool, path, timeout_s, headers or self._connect_options.auth, limit)
 
     async def engine_id(self) -> str | None:
-        """The KV engine's id, asked from the bootstrap server when not known; None without one.
+        """The KV engine's id, read from the bootstrap server if unknown; None without one.
 
-        Raises UpstreamFailure when it cannot be asked.
+        Raises UpstreamFailure if the server cannot be asked.
         """
         now_s = asyncio.get_running_loop().time()
         if self._id.known(now_s) is None and self._id.may_ask(now_s):
@@ -118,9 +120,9 @@ class Upstream:
         return self._id.known(now_s)
 
     async def look_up_engine_id(self) -> None:
-        """Ask for the engine's id, known or not.
+        """Read the engine's id from the bootstrap server, even if it is known.
 
-        Raises UpstreamFailure; what was known stays for a while.
+        Raises UpstreamFailure; the known id is kept for a while.
         """
         if self._bootstrap is None:
             return
@@ -133,12 +135,12 @@ class Upstream:
         self.has_new_engine |= self._id.answered(found, loop.time())
 
     def forget_engine_id(self) -> None:
-        """A restarted engine has a new id; an old one makes D's pull fail."""
+        """Forget the id: a restarted engine has a new one, and D's pull with the old one fails."""
         self._id.forget()
 
     @contextmanager
     def watch(self, scope: Scope) -> Iterator[None]:
-        """Let a timeout scope run out at once when this instance goes down."""
+        """End a time limit at once if this instance goes down."""
         self.watchers.add(scope)
         try:
             yield
@@ -146,11 +148,11 @@ class Upstream:
             self.watchers.discard(scope)
 
     def came_up(self) -> None:
-        """It answers again."""
+        """The instance answers again."""
         self.is_down = False
 
     def went_down(self) -> None:
-        """End what waits on this instance, and forget what a new incarnation would deny."""
+        """End all waits on this instance, and forget what may differ when it returns."""
         self.is_down = True
         self._id.renew()
         self.has_new_engine = False
@@ -175,8 +177,8 @@ async def _ask(
         try:
             return await reply.begun()
         except UpstreamFailure as failure:
-            # One that was told that its client has gone closes so as well: nobody wants it again,
-            # and a second leg of the same transfer makes vLLM hold its KV for ever.
+            # A connection whose client has left (`has_hung_up`) also closes like this. It is not
+            # replayed: a second leg of the same transfer makes vLLM hold its KV for ever.
             if failure.kind is not FailureKind.RESET or reply.heard or reply.has_hung_up:
                 raise
             on_replay()
@@ -207,7 +209,7 @@ async def _get(
 
 
 def model_cards(body: bytes) -> list[dict[str, object]]:
-    """The cards of a `/v1/models` answer; none when it is not one."""
+    """The model cards of a `/v1/models` answer; empty if it is not one."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:

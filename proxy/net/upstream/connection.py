@@ -1,6 +1,6 @@
 """One HTTP/1.1 connection to an instance.
 
-llhttp (httptools) reads and judges an answer's head, once; the body is framed by
+llhttp (httptools) parses and checks an answer's head, once; the body is framed by
 `protocol/framing.py`, which `UpstreamResponse` drives.
 """
 
@@ -22,32 +22,32 @@ from proxy.protocol.memo import Memo
 from proxy.protocol.sse import FastPath
 
 HEAD_BYTES = 65536
-"""A longer head is refused; informational ones before it count in."""
+"""A longer head is refused; informational heads before it are counted in."""
 READ_BYTES = 65536
-"""The most that is read at once."""
+"""Most bytes of one read."""
 JOIN_BYTES = 32768
-"""Up to here a body is copied behind its head: one buffer is written faster than two."""
+"""A body up to this size is copied behind its head: one buffer is written faster than two."""
 SLICE_BYTES = 524288
-"""So much of a body is sent in one turn of the event loop: a system call that takes 4 MB holds
-every stream up for milliseconds."""
+"""Most bytes of a body that are sent in one turn of the event loop: a system call for 4 MB delays
+every stream by milliseconds."""
 KNOWN_HEADS: Memo[bytes, Head] = Memo(256)
-"""Heads as they were read: an instance's answers of one second, and streams of one length, begin
-with the same bytes."""
+"""Parsed heads by their bytes: an instance's answers of one second, and streams of one length,
+begin with the same bytes."""
 KNOWN_HEAD_BYTES = 2048
-"""A longer head is not kept."""
+"""A longer head is not remembered."""
 INTERIM_MAX = 20
-"""Informational answers (1xx) before the one that counts."""
+"""Most informational answers (1xx) before the final one."""
 _NOT_HTTP = "the answer is not HTTP"
 _CLOSED = "the connection was closed"
 _reads = memoryview(bytearray(READ_BYTES))
 
 
 def _drop(data: bytes) -> None:
-    """Where the bytes of a closed connection go: no reference back to it is left."""
+    """Sink of a closed connection's bytes; it refers to no connection."""
 
 
 class _Reader:
-    """What llhttp calls while it reads a head."""
+    """llhttp's callbacks for a head."""
 
     __slots__ = ("fields", "is_complete")
 
@@ -63,10 +63,10 @@ class _Reader:
 
 
 class UpstreamConnection(asyncio.BufferedProtocol):
-    """A connection, of use to one request at a time. `on_rest` is called when it is free again.
+    """A connection, used by one request at a time. `on_rest` is called when it is free again.
 
-    Reads go into one buffer of the process: so a piece is at most `READ_BYTES`, and so is what
-    comes on top of a client's full buffer. A loop's own reads are four times as long.
+    All reads go into one buffer of the process, so a piece is at most `READ_BYTES`, and so is what
+    comes on top of a client's full buffer. The event loop's own reads are four times as long.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.loop = loop
         self._on_rest, self._on_lost = on_rest, on_lost
         self._reply: UpstreamResponse | None = None
-        # The event loop asks for these once, and calls them with every read.
+        # The event loop gets these attributes once, and calls them for every read.
         self._fast_path = reads = FastPath(_reads)
         self.get_buffer, self.buffer_updated = reads.get_buffer, reads.buffer_updated
         self._buffer = b""
@@ -114,7 +114,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self.requests = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Connected, TLS included."""
+        """Connected, with the TLS handshake done."""
         self._fast_path.rest = self._take
         self._transport = cast(asyncio.Transport, transport)
         tcp.bound_reads(transport.get_extra_info("socket"))
@@ -122,7 +122,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             tcp.watch(sock)
 
     def ask(self, head: bytes, body: bytes | None, *, is_head: bool = False) -> UpstreamResponse:
-        """Send a request."""
+        """Send a request; returns its answer, not begun yet."""
         reply = self._reply = UpstreamResponse(self, is_head=is_head)
         self.requests += 1
         self._head_bytes = self._interim = 0
@@ -140,15 +140,15 @@ class UpstreamConnection(asyncio.BufferedProtocol):
                 if not self._is_full:
                     self.loop.call_soon(self._send_on, reply)
         except RuntimeError:
-            # uvloop's word for a connection that was closed in this turn of the loop.
+            # uvloop raises this for a connection that was closed in this turn of the loop.
             self._broke(UpstreamFailure(FailureKind.RESET, _CLOSED))
         return reply
 
     def _send_on(self, reply: UpstreamResponse, *, has_looked: bool = False) -> None:
-        """The next slice of a long body, while it is wanted and the instance takes it.
+        """Send the next slice of a long body, while the answer is wanted and the instance reads.
 
-        What the instance has said already is read first: it may have answered and closed, and a
-        write that fails on that takes the answer along.
+        Bytes that the instance has sent are read first: it may have answered and closed, and a
+        write that then fails would lose the answer.
         """
         unsent = self._unsent
         if unsent is None or self._reply is not reply:
@@ -166,11 +166,11 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self.loop.call_soon(self._send_on, reply)
 
     def pause_writing(self) -> None:
-        """The instance takes less than it is sent."""
+        """The instance reads less than is sent."""
         self._is_full = True
 
     def resume_writing(self) -> None:
-        """It takes more."""
+        """The instance reads again."""
         self._is_full = False
         if self._unsent is not None and self._reply is not None:
             self.loop.call_soon(self._send_on, self._reply)
@@ -179,7 +179,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         """A piece that the fast path did not pass on."""
         reply = self._reply
         if reply is None:
-            self.abort()  # unasked for: nothing that follows could be told from an answer
+            self.abort()  # unasked for: what follows could be taken for an answer
             return
         try:
             if reply.has_begun:
@@ -229,10 +229,10 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             raise FramingError("too many informational answers")
 
     def _finish(self, reply: UpstreamResponse) -> None:
-        """The answer is complete: the connection is free again, or of no more use."""
+        """The answer is complete: the connection is free again, or closed."""
         is_sent = self._unsent is None
         self._forget()
-        # A request that is still being sent was answered early; its rest would precede the next.
+        # If the request is still being sent (answered early), its rest would precede the next one.
         is_sent = is_sent and self._transport.get_write_buffer_size() == 0
         if reply.keeps and is_sent and not self.is_closed:
             self.resume()
@@ -242,13 +242,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         reply.wake()
 
     def eof_received(self) -> bool:
-        """The instance sends nothing more; so do we."""
+        """The instance sends nothing more; close."""
         self.is_closed = True
         self._end(UpstreamFailure(FailureKind.RESET, _CLOSED))
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Gone."""
+        """The connection is closed."""
         self.is_closed = True
         self._fast_path.rest = _drop
         detail = "the connection broke" if exc is not None else _CLOSED
@@ -277,7 +277,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             reply.fail(failure)
 
     def leave(self, reply: UpstreamResponse) -> None:
-        """Nobody wants the rest of this answer."""
+        """Drop the rest of this answer."""
         if self._reply is reply:
             self._forget()
             self.abort()
@@ -287,19 +287,19 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._fast_path.leave()
 
     def fast_path(self, reply: UpstreamResponse) -> FastPath | None:
-        """For the pieces of this answer, which is a stream; none when it is over."""
+        """The fast path for the pieces of this answer, a stream; None if it is over."""
         if self._reply is not reply:
             return None
         tcp.acknowledge_late(self._transport.get_extra_info("socket"))
         return self._fast_path
 
     def leave_fast_path(self, reply: UpstreamResponse) -> None:
-        """Every further piece of this answer goes to its sink."""
+        """Send every further piece of this answer to its sink."""
         if self._reply is reply:
             self._fast_path.leave()
 
     def hang_up(self, reply: UpstreamResponse) -> bool:
-        """Send nothing more; false where one cannot and still read."""
+        """Close the sending side; False if the connection could not be read after that."""
         if self._reply is not reply or self.is_closed or not self._transport.can_write_eof():
             return False
         self._unsent = None
@@ -325,7 +325,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
 
 def _parsed(head: bytes) -> Head:
-    """A head that llhttp takes for one; raises FramingError or HttpParserError."""
+    """Parse a head with llhttp; raises FramingError or HttpParserError."""
     seen = _Reader()
     parser = HttpResponseParser(seen)
     try:

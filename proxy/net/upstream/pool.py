@@ -1,8 +1,8 @@
 """The connections to one address: made when needed, kept while idle, the last used first.
 
-vLLM closes an idle connection after 5 s, so the pool keeps them for 4. The last one that became
-idle is the first to be used again, so that the others grow old and are closed after a peak. All
-pools share TLS, the key that instances are shown, and the resolver (`ConnectOptions`).
+vLLM closes an idle connection after 5 s, so the pool keeps them for 4. The connection that became
+idle last is used first, so that after a peak the others grow old and are closed. All pools share
+TLS, the proxy's key for instances, and the resolver (`ConnectOptions`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from proxy.protocol.errors import UpstreamFailure
 
 
 class ConnectOptions:
-    """Of one process; changed by a reload, for the connections and probes that come after.
+    """TLS, key and resolver of all pools; changed by a reload, for later connections and probes.
 
-    `auth`: a header line for the proxy's own questions, where instances want a key.
+    `auth`: Authorization header line for the proxy's own requests, if instances want a key.
     """
 
     def __init__(self, tls: ssl.SSLContext | None = None, auth: bytes = b"") -> None:
@@ -31,9 +31,9 @@ class ConnectOptions:
         self.resolver = Resolver()
 
     async def tls(self) -> ssl.SSLContext:
-        """For https instances; the system's CAs where no other was given.
+        """The TLS context for https instances; with the system's CAs if no other was given.
 
-        Those are read in a thread, once: it takes some 20 ms.
+        The system's CAs are read in a thread, once: it takes some 20 ms.
         """
         if self._tls is None:
             return await self._read()
@@ -41,18 +41,18 @@ class ConnectOptions:
 
     async def _read(self) -> ssl.SSLContext:
         made = await asyncio.to_thread(ssl.create_default_context)
-        if self._tls is None:  # a reload may have brought another one meanwhile
+        if self._tls is None:  # a reload may have set another one meanwhile
             self._tls = made
         return self._tls
 
     def change(self, tls: ssl.SSLContext | None, auth: bytes) -> None:
-        """From now on."""
+        """Replace TLS and key."""
         self._tls, self.auth = tls, auth
 
 
 KEEPALIVE_S = 4.0
 _OUR_OWN = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL})
-"""Errors that say nothing of the instance."""
+"""Errors of the proxy's own machine; the instance is not at fault."""
 
 
 class Pool:
@@ -74,11 +74,11 @@ class Pool:
 
     @property
     def in_use(self) -> int:
-        """Connections that serve a request, or are still open after one was given up."""
+        """Number of connections that serve a request, or are still open after one was given up."""
         return len(self._open) - len(self._idle)
 
     def idle(self) -> UpstreamConnection | None:
-        """A connection that has served before; it may turn out to be stale."""
+        """A kept connection, which may turn out to be stale; None if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if not connection.is_closed and not self._is_old(connection):
@@ -90,7 +90,7 @@ class Pool:
         return connection.loop.time() - connection.idle_since_s >= KEEPALIVE_S
 
     async def connect(self) -> UpstreamConnection:
-        """A fresh connection; raises UpstreamFailure (CONNECT)."""
+        """Make a fresh connection; raises UpstreamFailure (CONNECT)."""
         try:
             with Limit(self._connect_timeout_s):
                 connection = await self._connected()
@@ -108,7 +108,7 @@ class Pool:
         return connection
 
     async def _connected(self) -> UpstreamConnection:
-        """To the first of the host's addresses that takes it; raises the last one's OSError."""
+        """Connect to the first address that accepts; raises the last address's OSError."""
         if self._is_literal:
             return await self._connect_to(self._host)
         addresses = await self._connect_options.resolver.addresses(self._host, self._port)
@@ -131,7 +131,7 @@ class Pool:
         return connection
 
     def _rest(self, connection: UpstreamConnection) -> None:
-        """A connection is free again."""
+        """A connection is free again: keep it."""
         if self._is_closed:
             connection.abort()
             return
@@ -163,10 +163,10 @@ class Pool:
         for connection in list(self._open):
             connection.abort()
         self._idle.clear()
-        await asyncio.sleep(0)  # lets the transports say goodbye
+        await asyncio.sleep(0)  # lets TLS connections send their close_notify
 
 
 def _plain(error: OSError) -> str:
-    """What a client may read: neither addresses nor a library's names."""
+    """The error's text for clients, without addresses and names of libraries."""
     text = getattr(error, "reason", None) if isinstance(error, ssl.SSLError) else error.strerror
     return text.split(" [")[0][:100] if text else "the connection failed"

@@ -1,7 +1,7 @@
-"""An instance's answer while it comes: its head, then its body in pieces.
+"""An instance's answer as it comes: its head, then its body in pieces.
 
-Until its owner takes it over (`UpstreamResponse.pour`), its bytes are held up to `HOLD_BYTES`, then
-the connection is paused; afterwards each piece is handed on in the call in which it was read.
+Until its owner takes over (`UpstreamResponse.pour`), up to `HOLD_BYTES` are held, then the
+connection is paused; afterwards each piece is passed on in the call in which it was read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Sink = Callable[[bytes], None]
 
 
 class ResponseSource(Protocol):
-    """The connection that an answer comes over, as far as the answer uses it."""
+    """The connection of an answer, as far as the answer uses it."""
 
     loop: asyncio.AbstractEventLoop
 
@@ -31,26 +31,26 @@ class ResponseSource(Protocol):
         """Stop reading."""
 
     def resume(self) -> None:
-        """Read on."""
+        """Resume reading."""
 
     def leave(self, reply: UpstreamResponse, /) -> None:
-        """Nobody wants the rest of this answer."""
+        """Drop the rest of this answer."""
 
     def fast_path(self, reply: UpstreamResponse, /) -> FastPath | None:
-        """For the pieces of this answer, which is a stream; none when it is over."""
+        """The fast path for the pieces of this answer, a stream; None if it is over."""
 
     def leave_fast_path(self, reply: UpstreamResponse, /) -> None:
-        """Every further piece of this answer goes to its sink."""
+        """Send every further piece of this answer to its sink."""
 
     def hang_up(self, reply: UpstreamResponse, /) -> bool:
-        """Send nothing more; false where one cannot and still read."""
+        """Close the sending side; False if the connection could not be read after that."""
 
 
 class Head:
-    """An answer's head, read: the same for every answer that begins with the same bytes.
+    """A parsed head, shared by all answers that begin with the same bytes.
 
     Names in `fields` are in lower case; `after_version` is what a client gets after "HTTP/1.x",
-    its framing left out.
+    without framing headers.
     """
 
     __slots__ = (
@@ -89,14 +89,14 @@ NO_HEAD = Head(b"HTTP/1.1 000 \r\n\r\n", 0, [])
 
 
 def _nowhere(data: bytes) -> None:
-    """The sink of an answer that nobody wants."""
+    """The sink of an answer that is not wanted."""
 
 
 class UpstreamResponse:
-    """The answer to one request: its head once that is there, then the body.
+    """The answer to one request: its head once it has come, then the body.
 
-    `heard`: any byte of it has come. `is_over`: nothing more comes, and `failure` says so if that
-    is too early.
+    `heard`: any byte of the answer has come. `is_over`: nothing more comes; `failure` is set if
+    that is too early.
     """
 
     __slots__ = (
@@ -139,7 +139,7 @@ class UpstreamResponse:
         return self.head.header(name)
 
     def begin(self, head: Head) -> None:
-        """Its head is complete; raises FramingError where it does not say how its body ends."""
+        """The head is complete; raises FramingError if it does not say how the body ends."""
         self.head, self.status, self.is_stream = head, head.status, head.is_stream
         self.framing = self._framing(head)
         self.has_begun = True
@@ -147,7 +147,7 @@ class UpstreamResponse:
         can_keep = not self._is_head and not isinstance(self.framing, UntilClose)
         self.keeps = can_keep and head.keeps
         if head.status in (204, 304) and (head.coding or head.length not in (None, b"0")):
-            self.keeps = False  # whatever follows is no answer to the next request
+            self.keeps = False  # what follows is not the answer to the next request
 
     def _framing(self, head: Head) -> Framing:
         if self._is_head or head.status in (204, 304):
@@ -159,7 +159,7 @@ class UpstreamResponse:
         return UntilClose() if head.length is None else Length(int(head.length))
 
     def hold(self, data: bytes) -> None:
-        """The sink until `pour`: keep a piece of the body, and tell who waits."""
+        """The sink until `pour`: keep a piece of the body, and wake the waiting task."""
         self.body.append(self.framing.feed(data))
         self.note_end(data)
         self.held_bytes += len(data)
@@ -169,14 +169,14 @@ class UpstreamResponse:
             self.wake()
 
     def note_end(self, data: bytes) -> None:
-        """A piece was framed: whether the body ended in it, and with it nothing else did."""
+        """A piece was framed: note whether the body ended, and whether bytes follow its end."""
         framing = self.framing
         self.is_over = framing.is_done
         if self.is_over and framing.end != len(data):
             self.note_excess()
 
     def wake(self) -> None:
-        """Let who waits look again."""
+        """Let the waiting task check again."""
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
@@ -184,14 +184,14 @@ class UpstreamResponse:
                 waiter.set_result(None)
 
     async def moved(self) -> None:
-        """Wait until `wake`; bounded by the caller."""
+        """Wait until `wake`; the caller sets a time limit."""
         self._waiter = self._connection.loop.create_future()
         await self._waiter
 
     async def begun(self) -> UpstreamResponse:
-        """Wait for the head, and of a stream for its first bytes; raises UpstreamFailure.
+        """Wait for the head, and for a stream's first bytes; raises UpstreamFailure.
 
-        Given up while it waits, the answer is closed.
+        If the wait is cancelled, the answer is closed.
         """
         is_there = False
         try:
@@ -208,7 +208,7 @@ class UpstreamResponse:
         return self
 
     async def more(self) -> bool:
-        """Wait for the next held piece; false when there is none. Raises UpstreamFailure."""
+        """Wait for the next held piece; False if there is none. Raises UpstreamFailure."""
         pieces = len(self.body)
         self.resume()
         while len(self.body) == pieces and not self.is_over:
@@ -218,53 +218,53 @@ class UpstreamResponse:
         return len(self.body) > pieces
 
     async def read(self, limit: int) -> bytes:
-        """The body, of which at most `limit` bytes are waited for; raises UpstreamFailure."""
+        """Read the body up to `limit` bytes; raises UpstreamFailure."""
         while sum(map(len, self.body)) <= limit and await self.more():
             pass
         return b"".join(self.body)[:limit]
 
     def pour(self, sink: Sink) -> bytes:
-        """From now on each piece of the wire goes to `sink`; the body held so far is returned."""
+        """Send each further piece of the wire to `sink`; returns the body held so far."""
         self.turn_to(sink)
         held = b"".join(self.body)
         self.body.clear()
         return held
 
     def fast_path(self) -> FastPath | None:
-        """What can pass pieces on before the sink sees them; it is a stream. None: it is over."""
+        """Passes pieces of a stream on before the sink gets them; None if the answer is over."""
         return self._connection.fast_path(self)
 
     def turn_to(self, sink: Sink) -> None:
-        """Every further piece goes to `sink`, none by the fast path."""
+        """Send every further piece to `sink`, none by the fast path."""
         self.sink = sink
         self._connection.leave_fast_path(self)
 
     def note_excess(self) -> None:
-        """Bytes came that nobody asked for: they are not the client's, and the connection ends."""
+        """Unexpected bytes follow the body: they are dropped, the connection is not kept."""
         self.keeps = False
 
     def pause(self) -> None:
-        """Read no more from the instance, whose connection is another's once this is over."""
+        """Stop reading from the instance, unless the connection already serves another request."""
         if not self.is_over:
             self._connection.pause()
 
     def resume(self) -> None:
-        """Read on."""
+        """Resume reading."""
         if not self.is_over:
             self._connection.resume()
 
     def fail(self, failure: UpstreamFailure) -> None:
-        """The answer ends before its end."""
+        """The answer is cut before its end."""
         self.failure, self.is_over = failure, True
         self.wake()
 
     def let_end(self, seconds: float) -> None:
-        """Nothing more of it is wanted: it has this long to end, so that its connection is kept.
+        """The rest is not wanted: give the answer `seconds` to end, so that its connection is kept.
 
-        A piece of its body ends the connection at once.
+        A further piece of the body closes the connection at once.
         """
         if self.is_over:
-            self.turn_to(_nowhere)  # else a cycle that only the collector would end
+            self.turn_to(_nowhere)  # breaks a reference cycle
         elif not self.keeps:
             self.close()
         else:
@@ -284,11 +284,11 @@ class UpstreamResponse:
                 self._alarm = None
 
     def hang_up(self) -> bool:
-        """Tell the instance that its client has gone, and read on; false where that cannot be."""
+        """Tell the instance that its client has left, and read on; False if impossible."""
         self.keeps, self.has_hung_up = False, True
         return not self.is_over and self._connection.hang_up(self)
 
     def close(self) -> None:
-        """Done with it. One that is not over takes its connection along."""
+        """Drop the answer; if it is not over, its connection is closed."""
         self.sink = _nowhere
-        self._connection.leave(self)  # by the fast path too
+        self._connection.leave(self)  # also ends the fast path

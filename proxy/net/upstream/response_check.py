@@ -1,4 +1,4 @@
-"""Is an answer good, or one to replace unseen? Judged by its status and its first event."""
+"""Checks an answer's status and first event: pass it on, or retry unseen by the client."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ BUSY_STATUSES = frozenset({429, 503, 529})
 ERROR_BODY_BYTES = 65536
 _NOT_MODIFIED, _NOT_FOUND = 304, 404
 _ANSWERS = frozenset({501, 505})
-"""Server errors that answer the request: any other instance would say the same."""
+"""Server errors that are answers: any other instance would give the same."""
 
 
 def is_plainly_good(reply: UpstreamResponse) -> bool:
-    """Whether nothing more has to be looked at: an answer that is no stream and no refusal."""
+    """Whether no further check is needed: a success that is not a stream."""
     return reply.status < 300 and not reply.is_stream
 
 
 async def look_at(reply: UpstreamResponse) -> None:
-    """Judge an answer by its status and first event; raises UpstreamFailure for one to replace."""
+    """Check an answer's status and first event; raises UpstreamFailure if it is to be replaced."""
     await _look_at_status(reply)
     if not reply.is_stream:
         return
@@ -34,7 +34,7 @@ async def look_at(reply: UpstreamResponse) -> None:
     if event is not None and is_error_event(event):
         failure = in_band_error(event)
         if failure.kind is FailureKind.BUSY or (failure.status or 0) >= 500:
-            raise failure  # the client's own error is the answer, and stays as it is
+            raise failure  # a client error is the answer
 
 
 async def _look_at_status(reply: UpstreamResponse) -> None:
@@ -48,7 +48,7 @@ async def _look_at_status(reply: UpstreamResponse) -> None:
 
 
 async def _look_for_model(reply: UpstreamResponse) -> None:
-    """Of a 404, whether it denies the model; what was read of any other one is passed on."""
+    """Raise UpstreamFailure if a 404 denies the model; any other 404 is passed on."""
     body = await reply.read(ERROR_BODY_BYTES)
     if b"model" in body and b"does not exist" in body:
         raise UpstreamFailure(
@@ -82,7 +82,7 @@ def _headers(reply: UpstreamResponse) -> dict[str, str]:
 
 
 def in_band_error(event: bytes) -> UpstreamFailure:
-    """An engine error inside a 200: before any content as good as an error status."""
+    """An engine's error event in a 200; before any content it counts like an error status."""
     body = event[event.find(b"{") :]
     try:
         error = orjson.loads(body).get("error")
