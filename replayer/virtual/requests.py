@@ -1,6 +1,6 @@
-"""The requests of a virtual run: their rows, what they wait for, where they are while they live.
+"""The requests of a virtual run: options, result rows, dependencies, live state.
 
-Times in virtual seconds.
+Times are virtual seconds.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ QUEUE = QueueLimits(256, 64 << 20, 10.0)
 class VirtualOptions:
     """The fleet and the client. One engine per entry of `engines`.
 
-    `timeout_s`: the client gives up when no first token has come; `prefill_timeout_s`,
-    `transfer_timeout_s`, `ttft_timeout_s` and `queue` are the proxy's own. `estimate_factor` is
-    the proxy's count of prompt tokens over the engine's. A Reject is retried after its Retry-After
-    unless `retry_rejects` is off; then it is a failure. `until_s` cuts the run: what has not ended
-    by then has no `end_s`, what has not begun has no row. `proxy`: from the client's sending to the
-    decision.
+    `timeout_s`: the client gives up if no first token has come; `prefill_timeout_s`,
+    `transfer_timeout_s`, `ttft_timeout_s` and `queue` are the proxy's own. `estimate_factor` is the
+    proxy's count of prompt tokens over the engine's. A Reject is retried after its Retry-After
+    unless `retry_rejects` is off; then it is a failure. `until_s` cuts the run: a request that has
+    not ended by then has no `end_s`, a request that has not begun has no row. `proxy`: time from
+    the client's sending to the decision.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -62,11 +62,11 @@ class VirtualOptions:
 
 @dataclass(slots=True)
 class VirtualRow:
-    """One request. `arrival_s`: when the client sent it first.
+    """The result of one request. `arrival_s`: when the client first sent it.
 
-    `outcome`: ok, rejected, timeout, or failed where no attempt was left.
-    `moved_tokens` is KV that crossed between instances; `computed_tokens` what P and D prefilled.
-    `hedge`: who won, local or peer, where D computed as well because P was late.
+    `outcome`: ok, rejected, timeout, or failed if no attempt was left. `moved_tokens` is KV
+    transferred between instances; `computed_tokens` what P and D prefilled. `hedge`: the winner,
+    local or peer, if D computed as well because P was late.
     """
 
     index: int
@@ -108,7 +108,7 @@ class VirtualRow:
 
 @dataclass(slots=True)
 class VirtualRun:
-    """All rows in the order of the load; counters over all engines."""
+    """All rows in the order of the load; totals over all engines."""
 
     rows: list[VirtualRow]
     makespan_s: float = 0.0
@@ -120,7 +120,7 @@ class VirtualRun:
 
 
 class Kind(IntEnum):
-    """What is due: a request (again), the end of somebody's patience, a scrape, a look."""
+    """What a timer is for: an arrival, a client that gives up, a limit, a scrape, a look."""
 
     ARRIVAL = 0
     GIVE_UP = 1
@@ -139,7 +139,7 @@ def _no_limit() -> LegLimit:
 
 @dataclass(slots=True, eq=False)
 class LiveLeg:
-    """A leg that an engine works on; `number` tells it from the request's other legs."""
+    """A leg that an engine works on; `number` distinguishes it from the request's others."""
 
     number: int = 0
     engine: int = 0
@@ -149,10 +149,10 @@ class LiveLeg:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request between arrival and end: `leg` is what an engine now works on for it.
+    """A request between arrival and end; `leg` is its current leg.
 
-    `hedge`: the same on D, while P is late. `sent`: legs so far. `is_in_service`: the proxy has it,
-    and has not refused it.
+    `hedge`: the leg on D while P is late. `sent`: legs so far. `is_in_service`: the proxy has the
+    request and has not refused it.
     """
 
     index: int
@@ -170,12 +170,12 @@ class LiveRequest:
 
     @property
     def transfer_id(self) -> str:
-        """Names the one hand-over that a request has."""
+        """The id of the request's only hand-over."""
         return f"xfer-{self.index}"
 
 
 def note(row: VirtualRow, action: Action) -> None:
-    """What a row tells of the flow's decisions."""
+    """Note an action of the flow in the row."""
     if isinstance(action, FellBack):
         row.fallback = action.why.value
     elif isinstance(action, HedgeEnded):
@@ -186,7 +186,7 @@ def note(row: VirtualRow, action: Action) -> None:
 
 @dataclass(slots=True)
 class Waits:
-    """Which requests of the load wait for how many others."""
+    """Dependencies of requests: how many others each still waits for."""
 
     planned: Sequence[Planned]
     open: list[int] = field(default_factory=list)
@@ -201,7 +201,7 @@ class Waits:
                 self.followers.setdefault(other, []).append(index)
 
     def ended(self, index: int, now_s: float) -> list[int]:
-        """Note an end; gives the requests that may now start, at their `ready_s`."""
+        """Note a request's end; returns the requests that may now start, at their `ready_s`."""
         free = []
         for other in self.followers.pop(index, ()):
             self.open[other] -= 1
@@ -212,7 +212,7 @@ class Waits:
 
 
 def facts_of(planned: Planned, options: VirtualOptions) -> RequestFacts:
-    """The request as the proxy's estimates have it."""
+    """The request's facts by the proxy's estimates."""
     turn, factor = planned.turn, options.estimate_factor * planned.estimate_factor
     return RequestFacts(
         model=options.model,
@@ -239,7 +239,7 @@ def job_of(
     send_as: str | None = None,
     fetch: RemoteKv | None = None,
 ) -> Job:
-    """The request as an engine sees it: a prefill leg, a leg that fetches, or the whole."""
+    """The engine's job: a prefill leg, a decode leg that fetches, or the whole request."""
     return Job(
         request_id=f"{live.index}.{live.sent}",
         prompt_tokens=live.row.prompt_tokens,
