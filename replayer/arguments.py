@@ -1,4 +1,4 @@
-"""Shared by the command lines: parse errors in one line, types of numbers, JSON files."""
+"""For all command lines: parse errors in one line, types of numbers, JSON files."""
 
 import argparse
 from pathlib import Path

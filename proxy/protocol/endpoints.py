@@ -25,7 +25,7 @@ class Endpoint:
     """One API path.
 
     `is_counted`: metrics count it under its own label. `offloadable`: it takes a JSON object by
-    POST and nothing else, and two instances may serve it, one for the prompt and one for the
+    POST only, and two instances may serve it, one for the prompt and one for the
     answer. `last_events`: names of the events that end its stream; none: [DONE] ends it.
     `operators_only`: it changes one engine, and is refused to clients.
     """

@@ -93,7 +93,7 @@ class Demo:
 
     @contextmanager
     def killing(self) -> Iterator[None]:
-        """While the block runs, kill one engine in mid-work once enough requests are done."""
+        """Kill one working engine, while the block runs, once enough requests are done."""
         after = self.options.kill_engine_after
         log = self.out / "proxy.jsonl"
         ended = threading.Event()

@@ -30,7 +30,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
-    """A signal told the demo to end."""
+    """A signal ended the demo."""
 
     def __init__(self, number: int) -> None:
         """Keep the signal's number."""
@@ -48,7 +48,7 @@ class ChildProcess:
     expected_to_live: bool = True
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """Wait for a match in its output; RuntimeError if it ends or takes READY_S without one."""
+        """Wait for a match in the output; RuntimeError if the command ends or is too slow."""
         deadline_s = time.monotonic() + READY_S
         while time.monotonic() < deadline_s:
             if found := re.search(pattern, self.output.read_text(errors="replace")):
@@ -131,14 +131,14 @@ class Children:
                 raise Stopped(number)
 
     def _release(self) -> None:
-        """Let signals end the demo again; one that came meanwhile does so now."""
+        """Let signals end the demo again; a signal that came meanwhile ends it now."""
         self._held = False
         if self._number is not None:
             raise Stopped(self._number)
 
 
 def _signals() -> list[signal.Signals]:
-    """Return the signals to handle; not SIGHUP where nohup has made it ignored."""
+    """Return the signals to handle; not SIGHUP if nohup has made it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in SIGNALS if number is not signal.SIGHUP or not ignored]
 
@@ -154,7 +154,7 @@ def write_record(
 ) -> None:
     """Write `run.json`: the engines' options, the proxy's, and the arguments of `replay`.
 
-    `engines`: each engine's options, as far as they differ from the defaults of `engine-sim`.
+    `engines`: each engine's options, if they differ from the defaults of `engine-sim`.
     """
     command = [sys.executable, "-m", "proxy.cli", *proxy_flags, "--print-config"]
     config = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,1 +1,1 @@
-"""A model of a vLLM engine: scheduler, KV cache, hand-overs, costs. Pure: times are arguments."""
+"""A model of a vLLM engine: scheduler, KV cache, transfers, costs. Pure: times are arguments."""

@@ -1,20 +1,21 @@
 """A pure model of one vLLM engine, driven by the times that its methods are given.
 
 This module decides when a step ends and what follows for each request and transfer; `scheduler`
-decides what a step contains, `costs` how long it takes. No asyncio, text, sockets or clock in here,
-so that one model serves behind HTTP in scaled real time and in virtual time.
+decides what a step contains, `costs` how long it takes. There is no asyncio, text, socket or clock
+in it, so that one model serves behind HTTP in scaled real time and in virtual time.
 
-A driver calls `submit`, `abort`, `pull` and `pull_done` as things happen and `advance(now_s)` at
-`next_event_s()`, or earlier at `next_step_s()` when it wants to see tokens as they come: requests
-carry their own token counts, there is no object per token. Runs of pure decode steps are computed
-in closed form (DecodeRun), and cut at the end of a step when a request or transfer interferes.
-`deliver` passes pulls between models of one process without delay: the sender computes the time of
-a transfer.
+A driver calls `submit`, `abort`, `pull` and `pull_done` when these happen and `advance(now_s)` at
+`next_event_s()`, or earlier at `next_step_s()` to see each token: requests have their own token
+counts, there is no object per token. Runs of pure decode steps are computed in closed form
+(DecodeRun), and cut at the end of a step when a request or transfer comes in between. `deliver`
+passes pulls between models of one process without delay: the sender computes the time of a
+transfer.
 
 Transfers have Mooncake's semantics (vLLM >= 0.16). A prefill leg that ends with "length" stays
 pinned for its transfer id, see `kv_sender`. A decode leg takes blocks for its whole prompt, emits
-PullWanted for what its own prefix cache lacks and waits; the last prompt token is recomputed to
-sample the first output. A failed load is recomputed here, unless `recompute_failed_loads` is off.
+PullWanted for the KV that its own prefix cache lacks and waits; the last prompt token is recomputed
+to sample the first output. After a failed load the prompt is computed here, unless
+`recompute_failed_loads` is off.
 """
 
 import heapq
@@ -58,7 +59,8 @@ class Engine:
             reads_anything=options.reads_anything,
         )
         self.fetching: dict[SimRequest, float] = {}
-        """Decode legs that wait for remote KV, and when each gives up (engine seconds)."""
+        """Decode legs that wait for remote KV, with the time at which each gives up (engine
+        seconds)."""
         self._taken_in: list[tuple[float, int, SimRequest]] = []
         self._order = count()
         self._loads: list[tuple[float, int, SimRequest]] = []
@@ -86,7 +88,7 @@ class Engine:
         return request
 
     def abort(self, request: SimRequest, now_s: float) -> None:
-        """End a request at once. One that is receiving KV keeps its blocks until that ends."""
+        """End a request at once; while it receives KV, its blocks stay held."""
         self._catch_up(now_s)
         if request.finish_reason is not None:
             return
@@ -105,7 +107,7 @@ class Engine:
         self.sender.pull(pull, now_s)
 
     def pull_done(self, request: SimRequest, now_s: float, *, ok: bool) -> None:
-        """Note that a decode leg's KV has arrived (`ok`), or that it never will."""
+        """Note that a decode leg's KV has arrived (`ok`), or that it will not come."""
         self._catch_up(now_s)
         if request in self.fetching:
             self._received(request, now_s, ok=ok)
@@ -119,7 +121,7 @@ class Engine:
         return events
 
     def next_event_s(self) -> float:
-        """Return the time of the next event, to call `advance` at; infinity when idle."""
+        """Return the time of the next event, at which to call `advance`; infinity when idle."""
         return self._next_s(whole_run=True)
 
     def next_step_s(self) -> float:
@@ -184,7 +186,7 @@ class Engine:
         self._run = DecodeRun(now_s, work.step_s(cost), growth_s, work.steps)
 
     def _load(self, request: SimRequest, now_s: float) -> None:
-        """Start to read the stored part of a prompt; no other engine takes part."""
+        """Start to read the stored part of a prompt; this involves no other engine."""
         self.fetching[request] = math.inf
         tokens = request.fetch_tokens - request.local_hit_tokens
         ready_s = now_s + self.options.transfer.transfer_s(tokens)
@@ -218,7 +220,7 @@ class Engine:
     def _first_token(self, request: SimRequest, at_s: float) -> None:
         request.first_token_s = at_s
         self._outbox.append(FirstToken(at_s, request))
-        # Counted only now, since a load may have failed until here.
+        # Counted only at this point, since a load may have failed before.
         self.counters.prompt_local_hits += request.local_hit_tokens
         self.counters.prompt_external += request.external_tokens
         self.counters.prompt_computed += request.prompt_computed_tokens
@@ -262,7 +264,7 @@ class Engine:
             self._received(request, at_s, ok=False)
 
     def _received(self, request: SimRequest, now_s: float, *, ok: bool) -> None:
-        """End a decode leg's wait for KV; it queues at the head, and recomputes a failed load."""
+        """End a decode leg's wait: it queues at the head, and recomputes a failed load."""
         del self.fetching[request]
         if request.finish_reason is not None:
             self._release(request)
@@ -303,10 +305,10 @@ class _Receiver:
 def deliver(
     event: Event, source: Engine, engines: Mapping[str, Engine], now_s: float
 ) -> Engine | None:
-    """Pass an event of `source` on to the engine it concerns, and return that engine.
+    """Pass an event of `source` to the engine that it concerns, and return that engine.
 
-    `engines` maps engine ids to the running engines. A pull from any other fails at once, as when
-    its bootstrap server refuses. Returns None for an event that concerns no other engine.
+    `engines` maps engine ids to the running engines. A pull from any other id fails at once, as if
+    its bootstrap server had refused. Returns None for an event that concerns no other engine.
     """
     match event:
         case PullWanted():

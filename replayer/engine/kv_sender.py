@@ -3,8 +3,8 @@
 A finished prefill leg is pinned under its transfer id until a pull has taken it or the abort
 timeout has passed. Each pull occupies one of few sender slots. A pull for an id that is not (or no
 longer) pinned keeps its slot until the leg finishes or the timeout ends it, so such orphan pulls
-delay valid ones; vLLM >= 0.16 does the same with its 20 sender tasks and 480 s. NIXL has no
-senders: the receiver reads P's memory, even after P has released the blocks.
+delay valid ones; vLLM >= 0.16 does the same with its 20 sender tasks and 480 s. NIXL has no sender
+slots: the receiver reads P's memory, even after P has released the blocks.
 """
 
 import heapq
@@ -59,7 +59,7 @@ class Sender:
         self.expired = 0
         self.failed = 0
         self.stale = 0
-        """Pulls of released KV with NIXL: the receiver reads whatever is in that memory by then."""
+        """Pulls of released KV with NIXL: the receiver reads what that memory holds by then."""
 
     @property
     def pinned(self) -> list[SimRequest]:
@@ -72,7 +72,7 @@ class Sender:
         return len(self._active)
 
     def next_s(self) -> float:
-        """When the next transfer, pin or orphan ends; infinity when none is under way."""
+        """Time at which the next transfer, pin or orphan ends; infinity if there is none."""
         if self._events:
             return -math.inf
         return self._timers[0][0] if self._timers else math.inf
@@ -110,7 +110,7 @@ class Sender:
         while self._timers and self._timers[0][0] <= now_s:
             at_s, _order, owner = heapq.heappop(self._timers)
             if isinstance(owner, _Slot):
-                # A slot whose leg arrived late still has its first timer in the heap.
+                # A slot whose leg came late still has its first timer in the heap.
                 if owner.due_s == at_s and owner in self._active:
                     self._finish_pull(owner, at_s)
             elif self._pins.get(owner.transfer_id) is owner:
@@ -149,5 +149,5 @@ class Sender:
 
 
 def _enough(pull: Pull, source: SimRequest) -> bool:
-    """Whether the leg has as many tokens as the pull asks for; vLLM refuses the pull otherwise."""
+    """Whether the leg has as many tokens as the pull asks for; vLLM refuses the pull if not."""
     return pull.tokens <= source.job.prompt_tokens

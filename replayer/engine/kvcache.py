@@ -1,18 +1,17 @@
 """An engine's KV blocks: a paged pool with a prefix cache, by counts and hashes only.
 
-Decides which prefix of a prompt is already in memory, and which cached block is evicted when memory
-runs out. A block is either unused, anonymous (held by one request, its content not addressable) or
-cached (addressed by the chained hash of all tokens up to its end). A cached block that no request
-holds is idle: it still serves hits, and idle blocks are evicted in the order of their release.
-There are no block numbers: where a block lies never matters to timing.
+Finds which prefix of a prompt is cached, and which cached block is evicted when memory runs out. A
+block is either unused, anonymous (held by one request, its content not addressable) or cached
+(addressed by the chained hash of all tokens up to its end). A cached block that no request holds is
+idle: it still serves hits, and idle blocks are evicted in the order of their release. There are no
+block numbers, since timing does not depend on where a block lies.
 
-The rules are those of vLLM's V1 block pool: whole blocks only, a request's blocks are released
-tail first (so roots outlive leaves), a block whose hash is already cached stays a private
-duplicate, and eviction takes idle blocks only.
+The rules are those of vLLM's V1 block pool: whole blocks only, a request's blocks are released tail
+first (so roots outlive leaves), a block whose hash is already cached stays a private duplicate, and
+eviction takes idle blocks only.
 
-`SharedStore` is KV that engines share (MooncakeStore, Example, a shared LMCache): whatever an
-engine computes is written at once, and any engine finds it. The least recently used blocks make
-room.
+`SharedStore` is KV that engines share (MooncakeStore, Example, a shared LMCache): what an engine
+computes is written at once, and any engine finds it. The least recently used blocks are evicted.
 """
 
 from collections import OrderedDict, deque
@@ -68,7 +67,7 @@ class BlockPool:
         self._listed = 0
         self.evicted_blocks = 0
         self.releases = 0
-        """Number of releases so far: until the next one, a refused allocation stays refused."""
+        """Number of releases so far: a refused allocation stays refused until the next release."""
 
     @property
     def free_blocks(self) -> int:
@@ -116,9 +115,9 @@ class BlockPool:
         return True
 
     def publish(self, holding: Holding, values: Sequence[int]) -> int:
-        """Give anonymous blocks their hashes; a hash that is already cached stays with its block.
+        """Give anonymous blocks their hashes, but not a hash that another block has already.
 
-        Returns how many blocks got one.
+        Returns how many blocks got a hash.
         """
         refs = self._refs
         new = dict.fromkeys(values, 1)
@@ -137,7 +136,7 @@ class BlockPool:
         refs, cached = self._refs, holding.cached
         counts = list(map(refs.__getitem__, cached))
         last = counts.count(1)
-        # As in hold: a shared root comes first, and mostly no shared block comes behind it.
+        # As in `hold`: a shared root comes first, mostly without shared blocks after it.
         root = len(counts) - last
         if 1 in counts[:root]:
             root = len(counts)
@@ -161,7 +160,7 @@ class BlockPool:
             self._drop_invalid()
 
     def check(self) -> None:
-        """Raise when a block was lost or counted twice; for tests."""
+        """Raise ArithmeticError if a block was lost or counted twice; for tests."""
         if self._unused + self._anonymous + len(self._refs) != self.total:
             raise ArithmeticError("blocks are not conserved")
         if min(self._unused, self._anonymous) < 0 or 0 in self._refs.values():

@@ -1,11 +1,11 @@
 """The scheduler of one engine: the batch of a step, the queue and the blocks. Pure.
 
 The rules are those of vLLM's V1 scheduler. Running requests come first, in order of admission: one
-token for each that decodes, then what the budget leaves for unfinished prefills. When blocks run
-out the request admitted last loses all its blocks and queues at the head (recompute is the only
+token for each that decodes, then unfinished prefills with the rest of the budget. When blocks run
+out, the request admitted last loses all its blocks and queues at the head (recompute is the only
 form of preemption). Waiting requests follow in order of arrival, each only when its whole known
-text fits; no request overtakes a refused head. A prefix hit is whole blocks and never the full
-prompt: at least one token is computed, because only that yields the next one.
+text fits; no request overtakes a head of the queue that does not fit. A prefix hit is whole blocks
+and never the full prompt: at least one token is computed, since only that yields the next one.
 """
 
 from collections import deque
@@ -18,22 +18,22 @@ from replayer.engine.types import Counters, EngineOptions, SimRequest
 
 @dataclass(slots=True)
 class Work:
-    """One step's batch; `steps` > 1 when exactly this batch is known to repeat that often."""
+    """One step's batch; `steps` > 1 if exactly this batch is known to repeat that often."""
 
     chunks: list[tuple[SimRequest, int]] = field(default_factory=list)
     decodes: list[SimRequest] = field(default_factory=list)
     wanted: list[SimRequest] = field(default_factory=list)
-    """Requests that have got their blocks and now load KV from another engine or the store."""
+    """Requests that have their blocks and now load KV from another engine or the store."""
     steps: int = 1
     preempted: bool = False
 
     @property
     def empty(self) -> bool:
-        """True when the step has nothing to compute."""
+        """Whether the step has nothing to compute."""
         return not self.chunks and not self.decodes
 
     def step_s(self, cost: StepCost) -> float:
-        """Duration of the (first) step, in seconds."""
+        """Duration of the first step, in seconds."""
         prefill, pairs = 0, 0.0
         for request, tokens in self.chunks:
             prefill += tokens
@@ -42,7 +42,7 @@ class Work:
         return cost.step_s(prefill, pairs, len(self.decodes), kv)
 
     def drop(self, gone: SimRequest) -> None:
-        """Take an aborted request out of the step under way."""
+        """Remove an aborted request from the running step."""
         self.decodes = [request for request in self.decodes if request is not gone]
         self.chunks = [chunk for chunk in self.chunks if chunk[0] is not gone]
 
@@ -67,7 +67,8 @@ class Scheduler:
         budget = self._continue(work)
         if not work.preempted:
             budget = self._admit(work, budget, at_s)
-            # With budget left and no chunk the queue is empty or refused: only an event changes it.
+            # With budget left and no chunk, the queue is empty or its head does not fit: only an
+            # event changes that.
             if budget > 0 and work.decodes and not work.chunks:
                 work.steps = self._foreseeable_steps(work.decodes)
         return work
@@ -155,14 +156,14 @@ class Scheduler:
         return budget
 
     def _place(self, request: SimRequest, at_s: float) -> bool:
-        """Find the prefix hit and take blocks for the whole known text, or leave all as it was."""
+        """Find the prefix hit and take blocks for all known text; False changes nothing."""
         pool = self.pool
         if request.refused_at_release == pool.releases:
             return False
         hits = pool.match(request.hashes, (request.known_tokens - 1) // self._block)
         found = request.hashes[:hits]
         need = -(-request.known_tokens // self._block) - hits
-        # The exact room costs a pass over the hits, so it is only asked for when it may decide.
+        # The exact room costs a pass over the hits, so it is computed only if it may decide.
         if need > pool.free_blocks - hits and need > pool.room_beside(found):
             request.refused_at_release = pool.releases
             return False
@@ -188,7 +189,7 @@ class Scheduler:
             request.fetch_pending = stored > hits
 
     def _count_hits(self, request: SimRequest) -> None:
-        """Book the hits of a first scheduling; vLLM counts external ones here, delivered or not."""
+        """Count the hits of a first scheduling; like vLLM, external ones even if not delivered."""
         prompt, hit = request.job.prompt_tokens, request.computed_tokens
         request.local_hit_tokens = hit
         self._counters.prefix_queries += prompt
@@ -221,7 +222,7 @@ class Scheduler:
         return True
 
     def _foreseeable_steps(self, decodes: list[SimRequest]) -> int:
-        """Count the steps until a request finishes, as far as the free blocks certainly suffice."""
+        """Number of steps until a request finishes, as far as the free blocks surely suffice."""
         steps = min([request.job.output_tokens - request.output_tokens for request in decodes])
         free = self.pool.free_blocks
         while steps > 1 and len(decodes) * (steps // self._block + 1) > free:

@@ -30,7 +30,7 @@ MAX_TOKEN_ID = 2**32 - 1
 
 
 class _WordIds(dict[str, int]):
-    """Word -> id; unknown words get a hashed id and are remembered up to a cap."""
+    """Word to id; an unknown word gets a hashed id, which is remembered up to a cap."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Prompt:
 
 
 def make_prompt(ids: TokenIds, block_size: int, cache_salt: str = "") -> Prompt:
-    """Hash a prompt block by block; a salt keeps blocks apart but leaves the output as it is."""
+    """Hash a prompt block by block; a salt changes the block hashes, not the output."""
     salt = xxhash.xxh3_64_intdigest(cache_salt.encode()) if cache_salt else 0
     digest = xxhash.xxh3_64()
     update, value = digest.update, digest.intdigest
@@ -98,7 +98,7 @@ def make_prompt(ids: TokenIds, block_size: int, cache_salt: str = "") -> Prompt:
 
 
 class Output:
-    """The endless answer to one prompt, generated as far as it is read."""
+    """The endless output of one prompt, generated as far as it is read."""
 
     __slots__ = ("_digest", "_prompt", "block_hashes", "ids")
 
@@ -134,7 +134,7 @@ class Output:
         return " ".join([WORDS[i] for i in self.upto(stop)[start:stop]])
 
     def natural_tokens(self, mean_tokens: int, least: int, most: int) -> tuple[int, bool]:
-        """Return the output's natural length, at most `most`, and whether it ends by itself.
+        """Return the output's natural length, at most `most`, and whether it ends there by itself.
 
         Each token after the first `least` is the last with probability 1/mean_tokens. The digest
         decides, so the end, like the words, depends only on the text before it.

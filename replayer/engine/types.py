@@ -1,6 +1,6 @@
 """Types of the engine model: options, jobs, the state of a request, events.
 
-All times are engine seconds on the clock that the driver hands in; all lengths are tokens.
+All times are engine seconds on the driver's clock; all lengths are tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from replayer.engine.kvcache import Holding
 
 FinishReason = Literal["length", "stop", "abort", "error"]
 NULL_BLOCKS = 1
-"""Blocks that vLLM's pool counts and reports but never uses: its first one is a placeholder."""
+"""Blocks that vLLM's pool counts and reports but never uses: its first block is a placeholder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class EngineOptions:
     """Receivers read the sender's memory (NIXL) instead of asking it to send (Mooncake)."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes with which a legal request could never run."""
+        """Refuse sizes with which a valid request could never run."""
         if self.max_model_len > self.num_blocks * self.block_size:
             raise ValueError(
                 f"max_model_len {self.max_model_len} exceeds the KV cache: "
@@ -51,7 +51,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteKv:
-    """Where a decode leg finds its prompt's KV: engine, transfer and (for a shell) address."""
+    """Where a decode leg finds its prompt's KV: engine, transfer, and address over HTTP."""
 
     engine_id: str
     transfer_id: str
@@ -67,9 +67,9 @@ def no_output_hashes(_output_tokens: int) -> Sequence[int]:
 class Job:
     """One request as the engine sees it.
 
-    `block_hashes` holds one chained hash per full prompt block, at the engine's block size.
-    `output_hashes(n)` gives the hashes of the blocks completed by the first n output tokens; it is
-    called once, when the request releases its blocks. `send_as` makes it a prefill leg whose KV
+    `block_hashes` has one chained hash per full prompt block, at the engine's block size.
+    `output_hashes(n)` returns the hashes of the blocks completed by the first n output tokens; it
+    is called once, when the request releases its blocks. `send_as` makes it a prefill leg whose KV
     is kept for that transfer id, `fetch` a decode leg that waits for another engine's KV.
     """
 
@@ -178,7 +178,7 @@ class PullWanted:
 
 @dataclass(frozen=True, slots=True)
 class PullServed:
-    """This engine answered a pull: `ok` means the KV has been delivered in full."""
+    """This engine has answered a pull; `ok`: the KV was delivered completely."""
 
     at_s: float
     pull: Pull

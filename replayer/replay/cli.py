@@ -54,14 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _replay(options: ReplayOptions, plan: Plan, console: Console) -> int:
     tally = Tally(options.time_scale)
     run = Run(options, plan.requests, uuid.uuid4().hex[:8], tally)
-    # The trace lives as long as the run: the garbage collector need not scan it again and again.
+    # The trace lives as long as the run, so the garbage collector need not scan it.
     gc.collect()
     gc.freeze()
     started_unix_s = datetime.now(UTC).timestamp()
     live = options.progress and console.is_terminal
     with shown(console, tally, len(plan.requests), live=live):
         finished = run_blocking(run, uvloop.new_event_loop)
-    # The run has ended, perhaps by Ctrl-C: another one must not lose the results.
+    # The run has ended, perhaps by Ctrl-C: a second one must not lose the results.
     with sigint_ignored():
         rows = rows_of(run.results, options)
         facts = run_facts(run, plan, started_unix_s, finished=finished)

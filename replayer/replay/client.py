@@ -55,7 +55,7 @@ class StreamScanner:
         self.cached_tokens: int | None = None
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Take the next bytes of the body."""
+        """Scan the next bytes of the body."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
@@ -172,7 +172,7 @@ class TimedExchange:
 
     @property
     def digest(self) -> str | None:
-        """Return the hash of all text received (None: there was none)."""
+        """Return the hash of all text received (None: there was no text)."""
         if not self.stream.texts:
             return None
         return xxhash.xxh3_64_hexdigest("".join(self.stream.texts).encode())
@@ -216,7 +216,7 @@ class Client:
     async def run(self, call: Call, exchange: TimedExchange) -> None:
         """Send a call, and again while it is rejected and retries remain; fills in `exchange`.
 
-        `sent_s` stays that of the first attempt: a client told to retry later has waited since.
+        `sent_s` stays that of the first attempt, since the client has waited since then.
         """
         try:
             for left in range(self._options.retries_503, -1, -1):

@@ -17,7 +17,7 @@ SLO_METRICS = ("ttft", "tpot", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class SessionSample:
-    """How many sessions to take: a number of them, or a ratio up to 1."""
+    """Number of sessions to take: a count, or a ratio up to 1."""
 
     count: int | None = None
     ratio: float | None = None
@@ -89,7 +89,7 @@ def sample(text: str) -> SessionSample:
 
 
 def slo(text: str) -> dict[str, float]:
-    """Read `ttft:2,tpot:0.05`: the limits, in seconds, that make a request a good one."""
+    """Read `ttft:2,tpot:0.05`: the limits in seconds that a good request must keep."""
     limits = {}
     for part in text.split(","):
         name, _colon, limit = part.partition(":")
@@ -181,13 +181,13 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     add("--window", dest="window_s", type=window, metavar="A:B",
         help="only requests with timestamps from A up to B, in seconds of the trace")  # fmt: skip
     add("--sample-sessions", dest="sample", type=sample, metavar="N|RATIO",
-        help="only so many sessions, whole, chosen by --seed")  # fmt: skip
-    add("--limit", type=positive_count, help="only the first so many requests")
+        help="only N sessions, or this part of them, whole, chosen by --seed")  # fmt: skip
+    add("--limit", type=positive_count, help="only the first LIMIT requests")
     add("--max-input", dest="max_input_tokens", type=positive_count, metavar="TOKENS",
         help="end a session before its first longer prompt")  # fmt: skip
     add("--max-output", dest="max_output_tokens", type=positive_count, metavar="TOKENS",
         help="cut longer answers")  # fmt: skip
-    add("--seed", type=count, default=0, help="of the sample and of the prompts' words")
+    add("--seed", type=count, default=0, help="seed of the sample and of the prompts' words")
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:

@@ -45,7 +45,7 @@ class Tally:
             self._recent_ttft_s.append(ttft_s)
 
     def line(self) -> str:
-        """Describe the run in a line."""
+        """Describe the run in one line."""
         in_flight = self.sent_count - (self.ended_count - self.outcomes[ReplayOutcome.SKIPPED])
         failed = self.ended_count - self.outcomes[ReplayOutcome.OK]
         ttft = f"{median(self._recent_ttft_s):.3f} s" if self._recent_ttft_s else "-"

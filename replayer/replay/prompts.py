@@ -3,10 +3,9 @@
 The text of a block is a function of its id and the seed alone: seven head words spell the id in
 base 1024 (70 bits, no two ids collide), the rest is a slice of one seeded pool of words. Every word
 is one token in the common vocabularies and never merges with its neighbour, so lengths need no
-tokenizer and block boundaries stay put. Seven head words fit inside the first 16-token engine
-block: after the first differing id, an engine's chained block hashes share nothing.
-
-A partial tail is the beginning of its own block. No tokenizer, network or clock is used here.
+tokenizer and block boundaries are fixed. Seven head words fit inside the first 16-token engine
+block: after the first differing id, an engine's chained block hashes share nothing. A partial tail
+is the beginning of its own block. No tokenizer, network or clock is used here.
 """
 
 import random

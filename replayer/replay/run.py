@@ -30,11 +30,11 @@ from replayer.replay.prompts import BodyForm, PromptWriter
 from replayer.replay.schedule import Due, Pace, PaceRules
 from replayer.trace.loaders import TraceRequest
 
-# A request's body is made this long before it is due, so that making it delays no request.
+# A request's body is made this long before it is due, so that its making delays no request.
 LEAD_S = 0.02
 UNSAFE = re.compile(r"[^A-Za-z0-9._:-]")
 HEADER_CHARS = 96
-MODELS_TIMEOUT_S = 15.0  # longer than the limit to connect
+MODELS_TIMEOUT_S = 15.0  # longer than the connect timeout
 UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 
 
@@ -53,7 +53,7 @@ class Result:
 
 
 class RunObserver(Protocol):
-    """Is told of every request of a run that is sent and that ends."""
+    """Observer of a run's requests."""
 
     def sent(self) -> None:
         """Called when a request is sent."""
@@ -63,7 +63,7 @@ class RunObserver(Protocol):
 
 
 def header_safe(name: str) -> str:
-    """Make an id of a trace fit for a header: ASCII, bounded; distinct ids stay distinct."""
+    """Make an id of a trace valid in a header: ASCII, bounded; distinct ids stay distinct."""
     safe = UNSAFE.sub("_", name)[:HEADER_CHARS]
     return safe if safe == name else f"{safe}-{xxhash.xxh32_hexdigest(name.encode())}"
 
@@ -86,7 +86,7 @@ class Run:
         return time.monotonic() - self.origin_s
 
     async def execute(self) -> None:
-        """Send all requests; raises TargetError, before the first request only."""
+        """Send all requests; raises TargetError, only before the first request."""
         async with open_session() as session:
             self.model = await model_of(session, self.options)
             form = BodyForm(

@@ -90,7 +90,7 @@ def units(requests: Sequence[TraceRequest]) -> list[int]:
 
 
 def check_order(requests: Sequence[TraceRequest]) -> None:
-    """Refuse requests that wait for one another in a circle."""
+    """Refuse requests that wait for one another in a cycle."""
     try:
         TopologicalSorter({r.request_id: r.wait_for for r in requests}).prepare()
     except CycleError as error:
@@ -99,10 +99,10 @@ def check_order(requests: Sequence[TraceRequest]) -> None:
 
 
 class Pace:
-    """The schedule of one run. Dependencies that are not among `requests` count as met."""
+    """The schedule of one run. Dependencies that are not among `requests` count as ended."""
 
     def __init__(self, requests: Sequence[TraceRequest], rules: PaceRules) -> None:
-        """Take the requests in file order; `wait_for` must be free of circles."""
+        """Take the requests in file order; `wait_for` must be free of cycles."""
         self._rules = rules
         known = {request.request_id for request in requests}
         self._waiting: dict[str, _Waiting] = {}

@@ -1,8 +1,8 @@
 """vLLM's HTTP API for one simulated engine: routes, streaming, errors, cancellation.
 
 A stream gets status 200 and its headers at once and its first bytes with the first token, as with
-vLLM; a later error is an event inside the stream. When a client leaves, its requests are aborted.
-The handlers hold no state; requests live in the engine model.
+vLLM; a later error is an event in the stream. When a client leaves, its requests are aborted. The
+handlers hold no state; requests are in the engine model.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ Release = Callable[[RemoteKv], None]
 
 @dataclass(frozen=True, slots=True)
 class EngineProcess:
-    """What the handlers need of the engine's process.
+    """The parts of the engine's process that the handlers use.
 
     `release` makes a sender unpin KV that will not be fetched, `crash` kills the engine, `address`
     returns the host and port at which other engines pull its KV.
@@ -220,7 +220,7 @@ class Api:
             raise ApiError(500, "Internal server error")
 
     async def _apply_stream_fault(self, request: web.Request) -> bool:
-        """Stall or cut a stream as the fault says; True if it is to end normally but early."""
+        """Stall or cut a stream as the fault says; True if it must end early but normally."""
         transport, how = request.transport, self._faults.stream
         if how == "stall":
             await asyncio.get_running_loop().create_future()
@@ -268,7 +268,7 @@ class Api:
                     sent[index] = live.request.output_tokens
                 if finished is not None:
                     pending.remove(index)
-            # Many tokens may come in one write: the fault also keeps a whole answer from ending.
+            # Many tokens may come in one write: the fault also prevents a complete answer.
             beyond = sum(sent) - self._faults.stream_tokens
             is_faulty = self._faults.stream != "ok" and beyond >= (0 if pending else 1)
             if not pending and not is_faulty:

@@ -1,9 +1,9 @@
 """Mooncake's bootstrap server, and the receiver that pulls KV from other engines.
 
 `GET /query` answers like vLLM's: engine id and worker address per rank. `POST /sim/pull` on the
-same port stands for the worker's side channel (in reality ZMQ and RDMA): it answers when the
-transfer is complete or refused. After a sender's death no answer ever comes: real receivers wait
-until their timeout, because their socket reconnects for ever, and so do these.
+same port replaces the worker's side channel (ZMQ and RDMA in vLLM): it answers when the transfer is
+complete or refused. After a sender's death no answer comes: vLLM's receivers wait until their
+timeout, because their socket reconnects for ever, and so do these.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _QUERY_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _PULL_TIMEOUT = aiohttp.ClientTimeout(total=None)
 _KNOWN_WORKERS = 1_024
-# A server that is unreachable or too slow, or that answers no JSON, or JSON of another shape.
+# Errors of a server that is unreachable, too slow, or answers with other data than expected.
 _LOOK_UP_ERRORS = (
     aiohttp.ClientError,
     TimeoutError,
@@ -37,7 +37,7 @@ Serve = Callable[[Pull], Awaitable[bool]]
 
 
 class PullResult(Enum):
-    """How a pull ended, as the receiver learns it."""
+    """Result of a pull for the receiver."""
 
     DONE = "done"
     FAILED = "failed"
@@ -49,7 +49,7 @@ async def _never() -> None:
 
 
 async def _faulty_answer(query: str) -> web.Response | None:
-    """Answer `/query` as the fault `query` demands, if at all; None without a fault."""
+    """Answer `/query` as the fault `query` demands; None without a fault."""
     if query == "hang":
         await _never()
     answers = {"error": (500, b""), "garbage": (200, b'{"0": ['), "empty": (200, b"{}")}
@@ -101,7 +101,7 @@ class Receiver:
         self._workers: dict[str, str] = {}
 
     async def fetch(self, remote: RemoteKv, tokens: int) -> PullResult:
-        """Pull `tokens` of KV; returns when they have arrived, or with the way the pull failed."""
+        """Pull `tokens` of KV; returns when they have arrived or the pull has failed."""
         worker = self._workers.get(remote.engine_id) or await self._look_up(remote)
         if worker is None:
             return PullResult.FAILED
@@ -119,7 +119,7 @@ class Receiver:
         return PullResult.DONE if ok else PullResult.FAILED
 
     async def _look_up(self, remote: RemoteKv) -> str | None:
-        """Ask a bootstrap server for its worker's URL; None if it is dead or another engine's."""
+        """Ask a bootstrap server for its worker's URL; None if it is down or another engine's."""
         try:
             async with self._session.get(
                 f"{remote.bootstrap_url.rstrip('/')}/query", timeout=_QUERY_TIMEOUT

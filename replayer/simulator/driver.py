@@ -30,7 +30,7 @@ OnEvent = Callable[[Event], None]
 
 
 class LiveJob:
-    """A request in the engine, on which its HTTP handler waits for tokens."""
+    """A request in the engine, with the means for its HTTP handler to wait for tokens."""
 
     __slots__ = ("_seen_tokens", "_streams", "_waiter", "request")
 
@@ -48,14 +48,14 @@ class LiveJob:
         return self._streams and self.request.output_tokens > self._seen_tokens
 
     async def changed(self) -> None:
-        """Wait until there is news, and mark it as seen."""
+        """Wait for new tokens or the end, and mark them as seen."""
         if not self.news:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         self._seen_tokens = self.request.output_tokens
 
     def notify(self) -> None:
-        """Wake the handler if it is waiting and there is news."""
+        """Wake the handler if it waits and there are new tokens or an end."""
         waiter = self._waiter
         if waiter is not None and self.news:
             self._waiter = None
@@ -84,7 +84,7 @@ class EngineDriver:
         return (time.monotonic() - self._start_s) * self.options.speed
 
     def unix_s(self, engine_s: float) -> float:
-        """Unix time of an engine time, from one anchor taken at the start."""
+        """Unix time of an engine time, relative to the driver's start."""
         return self._start_unix_s + engine_s / self.options.speed
 
     def submit(self, job: Job, *, streams: bool) -> LiveJob:
@@ -111,7 +111,7 @@ class EngineDriver:
             self._served.pop(pull, None)
 
     def pull_done(self, request: SimRequest, *, ok: bool) -> None:
-        """Tell the engine how the transfer of a decode leg's KV ended."""
+        """Tell the engine whether the transfer of a decode leg's KV succeeded."""
         self.engine.pull_done(request, self.now_s(), ok=ok)
         self._wake.set()
 

@@ -1,7 +1,7 @@
 """Faults of one simulated engine, switched on and off while it runs.
 
 `SimEngine.faults` holds the switches. `POST /sim/faults` sets them and answers with the new state:
-`{"pull": "hang"}` changes one, `{}` none. They survive a restart, as a bad cable would.
+`{"pull": "hang"}` changes one, `{}` none. They are kept over a restart.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -19,9 +19,9 @@ CHOICES = {
 class Faults:
     """The switches of one engine.
 
-    `query` concerns answers of the bootstrap server, `pull` KV sent to other engines, `prefill` the
-    answer to a prefill leg (its KV is pinned all the same), `stream` a stream of which
-    `stream_tokens` have been sent.
+    `query` applies to answers of the bootstrap server, `pull` to KV sent to other engines,
+    `prefill` to the answer of a prefill leg (its KV is pinned anyway), `stream` to a stream of
+    which `stream_tokens` have been sent.
     """
 
     query: str = "ok"
@@ -31,7 +31,7 @@ class Faults:
     stream_tokens: int = 1
 
     def change(self, **values: Any) -> None:
-        """Set some switches; or none: raises ValueError for an unknown one or a wrong value."""
+        """Set all given switches, or none: ValueError for an unknown one or a wrong value."""
         names = {field.name for field in fields(self)}
         for name, value in values.items():
             if name not in names:

@@ -42,12 +42,12 @@ from replayer.simulator.request_log import EngineRequestLog, record
 
 log = logging.getLogger(__name__)
 _KEEP_ALIVE_S = 5.0
-"""uvicorn's default, which vLLM uses; most clients keep idle connections for longer."""
+"""Keep-alive time of uvicorn, which vLLM uses; most clients keep idle connections for longer."""
 Record = Callable[[dict[str, Any]], None]
 
 
 class _Incarnation:
-    """The parts of an engine that last from one start to the next stop or kill."""
+    """The parts of an engine that live from one start to the next stop or kill."""
 
     def __init__(self, owner: "SimEngine", tasks: asyncio.TaskGroup, record_: Record) -> None:
         options, store = owner.options, owner.store
@@ -113,7 +113,7 @@ class _Incarnation:
         self.spawn(self._pull_nothing(remote))
 
     async def _pull_nothing(self, remote: RemoteKv) -> None:
-        """Make a sender unpin: an empty pull counts as served."""
+        """Make a sender unpin its KV by an empty pull, which counts as served."""
         await self._receiver.fetch(remote, 0)
 
 
@@ -162,7 +162,7 @@ class SimEngine:
 
     @property
     def running(self) -> bool:
-        """True between start and stop or kill."""
+        """Whether the engine runs: True between start and stop or kill."""
         return self._life is not None
 
     def stats(self) -> dict[str, float]:

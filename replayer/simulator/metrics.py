@@ -1,7 +1,7 @@
 """An engine's /metrics, under the names and labels of current vLLM (>= 0.31).
 
-Gauges and counters are read from the model at a scrape, so a step costs nothing here; histograms
-are fed per request. As in vLLM, no success counter counts aborted requests.
+Gauges and counters are read from the model at a scrape, so they cost nothing per step; histograms
+are updated per request. As in vLLM, no success counter counts aborted requests.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from replayer.engine.engine import Engine
 from replayer.engine.types import NULL_BLOCKS, SimRequest
 
 Value = float | dict[str, int]
-"""A number, or one for each value of a label."""
+"""A number, or a number for each value of a label."""
 Family = GaugeMetricFamily | CounterMetricFamily
 _RANK = "0"
 _TTFT_BUCKETS = (
@@ -33,7 +33,7 @@ _TOKEN_BUCKETS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
 
 class EngineMetrics(Collector):
-    """All series of one engine, in a registry of its own. Durations in engine seconds."""
+    """All series of one engine, in its own registry. Durations in engine seconds."""
 
     def __init__(self, engine: Engine, model: str, started_unix_s: float) -> None:
         self._engine = engine

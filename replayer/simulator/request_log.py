@@ -47,7 +47,7 @@ class EngineRequestLog:
     """Appends records to one file; engines of a process share it."""
 
     def __init__(self, path: Path) -> None:
-        _append(path, b"")  # A path that cannot be written must fail at the start, not later.
+        _append(path, b"")  # A path that cannot be written fails at the start.
         self._path = path
         self._lines: list[bytes] = []
         self._stop = asyncio.Event()

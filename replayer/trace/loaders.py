@@ -1,10 +1,9 @@
-"""Trace files read as requests: Mooncake's format and the project's superset of it.
+"""Loaders of trace files: Mooncake's format and the project's superset of it.
 
 Rows are *cumulative*: a row's lengths and block ids describe its whole prompt, not only the part
 that is new since the previous turn. Files of the other kind (deltas) are recognised and refused:
-read as cumulative they would silently be a different, far lighter load.
-
-Timestamps and delays are milliseconds in the file and seconds in `TraceRequest`.
+read as cumulative, they would be a different, far lighter load. Timestamps and delays are
+milliseconds in the file and seconds in `TraceRequest`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,10 +16,10 @@ import xxhash
 from replayer.trace.rows import Meta, Row, Runs, TraceError, read_meta, read_sidecar, rows
 
 MOONCAKE_BLOCK_TOKENS = 512
-# Ids of blocks that belong to one row alone lie above every id a file can hold (64 bits).
+# Ids of blocks of one row only are above every id that a file can hold (64 bits).
 PRIVATE_ID = 1 << 64
 PRIVATE_IDS_PER_ROW = 1 << 32
-# More later turns than this share no block with the turn before: the file holds deltas.
+# If a larger part of later turns shares no block with the turn before, the file holds deltas.
 DELTA_RATIO = 0.5
 COMMON_FIELDS = frozenset({"timestamp", "input_length", "output_length", "hash_ids"})
 SUPERSET_FIELDS = frozenset(

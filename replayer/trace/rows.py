@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-MAX_BLOCK_ID = 2**64 - 1  # 64 bits: hashed to fewer, different prefixes have collided
+MAX_BLOCK_ID = 2**64 - 1  # 64 bits: with fewer, different prefixes have collided
 SHOWN_CHARS = 40
 Runs = tuple[tuple[int, int], ...]  # (first id, count): consecutive block ids, stored compactly
 
@@ -137,7 +137,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """A file's description of itself, in its first line or in `<file>.meta.json` beside it."""
+    """Metadata of a trace, in its first line or in `<file>.meta.json` beside it."""
 
     block_tokens: int | None = None
     hash_scope: str = "global"

@@ -1,1 +1,1 @@
-"""The router and N engine models in virtual time."""
+"""The router with N engine models in virtual time."""

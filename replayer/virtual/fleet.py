@@ -1,10 +1,10 @@
 """The router and N engine models on one virtual clock: a trace of hours in seconds of CPU time.
 
-The driver stands where the proxy's shell stands: it performs the actions of each request's flow
-(`proxy.core.routing.request_flow`) on engine models and reports what they do as its events. Hedges,
-fall-backs, retries, time limits and the wait queue are the proxy's own code. Engine reports come at
-every scrape. Network and proxy take no time unless given some (`IntakeCost`). Nothing here reads a
-clock or draws a number: equal loads give equal rows.
+The driver takes the place of the proxy's IO: it performs the actions of each request's flow
+(`proxy.core.routing.request_flow`) on engine models, and reports their results to the flow as
+events. Hedges, fall-backs, retries, time limits and the wait queue are the proxy's own code. Engine
+reports come at every scrape. Network and proxy take no time unless given some (`IntakeCost`). No
+clock or random number is used: equal loads give equal rows.
 """
 
 import heapq
@@ -60,19 +60,20 @@ from replayer.virtual.requests import (
 )
 
 PAUSE_RATIO = 0.5
-"""Of the random part of a pause before a repetition: its mean, so that equal runs are equal."""
+"""Random part of the pause before a retry: its mean, so that equal runs are equal."""
 BYTES_PER_TOKEN = 4
-"""Of a request's body, for the queue's limit on bytes."""
+"""Bytes of a request's body per token, for the queue's limit on bytes."""
 HARDLY_LATER_S = 0.001
-"""A report has expired just after its time, not at it."""
+"""Margin so that the timer fires after a report has expired, not exactly when it does."""
 _WITH_P = frozenset({State.PREFILLING, State.HEDGED})
 _UNANSWERED = _WITH_P | {State.FETCHING, State.COMPUTING}
 GROW_TOKENS = 64
-"""Output is charged in steps of at least this many tokens, at scrapes: the shell charges each."""
+"""Output is charged at scrapes, in steps of at least this many tokens; the proxy charges each
+token."""
 
 
 class Kind(IntEnum):
-    """What is due: a request (again), the end of somebody's patience, a scrape, a look."""
+    """What a timer is for: an arrival, a client that gives up, a limit, a scrape, a look."""
 
     ARRIVAL = 0
     GIVE_UP = 1
@@ -91,7 +92,7 @@ def _no_limit() -> LegLimit:
 
 @dataclass(slots=True, eq=False)
 class LiveLeg:
-    """A leg that an engine works on; `number` tells it from the request's other legs."""
+    """A leg that an engine works on; `number` distinguishes it from the request's others."""
 
     number: int = 0
     engine: int = 0
@@ -101,10 +102,10 @@ class LiveLeg:
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request between arrival and end: `leg` is what an engine now works on for it.
+    """A request between arrival and end; `leg` is its current leg.
 
-    `hedge`: the same on D, while P is late. `sent`: legs so far. `is_in_service`: the proxy has it,
-    and has not refused it.
+    `hedge`: the leg on D while P is late. `sent`: legs so far. `is_in_service`: the proxy has the
+    request and has not refused it.
     """
 
     index: int
@@ -122,7 +123,7 @@ class LiveRequest:
 
     @property
     def transfer_id(self) -> str:
-        """Names the one hand-over that a request has."""
+        """The id of the request's only hand-over."""
         return f"xfer-{self.index}"
 
 
@@ -133,7 +134,7 @@ def job_of(
     send_as: str | None = None,
     fetch: RemoteKv | None = None,
 ) -> Job:
-    """The request as an engine sees it: a prefill leg, a leg that fetches, or the whole."""
+    """The engine's job: a prefill leg, a decode leg that fetches, or the whole request."""
     return Job(
         request_id=f"{live.index}.{live.sent}",
         prompt_tokens=live.row.prompt_tokens,
@@ -145,7 +146,7 @@ def job_of(
 
 
 class VirtualFleet:
-    """One run. `router` gets the instances `e0`, `e1`, ...; observers hear what happens."""
+    """One run. `router` gets the instances `e0`, `e1`, ...; `observers` are called by `Hooks`."""
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class VirtualFleet:
             if not waiting:
                 self._at(self._waits.ready_s[index], Kind.ARRIVAL, index)
         self._at(0.0, Kind.SCRAPE, 0)
-        # Looked up each time: an experiment's branch goes on with a heap of its own.
+        # `self._heap` is read anew in each round: an experiment's branch replaces it.
         while self._left:
             due_s = min(self._due_s)
             now_s = min(self._heap[0][0], due_s)
@@ -200,7 +201,7 @@ class VirtualFleet:
         return self._result()
 
     def _settle(self, now_s: float) -> None:
-        """Everything that follows at this moment: engines' events, then the queue's."""
+        """Process all that follows at this moment: engines' events, then the queue's."""
         while self._dirty:
             self._advance(self._dirty.pop(), now_s)
         if self._is_woken:
@@ -235,7 +236,7 @@ class VirtualFleet:
     def _time_is_up(
         self, kind: Kind, live: LiveRequest, flow: RequestFlow, number: int, now_s: float
     ) -> None:
-        """A pause is over, P is late for a hedge, or a leg has met its limit."""
+        """Handle the end of a pause, a P that is late for a hedge, or a leg at its limit."""
         if kind is Kind.PAUSE_OVER:
             self._perform(live, flow.pause_over(now_s, PAUSE_RATIO), now_s)
         elif kind is Kind.PREFILL_LATE:
@@ -247,7 +248,7 @@ class VirtualFleet:
             self._leg_late(live, flow, live.hedge, now_s)
 
     def _leg_late(self, live: LiveRequest, flow: RequestFlow, leg: LiveLeg, now_s: float) -> None:
-        """As in the proxy: a limit below the cap counts while another instance could be asked."""
+        """As in the proxy: a limit below the cap only counts if another instance may be asked."""
         limit, is_prefill = leg.limit, leg is live.leg and flow.state in _WITH_P
         if limit.seconds < limit.cap_s and not flow.has_other():
             leg.limit = LegLimit(limit.option, limit.cap_s, limit.cap_s)
@@ -320,7 +321,7 @@ class VirtualFleet:
         self._placed(live, answer, now_s)
 
     def _settled(self, live: LiveRequest, now_s: float) -> None:
-        """Its wait in the queue is over."""
+        """The request's wait in the queue is over."""
         queued, live.queued = live.queued, None
         if queued is None or queued.result is None:
             return
@@ -336,7 +337,7 @@ class VirtualFleet:
         self._is_woken = True
 
     def _look(self, now_s: float) -> None:
-        """Load was freed, or time has passed: let in those whose turn it is."""
+        """Load was freed, or time has passed: admit waiting requests in their order."""
         self._is_woken = False
         self._waiting.look(now_s)
         self._look_later(now_s)
@@ -375,7 +376,7 @@ class VirtualFleet:
         self._perform(live, live.flow.begin(now_s), now_s)
 
     def _perform(self, live: LiveRequest, actions: Sequence[Action], now_s: float) -> None:
-        """Do what the request's flow asks for."""
+        """Perform the actions of the request's flow."""
         for action in actions:
             if isinstance(action, SendPrefill | SendDecode | SendHedge):
                 self._send(live, action, now_s)
@@ -459,7 +460,7 @@ class VirtualFleet:
         self._end(live, "ok", now_s)
 
     def _give_up(self, live: LiveRequest, now_s: float) -> None:
-        """The client has waited long enough for a first token."""
+        """The client's time limit for a first token is over."""
         if live.row.ttft_s is None and live.row.outcome == "ok" and live.row.end_s is None:
             if live.queued is not None:
                 self._waiting.leave(live.queued)
@@ -491,9 +492,10 @@ class VirtualFleet:
             self._at(self._waits.ready_s[index], Kind.ARRIVAL, index)
 
     def _scrape(self, now_s: float) -> None:
-        """What the shell's scraper and its streams tell the router: KV in use, tokens so far.
+        """Report to the router what scrapes and streams would: KV in use, and output tokens so far.
 
-        As of each engine's last event: to look in would cut its closed-form runs of decode steps.
+        As of each engine's last event: asking for the present would cut its closed-form decode
+        runs.
         """
         for name, engine in self._by_name.items():
             pool = engine.pool

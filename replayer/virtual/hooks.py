@@ -1,6 +1,6 @@
-"""What a run tells whoever learns from it: the router, a decision rule, an experiment's observer.
+"""Calls of a run to its observers: the router, a decision rule, an experiment.
 
-An object takes part by having any of four methods, which the driver calls in this one place:
+An observer is an object with any of four methods:
 
 - `on_prefill_done(route, facts, prefill_s, cached_tokens, now_s)`: P answered `prefill_s` after the
   leg was sent, having found `cached_tokens` of the prompt in its own cache;
@@ -35,25 +35,25 @@ class Hooks:
     def prefill_done(
         self, route: Route, facts: RequestFacts, leg: SimRequest, now_s: float
     ) -> None:
-        """P's leg has ended well."""
+        """P's leg has succeeded."""
         for call in self._prefill_done:
             call(route, facts, now_s - leg.arrived_s, leg.local_hit_tokens, now_s)
 
     def first_token(
         self, route: Route, facts: RequestFacts, ttft_s: float, leg: SimRequest, now_s: float
     ) -> None:
-        """The client sees its first token."""
+        """The client got its first token."""
         for call in self._first_token:
             call(route, facts, ttft_s, leg.local_hit_tokens + leg.external_tokens, now_s)
 
     def finish(self, route: Route, facts: RequestFacts, leg: SimRequest, now_s: float) -> None:
-        """The client sees the end."""
+        """The client got the end."""
         for call in self._finish:
             first_s = now_s if leg.first_token_s is None else leg.first_token_s
             call(route, facts, leg.output_tokens, now_s - first_s, now_s)
 
     def failed(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        """The client has gone."""
+        """The client gave up."""
         for call in self._failed:
             call(route, facts, now_s)
 

@@ -1,7 +1,7 @@
-"""Engine models run with the legs of a recorded run, without a router.
+"""Runs the legs of a recorded run on engine models, without a router.
 
-Engine and sending time of every leg are the log's, so that one wrong prediction does not lead to
-another. `analysis.check` fits the engines' constants with this.
+Engine and sending time of every leg are the log's, so that a wrong prediction does not cause
+further ones. `analysis.check` fits the engines' constants with this.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replayer.engine.types import EngineOptions, Job, RemoteKv, SimRequest
 class RecordedLeg:
     """A request to one engine, by its number in the fleet.
 
-    `sends` and `fetches` are names of a hand-over; `fetches_from` is the number of its sender.
+    `sends` and `fetches` are ids of a hand-over; `fetches_from` is the number of its sender.
     """
 
     engine: int

@@ -3,8 +3,8 @@
 A unit is a session with its sub-agents. Traces without sessions get them from their block ids: a
 row that continues an earlier row's whole blocks is its next turn.
 
-Blocks are coarsened so that a prompt has at most about 192 of them: the ids are nodes of a prefix
-tree, so the last fine id of a coarse block stands for all of them. Partial tails have no id.
+Blocks are merged so that a prompt has at most about 192 of them: the ids are nodes of a prefix
+tree, so the last fine id of a merged block stands for all of them. Partial tails have no id.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ MEAN_BLOCKS = 192
 NOMINAL_TTFT_S, NOMINAL_TPOT_S = 0.1, 0.01
 """Seconds of service, and per token, subtracted from the gap of turns without a think time."""
 TIED_RATIO = 0.5
-"""With a larger share of equal timestamps the clock of a trace is taken to be coarse."""
+"""If a larger share of the timestamps are equal, the trace's clock is taken to be coarse."""
 Blocks = tuple[int, ...]
 
 
@@ -29,7 +29,7 @@ Blocks = tuple[int, ...]
 class TraceTurn:
     """One request of a unit. `blocks`: an id per full block; the first `shared` are common.
 
-    `new_tokens` are those that an infinite cache of the unit and of common blocks would not have;
+    `new_tokens`: those that an infinite cache of the unit and of common blocks would not have;
     `wait_for` holds positions within the unit, `offset_s` counts from the unit's start.
     """
 
@@ -88,7 +88,7 @@ def as_source(requests: Sequence[TraceRequest], block_tokens: int | None = None)
 
 
 def chains(rows: Sequence[Blocks]) -> list[int]:
-    """Number each row's conversation; a row continues the one that ended at one of its blocks."""
+    """Number each row's conversation; a row continues one whose last block it contains."""
     open_ends: dict[int, int] = {}
     numbers: list[int] = []
     for blocks in rows:
@@ -174,7 +174,7 @@ class _Maker:
 
 
 def _think_s(request: TraceRequest, before: Sequence[TraceRequest]) -> float:
-    """Return the recorded delay, or the gap to the turn before less a nominal service time."""
+    """Return the recorded delay, or the gap to the turn before minus a nominal service time."""
     if request.delay_s is not None or not before or request.arrival_s is None:
         return request.delay_s or 0.0
     ends_s = [

@@ -1,10 +1,9 @@
-"""A run through real sockets, read back from `run.json` to be repeated in virtual time.
+"""Reads a run through real sockets from `run.json`, to repeat it in virtual time.
 
 `run.json` (written by `replayer.demo.processes`) holds the engines' options, the proxy's options
-and the arguments of `replay`: from these follow the same requests on the same schedule, the same
-router and the same engines. Times are real seconds of the run, as in the proxy's options, so an
-engine at speed six is one with six times smaller constants. Times `time_scale`, they are engine
-seconds.
+and the arguments of `replay`: they give the same requests on the same schedule, the same router and
+the same engines. Times are real seconds of the run, as in the proxy's options, so an engine at
+speed six has constants six times smaller. Multiplied by `time_scale`, they are engine seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ TIMEOUTS = ("prefill_timeout", "transfer_timeout", "ttft_timeout", "scrape_inter
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A prompt's length in the run: as the engine counted it, and as the proxy estimated it."""
+    """A prompt's length in the run: counted by the engine, and estimated by the proxy."""
 
     prompt_tokens: int
     estimated_tokens: int
@@ -62,7 +61,7 @@ class Recorded:
         return self.requests[0].block_tokens
 
     def config(self) -> RouterConfig:
-        """Return the router's options, as the proxy had them."""
+        """Return the router's options as they were in the run."""
         named = {field.name: field.name.removesuffix("_s") for field in fields(RouterConfig)}
         given = {
             name: _value(self.proxy[option])

@@ -1,6 +1,6 @@
-"""The requests of a virtual run: their rows, what they wait for, where they are while they live.
+"""The requests of a virtual run: options, result rows, dependencies, live state.
 
-Times in virtual seconds.
+Times are virtual seconds.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ QUEUE = QueueLimits(256, 64 << 20, 10.0)
 class VirtualOptions:
     """The fleet and the client. One engine per entry of `engines`.
 
-    `timeout_s`: the client gives up when no first token has come; `prefill_timeout_s`,
-    `transfer_timeout_s`, `ttft_timeout_s` and `queue` are the proxy's own. `estimate_factor` is
-    the proxy's count of prompt tokens over the engine's. A Reject is retried after its Retry-After
-    unless `retry_rejects` is off; then it is a failure. `until_s` cuts the run: what has not ended
-    by then has no `end_s`, what has not begun has no row. `proxy`: from the client's sending to the
-    decision.
+    `timeout_s`: the client gives up if no first token has come; `prefill_timeout_s`,
+    `transfer_timeout_s`, `ttft_timeout_s` and `queue` are the proxy's own. `estimate_factor` is the
+    proxy's count of prompt tokens over the engine's. A Reject is retried after its Retry-After
+    unless `retry_rejects` is off; then it is a failure. `until_s` cuts the run: a request that has
+    not ended by then has no `end_s`, a request that has not begun has no row. `proxy`: time from
+    the client's sending to the decision.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -55,11 +55,11 @@ class VirtualOptions:
 
 @dataclass(slots=True)
 class VirtualRow:
-    """One request. `arrival_s`: when the client sent it first.
+    """The result of one request. `arrival_s`: when the client first sent it.
 
-    `outcome`: ok, rejected, timeout, or failed where no attempt was left.
-    `moved_tokens` is KV that crossed between instances; `computed_tokens` what P and D prefilled.
-    `hedge`: who won, local or peer, where D computed as well because P was late.
+    `outcome`: ok, rejected, timeout, or failed if no attempt was left. `moved_tokens` is KV
+    transferred between instances; `computed_tokens` what P and D prefilled. `hedge`: the winner,
+    local or peer, if D computed as well because P was late.
     """
 
     index: int
@@ -101,7 +101,7 @@ class VirtualRow:
 
 @dataclass(slots=True)
 class VirtualRun:
-    """All rows in the order of the load; counters over all engines."""
+    """All rows in the order of the load; totals over all engines."""
 
     rows: list[VirtualRow]
     makespan_s: float = 0.0
@@ -113,7 +113,7 @@ class VirtualRun:
 
 
 def note(row: VirtualRow, action: Action) -> None:
-    """What a row tells of the flow's decisions."""
+    """Note an action of the flow in the row."""
     if isinstance(action, FellBack):
         row.fallback = action.why.value
     elif isinstance(action, HedgeEnded):
@@ -124,7 +124,7 @@ def note(row: VirtualRow, action: Action) -> None:
 
 @dataclass(slots=True)
 class Waits:
-    """Which requests of the load wait for how many others."""
+    """Dependencies of requests: how many others each still waits for."""
 
     planned: Sequence[Planned]
     open: list[int] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Waits:
                 self.followers.setdefault(other, []).append(index)
 
     def ended(self, index: int, now_s: float) -> list[int]:
-        """Note an end; gives the requests that may now start, at their `ready_s`."""
+        """Note a request's end; returns the requests that may now start, at their `ready_s`."""
         free = []
         for other in self.followers.pop(index, ()):
             self.open[other] -= 1
@@ -150,7 +150,7 @@ class Waits:
 
 
 def facts_of(planned: Planned, options: VirtualOptions) -> RequestFacts:
-    """The request as the proxy's estimates have it."""
+    """The request's facts by the proxy's estimates."""
     turn, factor = planned.turn, options.estimate_factor * planned.estimate_factor
     return RequestFacts(
         model=options.model,

@@ -1,1 +1,1 @@
-"""vLLM's OpenAI API, as far as the simulator serves it."""
+"""The part of vLLM's OpenAI API that the simulator serves."""

@@ -47,7 +47,7 @@ def invalid(kind: str, where: str, message: str, given: Any, context: str = "") 
 
 
 def _shown(value: Any) -> Any:
-    """Return a value for a message; a container only as its type and size."""
+    """Return a value for a message; of a container only its type and size."""
     if isinstance(value, dict | list):
         return f"<{type(value).__name__} of {len(value)} items>"
     return value
@@ -92,7 +92,7 @@ def json_response(body: object, status: int = 200) -> web.Response:
 
 @web.middleware
 async def like_vllm(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Give errors vLLM's form, unknown routes FastAPI's, and every answer their headers."""
+    """Give errors vLLM's form, unknown routes FastAPI's, and all answers their headers."""
     try:
         response = await handler(request)
     except ApiError as error:

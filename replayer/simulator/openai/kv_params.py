@@ -23,7 +23,7 @@ class Handing:
     """A request's part in a hand-over of KV.
 
     `send_as`: id under which its KV is kept for another engine; `fetch`: where its KV is;
-    `is_incomplete`: its KV is elsewhere, but a key that says where is missing; `is_fatal`: vLLM
+    `is_incomplete`: its KV is elsewhere, but a key for the place is missing; `is_fatal`: vLLM
     crashes over that. `p_cached_tokens`: prefix hit that P reported.
     """
 
@@ -38,7 +38,7 @@ NOTHING = Handing()
 
 
 def mooncake(params: Mapping[str, Any]) -> Handing:
-    """Read MooncakeConnector's parameters, as of vLLM 0.16."""
+    """Read the parameters of MooncakeConnector, as of vLLM 0.16."""
     transfer_id = params.get("transfer_id")
     if params.get("do_remote_prefill"):
         engine_id, address = params.get("remote_engine_id"), params.get("remote_bootstrap_addr")
@@ -51,7 +51,7 @@ def mooncake(params: Mapping[str, Any]) -> Handing:
 
 
 def nixl(params: Mapping[str, Any]) -> Handing:
-    """Read NixlConnector's parameters, where D pulls."""
+    """Read the parameters of NixlConnector, with which D pulls."""
     if params.get("do_remote_prefill"):
         names = ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
         if not params.get("remote_block_ids"):
@@ -66,7 +66,7 @@ def nixl(params: Mapping[str, Any]) -> Handing:
 
 
 def implicit(params: Mapping[str, Any]) -> Handing:
-    """Read nothing: a connector without parameters."""
+    """Return no parameters, for a connector without any."""
     del params
     return NOTHING
 

@@ -1,4 +1,4 @@
-"""OpenAI requests read as vLLM reads them: body to Ask, or vLLM's error.
+"""OpenAI requests parsed as by vLLM: body to Ask, or vLLM's error.
 
 Fields that the simulator does not model are accepted and ignored: sampling parameters, stop
 strings, logprobs, echo, priorities, response formats, continuous_usage_stats.
@@ -47,7 +47,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class AnswerChoice:
-    """One answer to be generated: `output_tokens` long, ended by itself if `stops`."""
+    """One answer to generate, of `output_tokens`; `stops`: it ends there by itself."""
 
     prompt: Prompt
     output: Output
@@ -69,7 +69,7 @@ class Ask:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all distinct prompts, counted once per choice's prompt object."""
+        """Tokens of all prompts; a prompt shared by several choices counts once."""
         return sum({id(c.prompt): c.prompt.tokens for c in self.choices}.values())
 
 
@@ -115,7 +115,7 @@ def parse_ask(body: dict[str, Any], limits: RequestLimits, *, chat: bool) -> Ask
 
 
 def check_model(body: dict[str, Any], served: str) -> None:
-    """Refuse a model that is not served; a body that names none means the only one."""
+    """Refuse a model that is not served; a body without a model means the only one."""
     model = body.get("model")
     if model not in (None, served):
         raise ApiError(
