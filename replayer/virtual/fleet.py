@@ -448,7 +448,6 @@ class VirtualFleet:
         row = live.row
         row.ttft_s = now_s - row.arrival_s
         row.cached_tokens, row.external_tokens = leg.local_hit_tokens, leg.external_tokens
-        row.moved_tokens += leg.external_tokens
         row.computed_tokens += leg.prompt_computed_tokens
         flow.first_token(now_s)
         self._hooks.first_token(flow.route, live.facts, now_s - live.admitted_s, leg, now_s)

@@ -57,8 +57,8 @@ class VirtualOptions:
 class VirtualRow:
     """The result of one request. `arrival_s`: when the client first sent it.
 
-    `outcome`: ok, rejected, timeout, or failed if no attempt was left. `moved_tokens` is KV
-    transferred between instances; `computed_tokens` what P and D prefilled. `hedge`: the winner,
+    `outcome`: ok, rejected, timeout, or failed if no attempt was left. `external_tokens`: KV
+    transferred between instances; `computed_tokens`: what P and D prefilled. `hedge`: the winner,
     local or peer, if D computed as well because P was late.
     """
 
@@ -80,7 +80,6 @@ class VirtualRow:
     cached_tokens: int = 0
     external_tokens: int = 0
     computed_tokens: int = 0
-    moved_tokens: int = 0
     rejects: int = 0
     retries: int = 0
     fallback: str | None = None

@@ -108,11 +108,6 @@ class Health:
         """Whether the breaker is open: requests failed here, and none has worked since."""
         return self._open_until_s is not None
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether it is ejected because its probes fail."""
-        return self._is_silent
-
     def probe_due(self, now_s: float) -> bool:
         """Whether to probe now; an instance that begins to change is probed at the next tick."""
         if self.is_up:

@@ -84,7 +84,7 @@ def test_an_offload_prefills_on_p_and_moves_the_kv_to_d() -> None:
     row = _run([_planned("a", 40)], _splitting(), _options()).rows[0]
     assert (row.decode, row.prefill) == ("e0", "e1")
     assert row.route_class == "HEAVY_P2P"
-    assert row.moved_tokens == row.external_tokens == row.prompt_tokens
+    assert row.external_tokens == row.prompt_tokens
     # P computes the prompt; D computes nothing but the step that samples the first token.
     assert row.computed_tokens == row.prompt_tokens
     alone = _run([_planned("a", 40)], _router(), _options()).rows[0]
@@ -97,7 +97,7 @@ def test_an_offload_prefills_on_p_and_moves_the_kv_to_d() -> None:
 def test_bytes_moved_are_counted_by_the_senders() -> None:
     run = _run([_planned("a", 40)], _splitting(), _options())
     per_token = ENGINE.transfer.bytes_per_token
-    assert run.moved_bytes == run.rows[0].moved_tokens * per_token
+    assert run.moved_bytes == run.rows[0].external_tokens * per_token
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_late_p_is_hedged(
     options = VirtualOptions((ENGINE, slow), BLOCK)
     row = _run([_planned("a", 40)], Router(config, decide=_split), options).rows[0]
     assert (row.outcome, row.hedge, row.fallback) == ("ok", winner, fallback)
-    assert (row.moved_tokens > 0) == (fallback is None)
+    assert (row.external_tokens > 0) == (fallback is None)
 
 
 def test_one_that_is_late_is_tried_elsewhere_once() -> None:
