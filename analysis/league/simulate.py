@@ -17,7 +17,7 @@ from typing import Any
 from analysis.league.fleet import EngineFleet
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.config import RouterConfig
-from proxy.core.placement.scene import Decide
+from proxy.core.placement.decision import Decide
 from proxy.core.routing.router import Router
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.fleet import simulate

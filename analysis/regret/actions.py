@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from proxy.core.placement.scene import Choice, PlacementView, Size, chosen, peers, size_on
+from proxy.core.placement.decision import Choice, PlacementView, Size, chosen, peers, size_on
 from proxy.core.types import Candidate, Reason
 
 

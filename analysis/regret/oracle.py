@@ -21,7 +21,7 @@ from enum import Enum
 from analysis.regret.actions import actions, forced, is_heavy, view
 from analysis.regret.branching import BranchingFleet, Postponed
 from analysis.regret.outcomes import JudgedDecision, Tried
-from proxy.core.placement.scene import Choice, Decide, PlacementView
+from proxy.core.placement.decision import Choice, Decide, PlacementView
 from replayer.virtual.fleet import LiveRequest
 
 PLACEBO_STEP_S = 0.004

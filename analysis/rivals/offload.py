@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.rivals.placement import Place, least_requests, requests
-from proxy.core.placement.scene import Choice, PlacementView, chosen, peers
+from proxy.core.placement.decision import Choice, PlacementView, chosen, peers
 from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Reason, RequestFacts
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from proxy.core.placement.scene import Choice, PlacementView, chosen
+from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Load, Reason, RequestFacts
 

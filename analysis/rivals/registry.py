@@ -34,7 +34,7 @@ from analysis.rivals.placement import (
     sticky,
 )
 from analysis.rivals.placement import dynamo_kv as dynamo_kv_place
-from proxy.core.placement.scene import Decide
+from proxy.core.placement.decision import Decide
 
 
 @dataclass(frozen=True, slots=True)

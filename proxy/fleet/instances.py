@@ -117,28 +117,28 @@ class Instances:
             return
         is_refused = failure.kind is FailureKind.CONNECT
         now_s = self.clock.now_s()
-        watch = self.router.watch
-        change = watch.probe_failed(name, str(failure), now_s, is_refused=is_refused)
+        events = self.router.events
+        change = events.probe_failed(name, str(failure), now_s, is_refused=is_refused)
         self.act(name, change, str(failure))
 
     def probe_answered(self, name: str) -> None:
         """A health check was answered."""
-        self.act(name, self.router.watch.probe_answered(name, self.clock.now_s()), "")
+        self.act(name, self.router.events.probe_answered(name, self.clock.now_s()), "")
 
     def trial_ended(self, name: str, failure: UpstreamFailure | None) -> None:
         """A trial ended: the proxy's own request to an instance with an open breaker."""
         error = str(failure) if failure is not None else None
         _log.info("instance %s: trial %s", name, error or "answered")
-        self.act(name, self.router.watch.trial_ended(name, error, self.clock.now_s()), "")
+        self.act(name, self.router.events.trial_ended(name, error, self.clock.now_s()), "")
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""
-        if self.router.watch.observe_start(name, start_s, self.clock.now_s()):
+        if self.router.events.observe_start(name, start_s, self.clock.now_s()):
             self._restarted(name, "started later")
 
     def engine_changed(self, name: str) -> None:
         """The instance's bootstrap server reports another engine id than before."""
-        self.router.watch.restarted(name, self.clock.now_s())
+        self.router.events.restarted(name, self.clock.now_s())
         self._restarted(name, "has another engine id")
 
     def _restarted(self, name: str, why: str) -> None:

@@ -503,7 +503,7 @@ class VirtualFleet:
             self._run.used_ratio.append(pool.usage_ratio)
             member = self.router.fleet.get(name)
             if member is not None and member.health.trial_due(now_s):
-                self.router.watch.trial_ended(name, None, now_s)
+                self.router.events.trial_ended(name, None, now_s)
         for leg, live in self._legs.items():
             grown = leg.output_tokens - live.charged_tokens
             if grown >= GROW_TOKENS and live.row.ttft_s is not None and live.route is not None:

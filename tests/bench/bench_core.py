@@ -100,7 +100,7 @@ def busy_router(case: Case, traffic: Traffic, estimator: TokenEstimator) -> Rout
     names = [f"instance{i}" for i in range(case.instances)]
     for name in names:
         router.add(Instance(name, f"http://{name}:8000", f"http://{name}:8998"))
-        router.watch.probe_answered(name, 0.0)
+        router.events.probe_answered(name, 0.0)
         router.gate.observe_engine(name, EngineKv(KV_TOKENS, 0.5), 0.0)
         for _ in range(rng.randint(1, 8)):
             router.ledger.open(router.ledger.charge(name, Phase.DECODE, rng.randint(500, 50_000)))

@@ -149,7 +149,7 @@ async def measure(
     await server.start()
     try:
         for name in server.state.instances.by_name:
-            server.state.router.watch.answered(name)
+            server.state.router.events.answered(name)
         rig = Rig(server, kind)
         best_s = float("inf")
         gc.disable()

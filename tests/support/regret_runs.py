@@ -7,8 +7,8 @@ from analysis.league.simulate import make_rule, setting
 from analysis.regret.actions import is_heavy
 from analysis.regret.branching import BranchingFleet, Terms, cost_s
 from analysis.rivals.registry import RIVALS
+from proxy.core.placement.decision import Choice, Decide, PlacementView
 from proxy.core.placement.policies import POLICIES
-from proxy.core.placement.scene import Choice, Decide, PlacementView
 from proxy.core.routing.router import Router
 from replayer.virtual.requests import VirtualRun
 from tests.support.regret import (

@@ -39,7 +39,7 @@ from heapq import heapify, heappop
 from typing import Final
 
 from proxy.core.placement.alternatives import COLOCATIONS_KEPT, OFFLOADS_KEPT, PricedOption
-from proxy.core.placement.scene import (
+from proxy.core.placement.decision import (
     Choice,
     PlacementView,
     Size,

@@ -16,7 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from proxy.core.placement.candidates import Candidates
-from proxy.core.placement.scene import Choice, Decide, PlacementView, Size, chosen, peers, size_on
+from proxy.core.placement.decision import (
+    Choice,
+    Decide,
+    PlacementView,
+    Size,
+    chosen,
+    peers,
+    size_on,
+)
 from proxy.core.types import Candidate, Reason
 
 Placement = Callable[[Candidates], list[float]]

@@ -7,7 +7,7 @@ chosen (`--shadow-policy`).
 from __future__ import annotations
 
 from proxy.core.placement.alternatives import Shadowed
-from proxy.core.placement.scene import Choice, Decide, PlacementView, chosen, route_class
+from proxy.core.placement.decision import Choice, Decide, PlacementView, chosen, route_class
 from proxy.core.types import Reason
 
 MISTAKES = (

@@ -217,7 +217,7 @@ class RequestFlow:
             actions += [HedgeEnded("peer"), CancelHedge()]
         self._step(Event.PREFILL_ANSWERED, State.FETCHING)
         if route.prefill is not None:
-            self._router.watch.answered(route.prefill.name)
+            self._router.events.answered(route.prefill.name)
         self._router.prefill_done(route, self._facts, now_s, cached_ratio)
         actions.append(self._decode(now_s))
         return actions
@@ -239,7 +239,7 @@ class RequestFlow:
     def hedge_answered(self, now_s: float) -> list[Action]:
         """D's own attempt has its first event before P has answered."""
         self._step(Event.HEDGE_ANSWERED, State.ANSWERED)
-        self._router.watch.answered(self.route.decode.name)
+        self._router.events.answered(self.route.decode.name)
         return [HedgeEnded("local"), self._fall_back(Fallback.P_LATE, now_s), CancelPrefill()]
 
     def hedge_failed(self, failure: LegFailure, now_s: float) -> list[Action]:
@@ -252,7 +252,7 @@ class RequestFlow:
     def decode_answered(self) -> list[Action]:
         """D's answer has begun and is good."""
         self._step(Event.DECODE_ANSWERED, State.ANSWERED)
-        self._router.watch.answered(self.route.decode.name)
+        self._router.events.answered(self.route.decode.name)
         self._end_repetition()
         return [HedgeEnded("local")] if self._has_hedge else []
 
@@ -360,7 +360,7 @@ class RequestFlow:
         if name in self._blamed:
             return []
         self._blamed.add(name)
-        change = self._router.watch.failed(name, failure.kind, failure.detail, now_s)
+        change = self._router.events.failed(name, failure.kind, failure.detail, now_s)
         return [InstanceFailed(name, change, failure.detail)]
 
     def has_other(self) -> bool:
@@ -408,8 +408,9 @@ class RequestFlow:
 
     def _may_be_had(self, kind: FailureKind) -> bool:
         """Whether another instance may serve the model that this one denied."""
-        watch, model = self._router.watch, self._facts.model
-        return kind is not FailureKind.NO_MODEL or watch.lacks_model(self.route.decode.name, model)
+        if kind is not FailureKind.NO_MODEL:
+            return True
+        return self._router.events.lacks_model(self.route.decode.name, self._facts.model)
 
     def _elsewhere(self, event: Event, now_s: float, u: float) -> list[Action]:
         """On another instance; for want of one on the same, after a pause."""

@@ -25,8 +25,8 @@ from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.ledger import Ledger, Phase, UnreleasedKv
 from proxy.core.placement.alternatives import Shadowed
 from proxy.core.placement.candidates import Candidates
+from proxy.core.placement.decision import Choice, Decide, PlacementView, route_class
 from proxy.core.placement.policies import POLICIES
-from proxy.core.placement.scene import Choice, Decide, PlacementView, route_class
 from proxy.core.placement.wrappers import Shadow, failing_open
 from proxy.core.routing import time_limits
 from proxy.core.routing.hedging import Hedges, Parts
@@ -83,7 +83,7 @@ class Router:
             config.prefill_throughput,
             self.fleet.states,
         )
-        self.watch = InstanceEvents(self.fleet, self._freed)
+        self.events = InstanceEvents(self.fleet, self._freed)
         self._block_uses = BlockUses(self.reuse, self.fleet.states)
         parts = Parts(self.ledger, self._tracker, self._block_uses, self.fleet, self.gate)
         self.hedges = Hedges(parts, is_on=config.hedge)

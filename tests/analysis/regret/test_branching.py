@@ -11,7 +11,7 @@ from analysis.regret.branching import BranchingFleet, Postponed, Terms, cost_s, 
 from analysis.regret.outcomes import Tried
 from analysis.rivals.registry import RIVALS
 from proxy.core.latency.slo import Slo
-from proxy.core.placement.scene import Choice, PlacementView
+from proxy.core.placement.decision import Choice, PlacementView
 from proxy.core.routing.router import Router
 from replayer.virtual.requests import VirtualRow
 from tests.support.regret import (

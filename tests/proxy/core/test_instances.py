@@ -52,7 +52,7 @@ def test_one_that_is_gone_is_charged_until_its_requests_have_ended() -> None:
     assert isinstance(route, Route)
     router.first_token(route, facts, 1.0)
     for at_s in range(CONNECTS):
-        router.watch.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
+        router.events.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
     member = router.fleet.get("i")
     assert member is not None
     assert member.health.is_gone
@@ -69,9 +69,9 @@ def test_one_that_returns_has_counters_of_its_own() -> None:
     route = router.admit(facts, 0.0)
     assert isinstance(route, Route)
     for at_s in range(CONNECTS):
-        router.watch.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
+        router.events.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
     for at_s in range(RISE):
-        router.watch.probe_answered("i", 100.0 + at_s)
+        router.events.probe_answered("i", 100.0 + at_s)
     assert router.ledger.load("i").is_idle
     router.finish(route, 110.0)
     assert router.ledger.load("i").is_idle
@@ -82,12 +82,12 @@ def test_what_is_written_where_nobody_listens_reaches_no_process() -> None:
     """A request that still runs there, and one that is placed again there, leave nothing."""
     router = Router(RouterConfig(prefill_throughput=20_000.0))
     router.add(Instance("i", "http://i"))
-    router.watch.probe_answered("i", 0.0)
+    router.events.probe_answered("i", 0.0)
     facts = RequestFacts("m", "s", 10_000, list(range(10)), 1000.0)
     routes = [router.admit(facts, 0.0) for _ in range(2)]
     held = router.latency.of("i")
     for at_s in range(CONNECTS):
-        router.watch.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
+        router.events.probe_failed("i", "refused", 2.0 + at_s, is_refused=True)
     for route in routes:
         assert isinstance(route, Route)
         router.fall_back(route, facts, Fallback.D_FAILED, 9.0)
@@ -96,7 +96,7 @@ def test_what_is_written_where_nobody_listens_reaches_no_process() -> None:
         router.finish(route, 11.0, 100)
     assert router.sessions.home("s", 11.0) is None
     for at_s in range(RISE):
-        router.watch.probe_answered("i", 100.0 + at_s)
+        router.events.probe_answered("i", 100.0 + at_s)
     state = router.fleet.states["i"]
     assert (state.account.load(), state.cache.blocks, state.cache.sessions) == (Load(), 0, 0)
     assert router.latency.of("i") is not held

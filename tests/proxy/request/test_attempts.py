@@ -11,7 +11,7 @@ import pytest
 from proxy.core.config import RouterConfig
 from proxy.core.connectors.base import Edits
 from proxy.core.fleet.retries import Budget
-from proxy.core.placement.scene import Choice, PlacementView, chosen
+from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.actions import (
     LegCaps,
     SendDecode,

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from proxy.core.placement.scene import Choice, PlacementView, chosen
+from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.placement.wrappers import failing_open
 from proxy.core.types import FailureKind, Reason
 from proxy.telemetry.log import KEYS, LOG_EVERY_S, Throttle

@@ -7,7 +7,7 @@ import pytest
 
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.config import RouterConfig
-from proxy.core.placement.scene import Choice, PlacementView, chosen
+from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.router import Router
 from proxy.core.types import Reason, Thresholds
 from replayer.engine.engine import Engine

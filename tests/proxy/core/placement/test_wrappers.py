@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.config import RouterConfig
 from proxy.core.placement import rules
-from proxy.core.placement.scene import Choice, Decide, PlacementView
+from proxy.core.placement.decision import Choice, Decide, PlacementView
 from proxy.core.placement.wrappers import MISTAKES, failing_open
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router

@@ -138,10 +138,10 @@ def test_not_once_p_has_answered_nor_on_a_dead_d() -> None:
     r = router()
     route = offloaded(r)
     for _ in range(2):
-        r.watch.probe_failed(route.decode.name, "x", 0.0, is_refused=True)
+        r.events.probe_failed(route.decode.name, "x", 0.0, is_refused=True)
     assert not r.hedges.start(route, FACTS, 2.0)
     for _ in range(2):
-        r.watch.probe_answered(route.decode.name, 0.0)
+        r.events.probe_answered(route.decode.name, 0.0)
     r.prefill_done(route, FACTS, 1.0)
     assert not r.hedges.start(route, FACTS, 2.0)
 

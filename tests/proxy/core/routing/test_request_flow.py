@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from proxy.core.config import RouterConfig
 from proxy.core.fleet.retries import Budget
-from proxy.core.placement.scene import Choice, PlacementView, chosen
+from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.actions import (
     Action,
     AwaitHedge,
@@ -76,7 +76,7 @@ class Driver:
         )
         for name in names:
             self.router.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
-            self.router.watch.probe_answered(name, 0.0)
+            self.router.events.probe_answered(name, 0.0)
         self.budget = Budget()
         self.facts = RequestFacts("m", "s", PROMPT_TOKENS, [], 64.0)
         route = self.router.admit(self.facts, 0.0)
@@ -270,7 +270,7 @@ def test_busy_is_left_alone_and_is_no_failure() -> None:
 def test_the_budget_is_used_up() -> None:
     it = Driver("a", "b")
     it.flow.begin(0.0)
-    it.router.watch.failed("b", FailureKind.RESET, "lost", 0.5)  # so the retry is not a free one
+    it.router.events.failed("b", FailureKind.RESET, "lost", 0.5)  # so the retry is not a free one
     while it.budget.take(is_free=False):
         pass
     told = it.told(it.flow.decode_failed(LOST, 1.0, 0.5))

@@ -276,7 +276,7 @@ class TestGate:
     def test_nobody_up_is_not_busy(self) -> None:
         r = router(1)
         for _ in range(2):
-            r.watch.probe_failed("i0", "x", 0.0, is_refused=True)
+            r.events.probe_failed("i0", "x", 0.0, is_refused=True)
         assert rejected(r, facts("s")).reason is RejectReason.NO_INSTANCE
 
     def test_a_model_goes_where_it_is_served(self) -> None:
@@ -313,11 +313,11 @@ class TestRetry:
         r.first_token(route, f, 0.0)
         name = route.decode.name
         for _ in range(2):
-            r.watch.probe_failed(name, "x", 0.0, is_refused=True)
+            r.events.probe_failed(name, "x", 0.0, is_refused=True)
         assert r.sessions.home("s", 0.0) is None
         assert r.fleet.states.of(name).cache.blocks == 0
         for _ in range(2):
-            r.watch.probe_answered(name, 0.0)
+            r.events.probe_answered(name, 0.0)
         member = r.fleet.get(name)
         assert member is not None
         assert member.incarnation == 1
@@ -338,11 +338,11 @@ class TestRetry:
     def test_who_waits_hears_of_one_that_is_there_or_is_another(self) -> None:
         heard: list[str] = []
         r = router(1)
-        r.watch.probe_failed("i0", "x", 0.0, is_refused=True)
+        r.events.probe_failed("i0", "x", 0.0, is_refused=True)
         r.call_when_freed(lambda: heard.append("freed"))
-        r.watch.probe_answered("i0", 1.0)
+        r.events.probe_answered("i0", 1.0)
         assert heard == ["freed"], "for the first time"
-        r.watch.restarted("i0", 2.0)
+        r.events.restarted("i0", 2.0)
         assert len(heard) > 1
 
     def test_a_slow_one_keeps_them(self) -> None:
@@ -351,7 +351,7 @@ class TestRetry:
         route = admitted(r, f)
         r.first_token(route, f, 0.0)
         for _ in range(2):
-            r.watch.probe_failed(route.decode.name, "x", 0.0)
+            r.events.probe_failed(route.decode.name, "x", 0.0)
         assert r.sessions.home("s", 0.0) == route.decode.name
 
 
@@ -360,9 +360,9 @@ class TestReturn:
         """Three instances, of which i0 has just come back from the dead."""
         r = router(3, offload_policy=policy, **options)
         for event in (
-            *[lambda n: r.watch.probe_answered(n, 0.0)],
-            *[lambda n: r.watch.probe_failed(n, "x", 1.0, is_refused=True)] * 2,
-            *[lambda n: r.watch.probe_answered(n, 50.0)] * 2,
+            *[lambda n: r.events.probe_answered(n, 0.0)],
+            *[lambda n: r.events.probe_failed(n, "x", 1.0, is_refused=True)] * 2,
+            *[lambda n: r.events.probe_answered(n, 50.0)] * 2,
         ):
             event("i0")
         assert r.fleet.is_up("i0")
@@ -385,11 +385,11 @@ class TestReturn:
         old = admitted(r, f)
         r.first_token(old, f, 0.0)
         r.gate.observe_engine("i0", EngineKv(100_000, 0.5), 0.0)
-        assert not r.watch.observe_start("i0", 1000.0, 1.0)
-        assert not r.watch.observe_start("i0", 1000.2, 1.0)
-        assert r.watch.observe_start("i0", 1060.0, 2.0)
-        assert not r.watch.observe_start("i0", 1060.0, 3.0)
-        assert not r.watch.observe_start("i0", None, 3.0)
+        assert not r.events.observe_start("i0", 1000.0, 1.0)
+        assert not r.events.observe_start("i0", 1000.2, 1.0)
+        assert r.events.observe_start("i0", 1060.0, 2.0)
+        assert not r.events.observe_start("i0", 1060.0, 3.0)
+        assert not r.events.observe_start("i0", None, 3.0)
         assert r.ledger.load("i0") == Load()
         assert (r.fleet.states.of("i0").cache.blocks, r.sessions.home("s", 2.0)) == (0, None)
         assert r.gate.kv_tokens("i0") is None
@@ -489,11 +489,11 @@ def books_are_in_order(r: Router) -> None:
 
 def _shake(r: Router, step: str, name: str) -> None:
     if step == "kill":
-        r.watch.probe_failed(name, "x", 0.0, is_refused=True)
+        r.events.probe_failed(name, "x", 0.0, is_refused=True)
     elif step == "up":
-        r.watch.probe_answered(name, 0.0)
+        r.events.probe_answered(name, 0.0)
     elif step == "restart":
-        r.watch.restarted(name, 0.0)
+        r.events.restarted(name, 0.0)
     elif step == "out":
         r.remove(name)
     elif r.fleet.get(name) is None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.placement.scene import Size, classify
+from proxy.core.placement.decision import Size, classify
 
 ORDER = (Size.WARM, Size.MEDIUM, Size.HEAVY)
 
