@@ -25,7 +25,7 @@ GC_OBJECTS = 200_000
 
 
 class LeagueError(ValueError):
-    """A league that cannot be run as asked; the text is one line for the user."""
+    """The league cannot be run as asked; the text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ _source: Source | None = None
 def _start_worker(trace: Path) -> None:
     global _source  # noqa: PLW0603 - a worker process reads its trace once
     _source = load_source(trace)
-    # A run makes few cycles, and many objects that live to its end: saves a tenth of the time.
+    # A run makes few reference cycles and many objects that live to its end; this saves a tenth of
+    # the time.
     gc.freeze()
     gc.set_threshold(GC_OBJECTS, 50, 100)
 
@@ -121,7 +122,7 @@ def run_league(options: LeagueOptions, progress: Callable[[int, int], None]) -> 
     """Find the scales, then compute every row."""
     options.check()
     _start_worker(options.trace)
-    # Spawned, not forked: workers share nothing of this process but the arguments.
+    # Spawned, not forked: workers share only the arguments with this process.
     context = multiprocessing.get_context("spawn")
     with context.Pool(options.jobs, _start_worker, (options.trace,)) as pool:
         scales = (

@@ -27,7 +27,7 @@ ORACLES = ("rollout",)
 
 
 class RegretError(ValueError):
-    """A regret that cannot be computed as asked; the text is one line for the user."""
+    """The regret cannot be computed as asked; the text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
 
-LAG_LIMIT_S = 0.5  # above this p99 the load was not the trace's (the limit of AIPerf, too)
+LAG_LIMIT_S = 0.5  # above this p99 the load was not the trace's (AIPerf's limit, too)
 LENGTH_TOLERANCE = 0.1
 ERROR_KINDS = 10  # distinct errors listed in a summary; others are only counted
 ERROR_CHARS = 160
