@@ -10,7 +10,7 @@ from proxy.core.types import Candidate, Reason
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action: the instance that decodes, and another one that prefills for it or None."""
+    """Names of the instance that decodes and of another that prefills for it, or None."""
 
     decode: str
     prefill: str | None = None
