@@ -18,7 +18,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 PERCENTS = (50, 90, 95, 99)
-TIME_SUFFIX = "_s"  # fields of a row with this ending are times in seconds, or lists of times
+TIME_SUFFIX = "_s"  # fields with this ending are times in seconds, or lists of times
 INFINITE = "inf"  # +inf in JSON, which has no number for it; null means unknown
 
 

@@ -1,7 +1,7 @@
-"""A finished run read back: its summary, its requests as a table, the proxy's log joined to them.
+"""A finished run read back: its summary, its requests as a table, joined with the proxy's log.
 
-The join is by the request id that was sent. Of the proxy's times, unix seconds, only differences
-are taken over, so the clocks of client and proxy never mix.
+The join is by the request id that was sent. Only differences of the proxy's times, unix seconds,
+are used, so the clocks of client and proxy never mix.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ NEEDED_COLUMNS = ("request_id", "outcome", "sent_s", "end_s", "output_digest", "
 
 
 class RunError(InputError):
-    """A folder without a readable run; the text is one line for the user."""
+    """The folder has no readable run; the text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ WAIT_STEP_S = 0.05
 
 
 class Join(NamedTuple):
-    """How many sent requests are not in the log, and why the log was not read (None: it was)."""
+    """Number of sent requests missing in the log, and why the log was not read (None: it was)."""
 
     missing: int
     problem: str | None = None
@@ -110,7 +110,7 @@ class Join(NamedTuple):
 def read_log(path: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
     """Read the records of the wanted request ids; lines that are not JSON are skipped.
 
-    The proxy may still be writing the last one.
+    The proxy may still be writing the last line.
     """
     found: dict[str, dict[str, Any]] = {}
     with path.open("rb") as file:

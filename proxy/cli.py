@@ -103,7 +103,7 @@ def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
     is_open = settings.admin_port is None and settings.admin_token is None
     if is_open and not is_loopback(settings.host):
         logger.warning(
-            "admin paths are open to whoever reaches %s: give --admin-token or --admin-port",
+            "admin paths are open to every client of %s: give --admin-token or --admin-port",
             settings.host,
         )
 

@@ -31,15 +31,13 @@ from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun
 
 PERCENTS = (50, 90)
 BOUND = ("ttft_s",)
-"""Times whose percentiles must be within the bound."""
+"""Times whose percentiles must be within the bound of the prediction."""
 TIMES = ("ttft_s", "tpot_s", "e2e_s")
 JITTER = (1.0, 0.9995, 1.0005, 0.999, 1.001, 0.9985, 1.0015, 0.998, 1.002)
-"""The prediction is the median of runs with the constants multiplied by these factors.
-
-The factors differ by less than a fit can resolve, but one early request that just misses a step
-changes the load that the router sees, and so where later requests go: single runs of some hundred
-requests differ by more than 10 % in p50 and p90.
-"""
+"""The prediction is the median of runs with the constants multiplied by these factors. They differ
+by less than a fit can resolve, but one early request that just misses a step changes the load that
+the router sees, and with it the placement of later requests: single runs of some hundred requests
+differ by more than 10 % in p50 and p90."""
 CLASSES = ("WARM", "MEDIUM", "HEAVY_COLO", "HEAVY_P2P")
 
 
@@ -68,9 +66,9 @@ class Check:
     """The results of a check; constants are in engine seconds.
 
     `as_placed` compares TTFT with a model that is given the run's own placements and sending times:
-    its deviation is the engine model's, a larger one in `times` is due to other decisions.
-    `lag`: how late the client sent, in real seconds; if that is much, the machine was too busy for
-    the run, and its engines and proxy were late as well.
+    its deviation is the engine model's; a larger deviation in `times` is due to other decisions.
+    `lag`: how late the client sent, in real seconds; a large lag means that the machine was too
+    busy, so engines and proxy were late as well.
     """
 
     requests: int
@@ -137,9 +135,9 @@ def engines_of(constants: Constants, sizes: Sequence[EngineOptions]) -> list[Eng
 
 
 def with_unseen(fitted: Fit, engines: Sequence[EngineOptions]) -> Fit:
-    """Replace constants without an effect in the run by those of `engine-sim`.
+    """Replace constants that had no effect in the run by those of `engine-sim`.
 
-    Decisions of the prediction may differ from the run's, and need a transfer when the run had
+    Decisions of the prediction may differ from the run's, and may need a transfer where the run had
     none.
     """
     own, found = constants_of(engines[0]), fitted.constants
@@ -197,7 +195,7 @@ def engine_sizes(recorded: Recorded) -> list[EngineOptions]:
 def predict(
     recorded: Recorded, log: RunLog, engines: Sequence[EngineOptions], proxy: IntakeCost
 ) -> VirtualRun:
-    """Run the same load through the real router in virtual time, in seconds of the run's clock."""
+    """Run the load through the real router in virtual time, in seconds of the run's clock."""
     limits = recorded.timeouts()
     options = VirtualOptions(
         engines=tuple(engines),

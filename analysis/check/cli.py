@@ -13,7 +13,7 @@ from analysis.check.fit import NAMES
 from replayer.arguments import write_json
 
 KS_BOUND = 0.1
-"""Largest KS distance, printed beside it, at which a simulator's figures are credible."""
+"""A simulator's figures are credible up to this KS distance, which is printed beside it."""
 WIDTH = 110
 UNITS = {
     "a0": ("fixed part of a step", 1e3, "ms"),
@@ -75,7 +75,7 @@ def print_check(result: Check, within: float, console: Console) -> None:
     lines = (
         f"residuals of the fit, 1.48 x median size: {spread}",
         f"KS distance of TTFT: {result.ks_ratio:.3f}, as placed {result.ks_as_placed:.3f} "
-        f"(to be believed below {KS_BOUND:g})",
+        f"(credible below {KS_BOUND:g})",
         f"{'ok    ' if result.within(within) else 'FAILED'} realised TTFT within {within:.0%} of "
         "the prediction at p50 and p90",
         *_schedule_lag(result),
@@ -85,7 +85,7 @@ def print_check(result: Check, within: float, console: Console) -> None:
 
 
 def _schedule_lag(result: Check) -> list[str]:
-    """Say how late the client sent, which shows a busy machine; empty without a schedule."""
+    """Text on how late the client sent, which shows a busy machine; empty without a schedule."""
     lag = result.lag
     if not lag["count"]:
         return []

@@ -28,31 +28,31 @@ from replayer.virtual.legs import run_legs
 
 Vector = NDArray[np.float64]
 LEAST_SPREAD = 0.001
-"""Residuals of one kind are taken to spread by at least this: a log's times have errors too."""
+"""Least spread of residuals of one kind: a log's times have errors too."""
 WIDTHS = (0.5, 0.5, 0.2, 0.2, 0.05, 0.05, 0.01, 0.01)
-"""Relative widths of the numerical derivative, one descent each.
+"""Relative step widths of the numerical derivative, one descent each.
 
 A leg joins its engine at the end of a step, and both which step that is and when it ends depend on
 all steps before it. So the modelled times jump by a step's length with every small change of a
 constant. Wide differences average over these jumps; narrow ones are exact once the steps are right.
 """
 LEAST_WIDTH = 0.3
-"""A width is relative to the constant, but at least to this part of the constant's first guess."""
+"""A width is relative to the constant, but at least to this part of its first guess."""
 LEAST = 1e-6
 """Lower bound of a constant, in units of its first guess; stands for zero."""
 SEEN = 1e-2
-"""A constant is seen when doubling it moves the times by about this many spreads together."""
+"""A constant counts as seen if doubling it moves the times by about this many spreads together."""
 LOSSES = ("cauchy", "arctan")
-"""One fit with each loss, of which the better is kept: either may stop at a local minimum."""
+"""Loss functions of the fits, of which the better is kept: either may stop at a local minimum."""
 LOSS_SCALE = 1.5
 CALLS = 8
 """Most steps of one descent; spreads are then estimated again."""
 TOLERANCE = 1e-3
 """A descent ends when a step lowers the cost by less than this part."""
 KEPT = 0.9
-"""Part of the residuals, the smallest ones, that decides which of two ends is better."""
+"""Share of the residuals, the smallest ones, by which the better of two fits is chosen."""
 MAD = 1.4826
-"""Median absolute residual to standard deviation, for normally distributed residuals."""
+"""Factor from the median absolute residual to the standard deviation of a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def guess(samples: Sequence[CheckSample]) -> Constants:
     first_s = [(one.first_s, one.leg.prompt_tokens) for one in samples if one.first_s]
     whole = [s / tokens for s, tokens in first_s if tokens > 0]
     a0 = float(np.quantile(tpot_s or [min(s for s, _ in first_s)], 0.1))
-    # Too small by far, since most of a prompt is mostly cached; only a start for the fit.
+    # Far too small, since most of a prompt is cached; only a start for the fit.
     a1 = float(np.quantile(whole, 0.5))
     return Constants(
         a0=a0,
@@ -186,7 +186,7 @@ class _Fitting:
         return Fit(self._constants(x), named, spread, self._runs)
 
     def _descend(self, x: Vector, width: float, loss: str) -> tuple[Vector, NDArray[np.bool_]]:
-        """Minimise from `x` on; also tell which constants have an effect at the end."""
+        """Minimise from `x` on; also returns which constants have an effect at the end."""
         scale = self._scales(self._residuals(x))
 
         def slopes(x: Vector) -> Vector:
@@ -215,7 +215,7 @@ class _Fitting:
         return found
 
     def _residuals(self, x: Vector) -> Vector:
-        """Run the model; return log(model / measured) of every time."""
+        """Run the model; return log(model / measured) of all times."""
         self._runs += 1
         constants = self._constants(x)
         engines = [constants.engine(one) for one in self._engines]

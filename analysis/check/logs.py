@@ -1,7 +1,7 @@
 """A run's logs as legs: each leg's engine, sending time and durations.
 
 Read from the proxy's request log and the client's `requests.jsonl`, which a run on real engines has
-too, and not from the simulated engines' logs. Times are seconds since the run's first request; a
+too, not from the simulated engines' logs. Times are seconds since the run's first request; a
 duration is a difference of two times of one clock.
 """
 
@@ -17,7 +17,7 @@ from replayer.virtual.legs import RecordedLeg
 from replayer.virtual.recorded import Recorded, Seen, blocks_of
 
 MIN_DECODED = 16
-"""The time per token is not taken from shorter outputs, in tokens."""
+"""Outputs with fewer tokens than this give no time per token."""
 NEEDED = (
     *("decode_instance", "route_class", "prompt_tokens", "osl_tokens"),
     *("t_proxy_recv", "t_decode_sent", "t_first_token", "t_done"),
@@ -130,7 +130,7 @@ def samples_of(recorded: Recorded, log: RunLog, names: Sequence[str]) -> list[Ch
             fetches=moved,
             fetches_from=p,
         )
-        # A request that was retried stays in the load, but its times span two engines.
+        # A retried request stays in the load, but its times span two engines.
         first_s = row["t_first_token"] - sent_s if whole else None
         tpot_s = tpot_s if osl >= MIN_DECODED else None
         samples.append(CheckSample(leg, "moved" if moved else "first", first_s, tpot_s))

@@ -31,7 +31,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         default="0.5,0.8,1.0",
         help="loads, as parts of the saturation rate, by commas",
     )
-    add("--policies", type=_policies, default="all", help=f"all, or of {', '.join(RIVALS)}")
+    add("--policies", type=_policies, default="all", help=f"all, or names from {', '.join(RIVALS)}")
     add("--seeds", type=positive_count, default=3, help="runs per policy and load")
     add("--first-seed", type=count, default=0, help="lowest of the seeds, which are consecutive")
     add(
@@ -45,7 +45,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
         type=given_scale,
         help="RATE:KV instead of --regime: load 1.0 and KV tokens per engine",
     )
-    add("--perturb", type=names, default="none", help=f"of {', '.join(PERTURBATIONS)}, or all")
+    add(
+        "--perturb",
+        type=names,
+        default="none",
+        help=f"names from {', '.join(PERTURBATIONS)}, or all",
+    )
     add("--horizon", type=positive, default=900.0, help="virtual seconds of load")
     add(
         "--think-cap",
@@ -67,7 +72,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, console: Console) -> int:
     """Run the league, print and write the results."""
     perturb = tuple(PERTURBATIONS) if options.perturb == ("all",) else options.perturb
-    # Workers outlive a parent that a signal kills, but not one that exits.
+    # A worker outlives a parent that a signal kills, but not a parent that exits.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     wanted = LeagueOptions(
         trace=options.trace,

@@ -9,7 +9,7 @@ from typing import Any
 from replayer.engine.types import EngineOptions
 
 ABORT_TIMEOUT_S = 60.0
-"""VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's 480 pins KV for minutes."""
+"""VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's default pins KV for 480 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Scale:
 
 
 def engines(instances: int, kv_tokens: float, block_tokens: int) -> tuple[EngineOptions, ...]:
-    """Make equal engines with so many tokens of KV each."""
+    """Make equal engines with this many tokens of KV each."""
     blocks = max(2, math.ceil(kv_tokens / block_tokens))
     one = EngineOptions(
         block_size=block_tokens,

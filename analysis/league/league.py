@@ -26,7 +26,7 @@ GC_OBJECTS = 200_000
 
 
 class LeagueError(InputError):
-    """A league that cannot be run as asked; the text is one line for the user."""
+    """The league cannot be run as asked; the text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)

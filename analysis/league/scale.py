@@ -30,20 +30,21 @@ KEEP_UP_RATIO = 0.95
 FITS_FACTOR, EXCEEDS_FACTOR, EXCEEDS_LOAD = 1.5, 1.3, 0.8
 AMPLE_TOKENS = 1e9
 ROOM_FACTOR = 1.25
-"""An engine has KV for at least the longest request and a quarter more."""
+"""An engine has KV for at least this many times the longest request."""
 PREFILL_TPS = 20_000.0
 SCALE_SEED = 7919
 PRECISION = 1.05
 SPAN, SPAN_OF_EXCEEDS = 32.0, 8.0
-"""A search begins with rates from high / SPAN to high: the prefill bound, or the rate of `fits`."""
+"""The search begins with rates from high / SPAN to high: the prefill bound, or the rate of
+`fits`."""
 RAISE = 2.0
-"""Factor on `high` while the baseline keeps up even there, as with very short horizons."""
+"""Factor on `high` while the baseline keeps up even at it, as with very short horizons."""
 ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A trace and a fleet to search rate and KV for."""
+    """A trace and a fleet whose saturation rate and KV are searched for."""
 
     source: Source
     instances: int
@@ -51,7 +52,7 @@ class Bench:
     timeout_s: float
 
     def run(self, rate: float, kv_tokens: float) -> tuple[VirtualRun, float]:
-        """Run the baseline at a rate; also returns the part of the work done by the horizon."""
+        """Run the baseline at a rate; also returns the share of the work done by the horizon."""
         rules = LoadRules(
             rate, self.rules.horizon_s, SCALE_SEED, self.rules.think_cap_s, slo=self.rules.slo
         )
@@ -92,7 +93,7 @@ class Bench:
         return working_set_tokens(run.rows, self.rules.horizon_s)
 
     def with_room(self, kv_tokens: float) -> float:
-        """Return KV per engine, raised if needed to hold the longest request."""
+        """Return KV tokens per engine, raised if needed to hold the longest request."""
         return max(kv_tokens, ROOM_FACTOR * self.source.longest_tokens)
 
 

@@ -61,7 +61,7 @@ def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of the table: figures joined by a slash; `interval` adds that of the first."""
+    """One column of the table: figures joined by a slash; `interval`: the first has one."""
 
     title: str
     figures: tuple[str, ...]

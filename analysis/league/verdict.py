@@ -1,8 +1,8 @@
 """The default policy compared with the best policy of each cell, and with the baseline.
 
-A cell is a regime, perturbation and load. Gaps are ratios of means over seeds, less one: negative
-for less goodput than the best, positive for a longer TTFT or TPOT. Failures stand beside a policy's
-name, since a policy that fails requests can look good on the others.
+A cell is a regime, perturbation and load. Gaps are ratios of means over seeds, minus one: negative
+for less goodput than the best, positive for a longer TTFT or TPOT. Failures are shown beside a
+policy's name, since a policy that fails requests can look good on the others.
 """
 
 import math
@@ -21,7 +21,7 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One cell. `goodput` and `ttft_p90` are the summaries of the best policies in these."""
+    """One cell. `goodput` and `ttft_p90`: summaries of the policy that is best in each."""
 
     ours: Summary
     baseline: Summary
@@ -30,16 +30,16 @@ class Verdict:
 
     @property
     def goodput_gap(self) -> float:
-        """Goodput of the default over the best, less one."""
+        """Goodput of the default over the best, minus one."""
         return _gap(self.ours, self.goodput, "goodput_ratio")
 
     @property
     def ttft_gap(self) -> float:
-        """TTFT p90 of the default over the best, less one."""
+        """TTFT p90 of the default over the best, minus one."""
         return _gap(self.ours, self.ttft_p90, "ttft_s.p90")
 
     def against_baseline(self, name: str) -> float:
-        """Return a figure of the default over the baseline's, less one."""
+        """Return a figure of the default over the baseline's, minus one."""
         return _gap(self.ours, self.baseline, name)
 
 

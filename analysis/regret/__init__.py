@@ -1,1 +1,1 @@
-"""`analyze regret`: how much better an oracle does that tries every action at each decision."""
+"""`analyze regret`: policies compared with an oracle that tries every action at each decision."""

@@ -10,7 +10,7 @@ from proxy.core.types import Candidate, Reason
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Name of the instance that decodes a request, and of another that prefills for it."""
+    """Names of the instance that decodes and of another that prefills for it, or None."""
 
     decode: str
     prefill: str | None = None
@@ -68,7 +68,7 @@ def actions(scene: PlacementView, choice: Choice) -> list[Action]:
 
 
 def forced(scene: PlacementView, action: Action) -> Choice:
-    """The choice that does it."""
+    """The choice that takes an action."""
     by_name = {c.instance.name: c for c in scene.free}
     d = by_name[action.decode]
     p = by_name[action.prefill] if action.prefill is not None else None

@@ -30,7 +30,7 @@ from replayer.virtual.fleet import Kind, LiveRequest, VirtualFleet
 from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun, keeps_slo
 
 SLO_WEIGHT_S = 10.0
-"""J = mean e2e + 10 s * (share of requests that miss the SLO), as in the prototype study."""
+"""Weight of an SLO miss in J = mean e2e + 10 s * (share of requests that miss the SLO)."""
 START_SHIFT_S = 10.0
 THINK_SPREAD = 0.5
 """In a resampled future session starts move by up to 10 s, think times by up to half."""
@@ -38,7 +38,7 @@ THINK_SPREAD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How branches are judged: SLO, length in virtual seconds, number of futures, seed."""
+    """How branches are compared: SLO, length in virtual seconds, number of futures, seed."""
 
     slo: Slo
     horizon_s: float = math.inf
@@ -47,14 +47,14 @@ class Terms:
 
 
 PATIENCE_RATIO = 2.0
-"""A branch ends at this many horizons at most, so that its last members have one horizon too."""
+"""Longest branch, in horizons: the last members, too, get a horizon to end."""
 PACE_TOKENS = 32
-"""A stream's pace is averaged with this many tokens at half the SLO's time per token, because its
+"""A stream's pace is averaged with this many tokens at half the SLO's time per token, since its
 first few tokens, perhaps beside another request's prefill, say little about thousands to come."""
 
 
 class Postponed(Exception):  # noqa: N818 - an answer to the fleet, not an error
-    """Raised by a decision to make the fleet ask again in `by_s` seconds."""
+    """Raised by a policy: the fleet asks again in `by_s` seconds."""
 
     def __init__(self, by_s: float) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Postponed(Exception):  # noqa: N818 - an answer to the fleet, not an error
 def cost_s(row: VirtualRow, slo: Slo, timeout_s: float) -> float:
     """Return one request's part of J: its e2e, plus 10 s if it misses the SLO.
 
-    A failed one counts as if it had been sent again after the timeout, and served at the SLO.
+    A failed request counts as if it had been sent again after the timeout, and served at the SLO.
     """
     e2e_s = row.e2e_s
     if e2e_s is None or row.outcome != "ok":
@@ -75,7 +75,7 @@ def cost_s(row: VirtualRow, slo: Slo, timeout_s: float) -> float:
 def carried_on(row: VirtualRow, written: int, slo: Slo, now_s: float) -> VirtualRow:
     """Estimate the end of a request that is unfinished when its branch ends.
 
-    The pace of its `written` tokens is that of the rest; one without a token is served at the SLO.
+    Its other tokens take the pace of its `written` ones; without a token, it is served at the SLO.
     """
     elapsed_s = now_s - row.arrival_s
     if row.ttft_s is None:
@@ -89,13 +89,13 @@ def carried_on(row: VirtualRow, written: int, slo: Slo, now_s: float) -> Virtual
 
 
 def objective_s(rows: Iterable[VirtualRow], slo: Slo, timeout_s: float) -> float:
-    """Return J of a whole run, seconds."""
+    """Return J of a whole run, in seconds."""
     costs = [cost_s(row, slo, timeout_s) for row in rows]
     return sum(costs) / max(1, len(costs))
 
 
 class BranchingFleet(VirtualFleet):
-    """One run. `asked` is the request that is being decided."""
+    """One run that can be branched. `asked`: the request being decided."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class BranchingFleet(VirtualFleet):
     def branch(
         self, now_s: float, draw: random.Random | None, members: tuple[int, ...] | None
     ) -> BranchOutcome | None:
-        """Fork. The parent gets the outcome; the child gets None and goes on with its own choice.
+        """Fork. The parent gets the outcome; the child gets None and continues with its own choice.
 
         `draw` resamples the child's future. `members` are the requests that count. None with a
         horizon: those in flight now and those that arrive within the horizon. Requests that are

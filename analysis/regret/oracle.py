@@ -28,7 +28,7 @@ PLACEBO_STEP_S = 0.004
 
 
 class Mode(Enum):
-    """What a Probe does once every action was tried."""
+    """What a Probe does after every action was tried."""
 
     WATCH = "watch"
     ROLLOUT = "rollout"

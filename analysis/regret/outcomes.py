@@ -12,7 +12,7 @@ from analysis.regret.actions import Action, View
 
 @dataclass(frozen=True, slots=True)
 class BranchOutcome:
-    """A branch's outcome: cost of its members (None: all requests), TTFT of the decided one."""
+    """A branch's outcome: cost of its members (None: all requests), TTFT of the decided request."""
 
     cost_s: float
     requests: int
@@ -82,7 +82,7 @@ class JudgedDecision:
 
     @property
     def gap_s(self) -> float:
-        """Saving of the best action over all requests, seconds; never negative."""
+        """Cost saved by the best action over all requests, in seconds; never negative."""
         return self.chosen.cost_s - self.best.cost_s
 
     @property
@@ -92,7 +92,7 @@ class JudgedDecision:
 
     @property
     def own_gap_s(self) -> float:
-        """The part of `gap_s` due to the request's own TTFT; any sign, 0 if unknown."""
+        """The part of `gap_s` due to the request's own TTFT, of any sign; 0 if unknown."""
         chosen_s, best_s = self.chosen.own_ttft_s, self.best.own_ttft_s
         return 0.0 if chosen_s is None or best_s is None else chosen_s - best_s
 

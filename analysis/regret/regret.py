@@ -42,7 +42,7 @@ MODES = ("watch", "rollout", "placebo")
 
 
 class RegretError(InputError):
-    """A regret that cannot be computed as asked; the text is one line for the user."""
+    """The regret cannot be computed as asked; the text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class Regret:
 
 
 def regret_ratios(objectives_s: Sequence[float], oracle_s: Sequence[float]) -> list[float]:
-    """Return J over the oracle's J, less one, per seed."""
+    """Return J over the oracle's J, minus one, per seed."""
     return [j / best - 1.0 for j, best in zip(objectives_s, oracle_s, strict=True)]
 
 

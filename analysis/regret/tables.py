@@ -77,7 +77,7 @@ EXPLAINED = (
 
 
 def print_regret(regret: Regret, policies: Sequence[str], console: Console) -> None:
-    """Print everything."""
+    """Print all tables."""
     console.print(EXPLAINED, soft_wrap=True, markup=False)
     summary = summarise_regret(regret, policies)
     for scale in regret.scales:

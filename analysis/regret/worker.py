@@ -48,7 +48,7 @@ def main() -> None:
     """Read the call, write its result."""
     _exit_with(os.getppid())
     function, args, kwargs = pickle.load(sys.stdin.buffer)
-    # A branch shares this process's memory until it writes: garbage collection must not touch it.
+    # Keep the garbage collector from writing to memory that branches share until a write.
     gc.freeze()
     pickle.dump(function(*args, **kwargs), sys.stdout.buffer)
     # At exit the interpreter removes its handlers, and another SIGALRM would then kill it.

@@ -97,7 +97,7 @@ def difference(ok: pd.DataFrame, tag: str) -> Difference | None:
 
 def _interval(differences: np.ndarray) -> tuple[float, float]:
     source = np.random.default_rng(0)
-    # One resample at a time: all of them at once would hold RESAMPLES x pairs numbers.
+    # One resample at a time: all at once would need RESAMPLES x pairs numbers.
     means = sorted(
         float(source.choice(differences, size=len(differences)).mean()) for _ in range(RESAMPLES)
     )

@@ -1,4 +1,4 @@
-"""The report page: `report.html`, one file with its own script, so it opens without a network."""
+"""The report page: `report.html`, one file with its own script, which needs no network."""
 
 from collections.abc import Mapping
 from pathlib import Path

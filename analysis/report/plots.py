@@ -73,7 +73,7 @@ def cdf(ok: pd.DataFrame, tag: str) -> go.Figure:
 
 
 def timeline(requests: pd.DataFrame) -> go.Figure:
-    """Draw each request's TTFT over the time it was sent; a failed one with its duration."""
+    """Draw each request's TTFT over the time it was sent; of a failed request its duration."""
     figure = go.Figure()
     waits = requests["ttft_s"].fillna(requests["e2e_s"]) * 1e3
     classes = requests["route_class"].fillna(NO_CLASS).where(requests["outcome"] == "ok", NOT_OK)
@@ -100,7 +100,7 @@ def timeline(requests: pd.DataFrame) -> go.Figure:
 
 
 def in_flight(requests: pd.DataFrame) -> go.Figure:
-    """Draw how many requests were open over time."""
+    """Draw the number of open requests over time."""
     sent = requests.dropna(subset=["sent_s", "end_s"])
     steps = pd.concat([pd.Series(1, index=sent["sent_s"]), pd.Series(-1, index=sent["end_s"])])
     steps = steps.sort_index().cumsum()

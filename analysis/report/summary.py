@@ -12,7 +12,7 @@ from typing import Any
 
 from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
 
-LAG_LIMIT_S = 0.5  # above this p99 the load was not the trace's (the limit of AIPerf, too)
+LAG_LIMIT_S = 0.5  # above this p99 the load was not the trace's (AIPerf's limit, too)
 LENGTH_TOLERANCE = 0.1
 ERROR_KINDS = 10  # distinct errors listed in a summary; others are only counted
 ERROR_CHARS = 160
@@ -160,11 +160,11 @@ def _cache(sent: Sequence[Row], ok: Sequence[Row]) -> dict[str, Any]:
     External hits are tokens that a KV transfer brought: on requests with another prefill instance,
     the cached tokens beyond the local hit that the proxy predicted. Other cached tokens are local.
     """
-    told = [row for row in ok if row.get("cached_tokens") is not None]
+    counted = [row for row in ok if row.get("cached_tokens") is not None]
     routed = [row for row in ok if row.get("hit_tokens") is not None]
-    moved = [row for row in told if row.get("prefill_instance") and "hit_tokens" in row]
+    moved = [row for row in counted if row.get("prefill_instance") and "hit_tokens" in row]
     external = sum(max(0, row["cached_tokens"] - row["hit_tokens"]) for row in moved)
-    cached, prompt = _total(told, "cached_tokens"), _total(told, "prompt_tokens")
+    cached, prompt = _total(counted, "cached_tokens"), _total(counted, "prompt_tokens")
     return {
         "ideal_hit_ratio": _rate(_total(sent, "ideal_hit_tokens"), _total(sent, "input_length")),
         "predicted_hit_ratio": _rate(_total(routed, "hit_tokens"), _total(routed, "isl_tokens")),
@@ -176,13 +176,13 @@ def _cache(sent: Sequence[Row], ok: Sequence[Row]) -> dict[str, Any]:
 
 def _tokens_per_event(ok: Sequence[Row]) -> float | None:
     """Return the mean tokens per event with content, which is why ITL and TPOT differ."""
-    told = [row for row in ok if row.get("chunks") and row.get("completion_tokens")]
-    return _rate(_total(told, "completion_tokens"), _total(told, "chunks"))
+    counted = [row for row in ok if row.get("chunks") and row.get("completion_tokens")]
+    return _rate(_total(counted, "completion_tokens"), _total(counted, "chunks"))
 
 
 def _length_ratio(ok: Sequence[Row]) -> float | None:
-    told = [row for row in ok if row.get("prompt_tokens") and row.get("input_length")]
-    return _rate(_total(told, "prompt_tokens"), _total(told, "input_length"))
+    counted = [row for row in ok if row.get("prompt_tokens") and row.get("input_length")]
+    return _rate(_total(counted, "prompt_tokens"), _total(counted, "input_length"))
 
 
 def _counts(rows: Iterable[Row], field: str) -> dict[str, int]:

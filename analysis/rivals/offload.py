@@ -1,8 +1,8 @@
 """Published rules that decide whether another instance prefills: local or remote.
 
 In each project the decode instance is chosen first, then the decider says whether its prefill is
-remote; P is then the best of the others by the project's prefill profile. Every rule falls back to
-local if no peer can prefill or the request cannot be split.
+remote; P is then the best other instance by the project's prefill profile. Every rule returns local
+if no peer can prefill or the request cannot be split.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from proxy.core.routing.route import Route
 from proxy.core.types import Candidate, Reason, RequestFacts
 
 Decider = Callable[[PlacementView, Candidate, Candidate], bool]
-"""Whether P (the second) prefills for D (the first)."""
+"""Whether P (third argument) prefills for D (second)."""
 ISL_TOKENS, ISL_RATIO, QUEUE_THRESHOLD = 2048, 0.7, 4.0
 """Dynamo: eff_isl and ratio below which a prefill is local; --router-queue-threshold."""
 MAX_LOCAL_PREFILL_TOKENS, MAX_PREFILL_QUEUE = 1000, 2
@@ -43,12 +43,12 @@ class Placed:
 
 
 def local(scene: PlacementView, d: Candidate) -> Choice:
-    """Compute on D."""
+    """Choice to compute on D."""
     return chosen(scene, d, None, Reason.BELOW_THRESHOLD, placed=True)
 
 
 def prefill_peer(scene: PlacementView, d: Candidate) -> Candidate | None:
-    """Return the other instance with the least prefill, this request's included."""
+    """Return the other instance with the fewest prefill tokens, this request's included."""
     if not scene.facts.offloadable:
         return None
     return min(
@@ -79,7 +79,7 @@ def llm_d_decider(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
 
 
 def always_remote(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
-    """llm-d always-disagg-pd-decider: remote."""
+    """llm-d always-disagg-pd-decider: remote for every request."""
     del scene, d, p
     return True
 

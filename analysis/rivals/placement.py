@@ -25,7 +25,7 @@ PREFIX_WEIGHT, QUEUE_WEIGHT, KV_WEIGHT = 3.0, 2.0, 2.0
 AIBRIX_IMBALANCE, AIBRIX_DEVIATIONS = 8, 1.0
 """AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT and ..._STANDARD_DEVIATION_FACTOR."""
 BLOCK_TOKENS = 16
-"""vLLM's block: Dynamo counts load in blocks, which matters only beside the +1 of lmetric."""
+"""vLLM's block size: Dynamo counts load in blocks, which matters only for lmetric's +1."""
 
 
 def requests(load: Load) -> int:
@@ -43,7 +43,7 @@ def least_requests(scene: PlacementView) -> Candidate:
 
 
 def sticky(scene: PlacementView) -> Candidate:
-    """Choose the session's home; for a new session, the fewest requests in flight."""
+    """Choose the session's home; for a new session, the instance with the fewest requests."""
     home = next((c for c in scene.free if c.instance.name == scene.home), None)
     return home or least_requests(scene)
 
@@ -55,13 +55,13 @@ class RoundRobin:
         self._next = 0
 
     def __call__(self, scene: PlacementView) -> Candidate:
-        """Choose."""
+        """Choose the next instance."""
         self._next += 1
         return scene.free[self._next % len(scene.free)]
 
 
 class ConsistentHash:
-    """The session id's place on a ring of 160 virtual nodes per instance; no load term."""
+    """Choose by the session id's place on a ring of virtual nodes; the load does not count."""
 
     NODES = 160
 
@@ -69,7 +69,7 @@ class ConsistentHash:
         self._rings: dict[tuple[str, ...], list[tuple[int, int]]] = {}
 
     def __call__(self, scene: PlacementView) -> Candidate:
-        """Choose."""
+        """Choose the instance of the first node at or after the session's hash."""
         names = tuple(c.instance.name for c in scene.free)
         ring = self._rings.get(names)
         if ring is None:
@@ -87,9 +87,9 @@ def _digest(key: str) -> int:
 
 
 def cache_aware(scene: PlacementView) -> Candidate:
-    """SGLang gateway: shortest queue when imbalanced, else the longest match, else least loaded.
+    """SGLang gateway: shortest queue if imbalanced, else the longest match, else least loaded.
 
-    A request without a match goes to the least loaded instance as in smg; older versions took the
+    A request without a match goes to the least loaded instance as in smg; older versions chose the
     smallest prefix tree.
     """
     loads = [requests(c.load) for c in scene.free]
@@ -149,7 +149,7 @@ class AibrixPrefixCache:
     """AIBrix: the longest match whose load is within one standard deviation of the mean."""
 
     def __call__(self, scene: PlacementView) -> Candidate:
-        """Choose."""
+        """Choose the instance."""
         loads = [requests(c.load) for c in scene.free]
         if max(loads) - min(loads) > AIBRIX_IMBALANCE:
             return least_requests(scene)
@@ -170,7 +170,8 @@ class Smetric:
 
     The project gives no defaults; these are the ratio of the two terms of an 8B model's prefill,
     its tests' hit ratio and slack, and the league's own TTFT target. Work is in tokens where the
-    project counts characters. Rates are learned as there: 90th percentile of 64, from 8 on.
+    project counts characters. Rates are learned as in the project: 90th percentile of 64, from 8
+    on.
     """
 
     C_ATT = 1.9e-5

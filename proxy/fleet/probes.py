@@ -193,5 +193,6 @@ class Probes:
         self._instances.observe_report(name, parse(body), xxhash.xxh3_64_intdigest(body))
         if gate.is_frozen(name) and not was_frozen:
             _log.warning(
-                "instance %s: its /metrics stay the same while it works, so they are ignored", name
+                "instance %s: its /metrics do not change although it serves, so they are ignored",
+                name,
             )

@@ -122,7 +122,7 @@ class Resolver:
         parsed = [ipaddress.ip_address(a.partition("%")[0]) for a in addresses]
         why = self._refused(host, parsed, known)
         if why:
-            _log.warning("instance %s: its name's new address is refused: %s", host, why)
+            _log.warning("instance %s: the new address of its name is refused: %s", host, why)
             raise UpstreamFailure(FailureKind.CONNECT, "its name's address is refused")
         if len(self._known) >= NAMES:
             self._known.clear()

@@ -23,9 +23,9 @@ class Notifier:
         """
         if self._pid_file is not None:
             try:
-                beside = self._pid_file.with_name(f"{self._pid_file.name}.{os.getpid()}")
-                beside.write_text(f"{os.getpid()}\n")
-                beside.replace(self._pid_file)
+                temporary = self._pid_file.with_name(f"{self._pid_file.name}.{os.getpid()}")
+                temporary.write_text(f"{os.getpid()}\n")
+                temporary.replace(self._pid_file)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self._pid_file)) from error
         if not replaces:

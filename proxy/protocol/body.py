@@ -171,7 +171,7 @@ def _unescape(key: bytes) -> str:
 
 def splice(body: bytes, put: Mapping[str, bytes], drop: Collection[str] = ()) -> bytes:
     """Remove the members named in `drop` and `put`, then append those of `put` (JSON values)."""
-    gone = {*drop, *put}
-    kept = [body[start:end].rstrip() for key, start, end in members(body) if key not in gone]
+    removed = {*drop, *put}
+    kept = [body[start:end].rstrip() for key, start, end in members(body) if key not in removed]
     added = [b'"%s":%s' % (key.encode(), value) for key, value in put.items()]
     return b"{" + b",".join(kept + added) + b"}"

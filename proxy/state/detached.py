@@ -70,7 +70,7 @@ class _Kept(Generic[T]):
             self._is_settled = True
             self.leg.unwanted(self.results.pop() if self.results else None)
             if self.defect is not None:
-                _log.error("a leg failed that its request had left", exc_info=self.defect)
+                _log.error("a leg failed after its request had ended", exc_info=self.defect)
 
 
 class DetachedTasks:

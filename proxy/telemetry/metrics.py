@@ -104,11 +104,11 @@ class Metrics:
             "decode",
         )
         self.ttft_error = hist(
-            "predicted_ttft_error_seconds", "Realised TTFT minus predicted", ERROR_SECONDS
+            "predicted_ttft_error_seconds", "Measured TTFT minus predicted", ERROR_SECONDS
         )
         self.prediction_error = hist(
             "prediction_error_ratio",
-            "Realised minus predicted, per predicted (or 50 ms, if that was less)",
+            "Measured minus predicted time, per predicted (at least 50 ms)",
             ERROR_RATIO,
             "what",
         )

@@ -62,13 +62,13 @@ class Demo:
         """Start the proxy with rates for engines at this speed; returns its URL."""
         speed = self.options.speed
         # On two shared cores an engine may answer a probe late.
-        patience = ("--health-timeout", "5")
+        probing = ("--health-timeout", "5")
         rates = [*("--prefill-throughput", str(PREFILL_TPS * speed))]
         rates += ["--kv-transfer-time", str(TRANSFER_S / speed)]
         log = ("--request-log", str(self.out / "proxy.jsonl"))
         self.proxy_flags = (
             *("--host", "127.0.0.1", "--port", "0"),
-            *("--instances", ",".join(instances), *rates, *log, *patience),
+            *("--instances", ",".join(instances), *rates, *log, *probing),
             *("--offload-policy", self.options.offload_policy),
         )
         proxy = self.start("proxy", "proxy.cli", *self.proxy_flags)

@@ -292,8 +292,8 @@ def _judge(stream: StreamScanner) -> tuple[ReplayOutcome, str | None]:
 
 def _note_refusal(exchange: TimedExchange, body: bytes) -> None:
     answer = _object(body)
-    said = _error_message(answer) or body[:ERROR_CHARS].decode(errors="replace")
-    exchange.error = said[:ERROR_CHARS] or "no text with it"
+    message = _error_message(answer) or body[:ERROR_CHARS].decode(errors="replace")
+    exchange.error = message[:ERROR_CHARS] or "no text with it"
     exchange.outcome = (
         ReplayOutcome.REJECTED if _is_busy(exchange.status, answer) else ReplayOutcome.HTTP_ERROR
     )

@@ -170,15 +170,15 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def read_sidecar(path: Path) -> Meta:
     """Read `<file>.meta.json`; the defaults if there is none."""
-    beside = path.with_name(path.name + ".meta.json")
-    if not beside.exists():
+    sidecar = path.with_name(path.name + ".meta.json")
+    if not sidecar.exists():
         return Meta()
     try:
-        fields = orjson.loads(beside.read_bytes())
+        fields = orjson.loads(sidecar.read_bytes())
     except orjson.JSONDecodeError as error:
-        raise TraceError(f"{beside}: must be one JSON object ({error})") from None
+        raise TraceError(f"{sidecar}: must be one JSON object ({error})") from None
     inner = fields.get("trace", fields) if isinstance(fields, dict) else fields
-    return read_meta(Row(str(beside), 1, {}), inner)
+    return read_meta(Row(str(sidecar), 1, {}), inner)
 
 
 def read_meta(row: Row, fields: Any) -> Meta:

@@ -1,1 +1,1 @@
-"""Whether a request may start now: busy thresholds, wait queue, Retry-After, memory."""
+"""Admission of requests: busy thresholds, wait queue, Retry-After, memory."""

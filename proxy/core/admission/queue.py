@@ -123,7 +123,7 @@ class ModelQueue:
 
 
 CAUTION = 3.0
-"""A request is refused when its predicted wait behind others, times this, exceeds the limit.
+"""Factor on the predicted wait behind others when a request's wait is compared with the limit.
 
 With a smaller factor, a lasting overload fills the queue until it serves the newest first: then the
 oldest requests are refused at the end of their wait instead of at once.

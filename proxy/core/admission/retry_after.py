@@ -1,4 +1,4 @@
-"""Retry-After of a refused request, later for each client while earlier promises are open."""
+"""Retry-After of refused requests: each reserves capacity, so clients return one by one."""
 
 from __future__ import annotations
 

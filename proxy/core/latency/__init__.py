@@ -1,1 +1,1 @@
-"""How long things take: prefill, decode steps, transfers; learned while serving."""
+"""Times of prefill, decode steps and transfers, learned while serving; SLO targets."""

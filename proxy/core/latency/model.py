@@ -39,7 +39,7 @@ TYPICAL_KV_TOKENS = 100_000.0
 RECENT_S: Final = 60.0
 """Time constant of an instance's busy ratio: some turns of a session."""
 FIRST_STEP: Final = 0.5
-"""Steps that a prefill with none before it waits for the running step to end, on average."""
+"""A prefill with none before it waits for the running step to end: half a step on average."""
 SAME_STEP_RATIO = 0.3
 """A prefill that took less than this part of its prediction shared a step with the one before."""
 TYPICAL_TRANSFER_TOKENS = 30_000.0

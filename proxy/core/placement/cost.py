@@ -244,7 +244,7 @@ class Prices:
     def offloads(self) -> list[PricedOption]:
         """Pairs of the cheapest P with the home and the two best D, the cheapest pair first.
 
-        A pair's terms are those of P's and D's colocations.
+        A pair's terms are those of colocation on P and on D.
         """
         free, least = self._free, self._view.config.heavy_threshold
         most_hit = self._prompt_tokens - least

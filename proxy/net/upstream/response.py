@@ -176,7 +176,7 @@ class UpstreamResponse:
             self.note_excess()
 
     def wake(self) -> None:
-        """Let the waiting task check again."""
+        """Wake the task that waits for this answer."""
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None

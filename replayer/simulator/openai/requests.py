@@ -78,11 +78,11 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        where, said = f"body.{error.pos}", "Expecting value"
-        raise invalid("json_invalid", where, "JSON decode error", {}, said) from error
+        where, text = f"body.{error.pos}", "Expecting value"
+        raise invalid("json_invalid", where, "JSON decode error", {}, text) from error
     if not isinstance(body, dict):
-        said = "Input should be a valid dictionary or object to extract fields from"
-        raise invalid("model_attributes_type", "body", said, body)
+        text = "Input should be a valid dictionary or object to extract fields from"
+        raise invalid("model_attributes_type", "body", text, body)
     return body
 
 
@@ -246,8 +246,8 @@ def _flag(body: dict[str, Any], name: str) -> bool:
     if isinstance(value, str) and value.lower() in _BOOLEANS:
         return _BOOLEANS[value.lower()]
     if isinstance(value, str):
-        said = "Input should be a valid boolean, unable to interpret input"
-        raise invalid("bool_parsing", f"body.{name}", said, value)
+        text = "Input should be a valid boolean, unable to interpret input"
+        raise invalid("bool_parsing", f"body.{name}", text, value)
     raise invalid("bool_type", f"body.{name}", "Input should be a valid boolean", value)
 
 
@@ -259,11 +259,11 @@ def _integer(body: dict[str, Any], name: str, default: Any, *, least: int) -> An
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     if isinstance(value, str):
-        said = "Input should be a valid integer, unable to parse string as an integer"
-        raise invalid("int_parsing", f"body.{name}", said, value)
+        text = "Input should be a valid integer, unable to parse string as an integer"
+        raise invalid("int_parsing", f"body.{name}", text, value)
     if not isinstance(value, int) or isinstance(value, bool):
         raise invalid("int_type", f"body.{name}", "Input should be a valid integer", value)
     if value < least:
-        said = f"{name} must be at least {least}, got {value}."
-        raise wrong(said, name, value) if name in _NAMED else ApiError(400, said)
+        text = f"{name} must be at least {least}, got {value}."
+        raise wrong(text, name, value) if name in _NAMED else ApiError(400, text)
     return value
