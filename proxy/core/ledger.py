@@ -14,10 +14,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from proxy.core.instances import InstanceState, InstanceStates
-from proxy.core.lease import Account, Charge, Lease, OpenLeases, Phase
+from proxy.core.lease import Account, Charge, OpenLeases, Phase
 from proxy.core.types import NONE_UNRELEASED, Load
-
-__all__ = ["Account", "Charge", "Lease", "Ledger", "Phase", "UnreleasedKv"]
 
 
 class Ledger(OpenLeases):

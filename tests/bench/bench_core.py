@@ -25,7 +25,7 @@ from rich.console import Console
 
 from proxy.core.admission.engine_reports import EngineKv
 from proxy.core.config import RouterConfig
-from proxy.core.ledger import Phase
+from proxy.core.lease import Phase
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts

@@ -289,19 +289,15 @@ async def test_busy_everywhere_is_503_with_retry_after(tmp_path: Path) -> None:
 
 async def test_nobody_there_is_502_and_then_503(tmp_path: Path) -> None:
     with dead_address() as nobody:
-        await refuses_all(ServedProxy(tmp_path / "log", [nobody], health_interval=60))
-
-
-async def refuses_all(dead: ServedProxy) -> None:
-    async with dead as proxy:
-        assert (await proxy.post(chat("x"))).status in (502, 503)
-        await proxy.post(chat("x"))
-        down = await proxy.post(chat("x"))
-        assert (down.status, down.json["message"][-17:]) == (503, "no instance is up")
-        assert int(down.headers["Retry-After"]) >= 1
-        async with proxy.http.get("/ready") as ready:
-            assert ready.status == 503
-        await proxy.at_rest()
+        async with ServedProxy(tmp_path / "log", [nobody], health_interval=60) as proxy:
+            assert (await proxy.post(chat("x"))).status in (502, 503)
+            await proxy.post(chat("x"))
+            down = await proxy.post(chat("x"))
+            assert (down.status, down.json["message"][-17:]) == (503, "no instance is up")
+            assert int(down.headers["Retry-After"]) >= 1
+            async with proxy.http.get("/ready") as ready:
+                assert ready.status == 503
+            await proxy.at_rest()
 
 
 async def test_a_stale_connection_is_replayed_on_a_fresh_one(tmp_path: Path) -> None:

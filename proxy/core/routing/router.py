@@ -22,7 +22,8 @@ from proxy.core.kvcache.reuse import Reuse
 from proxy.core.kvcache.sessions import Sessions
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
-from proxy.core.ledger import Ledger, Phase, UnreleasedKv
+from proxy.core.lease import Phase
+from proxy.core.ledger import Ledger, UnreleasedKv
 from proxy.core.placement.alternatives import Shadowed
 from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.decision import Choice, Decide, PlacementView, route_class

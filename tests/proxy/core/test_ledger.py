@@ -20,7 +20,8 @@ from hypothesis.stateful import (
 
 from proxy.core import is_compiled
 from proxy.core.instances import InstanceStates
-from proxy.core.ledger import Charge, Lease, Ledger, Phase
+from proxy.core.lease import Charge, Lease, Phase
+from proxy.core.ledger import Ledger
 
 NAMES = ("a", "b", "c")
 tokens = st.integers(0, 100_000)
