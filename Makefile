@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Demo and tests start a hundred processes: each would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol proxy/request proxy/state \
-	$(addprefix scenarios/test_,$(addsuffix .py,disconnect hedge offload overload reuse streams)) \
+	$(addprefix scenarios/test_,$(addsuffix .py,breaker disconnect hedge offload overload reuse streams)) \
 	proxy/process/test_drain.py)
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
