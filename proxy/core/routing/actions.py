@@ -122,7 +122,7 @@ class HangUpPrefill:
 
 @dataclass(slots=True)
 class KeepDecode:
-    """The client has left while D fetches: let D begin, then end its leg and report LEFT_DECODE_OVER.
+    """The client has left while D fetches: let D begin, end its leg, report LEFT_DECODE_OVER.
 
     A D that is cut earlier never tells P to free the KV.
     """
