@@ -34,6 +34,7 @@ from proxy.protocol.endpoints import BESIDE_V1, OFFLOADABLE
 from proxy.request.attempts import LegOwners
 from proxy.request.exchange import Exchange, RequestOwners
 from proxy.request.kv_release import KvReleases
+from proxy.request.large_bodies import LargeBodies
 from proxy.state.proxy_state import ProxyState
 
 
@@ -65,7 +66,13 @@ async def _not_found(request: web.Request) -> web.Response:
 class Routes:
     """The paths of the listeners, and their handlers."""
 
-    def __init__(self, state: ProxyState, reloader: Reloader, own_ports: Collection[int]) -> None:
+    def __init__(
+        self,
+        state: ProxyState,
+        reloader: Reloader,
+        own_ports: Collection[int],
+        large_bodies: LargeBodies,
+    ) -> None:
         instances, options = state.instances, state.options
         self._state = state
         self._health = HealthPaths(
@@ -88,6 +95,7 @@ class Routes:
             state.clock,
             options,
             state.access,
+            large_bodies,
             state.memory,
             state.estimator,
             state.router,
@@ -198,6 +206,7 @@ class Proxy:
         self.own_ports: set[int] = set()
         """Ports of this process's listeners."""
         self._probes: Probes
+        self._large_bodies: LargeBodies | None = None
         self._runner: web.AppRunner
         self._rules: Rules
         self._admin_runner: web.AppRunner | None = None
@@ -237,7 +246,8 @@ class Proxy:
         state = self.state = ProxyState.start(settings, limit_bytes)
         self.reloader = Reloader(state, self._source, self._exchange)
         self._probes = Probes(state.instances, state.options)
-        routes = Routes(state, self.reloader, self.own_ports)
+        self._large_bodies = LargeBodies(state.detached)
+        routes = Routes(state, self.reloader, self.own_ports, self._large_bodies)
         refused = state.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)
@@ -374,6 +384,8 @@ class Proxy:
         """Stop listening, cancel what still runs, close connections and the log."""
         for runner in self._runners:
             await runner.cleanup()
+        if self._large_bodies is not None:
+            await self._large_bodies.close()
         await self.state.close()
 
 

@@ -45,26 +45,31 @@ PROMPT_KEYS = (
 _UNUSUAL = frozenset({"use_beam_search", "echo", "prompt_logprobs", "prompt_embeds", KV_PARAMS})
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
-_MODELS_MAX = 64
-_ITEMS_MAX = 1 << 20
-"""Most values of a prompt that are hashed; a list of token ids is one value."""
+_MODEL_CHARS, _MODELS_MAX = 256, 64
+MOST_VALUES, MOST_VALUES_SMALL = 1 << 18, 1 << 13
+"""Most values of a prompt; a list of token ids is one value. Each takes 0.3 us to look at, so few
+of them can be looked at on the event loop."""
 _IDS = "I"
 """Array type of token ids: 4 bytes each, like a token of text by the prior."""
 
 
-def session_identity(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | None:
-    """The session's name: the first header or body field present; None if the client gives none.
+def session_identity(headers: Mapping[str, str], in_body: str | None) -> str | None:
+    """The session's name: a header's, else the body's (`session_in`), else None.
 
     Long names are hashed, so that the session table's memory is bounded by its count.
     """
-    metadata = body.get("metadata")
-    in_metadata = metadata.get("session_id") if isinstance(metadata, dict) else None
     for header in SESSION_HEADERS:
         if given := headers.get(header):
             return bounded(given)
+    return in_body
+
+
+def session_in(body: Mapping[str, Any]) -> str | None:
+    """The session's name by the first body field that gives one; None without any."""
+    metadata = body.get("metadata")
     named = (
         body.get("session_id"),
-        in_metadata,
+        metadata.get("session_id") if isinstance(metadata, dict) else None,
         body.get("prompt_cache_key"),
         body.get("previous_response_id"),
     )
@@ -93,37 +98,53 @@ def _is_text(name: str) -> bool:
     return not any(0xD800 <= ord(char) <= 0xDFFF for char in name)
 
 
-def prompt_bytes(body: Mapping[str, Any]) -> bytes:
-    """All prompt texts as UTF-8, in rendering order; token ids as 4 bytes each."""
+def prompt_bytes(body: Mapping[str, Any], most_values: int = MOST_VALUES) -> bytes | None:
+    """All prompt texts as UTF-8, in rendering order; token ids as 4 bytes each.
+
+    None: the prompt has more than `most_values` values.
+    """
     texts: list[bytes | memoryview] = []
+    left = most_values
     for key in PROMPT_KEYS:
         if key in body:
-            _collect(body[key], texts)
+            left = _collect(body[key], texts, left)
+            if left < 0:
+                return None
     return b"\x1f".join(texts)
 
 
-def _collect(value: Any, texts: list[bytes | memoryview]) -> None:
+def _collect(value: Any, texts: list[bytes | memoryview], left: int) -> int:
     """Collect the texts of a nested value, without recursion, since the client chooses the depth.
 
-    An inlined image or sound is replaced by its digest.
+    Returns how many of `left` values are left; below 0 there are more.
     """
-    stack, left = [value], _ITEMS_MAX
-    while stack and left:
+    stack = [value]
+    while stack:
         left -= 1
         item = stack.pop()
-        if isinstance(item, str):
-            is_inlined = item[:5] == "data:" and _INLINED.match(item)
-            raw = item.encode("utf-8", "surrogatepass")
-            texts.append(xxh3_128_hexdigest(raw).encode() if is_inlined else raw)
-        elif isinstance(item, dict):
+        if isinstance(item, dict):
             stack.extend(_inner(item))
         elif isinstance(item, list):
-            if (ids := _token_ids(item)) is not None:
-                texts.append(ids)
+            ids = _token_ids(item)
+            if ids is None:
+                stack.extend(reversed(item))
             else:
-                stack.extend(reversed(item if len(item) <= left else item[:left]))
+                texts.append(ids)
         elif item is not None:
-            texts.append(repr(item).encode())
+            texts.append(_text(item))
+        if len(stack) > left:
+            return -1
+    return left
+
+
+def _text(item: Any) -> bytes:
+    """A text, or a number's digits; an inlined image or sound is replaced by its digest."""
+    if not isinstance(item, str):
+        return repr(item).encode()
+    raw = item.encode("utf-8", "surrogatepass")
+    if item[:5] == "data:" and _INLINED.match(item):
+        return xxh3_128_hexdigest(raw).encode()
+    return raw
 
 
 def _inner(item: dict[str, Any]) -> Iterable[Any]:
@@ -183,6 +204,49 @@ def _is_unusual(body: Mapping[str, Any]) -> bool:
     )
 
 
+class PromptFacts:
+    """What a body's prompt is, as far as it does not depend on what was learned.
+
+    `model`: the model's name. `bytes`: of the prompt's texts, token ids as 4 each. `ids`: number of
+    token ids, 0 for a text. `hashes`: of its blocks, chained. `offloadable`: see `is_offloadable`.
+    """
+
+    __slots__ = ("bytes", "hashes", "ids", "model", "offloadable")
+
+    def __init__(
+        self,
+        model: str,
+        bytes: int,  # noqa: A002 - the field's name
+        ids: int,
+        hashes: list[int],
+        *,
+        offloadable: bool,
+    ) -> None:
+        self.model = model
+        self.bytes = bytes
+        self.ids = ids
+        self.hashes = hashes
+        self.offloadable = offloadable
+
+
+def prompt_facts(
+    endpoint: str, body: Mapping[str, Any], most_values: int = MOST_VALUES
+) -> PromptFacts | None:
+    """The prompt of a parsed body; None: it has more than `most_values` values."""
+    prompt = prompt_bytes(body, most_values)
+    if prompt is None:
+        return None
+    model = _name(body.get("model"))[:_MODEL_CHARS]
+    root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
+    return PromptFacts(
+        model,
+        len(prompt),
+        _count_ids(body.get("prompt")),
+        block_hashes(prompt, root),
+        offloadable=is_offloadable(endpoint, body),
+    )
+
+
 class TokenEstimator:
     """Bytes of prompt per token, one moving average per model."""
 
@@ -213,27 +277,23 @@ class TokenEstimator:
 
     def facts(
         self,
-        endpoint: str,
+        prompt: PromptFacts,
         headers: Mapping[str, str],
-        body: Mapping[str, Any],
+        session: str | None = None,
         tenant: str | None = None,
-    ) -> tuple[RequestFacts, int]:
-        """The facts of a request, and the number of bytes of its prompt's text (for `learn`).
+    ) -> RequestFacts:
+        """The facts of a request. `session`: its session's name by its body.
 
         Sessions of two tenants are different ones, even with the same name.
         """
-        model = _name(body.get("model"))
-        prompt = prompt_bytes(body)
-        ids, ratio = _count_ids(body.get("prompt")), self.bytes_per_token(model)
-        tokens = ids or max(1, round(len(prompt) / ratio))
-        root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
-        facts = RequestFacts(
-            model=model,
-            session_id=of_tenant(session_identity(headers, body), tenant),
+        ids, size = prompt.ids, prompt.bytes
+        ratio = self.bytes_per_token(prompt.model)
+        return RequestFacts(
+            model=prompt.model,
+            session_id=of_tenant(session_identity(headers, session), tenant),
             tenant=tenant or "",
-            prompt_tokens=tokens,
-            block_hashes=block_hashes(prompt, root),
-            block_tokens=BLOCK_BYTES * (ids / max(1, len(prompt)) if ids else 1 / ratio),
-            offloadable=is_offloadable(endpoint, body),
+            prompt_tokens=ids or max(1, round(size / ratio)),
+            block_hashes=prompt.hashes,
+            block_tokens=BLOCK_BYTES * (ids / max(1, size) if ids else 1 / ratio),
+            offloadable=prompt.offloadable,
         )
-        return facts, 0 if ids else len(prompt)

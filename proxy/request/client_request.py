@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
 from aiohttp import web
@@ -14,7 +13,7 @@ from aiohttp import web
 from proxy.core.connectors.base import Edits
 from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
-from proxy.protocol.body import PLUGINS, complaint, harmless_arguments, splice, steering_keys
+from proxy.protocol.body import Members, Unfit, is_small
 from proxy.protocol.endpoints import OFFLOADABLE, endpoint_of
 from proxy.protocol.errors import (
     BadRequestError,
@@ -24,8 +23,11 @@ from proxy.protocol.errors import (
     NotForClientsError,
     UnsupportedEncodingError,
 )
+from proxy.protocol.examined import NO_OBJECT, Examined, Task, examine
 from proxy.protocol.headers import forwarded
-from proxy.state.access import SALT, Grant
+from proxy.protocol.request_facts import MOST_VALUES_SMALL
+from proxy.request.large_bodies import LargeBodies
+from proxy.state.access import Grant
 
 MIN_RATE = 1024
 """Least average rate of a body, bytes per second, checked once a third of its time is over."""
@@ -57,35 +59,40 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if given and _REQUEST_ID.fullmatch(given) else _new_id()
 
 
-async def read(request: web.Request, name: str, limits: BodyLimits, grant: Grant) -> Outgoing:
-    """Body and headers as instances will get them; raises BadRequestError.
+async def read(
+    request: web.Request, name: str, limits: BodyLimits, grant: Grant, large: LargeBodies
+) -> Outgoing:
+    """Body and headers as instances will get them; raises ProxyError.
 
     What could steer an engine's KV connector or rank is taken out, see `protocol/body.py`.
     """
     is_ours = request.raw_path in OFFLOADABLE
+    path = request.raw_path if is_ours else request.path
     if not is_ours or request.method != "POST":
         _check_path(request)
     raw = await _body(request, limits)
-    parsed = _parse(request, raw, is_ours=is_ours)
-    if grant.salt is not None:
-        raw, parsed = _salted(raw, parsed, grant.salt)
-    if unfit := complaint(parsed, raw):
-        raise BadRequestError(unfit.message, param=unfit.param)
-    if steering := steering_keys(parsed):
-        raw = splice(raw, {}, steering)
-    if (plugins := harmless_arguments(parsed)) is not None:
-        raw = splice(raw, {PLUGINS: orjson.dumps(plugins)}, {})
+    is_ours = path in OFFLOADABLE
+    found, members = NO_OBJECT, Members(raw)
+    # What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
+    # Only a form upload goes unread: engines take it for nothing else.
+    if is_ours or (raw and not request.content_type.startswith("multipart/")):
+        task = Task(path, raw, is_object=is_ours, salt=grant.salt)
+        found = await _examined(task, large)
+        members = Members(raw, found.spans)
+        if found.put or found.drop:
+            members = members.edited(found.put, found.drop)
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
-    return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
+    return Outgoing(request.method, request.raw_path, headers, members, found)
 
 
-def _salted(raw: bytes, parsed: Mapping[str, Any], salt: str) -> tuple[bytes, Mapping[str, Any]]:
-    """The body under its tenant's salt. One without a JSON object has no prompt to share."""
-    if not parsed and raw.lstrip()[:1] != b"{":
-        if raw.lstrip()[:1] == b"[":
-            raise BadRequestError("body: must be a JSON object")
-        return raw, parsed
-    return splice(raw, {SALT: orjson.dumps(salt)}), {**parsed, SALT: salt}
+async def _examined(task: Task, large: LargeBodies) -> Examined:
+    """What is needed of a body; raises ProxyError where it is refused."""
+    found = examine(task, MOST_VALUES_SMALL) if is_small(task.raw) else None
+    if found is None:
+        found = await large.examine(task)
+    if isinstance(found, Unfit):
+        raise BadRequestError(found.message, param=found.param)
+    return found
 
 
 def _check_path(request: web.Request) -> None:
@@ -140,28 +147,9 @@ async def _rest(request: web.Request, limits: BodyLimits, length: int | None) ->
         raise BodyTimeoutError(late) from error
 
 
-def _parse(request: web.Request, raw: bytes, *, is_ours: bool) -> Mapping[str, Any]:
-    """The body's object. Only a form upload goes unread: engines take it for nothing else.
-
-    What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
-    """
-    is_ours = is_ours or request.path in OFFLOADABLE
-    if not is_ours and (not raw or request.content_type.startswith("multipart/")):
-        return {}
-    try:
-        parsed = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise BadRequestError(f"body: not valid JSON ({error})") from error
-    if isinstance(parsed, dict):
-        return parsed
-    if is_ours:
-        raise BadRequestError("body: must be a JSON object")
-    return {}
-
-
 @dataclass(slots=True)
 class Outgoing:
-    """A request as it goes to instances: the original body, and its parse to look at.
+    """A request as it goes to instances: the body with its edits, and what was found in it.
 
     `headers` are lines as bytes, see `forwarded`. Nobody changes one; to be frozen would
     make it dearer.
@@ -170,12 +158,17 @@ class Outgoing:
     method: str
     path: str
     headers: bytes
-    raw: bytes | None
-    parsed: Mapping[str, Any]
+    members: Members
+    found: Examined
+
+    @property
+    def raw(self) -> bytes | None:
+        """The body; None where there is none."""
+        return self.members.raw or None
 
     def with_edits(self, edits: Edits | None) -> bytes | None:
-        """The body with a few fields spliced in and out; every other byte as it came."""
-        if edits is None or self.raw is None:
+        """The body with a few more fields edited; every other byte as it came."""
+        if edits is None or not self.members.raw:
             return self.raw
         put = {key: orjson.dumps(value) for key, value in edits.put.items()}
-        return splice(self.raw, put, edits.drop)
+        return self.members.edited(put, edits.drop).raw

@@ -39,6 +39,7 @@ from proxy.request import client_request
 from proxy.request.attempts import Attempts, LegOwners
 from proxy.request.client_request import Outgoing
 from proxy.request.client_response import CLOSE, ClientResponse, is_whole, pass_on
+from proxy.request.large_bodies import LargeBodies
 from proxy.request.relay import StalledClientError
 from proxy.request.stream_accounting import Streaming
 from proxy.state.access import Access
@@ -49,7 +50,7 @@ from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.requests import RequestTelemetry
 
 _GIANT_BYTES = 1 << 19
-"""A body of this size is examined in a thread: its texts take a millisecond and more."""
+"""Freed memory is kept for a while after a body of this size: others may follow."""
 SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
 """Seconds in which streams end and free their buffers."""
 
@@ -61,6 +62,7 @@ class RequestOwners:
     clock: Clock
     options: OptionsInForce
     access: Access
+    large_bodies: LargeBodies
     memory: Watermark
     estimator: TokenEstimator
     router: Router
@@ -152,12 +154,16 @@ class Exchange:
         limits = client_request.BodyLimits(settings.max_body_bytes, settings.body_timeout)
         grant = owners.access.grant(self.request.headers)
         self.record.tenant = grant.tenant
-        self.out = await client_request.read(self.request, self.request_id, limits, grant)
-        if len(self.out.raw or b"") < _GIANT_BYTES:
-            self.facts, self.prompt_bytes = self._look()
-        else:  # in a thread, so that no stream waits for all of it
+        self.out = await client_request.read(
+            self.request, self.request_id, limits, grant, owners.large_bodies
+        )
+        if len(self.out.members.raw) >= _GIANT_BYTES:
             owners.memory.note_giant(owners.clock.now_s())
-            self.facts, self.prompt_bytes = await asyncio.to_thread(self._look)
+        found = self.out.found
+        self.facts = owners.estimator.facts(
+            found.prompt, self.request.headers, found.session, grant.tenant
+        )
+        self.prompt_bytes = 0 if found.prompt.ids else found.prompt.bytes
         admitted = self._admit()
         if isinstance(admitted, Reject):
             admitted = await self._wait(admitted)
@@ -176,14 +182,10 @@ class Exchange:
             return response
         return await self._relay(flow, attempts, answer)
 
-    def _look(self) -> tuple[RequestFacts, int]:
-        parsed, tenant = self.out.parsed, self.record.tenant
-        return self.owners.estimator.facts(self.path, self.request.headers, parsed, tenant)
-
     def _admit(self) -> Route | Reject:
-        owners, record, parsed = self.owners, self.record, self.out.parsed
+        owners, record, fields = self.owners, self.record, self.out.found.fields
         owners.telemetry.metrics.issued.inc()
-        record.stream = bool(parsed.get("stream"))
+        record.stream = bool(fields.get("stream"))
         telemetry_record.note_facts(record, self.facts)
         if owners.memory.level and owners.is_too_heavy_now(self.facts):
             return SHORT_OF_MEMORY
@@ -194,7 +196,7 @@ class Exchange:
         record, clock, room = self.record, self.owners.clock, self.owners.waiting
         if reject is SHORT_OF_MEMORY:
             return reject
-        priority = priority_of(self.request.headers, self.out.parsed)
+        priority = priority_of(self.request.headers, self.out.found.fields)
         ticket = room.enter(self.facts, reject, priority, len(self.out.raw or b""))
         if isinstance(ticket, Ticket):
             record.t_queued = clock.unix_now()

@@ -67,7 +67,7 @@ async def _prefill(
     if connector.needs_engine_id and engine_id is None:
         return Fallback.ENGINE_ID_UNKNOWN
     transfer = Transfer(f"xfer-{uuid.uuid4().hex}", p.instance, engine_id, request_id)
-    body = out.with_edits(connector.prepare(transfer, out.parsed))
+    body = out.with_edits(connector.prepare(transfer, out.found.fields))
     headers = with_request_id(out.headers, request_id)
     reply = await p.send(out.method, out.path, headers, body, on_sent)
     try:

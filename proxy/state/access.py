@@ -18,7 +18,6 @@ from proxy.config.options import Settings
 from proxy.config.secrets import SecretStr, digest, tenants_of
 from proxy.protocol.errors import UnauthorizedError
 
-SALT = "cache_salt"
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 _NEEDED = "a key is needed: Authorization: Bearer KEY"
 _UNKNOWN = "the key is not known"

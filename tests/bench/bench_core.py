@@ -29,7 +29,13 @@ from proxy.core.lease import Phase
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts
-from proxy.protocol.request_facts import TokenEstimator, block_hashes, prompt_bytes
+from proxy.protocol.request_facts import (
+    TokenEstimator,
+    block_hashes,
+    prompt_bytes,
+    prompt_facts,
+    session_in,
+)
 from tests.bench import bodies
 from tests.bench.tables import Grid, number
 
@@ -120,7 +126,9 @@ def facts_of(
     estimator: TokenEstimator, parsed: dict[str, Any], session_id: str = "s"
 ) -> RequestFacts:
     """What the proxy does with a parsed body."""
-    return estimator.facts(ENDPOINT, {"X-Session-ID": session_id}, parsed)[0]
+    prompt = prompt_facts(ENDPOINT, parsed)
+    assert prompt is not None
+    return estimator.facts(prompt, {"X-Session-ID": session_id}, session_in(parsed))
 
 
 def measure(case: Case, repeats: int, batch: int) -> Cost:
@@ -142,7 +150,7 @@ def _once(
     names = [f"session-{now_s:.0f}-{i}" for i in range(len(raws))]
     pairs = list(zip(parsed, names, strict=True))
     facts, facts_s = _timed(lambda: [facts_of(estimator, body, name) for body, name in pairs])
-    texts = [prompt_bytes(body) for body in parsed]
+    texts = [prompt_bytes(body) or b"" for body in parsed]
     _, spent["hash"] = _timed(lambda: [block_hashes(text) for text in texts])
     spent["texts"] = max(0.0, facts_s - spent["hash"])
     routes, spent["admit"] = _timed(lambda: [_admit(router, one, now_s) for one in facts])

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.examined import facts_of
 from tests.support.harness import chat, proxied, until
 
 
@@ -52,7 +53,7 @@ async def test_it_obeys_the_time_it_is_told(tmp_path: Path, said: Any) -> None:
     """Busy once, free when it comes again: its caller notices nothing."""
     async with proxied(tmp_path, 1, active_prefill_tokens_threshold=0, max_queue=0) as (proxy, _):
         now_s = proxy.server.state.clock.now_s
-        facts = proxy.server.state.estimator.facts("/v1/completions", {}, chat("x y z"))[0]
+        facts = facts_of("/v1/completions", chat("x y z"))
         backlog = proxy.router.admit(facts, now_s())
         options: Any = {"base_url": f"{proxy.server.url}/v1", "api_key": "x", "max_retries": 1}
         async with openai.AsyncOpenAI(**options) as client, asyncio.TaskGroup() as group:
@@ -78,7 +79,7 @@ async def test_errors_are_its_own_exceptions(tmp_path: Path, said: Any) -> None:
                 )
             now_s = proxy.server.state.clock.now_s
             backlog = proxy.router.admit(
-                proxy.server.state.estimator.facts("/v1/completions", {}, chat("x y z"))[0],
+                facts_of("/v1/completions", chat("x y z")),
                 now_s(),
             )
             with pytest.raises(openai.InternalServerError) as busy:

@@ -27,7 +27,9 @@ from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts
 from proxy.protocol.request_facts import TokenEstimator
 from proxy.request.client_request import BodyLimits, read
+from proxy.request.large_bodies import LargeBodies
 from proxy.state.access import Access
+from proxy.state.detached import DetachedTasks
 from replayer.engine.engine import Engine
 from replayer.engine.types import EngineOptions, Finished, FirstToken, Job, SimRequest
 from replayer.simulator.openai.requests import RequestLimits, parse_ask
@@ -95,6 +97,7 @@ class Run:
 
     def __init__(self, settings: Settings) -> None:
         self.access, self.estimator = Access(settings), TokenEstimator()
+        self.large = LargeBodies(DetachedTasks())
         self.router = Router(router_config(settings))
         self.engines = {spec.name: Engine(EngineOptions()) for spec in settings.instances}
         self.legs: dict[SimRequest, Sent] = {}
@@ -117,10 +120,11 @@ class Run:
         headers = CIMultiDictProxy(CIMultiDict({"Authorization": f"Bearer {one.key}"}))
         grant = self.access.grant(headers)
         request: Any = Loaded(headers, orjson.dumps(chat(one.text, max_tokens=4)))
-        out = await read(request, "r", BODY, grant)
+        out = await read(request, "r", BODY, grant, self.large)
         assert out.raw is not None
         parsed = orjson.loads(out.raw)  # as the engine reads it
-        one.facts, _ = self.estimator.facts(PATH, headers, parsed, grant.tenant)
+        prompt_found, session = out.found.prompt, out.found.session
+        one.facts = self.estimator.facts(prompt_found, headers, session, grant.tenant)
         route = self.router.admit(one.facts, now_s)
         assert isinstance(route, Route)
         one.route = route

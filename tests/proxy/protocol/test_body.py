@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocol.body import members, splice
+from proxy.protocol.body import members
+from tests.support.examined import splice
 
 KEYS = ("a", "b", "kv_transfer_params", "max_tokens", "é", "\n", "n", '"', "\\", "😀", "")
 keys = st.sampled_from(KEYS)

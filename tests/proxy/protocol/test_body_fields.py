@@ -19,11 +19,11 @@ from proxy.protocol.body import (
     complaint,
     is_deep,
     members,
-    splice,
     steering_keys,
 )
-from proxy.protocol.request_facts import TokenEstimator
+from proxy.protocol.request_facts import MOST_VALUES, prompt_bytes, prompt_facts
 from tests.proxy.protocol.test_request_facts import json_values
+from tests.support.examined import facts_of, splice
 
 SHAPES = 1000
 NAMES = (
@@ -128,18 +128,35 @@ def test_a_body_is_judged_whatever_it_holds(body: dict[str, Any]) -> None:
 def test_the_facts_are_found_whatever_it_holds(one: Any, other: Any, key: str) -> None:
     body = orjson.loads(as_json({key: one, "input": other, "metadata": other, "stop": one}))
     for endpoint in ("/v1/chat/completions", "/v1/completions", "/v1/x"):
-        facts, size = TokenEstimator().facts(endpoint, {"X-Session-ID": "\udcff"}, body)
+        facts = facts_of(endpoint, body, {"X-Session-ID": "\udcff"})
         assert facts.prompt_tokens >= 1
-        assert size >= 0
         orjson.dumps(facts.session_id)
 
 
 @pytest.mark.parametrize("ids", [[0, -1], [1, [2]]])
 def test_a_list_that_is_no_ids_is_looked_at_in_bounds(ids: list[Any]) -> None:
-    prompt = ids * 700_000
-    facts, _ = TokenEstimator().facts("/v1/completions", {}, {"prompt": prompt})
-    assert facts.prompt_tokens >= 1
-    assert len(facts.block_hashes) < 1 << 15
+    assert prompt_facts("/v1/completions", {"prompt": ids * 700_000}) is None
+    assert facts_of("/v1/completions", {"prompt": ids * 10}).prompt_tokens >= 1
+
+
+@given(json_values, st.integers(0, 40))
+def test_values_are_counted_whatever_holds_them(value: Any, most: int) -> None:
+    """A list of token ids is one value; any other list and its values are all counted."""
+
+    def count(item: Any) -> int:
+        if isinstance(item, dict):
+            if item.get("type") == "text" and isinstance(item.get("text"), str):
+                return 2
+            return 1 + sum(1 + count(inner) for inner in item.values())
+        if isinstance(item, list) and not is_ids(item):
+            return 1 + sum(map(count, item))
+        return 1
+
+    def is_ids(item: list[Any]) -> bool:
+        return bool(item) and all(isinstance(i, int) and 0 <= i < 1 << 32 for i in item)
+
+    assert (prompt_bytes({"prompt": value}, most) is None) == (count(value) > most)
+    assert prompt_bytes({"prompt": value}, MOST_VALUES) is not None
 
 
 def nested(depth: int, kind: type) -> Any:

@@ -21,7 +21,9 @@ from proxy.protocol.request_facts import (
     is_offloadable,
     prompt_bytes,
     session_identity,
+    session_in,
 )
+from tests.support.examined import facts_of
 
 CHAT = "/v1/chat/completions"
 json_values = st.recursive(
@@ -39,7 +41,13 @@ def nested(levels: int, *, within: str) -> Any:
 
 
 def facts(body: dict[str, Any], endpoint: str = CHAT) -> RequestFacts:
-    return TokenEstimator().facts(endpoint, {}, body)[0]
+    return facts_of(endpoint, body)
+
+
+def texts(body: dict[str, Any]) -> bytes:
+    found = prompt_bytes(body)
+    assert found is not None
+    return found
 
 
 class TestSession:
@@ -68,7 +76,7 @@ class TestSession:
         for i, (where, name) in enumerate(self.SOURCES):
             given[where][name] = f"id-{i}" if i >= first else ""
         body = {**given["body"], "metadata": given["metadata"]}
-        assert session_identity(given["header"], body) == f"id-{first}"
+        assert session_identity(given["header"], session_in(body)) == f"id-{first}"
 
     @pytest.mark.parametrize(
         ("value", "name"),
@@ -90,21 +98,21 @@ class TestSession:
         ids=lambda value: repr(value)[:20] if not isinstance(value, list) else "list",
     )
     def test_strings_and_whole_numbers_are_names(self, value: Any, name: str | None) -> None:
-        assert session_identity({}, {"session_id": value}) == name
-        assert session_identity({}, {"metadata": {"session_id": value}}) == name
+        assert session_in({"session_id": value}) == name
+        assert session_in({"metadata": {"session_id": value}}) == name
 
     @pytest.mark.parametrize("metadata", [None, "s", 1, [{"session_id": "s"}]])
     def test_metadata_of_another_form_names_nobody(self, metadata: Any) -> None:
-        assert session_identity({}, {"metadata": metadata}) is None
+        assert session_in({"metadata": metadata}) is None
 
     def test_a_value_that_is_no_name_leaves_the_word_to_the_next(self) -> None:
-        assert session_identity({}, {"session_id": {}, "prompt_cache_key": "k"}) == "k"
+        assert session_in({"session_id": {}, "prompt_cache_key": "k"}) == "k"
 
     @given(st.text(min_size=129) | st.just("\ud800" * 200))
     def test_long_names_are_kept_short_and_apart(self, name: str) -> None:
         kept = bounded(name)
         assert len(kept) == 32
-        assert kept == session_identity({"X-Session-ID": name}, {})
+        assert kept == session_identity({"X-Session-ID": name}, None)
         assert kept != bounded(name + "x")
 
     @given(st.text(max_size=128))
@@ -115,8 +123,8 @@ class TestSession:
 class TestPrompt:
     def test_tools_come_before_messages_wherever_they_stand(self) -> None:
         tools, messages = [{"name": "f"}], [{"role": "user", "content": "hi"}]
-        one = prompt_bytes({"messages": messages, "tools": tools})
-        assert one == prompt_bytes({"tools": tools, "messages": messages})
+        one = texts({"messages": messages, "tools": tools})
+        assert one == texts({"tools": tools, "messages": messages})
         assert one.index(b"name") < one.index(b"role")
 
     @pytest.mark.parametrize(
@@ -140,21 +148,21 @@ class TestPrompt:
         ids=repr,
     )
     def test_what_counts_as_prompt(self, body: dict[str, Any], expected: bytes) -> None:
-        assert prompt_bytes(body) == expected
+        assert texts(body) == expected
 
     def test_a_text_part_is_its_text(self) -> None:
         """Clients turn a string into parts, and move cache marks, without a change of prompt."""
         forms = ["hi", [{"type": "text", "text": "hi"}]]
         forms.append([{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}])
-        assert len({prompt_bytes({"messages": [{"content": form}]}) for form in forms}) == 1
+        assert len({texts({"messages": [{"content": form}]}) for form in forms}) == 1
 
     def test_parts_do_not_run_into_each_other(self) -> None:
         parts = [{"type": "text", "text": text} for text in ("a", "b")]
-        assert prompt_bytes({"input": parts}) != prompt_bytes({"input": "ab"})
+        assert texts({"input": parts}) != prompt_bytes({"input": "ab"})
 
     def test_an_inlined_image_is_its_digest(self) -> None:
         def message(uri: str) -> bytes:
-            return prompt_bytes({"messages": [{"image_url": {"url": uri}}]})
+            return texts({"messages": [{"image_url": {"url": uri}}]})
 
         one, other = (message(f"data:image/png;base64,{c * 100_000}") for c in "ab")
         assert len(one) == len(other) < 100
@@ -162,19 +170,19 @@ class TestPrompt:
 
     @pytest.mark.parametrize("text", ["data: [DONE]", "data:text/plain,hello", "database"])
     def test_text_that_only_begins_like_one_is_text(self, text: str) -> None:
-        assert prompt_bytes({"prompt": text}) == text.encode()
+        assert texts({"prompt": text}) == text.encode()
 
     @pytest.mark.parametrize("within", ["list", "dict"])
     def test_depth_is_no_danger(self, within: str) -> None:
         deep = nested(1000, within=within)
-        assert prompt_bytes({"messages": deep}).endswith(b"deep")
+        assert texts({"messages": deep}).endswith(b"deep")
         assert facts({"messages": deep, "model": deep, "cache_salt": deep}).model == ""
 
     @given(st.dictionaries(st.sampled_from(["tools", "messages", "prompt", "n"]), json_values))
     def test_any_json_gives_facts(self, body: dict[str, Any]) -> None:
         found = facts(body)
         assert found.prompt_tokens >= 1
-        assert len(found.block_hashes) == len(prompt_bytes(body)) // BLOCK_BYTES
+        assert len(found.block_hashes) == len(texts(body)) // BLOCK_BYTES
 
 
 def leading(one: list[int], other: list[int]) -> int:
@@ -330,8 +338,8 @@ class TestEstimator:
         estimator = TokenEstimator()
         estimator.learn("m", 20_000, 10_000)
         body = {"model": "m", "prompt": list(range(1000))}
-        found, text_bytes = estimator.facts("/v1/completions", {}, body)
-        assert (found.prompt_tokens, text_bytes) == (1000, 0)
+        found = facts_of("/v1/completions", body, estimator=estimator)
+        assert found.prompt_tokens == 1000
         assert found.block_tokens == BLOCK_BYTES / 4
 
     @given(st.text(max_size=200), st.integers(1, 40))
@@ -344,7 +352,7 @@ class TestEstimator:
 
     def test_facts_say_what_was_found(self) -> None:
         body = orjson.loads(b'{"model":"m","session_id":"s","n":2,"prompt":"' + b"x" * 4096 + b'"}')
-        found, size = TokenEstimator().facts("/v1/completions", {}, body)
+        found = facts_of("/v1/completions", body)
         assert (found.model, found.session_id, found.offloadable) == ("m", "s", False)
-        assert (found.prompt_tokens, len(found.block_hashes), size) == (1024, 4, 4096)
+        assert (found.prompt_tokens, len(found.block_hashes)) == (1024, 4)
         assert found.block_tokens == 256.0

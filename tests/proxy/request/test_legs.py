@@ -13,14 +13,18 @@ import pytest
 from proxy.core.connectors import CONNECTORS
 from proxy.core.connectors.base import Edits
 from proxy.core.types import FailureKind, Fallback, Instance
+from proxy.protocol.body import Members
 from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.examined import Examined, Task, examine
 from proxy.request.client_request import Outgoing
 from proxy.request.legs import prefill_leg
 from proxy.telemetry.log import LOG_EVERY_S, Throttle
 
 PARSED = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
 RAW = orjson.dumps(PARSED)
-OUT = Outgoing("POST", "/v1/chat/completions", b"X-Request-Id: r-1\r\n", RAW, PARSED)
+FOUND = examine(Task("/v1/chat/completions", RAW, is_object=True, salt=None), 100)
+assert isinstance(FOUND, Examined)
+OUT = Outgoing("POST", "/v1/chat/completions", b"X-Request-Id: r-1\r\n", Members(RAW), FOUND)
 GOOD = (
     b'{"choices":[{"index":0,"finish_reason":"length"}],'
     b'"usage":{"prompt_tokens":8,"prompt_tokens_details":{"cached_tokens":2}}}'

@@ -19,6 +19,7 @@ from proxy.core.routing.router import Router
 from proxy.core.types import Instance
 from proxy.protocol.request_facts import TokenEstimator
 from proxy.state.access import Access, salt_of
+from tests.support.examined import facts_of
 from tests.support.harness import ANSWER, RawEngine, ServedProxy, chat, plain, proxied, says, words
 from tests.support.tenants import SECRET
 
@@ -194,7 +195,8 @@ def test_no_tenants_prompt_moves_anothers() -> None:
     def facts(tenant: int, prompt: str, session: str) -> Any:
         body = chat(prompt) | {"cache_salt": salts[tenant]}
         headers = {"X-Session-ID": session}
-        return estimator.facts("/v1/chat/completions", headers, body, f"t{tenant}")[0]
+        path = "/v1/chat/completions"
+        return facts_of(path, body, headers, f"t{tenant}", estimator)
 
     for at, prompt in enumerate(prompts):
         seen = facts(0, prompt, f"s{at}")

@@ -1,0 +1,51 @@
+"""The process that examines large bodies: one at a time, as the proxy sends them by a socket.
+
+It ends when the proxy closes the socket, and not by the signals that stop a proxy, which may still
+need it while it drains. Where memory runs out the kernel ends it rather than the proxy.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from proxy.protocol.examined import examine_large, packed, unpacked_task
+
+LENGTHS = 4
+"""Bytes of a length in front of what is sent, big-endian: task, body, result."""
+
+
+def main() -> None:
+    """Serve the socket whose descriptor is the only argument."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", "utf-8")
+    with socket.socket(fileno=int(sys.argv[1])) as proxy, suppress(EOFError, OSError):
+        while True:
+            head = bytes(_received(proxy))
+            found = examine_large(unpacked_task(head, bytes(_received(proxy))))
+            result = packed(found)
+            proxy.sendall(len(result).to_bytes(LENGTHS, "big") + result)
+
+
+def _received(proxy: socket.socket) -> bytearray:
+    """One message with its length in front; raises EOFError where the proxy has closed."""
+    return _exactly(proxy, int.from_bytes(_exactly(proxy, LENGTHS), "big"))
+
+
+def _exactly(proxy: socket.socket, size: int) -> bytearray:
+    data = bytearray(size)
+    view = memoryview(data)
+    while view:
+        if (count := proxy.recv_into(view)) == 0:
+            raise EOFError
+        view = view[count:]
+    return data
+
+
+if __name__ == "__main__":
+    main()

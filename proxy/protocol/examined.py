@@ -1,0 +1,181 @@
+"""A client's body, examined once: what the proxy needs of it, without the parsed object.
+
+`examine` parses, refuses, edits and reads a body. A small one is examined on the event loop, a
+larger one in a process of its own (`request/large_bodies.py`): its parse may take half a second and
+fifty times its size. Of the parsed object only `Examined` stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from proxy.protocol.body import (
+    PLUGINS,
+    Members,
+    Span,
+    Unfit,
+    complaint,
+    harmless_arguments,
+    overfull,
+    steering_keys,
+)
+from proxy.protocol.request_facts import (
+    MOST_VALUES,
+    PromptFacts,
+    prompt_facts,
+    session_in,
+)
+
+SALT = "cache_salt"
+_KEPT_CHARS = 256
+"""Top-level fields with a longer text or name are not kept: nobody here reads them."""
+
+
+class Task:
+    """One body to examine.
+
+    `endpoint`: the path it was sent to. `is_object`: whether anything but a JSON object is refused.
+    `salt`: the tenant's `cache_salt`, which replaces the body's own; None: it has none.
+    """
+
+    __slots__ = ("endpoint", "is_object", "raw", "salt")
+
+    def __init__(self, endpoint: str, raw: bytes, *, is_object: bool, salt: str | None) -> None:
+        self.endpoint = endpoint
+        self.raw = raw
+        self.is_object = is_object
+        self.salt = salt
+
+
+class Examined:
+    """What is kept of a body.
+
+    `fields`: its top-level fields but arrays, objects and long texts.
+    `session`: the name that it gives its session. `put` and `drop`: top-level fields that have to
+    be set, as JSON, and removed before an instance gets it. `spans`: where its members are, if that
+    is known.
+    """
+
+    __slots__ = ("drop", "fields", "prompt", "put", "session", "spans")
+
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        session: str | None,
+        prompt: PromptFacts,
+        put: Mapping[str, bytes],
+        drop: list[str],
+        spans: list[Span] | None = None,
+    ) -> None:
+        self.fields = fields
+        self.session = session
+        self.prompt = prompt
+        self.put = put
+        self.drop = drop
+        self.spans = spans
+
+
+NO_OBJECT = Examined({}, None, PromptFacts("", 0, 0, [], offloadable=False), {}, [])
+"""Of a body that is no JSON object: an upload, or none."""
+
+
+def examine(task: Task, most_values: int) -> Examined | Unfit | None:
+    """Parse a body and keep what is needed; `Unfit`: why it is refused.
+
+    None: its prompt has more than `most_values` values, too many for the caller.
+    """
+    raw = task.raw
+    try:
+        parsed = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        return Unfit(f"body: not valid JSON ({error})")
+    if type(parsed) is not dict:
+        if task.is_object or (task.salt is not None and type(parsed) is list):
+            return Unfit("body: must be a JSON object")
+        return NO_OBJECT
+    if (unfit := complaint(parsed, raw, is_salted=task.salt is not None)) is not None:
+        return unfit
+    put: dict[str, bytes] = {}
+    if task.salt is not None:
+        parsed[SALT] = task.salt
+        put[SALT] = orjson.dumps(task.salt)
+    plugins = harmless_arguments(parsed)
+    if plugins is not None:
+        put[PLUGINS] = orjson.dumps(plugins)
+    prompt = prompt_facts(task.endpoint, parsed, most_values)
+    if prompt is None:
+        return None
+    return Examined(_plain(parsed), session_in(parsed), prompt, put, steering_keys(parsed))
+
+
+def _plain(parsed: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that hold no array, object or long text."""
+    fields: dict[str, Any] = {}
+    for key, value in parsed.items():
+        kind = type(value)
+        if kind is dict or kind is list or len(key) > _KEPT_CHARS:
+            continue
+        if kind is not str or len(value) <= _KEPT_CHARS:
+            fields[key] = value
+    return fields
+
+
+def examine_large(task: Task) -> Examined | Unfit:
+    """`examine` for a body of any size, with the places of its members; takes up to 0.5 s."""
+    if (unfit := overfull(task.raw)) is not None:
+        return unfit
+    found = examine(task, MOST_VALUES)
+    if found is None:
+        return Unfit(f"body: over {MOST_VALUES} values in its prompt")
+    if type(found) is Examined and found is not NO_OBJECT:
+        found.spans = Members(task.raw).spans
+    return found
+
+
+def packed_task(task: Task) -> bytes:
+    """A task without its body, for another process."""
+    return orjson.dumps([task.endpoint, task.is_object, task.salt])
+
+
+def unpacked_task(packed: bytes, raw: bytes) -> Task:
+    """The reverse of `packed_task`."""
+    endpoint, is_object, salt = orjson.loads(packed)
+    return Task(endpoint, raw, is_object=is_object, salt=salt)
+
+
+def packed(found: Examined | Unfit) -> bytes:
+    """A result for another process."""
+    if isinstance(found, Unfit):
+        return orjson.dumps({"unfit": [found.message, found.param]})
+    prompt = found.prompt
+    return orjson.dumps(
+        {
+            "fields": found.fields,
+            "session": found.session,
+            "prompt": [prompt.model, prompt.bytes, prompt.ids, prompt.hashes],
+            "offloadable": prompt.offloadable,
+            "put": {key: value.decode() for key, value in found.put.items()},
+            "drop": found.drop,
+            "spans": found.spans,
+        }
+    )
+
+
+def unpacked(result: bytes) -> Examined | Unfit:
+    """The reverse of `packed`."""
+    told = orjson.loads(result)
+    if "unfit" in told:
+        message, param = told["unfit"]
+        return Unfit(message, param)
+    spans = told["spans"]
+    return Examined(
+        told["fields"],
+        told["session"],
+        PromptFacts(*told["prompt"], offloadable=told["offloadable"]),
+        {key: value.encode() for key, value in told["put"].items()},
+        told["drop"],
+        None if spans is None else [(key, start, end) for key, start, end in spans],
+    )

@@ -1,0 +1,176 @@
+"""Large bodies, examined in a process of their own, so that no client's body holds up the others.
+
+The process (`process/body_worker.py`) is started for the first large body and stays. It examines
+one body at a time, up to half a second each. A body whose client has left is not examined; one
+that is being examined is finished, and nobody hears of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
+from proxy.net.timeouts import Limit
+from proxy.protocol.body import Unfit
+from proxy.protocol.errors import BadRequestError, NoRoomError, ProxyError, StoppingError
+from proxy.protocol.examined import Examined, Task, packed_task, unpacked
+from proxy.state.detached import DetachedTasks
+
+EXAMINE_S = 10.0
+"""Longest time for one body; the process is then replaced."""
+MOST_WAITING_BYTES = 256 << 20
+"""Most bytes of bodies that wait to be examined; a further one is refused."""
+LENGTHS = 4
+_PACKAGES = Path(__file__).parents[2]
+_log = logging.getLogger(__name__)
+
+
+class _Worker:
+    """One running process and the socket to it."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._process, self._reader, self._writer = process, reader, writer
+
+    @classmethod
+    async def start(cls) -> _Worker:
+        """Raises OSError where no process or socket can be had."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                # In a thread: until the new program has begun, the caller stands still.
+                process = await asyncio.to_thread(_spawn, theirs)
+                return cls(process, *await asyncio.open_unix_connection(sock=ours))
+            except OSError:
+                ours.close()
+                raise
+
+    async def ask(self, task: Task) -> Examined | Unfit:
+        """Raises EOFError or OSError where the process has ended."""
+        head = packed_task(task)
+        self._writer.writelines(
+            (
+                len(head).to_bytes(LENGTHS, "big"),
+                head,
+                len(task.raw).to_bytes(LENGTHS, "big"),
+            )
+        )
+        self._writer.write(task.raw)
+        await self._writer.drain()
+        size = int.from_bytes(await self._reader.readexactly(LENGTHS), "big")
+        return unpacked(await self._reader.readexactly(size))
+
+    async def end(self) -> None:
+        """Close the socket and end the process, whatever it does."""
+        self._writer.transport.abort()
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+
+
+def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """The same Python with the same packages; nothing of ours but the socket is inherited."""
+    path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
+    descriptor = theirs.fileno()
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "proxy.process.body_worker", str(descriptor)],
+        pass_fds=(descriptor,),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+
+
+class _Job:
+    """A body that waits, and the result for its request."""
+
+    __slots__ = ("found", "task")
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.found: asyncio.Future[Examined | Unfit] = asyncio.get_running_loop().create_future()
+
+
+class LargeBodies:
+    """The bodies that wait for the process, and the process."""
+
+    def __init__(self, detached: DetachedTasks) -> None:
+        self._detached = detached
+        self._jobs: deque[_Job] = deque()
+        self._waiting_bytes = 0
+        self._worker: _Worker | None = None
+        self._is_serving = False
+
+    async def examine(self, task: Task) -> Examined | Unfit:
+        """Examine one body, behind those that came before; raises ProxyError."""
+        size = len(task.raw)
+        if self._waiting_bytes + size > MOST_WAITING_BYTES:
+            raise NoRoomError("too many large bodies wait to be read")
+        job = _Job(task)
+        self._jobs.append(job)
+        self._waiting_bytes += size
+        try:
+            if not self._is_serving:
+                if self._detached.spawn(self._serve()) is None:
+                    raise StoppingError("the proxy is stopping, or has too much left to end")
+                self._is_serving = True
+            return await job.found
+        finally:
+            self._waiting_bytes -= size
+            if not job.found.done():
+                job.found.cancel()
+
+    async def close(self) -> None:
+        """End the process, if there is one."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.end()
+
+    async def _serve(self) -> None:
+        """Examine bodies until none waits."""
+        try:
+            while self._jobs:
+                job = self._jobs.popleft()
+                if job.found.done():
+                    continue
+                try:
+                    found = await self._ask(job.task)
+                except ProxyError as error:
+                    if not job.found.done():
+                        job.found.set_exception(error)
+                else:
+                    if not job.found.done():
+                        job.found.set_result(found)
+        finally:
+            self._is_serving = False
+
+    async def _ask(self, task: Task) -> Examined | Unfit:
+        """Ask the process; where it has ended since the last body, ask another one."""
+        for is_last in (False, True):
+            try:
+                with Limit(EXAMINE_S):
+                    if self._worker is None:
+                        self._worker = await _Worker.start()
+                    return await self._worker.ask(task)
+            except TimeoutError as error:
+                await self.close()
+                late = f"body: not examined in {EXAMINE_S:g} s"
+                raise BadRequestError(late) from error
+            except (OSError, EOFError) as error:
+                _log.warning("the process that examines large bodies has ended: %s", error)
+                await self.close()
+                if is_last:
+                    raise NoRoomError("the body could not be examined") from error
+            except asyncio.CancelledError:
+                await self.close()
+                raise
+        raise AssertionError("not reached")

@@ -1,0 +1,202 @@
+"""Large bodies: examined elsewhere, with the same result, whatever becomes of the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.protocol.body import (
+    MAX_BRACKETS,
+    MAX_COMMAS,
+    MAX_DEPTH,
+    SMALL_BYTES,
+    Members,
+    Unfit,
+    is_small,
+)
+from proxy.protocol.examined import (
+    Examined,
+    Task,
+    examine,
+    examine_large,
+    packed,
+    packed_task,
+    unpacked,
+    unpacked_task,
+)
+from proxy.protocol.request_facts import MOST_VALUES, MOST_VALUES_SMALL
+from tests.proxy.protocol.test_request_facts import json_values
+from tests.support.harness import RawEngine, ServedProxy, chat, plain, proxied, says, until, words
+
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/x")
+TOP = st.sampled_from(
+    [
+        "model",
+        "messages",
+        "prompt",
+        "input",
+        "n",
+        "stream",
+        "cache_salt",
+        "session_id",
+        "vllm_xargs",
+        "kv_transfer_params",
+        "do_remote_" + "x" * 100,
+        "y" * 300,
+        "metadata",
+        "max_tokens",
+    ]
+)
+
+
+def shown(found: Examined | Unfit | None) -> Any:
+    """All of a result; the places of the members are looked for if they are not known."""
+    if not isinstance(found, Examined):
+        return found
+    prompt = found.prompt
+    prompt_shown = prompt.model, prompt.bytes, prompt.ids, prompt.hashes, prompt.offloadable
+    return found.fields, found.session, found.put, found.drop, prompt_shown
+
+
+@settings(max_examples=150)
+@given(
+    st.dictionaries(TOP, json_values, max_size=6) | json_values,
+    st.sampled_from(PATHS),
+    st.none() | st.just("s" * 43),
+)
+def test_both_ways_find_the_same(body: Any, path: str, salt: str | None) -> None:
+    text = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+    task = Task(path, text, is_object=path in PATHS[:2], salt=salt)
+    here = examine(task, MOST_VALUES_SMALL)
+    there = unpacked(packed(examine_large(unpacked_task(packed_task(task), text))))
+    assert shown(here) == shown(there)
+    if isinstance(there, Examined) and there.spans is not None:
+        assert there.spans == Members(text).spans
+        edited = Members(text, there.spans).edited(there.put, there.drop)
+        assert edited.spans == Members(edited.raw).spans
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        (b"[" * 100 + b"]" * 100 + b",", f"over {MAX_BRACKETS} of"),
+        (b'{"a":{}},', f"over {MAX_BRACKETS} of"),
+        (b'"a",', f"over {MAX_COMMAS} commas"),
+    ],
+)
+def test_what_would_take_too_much_memory_is_not_parsed(inner: bytes, message: str) -> None:
+    body = b'{"messages":[' + inner * (1 + MAX_COMMAS) + b"1]}"
+    found = examine_large(Task(PATHS[0], body, is_object=True, salt=None))
+    assert isinstance(found, Unfit)
+    assert message in found.message
+
+
+def test_values_of_a_prompt_have_a_limit() -> None:
+    body = orjson.dumps({"prompt": [[1.5] for _ in range(MOST_VALUES // 2)]})
+    found = examine_large(Task(PATHS[1], body, is_object=True, salt=None))
+    assert isinstance(found, Unfit)
+    assert "values" in found.message
+
+
+@pytest.mark.parametrize(
+    ("raw", "small"),
+    [
+        (b"[" * 4096, True),
+        (b"[" * 4097, False),
+        (b"{" * 4097, False),
+        (b"a" * SMALL_BYTES, True),
+        (b"a" * (SMALL_BYTES + 1), False),
+        (b"[{" * 2047 + b"a" * 60_000, True),
+        (b"a" * 60_000 + b"{" * 2048, False),
+    ],
+    ids=range(7),
+)
+def test_a_body_with_many_brackets_is_not_small(raw: bytes, *, small: bool) -> None:
+    assert is_small(raw) is small
+
+
+def large(tail: str = "", **more: Any) -> bytes:
+    return orjson.dumps(chat(words(SMALL_BYTES // 6, tail) + tail, max_tokens=2) | more)
+
+
+def workers(proxy: ServedProxy) -> list[int]:
+    """The processes that this one has for large bodies."""
+    worker = proxy.server._large_bodies._worker  # type: ignore[union-attr]
+    return [] if worker is None else [worker._process.pid]
+
+
+async def test_a_large_body_is_served_and_no_process_stays(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 1) as (proxy, _):
+        assert (await proxy.post(chat("x", max_tokens=2))).status == 200
+        assert not workers(proxy), "small bodies need none"
+        assert (await proxy.post(large("a"))).status == 200
+        (first,) = workers(proxy)
+        assert (await proxy.post(large("b"))).status == 200
+        assert workers(proxy) == [first]
+    with pytest.raises(ProcessLookupError):
+        os.kill(first, 0)
+
+
+async def test_a_dead_process_is_replaced_unseen(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 1) as (proxy, _):
+        await proxy.post(large("a"))
+        (first,) = workers(proxy)
+        os.kill(first, signal.SIGKILL)
+        assert (await proxy.post(large("b"))).status == 200
+        assert workers(proxy) != [first]
+
+
+async def test_where_no_process_can_be_had_only_large_bodies_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    async with proxied(tmp_path, 1) as (proxy, _):
+        refused = await proxy.post(large())
+        assert refused.status == 503
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert (await proxy.post(chat("x", max_tokens=2))).status == 200
+
+
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 1000, 5000])
+async def test_a_nested_body_is_refused_and_costs_nobody_else(tmp_path: Path, depth: int) -> None:
+    nest = b"[" * depth + b"]" * depth + b","
+    body = b'{"model":"m","messages":[' + nest * (1_000_000 // len(nest)) + b"1]}"
+    async with proxied(tmp_path, 1) as (proxy, _):
+        answers = await asyncio.gather(
+            proxy.post(body), *(proxy.post(chat(f"x{i}", max_tokens=2)) for i in range(5))
+        )
+        assert [answer.status for answer in answers] == [400, *[200] * 5]
+        assert b"of [ and {" in answers[0].body
+        assert len(await proxy.records(6)) == 6
+
+
+async def test_a_client_that_leaves_holds_up_nobody(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 1) as (proxy, _):
+        bodies = proxy.server._large_bodies
+        assert bodies is not None
+        gone = [asyncio.create_task(proxy.post(large(str(i)))) for i in range(8)]
+        await until(lambda: bool(bodies._waiting_bytes), "a body waits")
+        for task in gone:
+            task.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        assert (await proxy.post(large("stays"))).status == 200
+        assert bodies._waiting_bytes == 0
+        await proxy.at_rest()
+
+
+async def test_fields_of_a_large_body_are_edited_like_those_of_a_small_one(tmp_path: Path) -> None:
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            given = large("a", kv_transfer_params={"do_remote_prefill": True})
+            assert (await proxy.post(given)).status == 200
+            (post,) = engine.posts
+            body = orjson.loads(post)
+            assert body == orjson.loads(large("a"))
