@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,8 @@ from proxy.state.access import Grant
 
 MIN_RATE = 1024
 """Least average rate of a body, bytes per second, checked once a third of its time is over."""
+_IN_PIECES_BYTES = 1 << 20
+"""The pieces of a longer body are joined in a thread, without the interpreter's lock."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -77,22 +80,17 @@ async def read(
     # Only a form upload goes unread: engines take it for nothing else.
     if is_ours or (raw and not request.content_type.startswith("multipart/")):
         task = Task(path, raw, is_object=is_ours, salt=grant.salt)
-        found = await _examined(task, large)
+        examined = examine(task, MOST_VALUES_SMALL) if is_small(raw) else None
+        if examined is None:
+            examined = await large.examine(task)
+        if isinstance(examined, Unfit):
+            raise BadRequestError(examined.message, param=examined.param)
+        found = examined
         members = Members(raw, found.spans)
         if found.put or found.drop:
             members = members.edited(found.put, found.drop)
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
     return Outgoing(request.method, request.raw_path, headers, members, found)
-
-
-async def _examined(task: Task, large: LargeBodies) -> Examined:
-    """What is needed of a body; raises ProxyError where it is refused."""
-    found = examine(task, MOST_VALUES_SMALL) if is_small(task.raw) else None
-    if found is None:
-        found = await large.examine(task)
-    if isinstance(found, Unfit):
-        raise BadRequestError(found.message, param=found.param)
-    return found
 
 
 def _check_path(request: web.Request) -> None:
@@ -127,12 +125,15 @@ def _too_large(limits: BodyLimits) -> BodyTooLargeError:
 
 
 async def _rest(request: web.Request, limits: BodyLimits, length: int | None) -> bytes:
-    """The body once it is complete; this is woken once where its length is known."""
+    """The body once it is complete; woken once for one of moderate length that is known."""
     content = request.content
     try:
         with RateLimit(limits.seconds, lambda: content.total_bytes, MIN_RATE):
             if length is None or content.exception() is not None:
                 return await request.read()
+            if length > _IN_PIECES_BYTES:
+                pieces = [piece async for piece in content.iter_any()]
+                return await asyncio.to_thread(b"".join, pieces)
             content.set_read_chunk_size(limits.bytes)
             # More than aiohttp's own limit may have come in the first read: then it waits for a
             # reader, and nobody will read before the end.

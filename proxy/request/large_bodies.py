@@ -26,6 +26,8 @@ EXAMINE_S = 10.0
 """Longest time for one body; the process is then replaced."""
 MOST_WAITING_BYTES = 256 << 20
 """Most bytes of bodies that wait to be examined; a further one is refused."""
+STEP_BYTES = 1 << 18
+"""Given to the socket in one turn of the event loop."""
 LENGTHS = 4
 _PACKAGES = Path(__file__).parents[2]
 _log = logging.getLogger(__name__)
@@ -65,8 +67,10 @@ class _Worker:
                 len(task.raw).to_bytes(LENGTHS, "big"),
             )
         )
-        self._writer.write(task.raw)
-        await self._writer.drain()
+        body = memoryview(task.raw)
+        for at in range(0, len(body), STEP_BYTES):
+            self._writer.write(body[at : at + STEP_BYTES])
+            await self._writer.drain()
         size = int.from_bytes(await self._reader.readexactly(LENGTHS), "big")
         return unpacked(await self._reader.readexactly(size))
 

@@ -1,6 +1,7 @@
 """Request bodies, seeded: the same bytes everywhere.
 
-A name is SIZE_KIND: the prompt's size, and `plainN` (N tokens, no stream) or `streamN`. Each has
+A name is SIZE_KIND: the prompt's size, and `plainN` (N tokens, no stream) or `streamN`; or
+`SIZE_nested`, a stream of one event whose body is full of arrays, as many as are accepted. Each has
 `VARIANTS` bodies that share no prefix.
 """
 
@@ -15,6 +16,7 @@ from typing import Any
 
 import orjson
 
+from proxy.protocol.body import MAX_BRACKETS, MAX_COMMAS
 from tests.bench.scenarios import VARIANTS
 
 SIZES = {
@@ -23,6 +25,7 @@ SIZES = {
     "400k": (400_000, 9),
     "2m": (2_000_000, 9),
     "4m": (4_000_000, 9),
+    "12m": (12_000_000, 9),
 }
 """Characters of prompt, and messages behind the system prompt."""
 _KIND = re.compile(r"(plain|stream)(\d+)")
@@ -47,6 +50,8 @@ def body(name: str, variant: int) -> dict[str, Any]:
     """One request; no two variants begin alike."""
     size, kind = name.split("_")
     chars, turns = SIZES[size]
+    if kind == "nested":
+        return nested(chars, variant)
     found = _KIND.fullmatch(kind)
     if found is None:
         raise ValueError(f"no such kind of body: {kind}")
@@ -57,6 +62,22 @@ def body(name: str, variant: int) -> dict[str, Any]:
         "temperature": 0.7,
     }
     return request | ({"stream": True} if found[1] == "stream" else {})
+
+
+def nested(size: int, variant: int) -> dict[str, Any]:
+    """A body of this size that takes as long to parse as one that is accepted can take.
+
+    Arrays 100 deep, up to nearly `MAX_BRACKETS`, then strings of one letter, up to nearly
+    `MAX_COMMAS`, then one long text.
+    """
+    nest: list[Any] = []
+    for _ in range(99):
+        nest = [nest]
+    said = {"role": "user", "content": f"{variant}"}
+    arrays, letters = [nest] * (MAX_BRACKETS // 100 - 1), ["a"] * (MAX_COMMAS - MAX_BRACKETS)
+    text = "x" * max(1, size - 2 * MAX_BRACKETS - 4 * len(letters))
+    more = {"arrays": arrays, "letters": letters, "text": text}
+    return {"model": "bench", "messages": [said], "max_tokens": 1, "stream": True, "user": more}
 
 
 def messages(text: str, turns: int) -> list[dict[str, str]]:

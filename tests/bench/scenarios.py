@@ -76,4 +76,12 @@ SCENARIOS: dict[str, Scenario] = {
         beside=Load("4m_stream1", 2, 1, warm_s=1.1, window_s=1.8, interval_ms=200),
         peers=("direct", "haproxy", "ours"),
     ),
+    "nested": Scenario(
+        "500 streams of 50 events/s, four 12 MB bodies/s full of arrays beside them",
+        _paced(500),
+        unit="event",
+        pace_us=PACE_US,
+        beside=Load("12m_nested", 2, 1, warm_s=1.1, window_s=1.8, interval_ms=500),
+        peers=("direct", "haproxy", "ours"),
+    ),
 }

@@ -95,6 +95,7 @@ COLUMNS: tuple[tuple[str, str, Cell], ...] = (
     ("PSS MB", "paced-c512", _pss_mb),
     ("body400k-c8 µs/request", "body400k-c8", _cpu_us),
     ("giant lag p50 / p99 ms", "giant", _ms(lambda w: w.lag_p50_s, lambda w: w.lag_p99_s)),
+    ("nested lag p50 / p99 ms", "nested", _ms(lambda w: w.lag_p50_s, lambda w: w.lag_p99_s)),
 )
 
 

@@ -18,6 +18,7 @@ from proxy.protocol.body import (
     MAX_COMMAS,
     MAX_DEPTH,
     SMALL_BYTES,
+    SMALL_COMMAS,
     Members,
     Unfit,
     is_small,
@@ -115,16 +116,21 @@ def test_values_of_a_prompt_have_a_limit() -> None:
         (b"a" * SMALL_BYTES, True),
         (b"a" * (SMALL_BYTES + 1), False),
         (b"[{" * 2047 + b"a" * 60_000, True),
+        (b"," * (SMALL_COMMAS + 1) + b"a" * 100_000, True),
+        (b"," * SMALL_COMMAS + b"a" * 200_000, True),
+        (b"," * (SMALL_COMMAS + 1) + b"a" * 200_000, False),
         (b"a" * 60_000 + b"{" * 2048, False),
     ],
-    ids=range(7),
+    ids=range(10),
 )
 def test_a_body_with_many_brackets_is_not_small(raw: bytes, *, small: bool) -> None:
     assert is_small(raw) is small
 
 
 def large(tail: str = "", **more: Any) -> bytes:
-    return orjson.dumps(chat(words(SMALL_BYTES // 6, tail) + tail, max_tokens=2) | more)
+    """A body with one comma too many for the event loop."""
+    prompt = words(30_000, tail) + "," * SMALL_COMMAS
+    return orjson.dumps(chat(prompt, max_tokens=2) | more)
 
 
 def workers(proxy: ServedProxy) -> list[int]:
