@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -32,8 +32,8 @@ from proxy.state.access import Grant
 
 MIN_RATE = 1024
 """Least average rate of a body, bytes per second, checked once a third of its time is over."""
-_IN_PIECES_BYTES = 1 << 20
-"""The pieces of a longer body are joined in a thread, without the interpreter's lock."""
+_LONG_BYTES = 1 << 20
+"""The pieces of a longer body are joined in a thread, which does not hold up the event loop."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
@@ -88,9 +88,16 @@ async def read(
         found = examined
         members = Members(raw, found.spans)
         if found.put or found.drop:
-            members = members.edited(found.put, found.drop)
+            members = await _edited(members, found.put, found.drop)
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
     return Outgoing(request.method, request.raw_path, headers, members, found)
+
+
+async def _edited(members: Members, put: Mapping[str, bytes], drop: Collection[str]) -> Members:
+    """A body with some members set and removed; a long one is copied in a thread."""
+    if len(members.raw) <= _LONG_BYTES:
+        return members.edited(put, drop)
+    return await asyncio.to_thread(members.edited, put, drop)
 
 
 def _check_path(request: web.Request) -> None:
@@ -131,7 +138,7 @@ async def _rest(request: web.Request, limits: BodyLimits, length: int | None) ->
         with RateLimit(limits.seconds, lambda: content.total_bytes, MIN_RATE):
             if length is None or content.exception() is not None:
                 return await request.read()
-            if length > _IN_PIECES_BYTES:
+            if length > _LONG_BYTES:
                 pieces = [piece async for piece in content.iter_any()]
                 return await asyncio.to_thread(b"".join, pieces)
             content.set_read_chunk_size(limits.bytes)
@@ -167,9 +174,9 @@ class Outgoing:
         """The body; None where there is none."""
         return self.members.raw or None
 
-    def with_edits(self, edits: Edits | None) -> bytes | None:
+    async def with_edits(self, edits: Edits | None) -> bytes | None:
         """The body with a few more fields edited; every other byte as it came."""
         if edits is None or not self.members.raw:
             return self.raw
         put = {key: orjson.dumps(value) for key, value in edits.put.items()}
-        return self.members.edited(put, edits.drop).raw
+        return (await _edited(self.members, put, edits.drop)).raw

@@ -67,7 +67,7 @@ async def _prefill(
     if connector.needs_engine_id and engine_id is None:
         return Fallback.ENGINE_ID_UNKNOWN
     transfer = Transfer(f"xfer-{uuid.uuid4().hex}", p.instance, engine_id, request_id)
-    body = out.with_edits(connector.prepare(transfer, out.found.fields))
+    body = await out.with_edits(connector.prepare(transfer, out.found.fields))
     headers = with_request_id(out.headers, request_id)
     reply = await p.send(out.method, out.path, headers, body, on_sent)
     try:
@@ -150,7 +150,7 @@ async def decode_leg(
     `source` is the P that D fetches from. When it or D goes down, the wait ends at once: a frozen
     process answers nobody, and a Mooncake D would wait for a dead P for minutes.
     """
-    body = out.raw if edits is None else out.with_edits(edits)
+    body = out.raw if edits is None else await out.with_edits(edits)
     try:
         with limit:
             # Not `watch`: a generator apiece is a noticeable part of a request.
