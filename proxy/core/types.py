@@ -64,6 +64,9 @@ class FailureKind(StrEnum):
     """How an instance failed before its answer's first byte."""
 
     CONNECT = "connect"
+    """The connection was refused: nobody listens."""
+    UNREACHABLE = "unreachable"
+    """No connection, though nobody refused it: not in time, no route, no address, no TLS."""
     RESET = "reset"
     BUSY = "busy"
     SERVER_ERROR = "server_error"

@@ -251,7 +251,7 @@ async def test_a_connection_that_is_never_accepted(tmp_path: Path) -> None:
                 proxy.router.fleet.get("bad").health = Health(was_seen=True)
                 answer = await proxy.post(chat("x"))
                 assert (answer.text, answer.headers["X-Cache-Proxy-Instance"]) == ("fine", "good")
-                assert proxy.metric("upstream_retries_total", reason="connect") == 1
+                assert proxy.metric("upstream_retries_total", reason="unreachable") == 1
                 await proxy.at_rest()
 
 

@@ -38,6 +38,7 @@ JITTER_RATIO = 0.2
 FAULT_KINDS = frozenset(
     {
         FailureKind.CONNECT,
+        FailureKind.UNREACHABLE,
         FailureKind.RESET,
         FailureKind.SERVER_ERROR,
         FailureKind.TIMEOUT,

@@ -29,7 +29,7 @@ _D_INNOCENT = {
 }
 _ONCE = frozenset({FailureKind.TIMEOUT, FailureKind.NO_MODEL})
 """Failures repeated once: a second repetition would be as late, or deny the model as well."""
-_SAME_AGAIN = frozenset({FailureKind.CONNECT, FailureKind.RESET})
+_SAME_AGAIN = frozenset({FailureKind.CONNECT, FailureKind.UNREACHABLE, FailureKind.RESET})
 """Failures repeated on the same instance for want of another: nothing was computed."""
 
 

@@ -26,6 +26,7 @@ from proxy.core.types import FailureKind, Fallback
 SAME, OTHER, GIVE_UP = Next.SAME_INSTANCE, Next.OTHER_INSTANCE, Next.GIVE_UP
 TABLE = {
     FailureKind.CONNECT: (OTHER, OTHER, Fallback.D_FAILED),
+    FailureKind.UNREACHABLE: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.RESET: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.BUSY: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.SERVER_ERROR: (OTHER, SAME, Fallback.D_FAILED),
@@ -69,7 +70,7 @@ def test_once_is_enough_where_the_next_would_be_the_same(kind: FailureKind) -> N
 
 def test_the_same_instance_again_only_where_nothing_was_computed() -> None:
     again = {kind for kind in FailureKind if may_repeat(kind, 0)}
-    assert again == {FailureKind.CONNECT, FailureKind.RESET}
+    assert again == {FailureKind.CONNECT, FailureKind.UNREACHABLE, FailureKind.RESET}
     assert not any(may_repeat(kind, 1) for kind in FailureKind)
     assert {kind for kind in FailureKind if is_innocent(kind)} == {
         kind for kind, (_, offloaded, _) in TABLE.items() if offloaded is SAME
