@@ -270,8 +270,9 @@ class RequestFlow:
         if was_fetching:
             actions.append(self._fall_back(fallback_reason(kind), now_s))
         if step is Next.SAME_INSTANCE:
-            actions += self._repeat(Event.DECODE_FAILED, now_s)
-        elif step is Next.OTHER_INSTANCE and self._may_be_had(kind):
+            return [*actions, *self._repeat(Event.DECODE_FAILED, now_s)]
+        self._router.give_back(route, now_s)
+        if step is Next.OTHER_INSTANCE and self._may_be_had(kind):
             if self.retries:
                 actions.append(self._pause(Event.DECODE_FAILED, u, repeats_here=False))
             else:
@@ -283,6 +284,7 @@ class RequestFlow:
     def pause_over(self, now_s: float, u: float) -> list[Action]:
         """The pause before the next attempt is over."""
         if self._repeats_here:
+            self._router.repeat(self.route, self._facts, now_s)
             return self._repeat(Event.PAUSE_OVER, now_s)
         return self._elsewhere(Event.PAUSE_OVER, now_s, u)
 
