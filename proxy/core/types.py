@@ -74,6 +74,8 @@ class FailureKind(StrEnum):
     LATE = "late"
     """No first token within the limit scaled by the prediction: another instance may be asked."""
     MALFORMED = "malformed"
+    REDIRECT = "redirect"
+    """The answer is a redirection, which is never followed: any instance would give the same."""
     PEER_GONE = "peer_gone"
     WENT_DOWN = "went_down"
     NO_MODEL = "no_model"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
@@ -46,6 +47,8 @@ class Instances:
         self.connect_options = connect_options
         self.by_name: dict[str, Upstream] = {}
         self.reports: dict[str, EngineStats] = {}
+        self.trial_wanted = asyncio.Event()
+        """Set where an instance is in doubt: a trial is to be sent before the next one is due."""
         self._on_replay, self._on_removed = on_replay, on_removed
         self._fleet_text = _FINE
 
@@ -126,10 +129,12 @@ class Instances:
         self.act(name, self.router.events.probe_answered(name, self.clock.now_s()), "")
 
     def trial_ended(self, name: str, failure: UpstreamFailure | None) -> None:
-        """A trial ended: the proxy's own request to an instance with an open breaker."""
+        """A trial ended: the proxy's own request to an instance that is not trusted."""
         error = str(failure) if failure is not None else None
+        kind = failure.kind if failure is not None else FailureKind.SERVER_ERROR
         _log.info("instance %s: trial %s", name, error or "answered")
-        self.act(name, self.router.events.trial_ended(name, error, self.clock.now_s()), "")
+        change = self.router.events.trial_ended(name, error, self.clock.now_s(), kind)
+        self.act(name, change, f"trial {error}" if change is Change.OPENED else "")
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""
@@ -153,6 +158,8 @@ class Instances:
         if change is None:
             if error:
                 _log.debug("instance %s: %s", name, error)
+            if name in self.router.fleet.doubted():
+                self.trial_wanted.set()
             return
         upstream = self.by_name.get(name)
         if change is Change.BACK:

@@ -167,7 +167,10 @@ class Exchange:
         try:
             answer = await attempts.run(self.out)
         except UpstreamFailure as failure:
-            owners.telemetry.failed(self.record, failure.kind, failure.detail)
+            if flow.is_poison:
+                owners.telemetry.poisoned(self.record, failure.detail)
+            else:
+                owners.telemetry.failed(self.record, failure.kind, failure.detail)
             now_s = owners.clock.unix_now()
             response = responses.refusal(failure, self._extra_headers(), now_s)
             asked_wrongly = failure.kind is FailureKind.NO_MODEL

@@ -123,7 +123,8 @@ async def test_one_of_three_fails_all_it_has_at_once(tmp_path: Path) -> None:
     good = together(GOOD)
     async with fleet(tmp_path, together(says(BOOM)), good, good) as (proxy, engines):
         assert await burst(proxy, 60, at_once=60) == {200: 60}
-        assert len(engines[0].posts) == 20
+        clients = [post for post in engines[0].posts if b'"max_tokens":1}' not in post]
+        assert len(clients) == 20, "a trial of the proxy's own may come on top"
         assert proxy.metric("upstream_retries_total", reason="server_error") == 20
         assert proxy.server.state.in_flight.budget.in_flight == 0
 

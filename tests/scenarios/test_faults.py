@@ -104,7 +104,6 @@ class Pair:
         ("no first event in time", stalls(STREAM_HEAD), "timeout"),
         ("no head in time", stalls(), "timeout"),
         ("a head in drips", drips(ANSWER), "timeout"),
-        ("a redirection", says(MOVED), "malformed"),
         ("switches protocols", says(b"HTTP/1.1 101 Switching Protocols\r\n\r\n"), "malformed"),
         ("two lengths", says(TWO_LENGTHS), "malformed"),
         ("length and chunks", says(LENGTH_AND_CHUNKS), "malformed"),

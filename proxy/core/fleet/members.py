@@ -144,6 +144,10 @@ class Fleet:
         """Names of the instances whose breaker is open."""
         return {name for name, m in self._members.items() if m.health.is_open}
 
+    def doubted(self) -> set[str]:
+        """Names of the instances that gave server errors only: a trial has to decide on them."""
+        return {name for name, m in self._members.items() if m.health.is_doubted}
+
     @property
     def is_starting(self) -> bool:
         """Whether any instance starts slowly."""

@@ -164,13 +164,18 @@ class Router:
         self._block_uses.end_use(route)
         route.lease.replace(())
 
-    def elsewhere(self, route: Route, facts: RequestFacts, now_s: float) -> Candidates | Reject:
+    def elsewhere(
+        self, route: Route, facts: RequestFacts, now_s: float, *, avoids_doubted: bool = False
+    ) -> Candidates | Reject:
         """Instances on which a request whose D failed may run again: those not tried yet.
 
         Never where the breaker is open; only where nothing failed lately, if there is such a place.
+        `avoids_doubted`: not where a trial has to decide, either.
         """
         route.tried.add(route.decode.name)
         exclude = route.tried | self.fleet.open()
+        if avoids_doubted:
+            exclude |= self.fleet.doubted()
         free = self._free(facts, now_s, exclude | self.fleet.recently_failed())
         return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
 

@@ -42,7 +42,8 @@ async def _look_at_status(reply: UpstreamResponse) -> None:
     if status in BUSY_STATUSES or (status >= 500 and status not in _ANSWERS):
         raise await _refusal(reply)
     if 300 <= status < 400 and status != _NOT_MODIFIED:
-        raise UpstreamFailure(FailureKind.MALFORMED, f"a redirection (status {status})")
+        detail = f"the engine redirects this path (status {status}), which is not followed"
+        raise UpstreamFailure(FailureKind.REDIRECT, detail)
     if status == _NOT_FOUND:
         await _look_for_model(reply)
 

@@ -33,6 +33,7 @@ TABLE = {
     FailureKind.TIMEOUT: (OTHER, SAME, Fallback.TRANSFER_TIMEOUT),
     FailureKind.LATE: (OTHER, SAME, Fallback.TRANSFER_TIMEOUT),
     FailureKind.MALFORMED: (OTHER, OTHER, Fallback.D_FAILED),
+    FailureKind.REDIRECT: (GIVE_UP, GIVE_UP, Fallback.D_FAILED),
     FailureKind.PEER_GONE: (OTHER, SAME, Fallback.P_GONE),
     FailureKind.WENT_DOWN: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.NO_MODEL: (OTHER, OTHER, Fallback.D_FAILED),
@@ -84,16 +85,16 @@ def test_a_pause_is_within_its_bounds(retries: int, u: float) -> None:
     assert backoff_s(2, 1.0) == BACKOFF_MAX_S
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 100)), max_size=200))
-def test_the_budget_is_kept(plan: list[tuple[bool, bool, int]]) -> None:
-    """What is not free is refused beyond the limit, and only there; nothing is lost count of."""
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 100)), max_size=200))
+def test_the_budget_is_kept(plan: list[tuple[bool, int]]) -> None:
+    """It refuses beyond the limit, and only there; nothing is lost count of."""
     budget, running = Budget(), 0
-    for begins, is_free, active in plan:
+    for begins, active in plan:
         if begins:
             is_over = running >= max(BUDGET_MIN, BUDGET_RATIO * active)
             budget.active = active
-            assert budget.take(is_free=is_free) is (is_free or not is_over)
-            running += is_free or not is_over
+            assert budget.take() is not is_over
+            running += not is_over
         elif running:
             budget.give_back()
             running -= 1
