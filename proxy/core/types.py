@@ -79,7 +79,7 @@ class FailureKind(StrEnum):
     PEER_GONE = "peer_gone"
     WENT_DOWN = "went_down"
     NO_MODEL = "no_model"
-    """The instance does not serve the model, which other instances are known to serve."""
+    """A 404 that says, in words that a client may have chosen, that the model is not served."""
     NO_ROOM = "no_room"
     """The proxy has no socket left; the instance is not at fault."""
 

@@ -31,7 +31,8 @@ TRIAL_BYTES = 65536
 ENGINE_ID_EVERY = 3
 """The engine's id is read at every n-th probe: another id means another process."""
 MODELS_EVERY = 15
-"""Models are read at every n-th probe: adapters change rarely."""
+"""Models are read at every n-th probe: adapters change rarely. Also at the next one after an
+instance has denied a model."""
 FIRST_LOOK_S = 10.0
 FIRST_LOOK_EVERY_S = 0.25
 _JSON = b"Content-Type: application/json\r\n"
@@ -163,7 +164,8 @@ class Probes:
         member = self._fleet.get(name)
         if member is None:
             return
-        if member.models is None or member.health.probes % MODELS_EVERY == 0:
+        is_due = member.health.probes % MODELS_EVERY == 0
+        if member.models is None or member.denies_model or is_due:
             body = await upstream.get("/v1/models", timeout_s, limit=LIST_BYTES)
             names = [str(card["id"]) for card in model_cards(body)]
             self._fleet.observe_models(name, names)

@@ -116,10 +116,13 @@ class InstanceEvents:
         return True
 
     def lacks_model(self, name: str, model: str) -> bool:
-        """The instance denied a model; true when another one may serve it."""
+        """The instance denied a model; true when another one may serve it.
+
+        It keeps the model until its own list says otherwise.
+        """
         member = self._fleet.get(name)
-        if member is not None and member.models is not None:
-            member.models -= {model}
+        if member is not None and (member.models is None or model in member.models):
+            member.denies_model = True
         return any(m.instance.name != name for m in self._fleet.believed(model))
 
     def _changed(self, member: Member, change: Change | None) -> Change | None:

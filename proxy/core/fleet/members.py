@@ -22,6 +22,8 @@ START_RATIO = 0.1
 class Member:
     """An instance in the fleet. `models` is None until asked.
 
+    `denies_model`: it answered a request as if it did not serve a model that it is known for; a
+    client may have worded that, so its list of models is to be read again.
     `state`: what is known of the present incarnation, which is another object for every one;
     `incarnation`: how many processes of this name there were before, for operators. `credit`:
     placements that it may take part in while it starts slowly.
@@ -33,6 +35,7 @@ class Member:
     incarnation: int = 0
     is_draining: bool = False
     models: frozenset[str] | None = None
+    denies_model: bool = False
     last_placed: int = 0
     credit: float = 0.0
 
@@ -203,7 +206,7 @@ class Fleet:
     def observe_models(self, name: str, models: Iterable[str]) -> None:
         """Take in the models that an instance serves."""
         if (member := self._members.get(name)) is not None:
-            member.models = frozenset(models)
+            member.models, member.denies_model = frozenset(models), False
 
     def models(self) -> set[str]:
         """Every model that an instance is known to serve."""

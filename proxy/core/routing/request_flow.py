@@ -438,7 +438,7 @@ class RequestFlow:
         return FellBack(why, prefill)
 
     def _may_be_had(self, kind: FailureKind) -> bool:
-        """Whether another instance may serve the model that this one denied."""
+        """Whether another instance may serve what this one has denied, a model it seems."""
         if kind is not FailureKind.NO_MODEL:
             return True
         return self._router.events.lacks_model(self.route.decode.name, self._facts.model)

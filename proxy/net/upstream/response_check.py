@@ -49,12 +49,15 @@ async def _look_at_status(reply: UpstreamResponse) -> None:
 
 
 async def _look_for_model(reply: UpstreamResponse) -> None:
-    """Raise UpstreamFailure if a 404 denies the model; any other 404 is passed on."""
+    """Raise UpstreamFailure if a 404 seems to deny the model; any other 404 is passed on.
+
+    Its words may be the client's: engines quote what they do not know, such as a response's id.
+    """
     body = await reply.read(ERROR_BODY_BYTES)
     if b"model" in body and b"does not exist" in body:
         raise UpstreamFailure(
             FailureKind.NO_MODEL,
-            "it does not serve the model",
+            "it says that it does not serve the model",
             status=reply.status,
             body=body,
             headers=_headers(reply),
