@@ -47,8 +47,8 @@ class Instances:
         self.connect_options = connect_options
         self.by_name: dict[str, Upstream] = {}
         self.reports: dict[str, EngineStats] = {}
-        self.trial_wanted = asyncio.Event()
-        """Set where an instance is in doubt: a trial is to be sent before the next one is due."""
+        self.probe_wanted, self.trial_wanted = asyncio.Event(), asyncio.Event()
+        """Set where an instance was added, or is in doubt: a probe or trial is due at once."""
         self._on_replay, self._on_removed = on_replay, on_removed
         self._fleet_text = _FINE
 
@@ -73,12 +73,17 @@ class Instances:
         return any(m.health.was_seen for m in self.router.fleet.usable())
 
     def add(self, spec: InstanceSpec, connect_timeout_s: float) -> None:
-        """Add an instance to the router and open its Upstream."""
+        """Add an instance to the router and open its Upstream.
+
+        While others serve it takes no request before its first answered probe. Where none has
+        answered yet, as when the process starts, to try is better than to refuse.
+        """
         instance = Instance(spec.name, spec.url, spec.bootstrap_url)
-        self.router.add(instance)
+        self.router.add(instance, is_proven=not self.is_serving)
         self.by_name[spec.name] = Upstream(
             instance, connect_timeout_s, self._on_replay, self.connect_options
         )
+        self.probe_wanted.set()
 
     async def remove(self, name: str) -> None:
         """Remove an instance and close its connections."""

@@ -58,10 +58,12 @@ class Probes:
         settings = self._options.settings
         tick_s = settings.health_interval / TICKS
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._every(tick_s, self.probe, self._is_probe_due), name="health")
-            wanted = self._instances.trial_wanted
-            trials = self._every(tick_s, self.trial, self._is_trial_due, wanted)
-            group.create_task(trials, name="trials")
+            instances = self._instances
+            for name, job, is_due, wanted in (
+                ("health", self.probe, self._is_probe_due, instances.probe_wanted),
+                ("trials", self.trial, self._is_trial_due, instances.trial_wanted),
+            ):
+                group.create_task(self._every(tick_s, job, is_due, wanted), name=name)
             group.create_task(self._every(settings.scrape_interval, self.scrape), name="scrape")
 
     async def _every(

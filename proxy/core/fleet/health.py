@@ -5,7 +5,8 @@
                          breaker opened: `FAULTS` requests in a row failed within `WINDOW_S`, or
                          a trial failed that decided on doubts
     ejected -> probing   probes are answered again, or the breaker's time is over
-    probing -> healthy   `RISE` probes in a row were answered, and the breaker's trial as well
+    probing -> healthy   `RISE` probes in a row were answered, and the breaker's trial as well; or
+                         the first one ever
 
 The two causes are kept apart. A server that answers probes while its inference hangs stays out
 until a trial, a request of the proxy's own, is answered; one whose probes fail may still hold
@@ -108,12 +109,18 @@ class Health:
     _opened: int = 0
     _changes: deque[float] = field(default_factory=lambda: deque(maxlen=2))
 
+    @classmethod
+    def unproven(cls) -> Health:
+        """Of an instance that joins others which serve: out until it answers a probe."""
+        return cls(is_up=False, is_gone=True, _is_silent=True)
+
     def state(self, now_s: float) -> State:
         """The state as one of STATES."""
         if self.is_up:
             is_suspect = self.has_failed_lately or self.is_doubted
             return State.SUSPECT if is_suspect else State.HEALTHY
-        is_rising = self._is_silent and self._answered > 0
+        is_new = not self.was_seen and not self._failed
+        is_rising = is_new or (self._is_silent and self._answered > 0)
         is_due = self._open_until_s is not None and self._open_until_s <= now_s
         return State.PROBING if is_rising or is_due else State.EJECTED
 

@@ -53,11 +53,16 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._members)
 
-    def add(self, instance: Instance) -> None:
-        """Bring an instance in; under a name that was known it is another one."""
+    def add(self, instance: Instance, *, is_proven: bool = True) -> None:
+        """Bring an instance in; under a name that was known it is another one.
+
+        Not `is_proven`: it is used once it has answered a probe.
+        """
         self.remove(instance.name)
         state = self.states.add(instance.name)
         member = Member(instance, state, incarnation=self._next_incarnation)
+        if not is_proven:
+            member.health = Health.unproven()
         self._members[instance.name] = member
 
     def remove(self, name: str) -> None:
@@ -219,8 +224,12 @@ class Fleet:
 
 
 def _usable(group: list[Member]) -> list[Member]:
-    """The members of a group that may be chosen: without the ejected, unless these are too many."""
+    """The members of a group that may be chosen: without the ejected, unless these are too many.
+
+    Those that have never answered are in nobody's place.
+    """
     up = [m for m in group if m.health.is_up]
     if 2 * len(up) >= len(group):
         return up
-    return [m for m in group if not m.health.is_gone]
+    count = sum([m.health.was_seen or not m.health.is_gone for m in group])
+    return up if 2 * len(up) >= count else [m for m in group if not m.health.is_gone]

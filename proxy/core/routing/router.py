@@ -109,9 +109,9 @@ class Router:
         self.hedges.switch(is_on=config.hedge)
         self._freed()
 
-    def add(self, instance: Instance) -> None:
-        """Bring an instance in, with fresh counters."""
-        self.fleet.add(instance)
+    def add(self, instance: Instance, *, is_proven: bool = True) -> None:
+        """Bring an instance in, with fresh counters; see `Fleet.add`."""
+        self.fleet.add(instance, is_proven=is_proven)
         self._freed()
 
     def remove(self, name: str) -> None:

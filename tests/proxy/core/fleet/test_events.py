@@ -177,9 +177,9 @@ def test_a_model_that_is_denied_is_kept_until_the_list_says_otherwise(seen: Seen
     seen.events.lacks_model("a", "unknown")
     assert not seen.member().denies_model, "its list says so already"
     seen.events.lacks_model("a", "m")
-    assert (seen.member().models, seen.member().denies_model) == ({"m"}, True)
+    assert (seen.member().models, seen.member().denies_model) == (frozenset({"m"}), True)
     seen.fleet.observe_models("a", {"n"})
-    assert (seen.member().models, seen.member().denies_model) == ({"n"}, False)
+    assert (seen.member().models, seen.member().denies_model) == (frozenset({"n"}), False)
 
 
 def test_who_is_not_there_changes_nothing(seen: Seen) -> None:
