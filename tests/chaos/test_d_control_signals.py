@@ -312,7 +312,7 @@ async def test_f68_a_policy_raises(
 async def test_f103_an_added_instance_is_not_ready_yet(rig: Floor) -> None:
     starting = Scripted()
     starting.gets["/health"] = stalls()
-    in_turn = {"placement": "round-robin", "offload_policy": "never"}
+    in_turn: dict[str, Any] = {"placement": "round-robin", "offload_policy": "never"}
     async with starting, rig([GOOD], **in_turn) as r:
         admin, http = r.proxy.server.admin_url, r.proxy.http
         body = {"instance": f"new={starting.url}"}
