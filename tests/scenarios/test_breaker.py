@@ -210,7 +210,7 @@ async def test_where_all_are_busy_the_engine_says_so_itself(
 ) -> None:
     body = b'{"error":{"message":"full"}}'
     refused = says(plain(body, "429 Too Many Requests", f"Retry-After: {given}\r\n"))
-    async with fleet(tmp_path, refused, refused) as (proxy, engines):
+    async with fleet(tmp_path, refused, refused, max_queue=0) as (proxy, engines):
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.body) == (429, body)
         assert answer.headers["Retry-After"] == passed

@@ -68,6 +68,8 @@ from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts
 
 REPEAT_LEAST_S = 1.0
 """What a repeated attempt may take when the first ones have used up the time."""
+MAX_WAITS = 2
+"""How often a request that engines have refused as busy may wait in the queue."""
 
 
 class State(IntEnum):
@@ -159,7 +161,8 @@ class RequestFlow:
     """One request from its placement to its end.
 
     `streams`: the client asked for a stream; an answer in one piece comes when it is whole, so its
-    first event is capped only. `budget` bounds repetitions over all requests.
+    first event is capped only. `budget` bounds repetitions over all requests. `before`: the flow of
+    the same request that has ended where it `may_wait`, and has waited since.
     """
 
     def __init__(
@@ -172,10 +175,14 @@ class RequestFlow:
         now_s: float,
         *,
         streams: bool,
+        before: RequestFlow | None = None,
     ) -> None:
         self.route = route
         self.state = State.PLACED
-        self.retries = 0
+        self.retries: int = before.retries if before is not None else 0
+        self.waits: int = before.waits + 1 if before is not None else 0
+        self.may_wait = False
+        """No attempt is left for now, as engines are busy: it may wait for one as at first."""
         self._router, self._budget, self._facts, self._caps = router, budget, facts, caps
         self._placed_s = now_s
         self._streams = streams
@@ -476,6 +483,7 @@ class RequestFlow:
 
     def _give_up(self, event: Event) -> GiveUp:
         self._step(event, State.FAILED)
+        self.may_wait = self._failure is FailureKind.BUSY and self.waits < MAX_WAITS
         return GiveUp()
 
     def _take_repetition(self, *, is_free: bool) -> bool:

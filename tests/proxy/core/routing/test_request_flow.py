@@ -41,6 +41,7 @@ from proxy.core.routing.actions import (
     SendPrefill,
 )
 from proxy.core.routing.request_flow import (
+    MAX_WAITS,
     STEPS,
     Event,
     IllegalStepError,
@@ -267,6 +268,38 @@ def test_busy_is_left_alone_and_is_no_failure() -> None:
     busy = it.router.busy("a", "m", 1.0)
     assert busy is not None
     assert busy.free_in_s == 5.0
+
+
+def test_a_request_that_all_refuse_as_busy_may_wait_twice() -> None:
+    it = Driver("a", "b", "c", "d")
+    busy = LegFailure(FailureKind.BUSY, "", 5.0)
+    flow, asked = it.flow, []
+    for waits in range(MAX_WAITS + 1):
+        now_s = 10.0 * waits
+        (leg,) = flow.begin(now_s)
+        while isinstance(leg, SendDecode):
+            asked.append(leg.instance.name)
+            leg = flow.decode_failed(busy, now_s, 0.5)[-1]
+            if isinstance(leg, Pause):
+                leg = flow.pause_over(now_s, 0.5)[-1]
+        assert flow.may_wait is (waits < MAX_WAITS)
+        assert flow.retries == 2, "over all attempts"
+        flow.end(now_s)
+        route = it.router.admit(it.facts, now_s + 10.0)
+        assert isinstance(route, Route)
+        flow = RequestFlow(
+            it.router, it.budget, it.facts, route, CAPS, now_s + 10.0, streams=True, before=flow
+        )
+    assert len(asked) == 3 + MAX_WAITS
+    flow.end(100.0)
+    assert it.has_nothing_left()
+
+
+def test_only_a_busy_answer_lets_a_request_wait() -> None:
+    it = Driver("a")
+    it.flow.begin(0.0)
+    it.flow.decode_failed(LegFailure(FailureKind.SERVER_ERROR, "x", status=500), 1.0, 0.5)
+    assert not it.flow.may_wait
 
 
 def test_the_budget_is_used_up() -> None:
