@@ -64,6 +64,9 @@ class FailureKind(StrEnum):
     """How an instance failed before its answer's first byte."""
 
     CONNECT = "connect"
+    """The connection was refused: nobody listens."""
+    UNREACHABLE = "unreachable"
+    """No connection, though nobody refused it: not in time, no route, no address, no TLS."""
     RESET = "reset"
     BUSY = "busy"
     SERVER_ERROR = "server_error"
@@ -71,10 +74,12 @@ class FailureKind(StrEnum):
     LATE = "late"
     """No first token within the limit scaled by the prediction: another instance may be asked."""
     MALFORMED = "malformed"
+    REDIRECT = "redirect"
+    """The answer is a redirection, which is never followed: any instance would give the same."""
     PEER_GONE = "peer_gone"
     WENT_DOWN = "went_down"
     NO_MODEL = "no_model"
-    """The instance does not serve the model, which other instances are known to serve."""
+    """A 404 that says, in words that a client may have chosen, that the model is not served."""
     NO_ROOM = "no_room"
     """The proxy has no socket left; the instance is not at fault."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection
 from urllib.parse import urlsplit
@@ -46,6 +47,8 @@ class Instances:
         self.connect_options = connect_options
         self.by_name: dict[str, Upstream] = {}
         self.reports: dict[str, EngineStats] = {}
+        self.probe_wanted, self.trial_wanted = asyncio.Event(), asyncio.Event()
+        """Set where an instance was added, or is in doubt: a probe or trial is due at once."""
         self._on_replay, self._on_removed = on_replay, on_removed
         self._fleet_text = _FINE
 
@@ -70,12 +73,17 @@ class Instances:
         return any(m.health.was_seen for m in self.router.fleet.usable())
 
     def add(self, spec: InstanceSpec, connect_timeout_s: float) -> None:
-        """Add an instance to the router and open its Upstream."""
+        """Add an instance to the router and open its Upstream.
+
+        While others serve it takes no request before its first answered probe. Where none has
+        answered yet, as when the process starts, to try is better than to refuse.
+        """
         instance = Instance(spec.name, spec.url, spec.bootstrap_url)
-        self.router.add(instance)
+        self.router.add(instance, is_proven=not self.is_serving)
         self.by_name[spec.name] = Upstream(
             instance, connect_timeout_s, self._on_replay, self.connect_options
         )
+        self.probe_wanted.set()
 
     async def remove(self, name: str) -> None:
         """Remove an instance and close its connections."""
@@ -126,10 +134,12 @@ class Instances:
         self.act(name, self.router.events.probe_answered(name, self.clock.now_s()), "")
 
     def trial_ended(self, name: str, failure: UpstreamFailure | None) -> None:
-        """A trial ended: the proxy's own request to an instance with an open breaker."""
+        """A trial ended: the proxy's own request to an instance that is not trusted."""
         error = str(failure) if failure is not None else None
+        kind = failure.kind if failure is not None else FailureKind.SERVER_ERROR
         _log.info("instance %s: trial %s", name, error or "answered")
-        self.act(name, self.router.events.trial_ended(name, error, self.clock.now_s()), "")
+        change = self.router.events.trial_ended(name, error, self.clock.now_s(), kind)
+        self.act(name, change, f"trial {error}" if change is Change.OPENED else "")
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""
@@ -153,6 +163,8 @@ class Instances:
         if change is None:
             if error:
                 _log.debug("instance %s: %s", name, error)
+            if name in self.router.fleet.doubted():
+                self.trial_wanted.set()
             return
         upstream = self.by_name.get(name)
         if change is Change.BACK:

@@ -31,7 +31,8 @@ TRIAL_BYTES = 65536
 ENGINE_ID_EVERY = 3
 """The engine's id is read at every n-th probe: another id means another process."""
 MODELS_EVERY = 15
-"""Models are read at every n-th probe: adapters change rarely."""
+"""Models are read at every n-th probe: adapters change rarely. Also at the next one after an
+instance has denied a model."""
 FIRST_LOOK_S = 10.0
 FIRST_LOOK_EVERY_S = 0.25
 _JSON = b"Content-Type: application/json\r\n"
@@ -57,12 +58,24 @@ class Probes:
         settings = self._options.settings
         tick_s = settings.health_interval / TICKS
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._every(tick_s, self.probe, self._is_probe_due), name="health")
-            group.create_task(self._every(tick_s, self.trial, self._is_trial_due), name="trials")
+            instances = self._instances
+            for name, job, is_due, wanted in (
+                ("health", self.probe, self._is_probe_due, instances.probe_wanted),
+                ("trials", self.trial, self._is_trial_due, instances.trial_wanted),
+            ):
+                group.create_task(self._every(tick_s, job, is_due, wanted), name=name)
             group.create_task(self._every(settings.scrape_interval, self.scrape), name="scrape")
 
-    async def _every(self, interval_s: float, job: Job, is_due: IsDue = _always) -> None:
+    async def _every(
+        self,
+        interval_s: float,
+        job: Job,
+        is_due: IsDue = _always,
+        wanted: asyncio.Event | None = None,
+    ) -> None:
         """Run a job for each instance for which it is due, at once and after each interval.
+
+        Where `wanted` is set this is before the interval's end.
 
         While an instance's job runs it is not started again; other instances' jobs go on.
         """
@@ -85,7 +98,13 @@ class Probes:
                     if upstream not in running and is_due(upstream):
                         running.add(upstream)
                         group.create_task(run_one(upstream))
-                await asyncio.sleep(interval_s)
+                if wanted is None:
+                    await asyncio.sleep(interval_s)
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s):
+                        await wanted.wait()
+                wanted.clear()
 
     def _is_probe_due(self, upstream: Upstream) -> bool:
         member = self._fleet.get(upstream.instance.name)
@@ -147,7 +166,8 @@ class Probes:
         member = self._fleet.get(name)
         if member is None:
             return
-        if member.models is None or member.health.probes % MODELS_EVERY == 0:
+        is_due = member.health.probes % MODELS_EVERY == 0
+        if member.models is None or member.denies_model or is_due:
             body = await upstream.get("/v1/models", timeout_s, limit=LIST_BYTES)
             names = [str(card["id"]) for card in model_cards(body)]
             self._fleet.observe_models(name, names)
@@ -157,12 +177,16 @@ class Probes:
             await upstream.engine_id()
 
     async def trial(self, upstream: Upstream) -> None:
-        """Send an instance with an open breaker a request for one token, in place of a client's.
+        """Send an instance that is not trusted a request for one token, in place of a client's.
+
+        Its breaker is open, or it is in doubt.
 
         Any answer but a server error passes: an engine with a key of its own refuses the proxy's.
         """
         name, failure = upstream.instance.name, None
         member = self._fleet.get(name)
+        if member is not None:
+            member.health.trial_begins(self._clock.now_s())
         models = sorted((member.models if member else None) or {self._options.settings.model or ""})
         body = orjson.dumps({"model": models[0], "prompt": "1", "max_tokens": 1})
         head = _JSON + self._instances.connect_options.auth

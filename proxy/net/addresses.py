@@ -91,7 +91,7 @@ class Resolver:
         self._fences.pop(host, None)
 
     async def addresses(self, host: str, port: int) -> tuple[str, ...]:
-        """Addresses to connect to, best first; raises UpstreamFailure (CONNECT). No time limit."""
+        """Addresses to connect to, best first; raises UpstreamFailure. No time limit."""
         if literal(host) is not None:
             return (host,)
         now_s = self._now_s()
@@ -109,21 +109,21 @@ class Resolver:
         except (UpstreamFailure, TimeoutError):
             if now_s - known.good_s >= GOOD_S:
                 known.addresses = ()  # `was_loopback` is kept
-                raise UpstreamFailure(FailureKind.CONNECT, "its name has no address") from None
+                raise UpstreamFailure(FailureKind.UNREACHABLE, "its name has no address") from None
             return known.addresses
 
     async def _ask(self, host: str, port: int, known: _Known | None) -> tuple[str, ...]:
         try:
             addresses = tuple(dict.fromkeys(await self._look_up(host, port)))
         except (OSError, UnicodeError) as error:
-            raise UpstreamFailure(FailureKind.CONNECT, "its name has no address") from error
+            raise UpstreamFailure(FailureKind.UNREACHABLE, "its name has no address") from error
         if not addresses:
-            raise UpstreamFailure(FailureKind.CONNECT, "its name has no address")
+            raise UpstreamFailure(FailureKind.UNREACHABLE, "its name has no address")
         parsed = [ipaddress.ip_address(a.partition("%")[0]) for a in addresses]
         why = self._refused(host, parsed, known)
         if why:
             _log.warning("instance %s: the new address of its name is refused: %s", host, why)
-            raise UpstreamFailure(FailureKind.CONNECT, "its name's address is refused")
+            raise UpstreamFailure(FailureKind.UNREACHABLE, "its name's address is refused")
         if len(self._known) >= NAMES:
             self._known.clear()
         now_s, is_loopback = self._now_s(), any(a.is_loopback for a in parsed)

@@ -75,6 +75,12 @@ class NotForClientsError(BadRequestError):
     status = 404
 
 
+class NoSuchPathError(BadRequestError):
+    """The path is none that engines serve."""
+
+    status = 404
+
+
 class MethodNotAllowedError(BadRequestError):
     """The path is known, but only with POST."""
 

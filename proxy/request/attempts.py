@@ -108,7 +108,7 @@ class Attempts:
                 if isinstance(actions[-1], GiveUp):
                     raise
             else:
-                self.perform(flow.decode_answered())
+                self._answered(answer)
                 return answer
 
     async def _after(self, failure: UpstreamFailure) -> list[Action]:
@@ -239,12 +239,16 @@ class Attempts:
         now_s = self._owners.clock.now_s()
         self.perform(self._flow.hedge_failed(self.failure(failure), now_s))
 
-    def d_answered(self) -> None:
+    def d_answered(self, answer: UpstreamResponse) -> None:
         """D's own attempt, hedge or fall-back, has its first event."""
         if self._flow.state is State.HEDGED:
             self.perform(self._flow.hedge_answered(self._owners.clock.now_s()))
         else:
-            self.perform(self._flow.decode_answered())
+            self._answered(answer)
+
+    def _answered(self, answer: UpstreamResponse) -> None:
+        is_served, now_s = answer.status < 400, self._owners.clock.now_s()
+        self.perform(self._flow.decode_answered(now_s, is_served=is_served))
 
     def note_limit(self, limit: LegLimit, seconds: float) -> None:
         """A leg met its time limit."""
@@ -255,7 +259,7 @@ class Attempts:
         wait_s = 0.0
         if failure.kind is FailureKind.BUSY:
             wait_s = busy_s(failure.headers.get("Retry-After"), self._owners.clock.unix_now())
-        return LegFailure(failure.kind, str(failure), wait_s)
+        return LegFailure(failure.kind, str(failure), wait_s, failure.status)
 
     def blame(self, name: str, failure: UpstreamFailure) -> None:
         """An instance failed after its answer had begun."""
@@ -357,7 +361,7 @@ class PrefillRace:
             return actions
         if self._failures:
             raise self._failures.pop()
-        self._attempts.d_answered()
+        self._attempts.d_answered(self._answers[-1])
         return self._answers.pop()
 
     async def _first(

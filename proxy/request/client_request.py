@@ -15,12 +15,13 @@ from proxy.core.connectors.base import Edits
 from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
 from proxy.protocol.body import Members, Unfit, is_small
-from proxy.protocol.endpoints import OFFLOADABLE, endpoint_of
+from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, endpoint_of
 from proxy.protocol.errors import (
     BadRequestError,
     BodyTimeoutError,
     BodyTooLargeError,
     MethodNotAllowedError,
+    NoSuchPathError,
     NotForClientsError,
     UnsupportedEncodingError,
 )
@@ -107,6 +108,9 @@ def _check_path(request: web.Request) -> None:
         raise BadRequestError("path: must not have . or .. in it")
     if endpoint_of(request.path.rstrip("/")).operators_only:
         raise NotForClientsError("path: changes one engine only; ask that engine itself")
+    if request.path.endswith("/") and request.path.rstrip("/") in ENDPOINTS:
+        known = request.path.rstrip("/")
+        raise NoSuchPathError(f"path: without the slash at its end: {known}")
     if request.path in OFFLOADABLE and request.method != "POST":
         raise MethodNotAllowedError(f"method: {request.method} is not for this path, POST is")
 

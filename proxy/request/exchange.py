@@ -169,11 +169,13 @@ class Exchange:
             admitted = await self._wait(admitted)
         if isinstance(admitted, Reject):
             return self._reject(admitted)
-        flow, attempts = self._place(admitted)
         try:
-            answer = await attempts.run(self.out)
+            flow, attempts, answer = await self._attempt(admitted)
         except UpstreamFailure as failure:
-            owners.telemetry.failed(self.record, failure.kind, failure.detail)
+            if self._flow is not None and self._flow.is_poison:
+                owners.telemetry.poisoned(self.record, failure.detail)
+            else:
+                owners.telemetry.failed(self.record, failure.kind, failure.detail)
             now_s = owners.clock.unix_now()
             response = responses.refusal(failure, self._extra_headers(), now_s)
             asked_wrongly = failure.kind is FailureKind.NO_MODEL
@@ -181,6 +183,28 @@ class Exchange:
             self._end(outcome, failure.status, failure.detail)
             return response
         return await self._relay(flow, attempts, answer)
+
+    async def _attempt(self, route: Route) -> tuple[RequestFlow, Attempts, UpstreamResponse]:
+        """The answer of an instance, and whose it is; raises the last UpstreamFailure.
+
+        Where all that could be asked are busy the request waits, as it would have done had the
+        router known; where it may not, it gets the engine's own answer.
+        """
+        flow = None
+        while True:
+            flow, attempts = self._place(route, flow)
+            try:
+                return flow, attempts, await attempts.run(self.out)
+            except UpstreamFailure:
+                again = await self._wait_again(flow) if flow.may_wait else None
+                if not isinstance(again, Route):
+                    raise
+                route = again
+
+    async def _wait_again(self, flow: RequestFlow) -> Route | Reject:
+        flow.end(self.owners.clock.now_s())
+        admitted = self.owners.waiting.admit(self.facts)
+        return await self._wait(admitted) if isinstance(admitted, Reject) else admitted
 
     def _admit(self) -> Route | Reject:
         owners, record, fields = self.owners, self.record, self.out.found.fields
@@ -206,8 +230,11 @@ class Exchange:
         record.t_decided = clock.unix_now()
         return admitted
 
-    def _place(self, route: Route) -> tuple[RequestFlow, Attempts]:
-        """Start the flow of an admitted request. No await may stand between admission and this."""
+    def _place(self, route: Route, before: RequestFlow | None) -> tuple[RequestFlow, Attempts]:
+        """Start the flow of an admitted request. No await may stand between admission and this.
+
+        `before`: its flow before it waited again.
+        """
         self.route = route
         owners, record = self.owners, self.record
         now_s = owners.clock.now_s()
@@ -220,9 +247,11 @@ class Exchange:
             owners.options.leg_caps,
             now_s,
             streams=bool(record.stream),
+            before=before,
         )
         attempts = Attempts(owners.legs, record, flow)
-        owners.telemetry.placed(record, route)
+        if before is None:
+            owners.telemetry.placed(record, route)
         return flow, attempts
 
     async def _relay(

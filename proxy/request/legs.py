@@ -30,6 +30,7 @@ from proxy.telemetry.log import Throttle, more
 _log = logging.getLogger(__name__)
 _FALLBACKS = {
     FailureKind.CONNECT: Fallback.P_REFUSED,
+    FailureKind.UNREACHABLE: Fallback.P_REFUSED,
     FailureKind.TIMEOUT: Fallback.P_TIMEOUT,
 }
 

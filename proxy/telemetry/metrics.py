@@ -71,6 +71,9 @@ class Metrics:
         self.retries = count(
             "upstream_retries", "Retries of requests, by what failed before", "reason"
         )
+        self.poison_requests = count(
+            "poison_requests", "Requests that two instances answered with the same server error"
+        )
         self.retries_refused = count("retry_budget_refused", "Retries that the budget refused")
         self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
         self.disconnects = count("client_disconnects", "Clients that disconnected early", "phase")

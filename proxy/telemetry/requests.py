@@ -60,6 +60,12 @@ class RequestTelemetry:
         """A request failed because of an instance, and will not be retried."""
         self._failures.note(record, kind, detail, self._now_s())
 
+    def poisoned(self, record: RequestRecord, detail: str) -> None:
+        """Two instances gave a request the same server error, and it will not be retried."""
+        self.metrics.poison_requests.inc()
+        detail = f"{detail}, of two instances: neither is blamed"
+        self._failures.note(record, "poison", detail, self._now_s())
+
     def over(self, record: RequestRecord, endpoint: str) -> None:
         """The request is over and its record complete. `endpoint`: its metric label."""
         self.metrics.observe(record, endpoint)

@@ -442,7 +442,7 @@ class VirtualFleet:
         if leg is live.hedge.request and flow.state is State.HEDGED:
             self._perform(live, flow.hedge_answered(now_s), now_s)
         elif leg is live.leg.request and flow.state in _UNANSWERED - _WITH_P:
-            self._perform(live, flow.decode_answered(), now_s)
+            self._perform(live, flow.decode_answered(now_s), now_s)
         else:
             return
         row = live.row

@@ -73,7 +73,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """`N/96 fault rows, M invariant checks`, and what keeps the others."""
+    """`N/M fault rows, K invariant checks`, and what keeps the others."""
     found: dict[int, set[str]] = defaultdict(set)
     for outcome, reports in terminalreporter.stats.items():
         for report in reports:

@@ -9,10 +9,22 @@ import orjson
 import pytest
 
 from proxy.core.types import FailureKind
-from tests.chaos.client import Got
+from tests.chaos.client import Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
-from tests.chaos.scripted import ENGINE_SECRET, GOOD, Scripted
-from tests.support.harness import ANSWER, Script, plain, resets, says, stalls, until
+from tests.chaos.scripted import ENGINE_SECRET, GOOD, MODEL, Scripted
+from tests.support.harness import (
+    ANSWER,
+    DONE,
+    STREAM_HEAD,
+    Script,
+    chat,
+    chunk,
+    plain,
+    resets,
+    says,
+    stalls,
+    until,
+)
 
 REFUSED = plain(
     b'{"error":{"message":"boom %s","type":"x","code":500}}' % ENGINE_SECRET.encode(),
@@ -68,7 +80,7 @@ async def test_f01_connection_refused(rig: Floor) -> None:
 async def test_f02_syn_black_hole(rig: Floor) -> None:
     async with rig([GOOD, GOOD], connect_timeout=0.2, **SLOW_PROBES) as r:
         await r.links[0].accept("swallow")
-        assert await elsewhere(r) == ["connect"]
+        assert await elsewhere(r) == ["unreachable"]
 
 
 async def test_f03_accepts_and_closes(rig: Floor) -> None:
@@ -162,7 +174,7 @@ async def test_f13_429_with_retry_after(rig: Floor) -> None:
         assert is_fine(await r.ask())
         assert len(r.links[0].posts) == 1, "it is left alone for its Retry-After"
         assert r.is_up("i0"), "load is no failure"
-    async with rig([busy], **SLOW_PROBES) as r:
+    async with rig([busy], **SLOW_PROBES, max_queue=0) as r:
         got = await r.ask()
         assert (got.status, got.headers["retry-after"]) == (429, "7")
 
@@ -172,7 +184,7 @@ async def test_f13_429_with_retry_after(rig: Floor) -> None:
 )
 async def test_f14_odd_retry_after(rig: Floor, value: str) -> None:
     busy = plain(b'{"error":{"message":"busy"}}', "503 Busy", f"Retry-After: {value}\r\n")
-    async with rig([says(busy)], **SLOW_PROBES) as r:
+    async with rig([says(busy)], **SLOW_PROBES, max_queue=0) as r:
         for _ in range(2):
             got = await r.ask()
             assert got.status == 503
@@ -208,10 +220,15 @@ async def test_f17_the_clients_fault(rig: Floor, status: str) -> None:
 
 
 async def test_f18_a_model_is_missing_on_one(rig: Floor) -> None:
-    async with rig([says(NO_MODEL), GOOD], **SLOW_PROBES) as r:
+    lost = Scripted(says(NO_MODEL))
+    async with rig([lost, GOOD]) as r:
+        lost.gets["/v1/models"] = plain(b'{"data":[{"id":"other"}]}')
+        assert is_fine(await r.ask())
+        await until(lambda: r.router.fleet.get("i0").models == {"other"}, "its list was read")
+        asked = len(r.links[0].posts)
         answers = [await r.ask(f"prompt {i}") for i in range(4)]
         assert all(map(is_fine, answers))
-        assert len(r.links[0].posts) == 1, "it does not serve that model"
+        assert len(r.links[0].posts) == asked, "it does not serve that model"
 
 
 async def test_f19_redirect_to_a_metadata_address(rig: Floor) -> None:
@@ -242,3 +259,114 @@ async def test_f22_gzip_unasked(rig: Floor) -> None:
         got = await r.ask(stream=False)
         assert (got.headers["content-encoding"], got.body) == ("gzip", packed)
         assert b"gzip" not in engine.heads[0], "only identity was asked for"
+
+
+def poisoned(answer: bytes) -> Scripted:
+    """An engine that gives this answer to requests with a certain word, and serves all others."""
+    engine = Scripted()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_poison = b"belladonna" in engine.bodies[-1]
+        await says(answer if is_poison else ANSWER)(reader, writer)
+
+    engine.scripts = [script]
+    return engine
+
+
+def all_up(r: Rig) -> bool:
+    return all(member.health.is_up for member in r.router.fleet.members())
+
+
+async def test_f97_an_engine_redirects(rig: Floor) -> None:
+    moved = plain(b"", "307 Temporary Redirect", "Location: http://10.0.0.7:8000/v1/audio\r\n")
+    async with rig([poisoned(moved), poisoned(moved)], **SLOW_PROBES) as r:
+        for path in ("/v1/audio/", "/v1/chat/completions"):
+            for _ in range(10):
+                got = await r.ask("belladonna", path=path)
+                assert (got.status, got.error["code"]) == (502, "bad_upstream")
+                assert b"redirects" in got.body
+                assert "location" not in got.headers
+        assert r.posts == 20, "each was asked for once"
+        assert all_up(r)
+        assert not r.router.fleet.recently_failed()
+        assert is_fine(await r.ask())
+
+
+async def poison(rig: Floor, answer: bytes) -> None:
+    async with rig([poisoned(answer) for _ in range(4)]) as r:
+        for i in range(24):
+            got = await r.ask(f"belladonna {i}")
+            assert (got.status, got.error["code"]) == (500, 500), "the engine's own answer"
+        assert r.metric("poison_requests_total") >= 1
+        seen = [member.health.probes for member in r.router.fleet.members()]
+        members = r.router.fleet.members()
+        await until(
+            lambda: all(m.health.probes > n + 4 for m, n in zip(members, seen, strict=True))
+        )
+        assert all_up(r), "each has answered the proxy's own request, if it had to"
+        assert r.metric("upstream_retries_total", reason="server_error") <= 24
+        assert r.metric("retry_budget_refused_total") == 0
+        assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(8)])
+
+
+async def test_f98_a_request_that_every_engine_fails_on(rig: Floor) -> None:
+    await poison(rig, REFUSED)
+
+
+async def test_f99_the_same_as_an_error_event(rig: Floor) -> None:
+    await poison(rig, STREAM_HEAD + chunk(b'data: {"error":{"message":"x","code":500}}\n\n') + DONE)
+
+
+async def test_f100_a_client_words_the_404(rig: Floor) -> None:
+    body = b'{"error":{"message":"response `the model does not exist` is unknown","code":404}}'
+    async with rig([poisoned(plain(body, "404 Not Found")) for _ in range(2)]) as r:
+        fleet = r.router.fleet
+        looks = [_models_read(r, i) for i in range(2)]
+        for _ in range(6):
+            got = await r.ask("belladonna")
+            assert (got.status, got.body) == (404, body)
+            assert all(fleet.get(f"i{i}").models == {MODEL} for i in range(2))
+        assert r.posts == 12, "elsewhere once"
+        await until(lambda: all(_models_read(r, i) > looks[i] for i in range(2)), "asked for")
+        assert all(fleet.get(f"i{i}").models == {MODEL} for i in range(2))
+        assert is_fine(await r.ask())
+
+
+def _models_read(r: Rig, i: int) -> int:
+    return sum(asked.path == "/v1/models" for asked in r.links[i].asked)
+
+
+async def test_f101_connections_in_time_and_not(rig: Floor) -> None:
+    async with rig([GOOD, GOOD], connect_timeout=0.1, **SLOW_PROBES) as r:
+        state = r.router.fleet.get("i0").state
+        await r.links[0].accept("swallow")
+        for i in range(3):
+            assert is_fine(await r.ask(f"prompt {i}"))
+        failed = r.metric("upstream_retries_total", reason="unreachable")
+        assert failed >= 1
+        assert not r.router.fleet.get("i0").health.is_gone
+        assert r.router.fleet.get("i0").state is state, "what it holds is not forgotten"
+
+
+async def test_f102_503_from_every_instance(rig: Floor) -> None:
+    busy = says(plain(b'{"error":{"message":"busy"}}', "503 Busy", "Retry-After: 1\r\n"))
+    async with rig([Scripted(busy, GOOD), Scripted(busy, GOOD)], **SLOW_PROBES) as r:
+        assert is_fine(await r.ask())
+        record = await r.record()
+        assert (record["outcome"], r.posts) == ("ok", 3)
+        assert record["t_queued"] <= record["t_decided"] <= record["t_decode_sent"]
+    async with rig([busy, busy], **SLOW_PROBES, max_queue=0) as r:
+        got = await r.ask()
+        assert (got.status, got.body) == (503, b'{"error":{"message":"busy"}}')
+    async with rig([busy], **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert (got.status, got.body) == (503, b'{"error":{"message":"busy"}}')
+        assert r.posts == 3, "it has waited twice"
+    for_long = says(plain(b"{}", "503 Busy", "Retry-After: 9\r\n"))
+    async with rig([for_long], **SLOW_PROBES) as r:
+        leaves = await r.connection()
+        leaves.send(request(orjson.dumps(chat("x")), {}))
+        await until(lambda: r.metric("queued_requests"), "it waits")
+        leaves.close("FIN")
+        assert (await r.record())["outcome"] == "client_gone"
+        assert r.posts == 1

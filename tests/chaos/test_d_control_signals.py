@@ -307,3 +307,23 @@ async def test_f68_a_policy_raises(
         said = {"decision": "colocate", "reason": "policy_failed"}
         assert r.metric("offload_decisions_total", **said) == 4
         assert {len(link.posts) for link in r.links} == {2}, "by load: one after the other"
+
+
+async def test_f103_an_added_instance_is_not_ready_yet(rig: Floor) -> None:
+    starting = Scripted()
+    starting.gets["/health"] = stalls()
+    in_turn: dict[str, Any] = {"placement": "round-robin", "offload_policy": "never"}
+    async with starting, rig([GOOD], **in_turn) as r:
+        admin, http = r.proxy.server.admin_url, r.proxy.http
+        body = {"instance": f"new={starting.url}"}
+        async with http.post(f"{admin}/instances", json=body) as added:
+            said = await added.json()
+            assert (added.status, said["is_up"], said["state"]) == (201, False, "probing")
+        assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(8)])
+        assert not starting.bodies, "it has not answered a probe"
+        starting.gets["/health"] = plain(b"")
+        for writer in list(starting.open):
+            writer.transport.abort()
+        await until(lambda: r.router.fleet.get("new").models is not None, "it has answered one")
+        assert all([is_fine(await r.ask(f"prompt {i}")) for i in range(8)])
+        assert len(starting.bodies) == 4

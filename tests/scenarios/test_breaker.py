@@ -123,7 +123,8 @@ async def test_one_of_three_fails_all_it_has_at_once(tmp_path: Path) -> None:
     good = together(GOOD)
     async with fleet(tmp_path, together(says(BOOM)), good, good) as (proxy, engines):
         assert await burst(proxy, 60, at_once=60) == {200: 60}
-        assert len(engines[0].posts) == 20
+        clients = [post for post in engines[0].posts if b'"max_tokens":1}' not in post]
+        assert len(clients) == 20, "a trial of the proxy's own may come on top"
         assert proxy.metric("upstream_retries_total", reason="server_error") == 20
         assert proxy.server.state.in_flight.budget.in_flight == 0
 
@@ -209,7 +210,7 @@ async def test_where_all_are_busy_the_engine_says_so_itself(
 ) -> None:
     body = b'{"error":{"message":"full"}}'
     refused = says(plain(body, "429 Too Many Requests", f"Retry-After: {given}\r\n"))
-    async with fleet(tmp_path, refused, refused) as (proxy, engines):
+    async with fleet(tmp_path, refused, refused, max_queue=0) as (proxy, engines):
         answer = await proxy.post(chat("x"))
         assert (answer.status, answer.body) == (429, body)
         assert answer.headers["Retry-After"] == passed
@@ -300,12 +301,12 @@ def _probed_since(of: Health, probes: int) -> bool:
 
 
 async def test_a_model_that_one_instance_denies(tmp_path: Path) -> None:
-    """It is believed, for that instance; where everybody denies it, that is the answer."""
+    """Another is asked, once; where everybody denies it, that is the answer."""
     body = b'{"error":{"message":"The model `sim-8b` does not exist.","code":404}}'
     denies = says(plain(body, "404 Not Found"))
     async with fleet(tmp_path, denies, GOOD) as (proxy, engines):
         assert await burst(proxy, 10, at_once=1) == {200: 10}
-        assert len(engines[0].posts) == 1
+        assert len(engines[0].posts) == 5, "its list still says that it serves the model"
         assert not proxy.router.fleet.has_failed_lately("e0")
     async with fleet(tmp_path, denies, denies) as (proxy, engines):
         answer = await proxy.post(chat("x"))

@@ -58,19 +58,38 @@ class InstanceEvents:
             return None
         return self._changed(member, member.health.failed(kind, error, now_s))
 
+    def doubted(self, name: str, error: str) -> None:
+        """A client's request got a server error on the instance: its own fault, or the request's.
+
+        Called once per request and instance.
+        """
+        if (member := self._fleet.get(name)) is not None:
+            member.health.doubted(error)
+
+    def judged(self, name: str, error: str, now_s: float) -> Change | None:
+        """Another instance has served a request that got a server error here: it is a failure."""
+        if (member := self._fleet.get(name)) is not None:
+            member.health.judged()
+        return self.failed(name, FailureKind.SERVER_ERROR, error, now_s)
+
     def answered(self, name: str) -> None:
         """A client's request got an answer from the instance."""
         if (member := self._fleet.get(name)) is not None:
             member.health.answered()
 
-    def trial_ended(self, name: str, error: str | None, now_s: float) -> Change | None:
-        """The proxy's own request to an instance with an open breaker: `error`, or an answer."""
+    def trial_ended(
+        self,
+        name: str,
+        error: str | None,
+        now_s: float,
+        kind: FailureKind = FailureKind.SERVER_ERROR,
+    ) -> Change | None:
+        """The proxy's own request to an instance is over: `error` of this kind, or an answer."""
         member = self._fleet.get(name)
         if member is None:
             return None
         if error is not None:
-            member.health.trial_failed(error, now_s)
-            return None
+            return self._changed(member, member.health.trial_failed(error, now_s, kind))
         return self._changed(member, member.health.trial_answered(now_s))
 
     def restarted(self, name: str, now_s: float) -> None:
@@ -97,10 +116,13 @@ class InstanceEvents:
         return True
 
     def lacks_model(self, name: str, model: str) -> bool:
-        """The instance denied a model; true when another one may serve it."""
+        """The instance denied a model; true when another one may serve it.
+
+        It keeps the model until its own list says otherwise.
+        """
         member = self._fleet.get(name)
-        if member is not None and member.models is not None:
-            member.models -= {model}
+        if member is not None and (member.models is None or model in member.models):
+            member.denies_model = True
         return any(m.instance.name != name for m in self._fleet.believed(model))
 
     def _changed(self, member: Member, change: Change | None) -> Change | None:

@@ -2,9 +2,11 @@
 
     healthy -> suspect   something failed since it last worked; it is still chosen
     suspect -> ejected   probes: `FALL` in a row failed; or nobody listened `CONNECTS` times; or the
-                         breaker opened: `FAULTS` requests in a row failed within `WINDOW_S`
+                         breaker opened: `FAULTS` requests in a row failed within `WINDOW_S`, or
+                         a trial failed that decided on doubts
     ejected -> probing   probes are answered again, or the breaker's time is over
-    probing -> healthy   `RISE` probes in a row were answered, and the breaker's trial as well
+    probing -> healthy   `RISE` probes in a row were answered, and the breaker's trial as well; or
+                         the first one ever
 
 The two causes are kept apart. A server that answers probes while its inference hangs stays out
 until a trial, a request of the proxy's own, is answered; one whose probes fail may still hold
@@ -12,7 +14,10 @@ its KV. Only where nobody listens is it `is_gone`: what it held is lost, and wha
 incarnation.
 
 Busy answers and clients' errors are no failures; a caller counts an instance once per request of a
-client, so that no single one can open a breaker. Hysteresis: of three changes in a row the last is
+client, so that no single one can open a breaker. A server error is a doubt at first, since the
+request itself may cause it wherever it runs; it is a failure once another instance has served that
+request. `DOUBTS` in a row that nobody has judged make a trial due, which decides: clients' requests
+alone cannot eject an instance that works. Hysteresis: of three changes in a row the last is
 `CALM_S` after the first, so that a flapping probe moves nothing; only `is_gone` is set at once.
 """
 
@@ -29,15 +34,21 @@ FALL = 2
 RISE = 2
 CONNECTS = 3
 FAULTS = 5
+DOUBTS = 5
+DOUBT_TRIAL_S = 1.0
+"""Seconds between two trials of an instance in doubt, at least."""
 WINDOW_S = 10.0
 OPEN_S, OPEN_MAX_S = 5.0, 60.0
 """Seconds that a breaker stays open: the first time, and at most; doubled each time it opens."""
 CALM_S = 10.0
 JITTER_RATIO = 0.2
 """Random part of the probe interval, to either side."""
+UNDECIDED_KINDS = frozenset({FailureKind.TIMEOUT, FailureKind.LATE})
+"""Failures of a trial that do not say whether an instance in doubt works: it may have a queue."""
 FAULT_KINDS = frozenset(
     {
         FailureKind.CONNECT,
+        FailureKind.UNREACHABLE,
         FailureKind.RESET,
         FailureKind.SERVER_ERROR,
         FailureKind.TIMEOUT,
@@ -86,6 +97,9 @@ class Health:
     back_s: float | None = None
     next_probe_s: float = -math.inf
     probes: int = 0
+    doubts: int = 0
+    """Server errors since it last worked that no other instance's answer has judged."""
+    _doubt_trial_s: float = -math.inf
     _failed: int = 0
     _answered: int = 0
     _connects: int = 0
@@ -95,11 +109,18 @@ class Health:
     _opened: int = 0
     _changes: deque[float] = field(default_factory=lambda: deque(maxlen=2))
 
+    @classmethod
+    def unproven(cls) -> Health:
+        """Of an instance that joins others which serve: out until it answers a probe."""
+        return cls(is_up=False, is_gone=True, _is_silent=True)
+
     def state(self, now_s: float) -> State:
         """The state as one of STATES."""
         if self.is_up:
-            return State.SUSPECT if self.has_failed_lately else State.HEALTHY
-        is_rising = self._is_silent and self._answered > 0
+            is_suspect = self.has_failed_lately or self.is_doubted
+            return State.SUSPECT if is_suspect else State.HEALTHY
+        is_new = not self.was_seen and not self._failed
+        is_rising = is_new or (self._is_silent and self._answered > 0)
         is_due = self._open_until_s is not None and self._open_until_s <= now_s
         return State.PROBING if is_rising or is_due else State.EJECTED
 
@@ -107,6 +128,11 @@ class Health:
     def is_open(self) -> bool:
         """Whether the breaker is open: requests failed here, and none has worked since."""
         return self._open_until_s is not None
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether a trial has to say if it still works: it has only given server errors lately."""
+        return self.doubts >= DOUBTS
 
     def probe_due(self, now_s: float) -> bool:
         """Whether to probe now; an instance that begins to change is probed at the next tick."""
@@ -160,6 +186,15 @@ class Health:
             self._faults.clear()
         return self._return(now_s) if self._open_until_s is None else None
 
+    def doubted(self, error: str) -> None:
+        """A client's request got a server error here; the request itself may be the cause."""
+        self.last_error = error
+        self.doubts += 1
+
+    def judged(self) -> None:
+        """Another instance has served the request that got a server error here: `failed` comes."""
+        self.doubts = max(0, self.doubts - 1)
+
     def failed(self, kind: FailureKind, error: str, now_s: float) -> Change | None:
         """A client's request failed here, in one of FAULT_KINDS."""
         self.last_error, self.has_failed_lately = error, True
@@ -183,26 +218,47 @@ class Health:
         An ejected one does not come back by that: its requests may be older than the trouble.
         """
         self.was_seen = True
+        self.doubts = 0
         if self.has_failed_lately and self.is_up:
             self._faults.clear()
             self._connects = 0
             self.has_failed_lately = bool(self._failed)
 
     def trial_due(self, now_s: float) -> bool:
-        """Whether to send a trial now: the breaker's time is over and probes are answered."""
+        """Whether to send a trial now: an open breaker's time is over and probes are answered.
+
+        Or while it is up: it is in doubt, and no trial was sent lately.
+        """
+        if self.is_up:
+            is_rested = now_s - self._doubt_trial_s >= DOUBT_TRIAL_S
+            return self.is_doubted and is_rested and self._is_calm(now_s)
         open_until_s = self._open_until_s
         is_over = open_until_s is not None and open_until_s <= now_s
         return is_over and not self._is_silent and self._is_calm(now_s)
 
-    def trial_failed(self, error: str, now_s: float) -> None:
-        """The trial, the proxy's own request, failed."""
+    def trial_begins(self, now_s: float) -> None:
+        """A trial, the proxy's own request, is sent."""
+        self._doubt_trial_s = now_s
+
+    def trial_failed(
+        self, error: str, now_s: float, kind: FailureKind = FailureKind.SERVER_ERROR
+    ) -> Change | None:
+        """The trial failed: the breaker stays open, or opens where it was to decide on doubts."""
         self.last_error = error
+        if self.is_up:
+            if not self.is_doubted or kind in UNDECIDED_KINDS or not self._is_calm(now_s):
+                return None
+            self.doubts = 0
+            self._open(now_s)
+            return self._leave(Change.OPENED, now_s)
         if self._open_until_s is not None:
             self._open(now_s)
+        return None
 
     def trial_answered(self, now_s: float) -> Change | None:
-        """The trial, the proxy's own request, was answered."""
-        if not self.trial_due(now_s):
+        """The trial was answered: a breaker closes, doubts are gone."""
+        self.doubts = 0
+        if self.is_up or not self.trial_due(now_s):
             return None
         self._open_until_s = None
         return self._return(now_s)
@@ -210,7 +266,7 @@ class Health:
     def renew(self, now_s: float) -> None:
         """Another process answers here: the failures of the old one do not count."""
         self._faults.clear()
-        self._connects = self._opened = 0
+        self._connects = self._opened = self.doubts = 0
         if self._open_until_s is not None:
             self._open_until_s = now_s
 
@@ -240,7 +296,7 @@ class Health:
     def _return(self, now_s: float) -> Change:
         self.is_up, self.has_failed_lately = True, False
         self._faults.clear()
-        self._failed = self._connects = 0
+        self._failed = self._connects = self.doubts = 0
         self.back_s = now_s
         self._changes.append(now_s)
         return Change.BACK

@@ -22,6 +22,8 @@ START_RATIO = 0.1
 class Member:
     """An instance in the fleet. `models` is None until asked.
 
+    `denies_model`: it answered a request as if it did not serve a model that it is known for; a
+    client may have worded that, so its list of models is to be read again.
     `state`: what is known of the present incarnation, which is another object for every one;
     `incarnation`: how many processes of this name there were before, for operators. `credit`:
     placements that it may take part in while it starts slowly.
@@ -33,6 +35,7 @@ class Member:
     incarnation: int = 0
     is_draining: bool = False
     models: frozenset[str] | None = None
+    denies_model: bool = False
     last_placed: int = 0
     credit: float = 0.0
 
@@ -50,11 +53,16 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._members)
 
-    def add(self, instance: Instance) -> None:
-        """Bring an instance in; under a name that was known it is another one."""
+    def add(self, instance: Instance, *, is_proven: bool = True) -> None:
+        """Bring an instance in; under a name that was known it is another one.
+
+        Not `is_proven`: it is used once it has answered a probe.
+        """
         self.remove(instance.name)
         state = self.states.add(instance.name)
         member = Member(instance, state, incarnation=self._next_incarnation)
+        if not is_proven:
+            member.health = Health.unproven()
         self._members[instance.name] = member
 
     def remove(self, name: str) -> None:
@@ -144,6 +152,10 @@ class Fleet:
         """Names of the instances whose breaker is open."""
         return {name for name, m in self._members.items() if m.health.is_open}
 
+    def doubted(self) -> set[str]:
+        """Names of the instances that gave server errors only: a trial has to decide on them."""
+        return {name for name, m in self._members.items() if m.health.is_doubted}
+
     @property
     def is_starting(self) -> bool:
         """Whether any instance starts slowly."""
@@ -199,7 +211,7 @@ class Fleet:
     def observe_models(self, name: str, models: Iterable[str]) -> None:
         """Take in the models that an instance serves."""
         if (member := self._members.get(name)) is not None:
-            member.models = frozenset(models)
+            member.models, member.denies_model = frozenset(models), False
 
     def models(self) -> set[str]:
         """Every model that an instance is known to serve."""
@@ -212,8 +224,12 @@ class Fleet:
 
 
 def _usable(group: list[Member]) -> list[Member]:
-    """The members of a group that may be chosen: without the ejected, unless these are too many."""
+    """The members of a group that may be chosen: without the ejected, unless these are too many.
+
+    Those that have never answered are in nobody's place.
+    """
     up = [m for m in group if m.health.is_up]
     if 2 * len(up) >= len(group):
         return up
-    return [m for m in group if not m.health.is_gone]
+    count = sum([m.health.was_seen or not m.health.is_gone for m in group])
+    return up if 2 * len(up) >= count else [m for m in group if not m.health.is_gone]

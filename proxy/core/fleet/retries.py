@@ -4,7 +4,8 @@ Nothing has reached the client, so a second run is invisible; it costs the fleet
 bounded, three times: per request, by a budget over all of them, and by the instances that it may
 go to. An instance whose breaker is open gets no repetition. An instance without a recent failure
 gets the first repetition at once, whatever the budget says, so that one bad instance among good
-ones costs no client anything. Any other repetition needs the budget. When everything fails, every
+ones costs no client anything; nor does it use the budget up, so that requests which fail wherever
+they run leave it to the others. Any other repetition needs the budget. When everything fails, every
 instance has failed lately and soon every breaker is open: the storm ends by itself.
 """
 
@@ -29,7 +30,9 @@ _D_INNOCENT = {
 }
 _ONCE = frozenset({FailureKind.TIMEOUT, FailureKind.NO_MODEL})
 """Failures repeated once: a second repetition would be as late, or deny the model as well."""
-_SAME_AGAIN = frozenset({FailureKind.CONNECT, FailureKind.RESET})
+_NEVER = frozenset({FailureKind.NO_ROOM, FailureKind.REDIRECT})
+"""Failures that are not repeated: another instance would fail in the same way."""
+_SAME_AGAIN = frozenset({FailureKind.CONNECT, FailureKind.UNREACHABLE, FailureKind.RESET})
 """Failures repeated on the same instance for want of another: nothing was computed."""
 
 
@@ -46,7 +49,7 @@ def after_failure(kind: FailureKind, *, offloaded: bool, retries: int) -> Next:
     if offloaded and is_innocent(kind):
         return Next.SAME_INSTANCE
     limit = 1 if kind in _ONCE else MAX_RETRIES
-    if kind is FailureKind.NO_ROOM or retries >= limit:
+    if kind in _NEVER or retries >= limit:
         return Next.GIVE_UP
     return Next.OTHER_INSTANCE
 
@@ -79,13 +82,9 @@ class Budget:
         self.in_flight = 0
         self.active = 0
 
-    def take(self, *, is_free: bool) -> bool:
-        """Begin a repetition; false when too many run already.
-
-        `is_free`: the retry goes to an instance without a recent failure; it counts against the
-        budget but is never refused.
-        """
-        if not is_free and not self.has_room():
+    def take(self) -> bool:
+        """Begin a repetition that needs the budget; false when too many run already."""
+        if not self.has_room():
             return False
         self.in_flight += 1
         return True

@@ -41,12 +41,21 @@ class LegCaps:
 
 
 class LegFailure:
-    """How a leg failed. `busy_s`: how long an engine that is at capacity asked to be left alone."""
+    """How a leg failed. `busy_s`: how long an engine that is at capacity asked to be left alone.
 
-    __slots__ = ("busy_s", "detail", "kind")
+    `status`: of the engine's answer, also inside of a 200; None where it gave none.
+    """
 
-    def __init__(self, kind: FailureKind, detail: str = "", busy_s: float = 1.0) -> None:
-        self.kind, self.detail, self.busy_s = kind, detail, busy_s
+    __slots__ = ("busy_s", "detail", "kind", "status")
+
+    def __init__(
+        self,
+        kind: FailureKind,
+        detail: str = "",
+        busy_s: float = 1.0,
+        status: int | None = None,
+    ) -> None:
+        self.kind, self.detail, self.busy_s, self.status = kind, detail, busy_s, status
 
 
 class ReleaseResult(StrEnum):

@@ -68,6 +68,8 @@ from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts
 
 REPEAT_LEAST_S = 1.0
 """What a repeated attempt may take when the first ones have used up the time."""
+MAX_WAITS = 2
+"""How often a request that engines have refused as busy may wait in the queue."""
 
 
 class State(IntEnum):
@@ -159,7 +161,8 @@ class RequestFlow:
     """One request from its placement to its end.
 
     `streams`: the client asked for a stream; an answer in one piece comes when it is whole, so its
-    first event is capped only. `budget` bounds repetitions over all requests.
+    first event is capped only. `budget` bounds repetitions over all requests. `before`: the flow of
+    the same request that has ended where it `may_wait`, and has waited since.
     """
 
     def __init__(
@@ -172,14 +175,22 @@ class RequestFlow:
         now_s: float,
         *,
         streams: bool,
+        before: RequestFlow | None = None,
     ) -> None:
         self.route = route
         self.state = State.PLACED
-        self.retries = 0
+        self.retries: int = before.retries if before is not None else 0
+        self.waits: int = before.waits + 1 if before is not None else 0
+        self.may_wait = False
+        """No attempt is left for now, as engines are busy: it may wait for one as at first."""
         self._router, self._budget, self._facts, self._caps = router, budget, facts, caps
         self._placed_s = now_s
         self._streams = streams
         self._blamed: set[str] = set()
+        self._server_errors: dict[str, int | None] = {}
+        """Status of each instance that answered with a server error, while none has served it."""
+        self.is_poison = False
+        """Two instances have given the same server error: the request's fault, not theirs."""
         self._is_repeating = False
         self._repeats_here = False
         self._has_hedge = False
@@ -239,8 +250,9 @@ class RequestFlow:
     def hedge_answered(self, now_s: float) -> list[Action]:
         """D's own attempt has its first event before P has answered."""
         self._step(Event.HEDGE_ANSWERED, State.ANSWERED)
-        self._router.events.answered(self.route.decode.name)
-        return [HedgeEnded("local"), self._fall_back(Fallback.P_LATE, now_s), CancelPrefill()]
+        judged = self._answered(now_s)
+        ended = self._fall_back(Fallback.P_LATE, now_s)
+        return [*judged, HedgeEnded("local"), ended, CancelPrefill()]
 
     def hedge_failed(self, failure: LegFailure, now_s: float) -> list[Action]:
         """D's own attempt has failed; P goes on."""
@@ -249,12 +261,12 @@ class RequestFlow:
         self._router.hedges.drop(self.route, now_s)
         return [HedgeEnded("none"), *booked]
 
-    def decode_answered(self) -> list[Action]:
-        """D's answer has begun and is good."""
+    def decode_answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
+        """D's answer has begun, and is to be passed on; not `is_served`: it is a client's error."""
         self._step(Event.DECODE_ANSWERED, State.ANSWERED)
-        self._router.events.answered(self.route.decode.name)
+        actions = self._answered(now_s, is_served=is_served)
         self._end_repetition()
-        return [HedgeEnded("local")] if self._has_hedge else []
+        return [*actions, HedgeEnded("local")] if self._has_hedge else actions
 
     def decode_failed(self, failure: LegFailure, now_s: float, u: float) -> list[Action]:
         """D's leg failed before the client's first byte. `u`: random, 0..1, for a pause."""
@@ -267,11 +279,13 @@ class RequestFlow:
         if not (was_fetching and is_innocent(kind)):
             actions += self.failed(route.decode.name, failure, now_s)
         step = after_failure(kind, offloaded=was_fetching, retries=self.retries)
+        step = Next.GIVE_UP if self.is_poison else step
         if was_fetching:
             actions.append(self._fall_back(fallback_reason(kind), now_s))
         if step is Next.SAME_INSTANCE:
-            actions += self._repeat(Event.DECODE_FAILED, now_s)
-        elif step is Next.OTHER_INSTANCE and self._may_be_had(kind):
+            return [*actions, *self._repeat(Event.DECODE_FAILED, now_s)]
+        self._router.give_back(route, now_s)
+        if step is Next.OTHER_INSTANCE and self._may_be_had(kind):
             if self.retries:
                 actions.append(self._pause(Event.DECODE_FAILED, u, repeats_here=False))
             else:
@@ -283,6 +297,7 @@ class RequestFlow:
     def pause_over(self, now_s: float, u: float) -> list[Action]:
         """The pause before the next attempt is over."""
         if self._repeats_here:
+            self._router.repeat(self.route, self._facts, now_s)
             return self._repeat(Event.PAUSE_OVER, now_s)
         return self._elsewhere(Event.PAUSE_OVER, now_s, u)
 
@@ -353,13 +368,22 @@ class RequestFlow:
             self._close(now_s, output_tokens)
 
     def failed(self, name: str, failure: LegFailure, now_s: float) -> list[Action]:
-        """Book a failure for an instance: once per request, however often it is tried there."""
+        """Book a failure for an instance: once per request, however often it is tried there.
+
+        A server error waits for another instance's answer to this request.
+        """
         if failure.kind is FailureKind.BUSY:
             self._router.gate.mark_busy(name, now_s + failure.busy_s)
             return []
         if name in self._blamed:
             return []
         self._blamed.add(name)
+        if failure.kind is FailureKind.SERVER_ERROR:
+            status = failure.status
+            self.is_poison |= status is not None and status in self._server_errors.values()
+            self._server_errors[name] = failure.status
+            self._router.events.doubted(name, failure.detail)
+            return [InstanceFailed(name, None, failure.detail)]
         change = self._router.events.failed(name, failure.kind, failure.detail, now_s)
         return [InstanceFailed(name, change, failure.detail)]
 
@@ -372,6 +396,20 @@ class RequestFlow:
     def silence_limit_s(self, now_s: float) -> float:
         """How long an answer that has begun may be silent."""
         return self._router.silence_limit_s(self.route, now_s, self._caps.idle_s)
+
+    def _answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
+        """D has answered. Where it serves the request, other instances' server errors count."""
+        events, name = self._router.events, self.route.decode.name
+        events.answered(name)
+        actions: list[Action] = []
+        if is_served and self._server_errors:
+            for other, status in self._server_errors.items():
+                if other != name:
+                    detail = f"status {status}, and {name} has served the request"
+                    change = events.judged(other, detail, now_s)
+                    actions.append(InstanceFailed(other, change, detail))
+        self._server_errors.clear()
+        return actions
 
     def _step(self, event: Event, to: State) -> None:
         if to not in STEPS.get((self.state, event), ()):
@@ -407,7 +445,7 @@ class RequestFlow:
         return FellBack(why, prefill)
 
     def _may_be_had(self, kind: FailureKind) -> bool:
-        """Whether another instance may serve the model that this one denied."""
+        """Whether another instance may serve what this one has denied, a model it seems."""
         if kind is not FailureKind.NO_MODEL:
             return True
         return self._router.events.lacks_model(self.route.decode.name, self._facts.model)
@@ -415,7 +453,10 @@ class RequestFlow:
     def _elsewhere(self, event: Event, now_s: float, u: float) -> list[Action]:
         """On another instance; for want of one on the same, after a pause."""
         router, route, kind = self._router, self.route, self._failure
-        free = router.elsewhere(route, self._facts, now_s)
+        # The next server error of an instance in doubt would say nothing: its trial decides. And
+        # while every instance fails, each request would be run twice.
+        avoids = kind is FailureKind.SERVER_ERROR
+        free = router.elsewhere(route, self._facts, now_s, avoids_doubted=avoids)
         if not isinstance(free, Reject):
             has_failed = any(router.fleet.has_failed_lately(c.instance.name) for c in free)
             if not self._take_repetition(is_free=self.retries == 0 and not has_failed):
@@ -442,11 +483,12 @@ class RequestFlow:
 
     def _give_up(self, event: Event) -> GiveUp:
         self._step(event, State.FAILED)
+        self.may_wait = self._failure is FailureKind.BUSY and self.waits < MAX_WAITS
         return GiveUp()
 
     def _take_repetition(self, *, is_free: bool) -> bool:
-        self._is_repeating = self._budget.take(is_free=is_free)
-        return self._is_repeating
+        self._is_repeating = not is_free and self._budget.take()
+        return is_free or self._is_repeating
 
     def _end_repetition(self) -> None:
         """The repetition that runs, if one does, has an answer or has failed."""

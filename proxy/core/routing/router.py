@@ -109,9 +109,9 @@ class Router:
         self.hedges.switch(is_on=config.hedge)
         self._freed()
 
-    def add(self, instance: Instance) -> None:
-        """Bring an instance in, with fresh counters."""
-        self.fleet.add(instance)
+    def add(self, instance: Instance, *, is_proven: bool = True) -> None:
+        """Bring an instance in, with fresh counters; see `Fleet.add`."""
+        self.fleet.add(instance, is_proven=is_proven)
         self._freed()
 
     def remove(self, name: str) -> None:
@@ -157,13 +157,25 @@ class Router:
         shadowed = self._shadow.look(view, choice) if self._shadow else None
         return self._reserve(facts, choice, shadowed, now_s)
 
-    def elsewhere(self, route: Route, facts: RequestFacts, now_s: float) -> Candidates | Reject:
+    def give_back(self, route: Route, now_s: float) -> None:
+        """The present attempt has failed: take back its charges, before the next one is placed."""
+        self.hedges.end_hedge(route, now_s)
+        self._tracker.release_reservation(route, now_s)
+        self._block_uses.end_use(route)
+        route.lease.replace(())
+
+    def elsewhere(
+        self, route: Route, facts: RequestFacts, now_s: float, *, avoids_doubted: bool = False
+    ) -> Candidates | Reject:
         """Instances on which a request whose D failed may run again: those not tried yet.
 
         Never where the breaker is open; only where nothing failed lately, if there is such a place.
+        `avoids_doubted`: not where a trial has to decide, either.
         """
         route.tried.add(route.decode.name)
         exclude = route.tried | self.fleet.open()
+        if avoids_doubted:
+            exclude |= self.fleet.doubted()
         free = self._free(facts, now_s, exclude | self.fleet.recently_failed())
         return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
 
@@ -175,19 +187,22 @@ class Router:
         free: Candidates | None = None,
     ) -> Route | Reject:
         """Place the request again, on one of `free`, or `elsewhere`."""
+        self.give_back(route, now_s)
         found = free if free is not None else self.elsewhere(route, facts, now_s)
         if isinstance(found, Reject):
             return found
         choice = self._decide(self._view(facts, found, now_s))
         d = choice.decode
-        self.hedges.end_hedge(route, now_s)
-        self._tracker.release_reservation(route, now_s)
         home = self.fleet.states.of(d.instance.name).cache
         self.sessions.move(facts.session_id, home, route.turn, now_s)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         self._charge_colocated(route, facts, now_s)
         return route
+
+    def repeat(self, route: Route, facts: RequestFacts, now_s: float) -> None:
+        """Charge the same instance again, after `give_back`."""
+        self._charge_colocated(route, facts, now_s)
 
     def has_other(self, route: Route, facts: RequestFacts) -> bool:
         """Whether another instance could still be tried for this request."""

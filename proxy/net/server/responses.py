@@ -63,7 +63,7 @@ def refusal(failure: UpstreamFailure, headers: Headers, unix_now_s: float) -> we
         raise UpstreamTimeoutError(late, code="ttft_timeout")
     if failure.kind is FailureKind.NO_ROOM:
         raise NoRoomError(f"no connection to an instance can be made ({failure.detail})")
-    if failure.kind is FailureKind.MALFORMED:
+    if failure.kind in (FailureKind.MALFORMED, FailureKind.REDIRECT):
         raise BadUpstreamError(f"upstream: {failure.detail}")
     if failure.status is None:
         raise UpstreamLostError(f"upstream: no instance could answer ({failure.detail})")

@@ -90,17 +90,19 @@ class Pool:
         return connection.loop.time() - connection.idle_since_s >= KEEPALIVE_S
 
     async def connect(self) -> UpstreamConnection:
-        """Make a fresh connection; raises UpstreamFailure (CONNECT)."""
+        """Make a fresh connection; raises UpstreamFailure: CONNECT where it is refused."""
         try:
             with Limit(self._connect_timeout_s):
                 connection = await self._connected()
         except TimeoutError as error:
             late = "no connection in time (--connect-timeout)"
-            raise UpstreamFailure(FailureKind.CONNECT, late) from error
+            raise UpstreamFailure(FailureKind.UNREACHABLE, late) from error
         except ssl.SSLError as error:
-            raise UpstreamFailure(FailureKind.CONNECT, "TLS: " + _plain(error)) from error
+            raise UpstreamFailure(FailureKind.UNREACHABLE, "TLS: " + _plain(error)) from error
+        except ConnectionRefusedError as error:
+            raise UpstreamFailure(FailureKind.CONNECT, _plain(error)) from error
         except OSError as error:
-            kind = FailureKind.NO_ROOM if error.errno in _OUR_OWN else FailureKind.CONNECT
+            kind = FailureKind.NO_ROOM if error.errno in _OUR_OWN else FailureKind.UNREACHABLE
             raise UpstreamFailure(kind, _plain(error)) from error
         self._open.add(connection)
         if self._is_closed:

@@ -42,18 +42,22 @@ async def _look_at_status(reply: UpstreamResponse) -> None:
     if status in BUSY_STATUSES or (status >= 500 and status not in _ANSWERS):
         raise await _refusal(reply)
     if 300 <= status < 400 and status != _NOT_MODIFIED:
-        raise UpstreamFailure(FailureKind.MALFORMED, f"a redirection (status {status})")
+        detail = f"the engine redirects this path (status {status}), which is not followed"
+        raise UpstreamFailure(FailureKind.REDIRECT, detail)
     if status == _NOT_FOUND:
         await _look_for_model(reply)
 
 
 async def _look_for_model(reply: UpstreamResponse) -> None:
-    """Raise UpstreamFailure if a 404 denies the model; any other 404 is passed on."""
+    """Raise UpstreamFailure if a 404 seems to deny the model; any other 404 is passed on.
+
+    Its words may be the client's: engines quote what they do not know, such as a response's id.
+    """
     body = await reply.read(ERROR_BODY_BYTES)
     if b"model" in body and b"does not exist" in body:
         raise UpstreamFailure(
             FailureKind.NO_MODEL,
-            "it does not serve the model",
+            "it says that it does not serve the model",
             status=reply.status,
             body=body,
             headers=_headers(reply),

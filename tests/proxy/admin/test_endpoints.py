@@ -66,6 +66,7 @@ async def test_instances_come_and_go(tmp_path: Path) -> None:
         assert (await call(proxy, "POST", "/instances", {"instance": first}))[0] == 409
         for bad in ({}, {"instance": 7}, {"instance": "nowhere"}, {"instance": "http://a:1/x"}):
             assert (await call(proxy, "POST", "/instances", bad))[0] == 400
+        await until(lambda: proxy.router.fleet.is_up("new"), "it has answered a probe")
         seen = {
             (await proxy.post(chat("x"), headers={"X-Session-ID": f"t{i}"})).headers[
                 "X-Cache-Proxy-Instance"

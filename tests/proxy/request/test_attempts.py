@@ -40,7 +40,7 @@ class Answer:
     """Stands for an instance's answer: the race only closes it."""
 
     def __init__(self) -> None:
-        self.is_closed = False
+        self.is_closed, self.status = False, 200
 
     def close(self) -> None:
         self.is_closed = True

@@ -77,7 +77,7 @@ async def test_what_is_asked_of_an_engine_is_what_the_client_wrote(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", "", "application/octet-stream"])
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions/", "/v1/messages"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions/x", "/v1/messages"])
 async def test_kv_transfer_params_do_not_hide_behind_a_content_type(
     tmp_path: Path, path: str, kind: str
 ) -> None:
@@ -107,6 +107,19 @@ async def test_a_form_upload_passes(tmp_path: Path) -> None:
             answer = await raw(proxy, post("/v1/audio/transcriptions", form, kind))
             assert answer.startswith(b"HTTP/1.1 200 ")
             assert engine.posts == [form]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions/", "/v1/responses//", "/v1/messages%2F"])
+async def test_a_slash_behind_a_known_path_is_404_and_asks_no_engine(
+    tmp_path: Path, path: str
+) -> None:
+    """Engines would redirect it."""
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            answer = await raw(proxy, post(path, BODY))
+            assert answer.startswith(b"HTTP/1.1 404 ")
+            assert b"path: without the slash at its end" in answer
+            assert not engine.posts
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "OPTIONS"])

@@ -135,7 +135,6 @@ async def test_another_limit_or_another_instance_wakes(tmp_path: Path) -> None:
         waiting = [group.create_task(proxy.post(chat(f"x{i}"))) for i in range(2)]
         await queued(proxy, 2)
         async with HeldEngine() as other:
-            other.answer()
             async with proxy.http.post("/instances", json={"instance": f"j={other.address}"}) as r:
                 assert r.status == 201
             await queued(proxy, 1)
@@ -144,7 +143,7 @@ async def test_another_limit_or_another_instance_wakes(tmp_path: Path) -> None:
                 assert r.status == 200
             await queued(proxy, 0)
             engine.answer(2)
-            other.answer()
+            other.answer(2)
             assert [(await task).status for task in waiting] == [200, 200]
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.fleet.events import SAME_START_S, InstanceEvents
-from proxy.core.fleet.health import CONNECTS, FAULTS, RISE, Change
+from proxy.core.fleet.health import (
+    CONNECTS,
+    DOUBT_TRIAL_S,
+    DOUBTS,
+    FAULTS,
+    RISE,
+    Change,
+    State,
+)
 from proxy.core.fleet.members import Fleet, Member
 from proxy.core.ledger import Ledger
 from proxy.core.types import FailureKind, Instance
@@ -16,6 +24,7 @@ NO_FAULTS = {
     FailureKind.WENT_DOWN,
     FailureKind.NO_MODEL,
     FailureKind.NO_ROOM,
+    FailureKind.REDIRECT,
 }
 """Not the instance's own, or no failure at all."""
 
@@ -92,6 +101,41 @@ def test_one_that_is_slow_keeps_what_it_holds(seen: Seen) -> None:
     assert seen.member().incarnation == 0
 
 
+def test_one_to_which_no_connection_is_made_keeps_what_it_holds(seen: Seen) -> None:
+    """Only a refused connection says that nobody listens."""
+    for i in range(2 * CONNECTS):
+        seen.events.failed("a", FailureKind.UNREACHABLE, "not in time", i * 0.1)
+    assert not seen.fleet.is_up("a")
+    assert not seen.member().health.is_gone
+    assert not seen.forgotten
+
+
+def test_server_errors_that_nobody_judges_eject_nobody_but_want_a_trial(seen: Seen) -> None:
+    health = seen.member().health
+    for _ in range(DOUBTS):
+        assert not health.trial_due(100.0)
+        seen.events.doubted("a", "status 500")
+    assert seen.fleet.doubted() == {"a"}
+    assert seen.fleet.is_up("a")
+    assert health.state(100.0) is State.SUSPECT
+    assert health.trial_due(100.0)
+    health.trial_begins(100.0)
+    assert not health.trial_due(100.0 + DOUBT_TRIAL_S / 2), "one at a time"
+    assert seen.events.trial_ended("a", "late", 101.0, FailureKind.TIMEOUT) is None, "a queue"
+    assert seen.events.trial_ended("a", None, 101.0) is None
+    assert not seen.fleet.doubted()
+    assert seen.events.trial_ended("a", "status 500", 101.0) is None, "nobody doubts it any more"
+    assert seen.fleet.is_up("a")
+
+
+def test_a_trial_that_fails_ejects_one_in_doubt(seen: Seen) -> None:
+    for _ in range(DOUBTS):
+        seen.events.doubted("a", "status 500")
+    assert seen.events.trial_ended("a", "status 500", 1.0) is Change.OPENED
+    assert seen.fleet.open() == {"a"}
+    assert seen.events.trial_ended("a", None, 100.0) is Change.BACK
+
+
 @pytest.mark.parametrize("kind", FailureKind)
 def test_only_faults_open_a_breaker(seen: Seen, kind: FailureKind) -> None:
     for i in range(FAULTS):
@@ -126,7 +170,16 @@ def test_a_model_that_is_denied_may_be_anothers(seen: Seen) -> None:
     seen.fleet.observe_models("b", {"n"})
     assert not seen.events.lacks_model("a", "m")
     assert seen.events.lacks_model("a", "n")
-    assert seen.member().models == frozenset()
+
+
+def test_a_model_that_is_denied_is_kept_until_the_list_says_otherwise(seen: Seen) -> None:
+    seen.fleet.observe_models("a", {"m"})
+    seen.events.lacks_model("a", "unknown")
+    assert not seen.member().denies_model, "its list says so already"
+    seen.events.lacks_model("a", "m")
+    assert (seen.member().models, seen.member().denies_model) == (frozenset({"m"}), True)
+    seen.fleet.observe_models("a", {"n"})
+    assert (seen.member().models, seen.member().denies_model) == (frozenset({"n"}), False)
 
 
 def test_who_is_not_there_changes_nothing(seen: Seen) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.fleet.health import FALL, FAULTS
+from proxy.core.fleet.health import FALL, FAULTS, State
 from proxy.core.fleet.members import START_RATIO, Fleet, Member
 from proxy.core.types import FailureKind, Instance
 
@@ -122,6 +122,27 @@ def test_half_may_be_ejected_and_more_is_panic() -> None:
     take_down(f, "b")
     assert serving(f, "m") == ""
     assert not f.is_panicking()
+
+
+def test_one_that_joins_is_used_once_it_has_answered_a_probe() -> None:
+    f = fleet()
+    f.add(Instance("joined", "http://joined"), is_proven=False)
+    health = member(f, "joined").health
+    assert (health.state(0.0), f.is_up("joined")) == (State.PROBING, False)
+    assert "joined" not in serving(f, "m")
+    health.probe_failed("refused", 0.0, is_refused=True)
+    assert health.state(0.0) is State.EJECTED
+    health.probe_answered(1.0)
+    assert (health.state(1.0), serving(f, "m")) == (State.HEALTHY, "a b new joined")
+
+
+def test_those_that_join_make_no_panic() -> None:
+    """Half of those that serve may be out, however many have never answered."""
+    f = fleet()
+    for i in range(9):
+        f.add(Instance(f"joined{i}", f"http://joined{i}"), is_proven=False)
+    fails(f, "a")
+    assert (serving(f, "m"), f.is_panicking()) == ("b new", False)
 
 
 @given(st.lists(st.sampled_from(["up", "gone", "open", "silent", "draining"]), max_size=9))

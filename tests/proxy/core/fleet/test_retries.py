@@ -26,12 +26,14 @@ from proxy.core.types import FailureKind, Fallback
 SAME, OTHER, GIVE_UP = Next.SAME_INSTANCE, Next.OTHER_INSTANCE, Next.GIVE_UP
 TABLE = {
     FailureKind.CONNECT: (OTHER, OTHER, Fallback.D_FAILED),
+    FailureKind.UNREACHABLE: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.RESET: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.BUSY: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.SERVER_ERROR: (OTHER, SAME, Fallback.D_FAILED),
     FailureKind.TIMEOUT: (OTHER, SAME, Fallback.TRANSFER_TIMEOUT),
     FailureKind.LATE: (OTHER, SAME, Fallback.TRANSFER_TIMEOUT),
     FailureKind.MALFORMED: (OTHER, OTHER, Fallback.D_FAILED),
+    FailureKind.REDIRECT: (GIVE_UP, GIVE_UP, Fallback.D_FAILED),
     FailureKind.PEER_GONE: (OTHER, SAME, Fallback.P_GONE),
     FailureKind.WENT_DOWN: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.NO_MODEL: (OTHER, OTHER, Fallback.D_FAILED),
@@ -69,7 +71,7 @@ def test_once_is_enough_where_the_next_would_be_the_same(kind: FailureKind) -> N
 
 def test_the_same_instance_again_only_where_nothing_was_computed() -> None:
     again = {kind for kind in FailureKind if may_repeat(kind, 0)}
-    assert again == {FailureKind.CONNECT, FailureKind.RESET}
+    assert again == {FailureKind.CONNECT, FailureKind.UNREACHABLE, FailureKind.RESET}
     assert not any(may_repeat(kind, 1) for kind in FailureKind)
     assert {kind for kind in FailureKind if is_innocent(kind)} == {
         kind for kind, (_, offloaded, _) in TABLE.items() if offloaded is SAME
@@ -83,16 +85,16 @@ def test_a_pause_is_within_its_bounds(retries: int, u: float) -> None:
     assert backoff_s(2, 1.0) == BACKOFF_MAX_S
 
 
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 100)), max_size=200))
-def test_the_budget_is_kept(plan: list[tuple[bool, bool, int]]) -> None:
-    """What is not free is refused beyond the limit, and only there; nothing is lost count of."""
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 100)), max_size=200))
+def test_the_budget_is_kept(plan: list[tuple[bool, int]]) -> None:
+    """It refuses beyond the limit, and only there; nothing is lost count of."""
     budget, running = Budget(), 0
-    for begins, is_free, active in plan:
+    for begins, active in plan:
         if begins:
             is_over = running >= max(BUDGET_MIN, BUDGET_RATIO * active)
             budget.active = active
-            assert budget.take(is_free=is_free) is (is_free or not is_over)
-            running += is_free or not is_over
+            assert budget.take() is not is_over
+            running += not is_over
         elif running:
             budget.give_back()
             running -= 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.config import RouterConfig
+from proxy.core.fleet.health import FAULTS
 from proxy.core.fleet.retries import Budget
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.actions import (
@@ -39,6 +41,7 @@ from proxy.core.routing.actions import (
     SendPrefill,
 )
 from proxy.core.routing.request_flow import (
+    MAX_WAITS,
     STEPS,
     Event,
     IllegalStepError,
@@ -127,7 +130,7 @@ def _words(action: Action) -> str:
 def test_computed_where_it_decodes() -> None:
     it = Driver("d")
     assert it.told(it.flow.begin(0.0)) == ["decode on d"]
-    assert it.told(it.flow.decode_answered()) == []
+    assert it.told(it.flow.decode_answered(1.0)) == []
     it.flow.first_token(1.0)
     it.flow.completed(None)
     it.flow.end(2.0, 100)
@@ -138,7 +141,7 @@ def test_handed_over() -> None:
     it = Driver("d", "p", prefill="p")
     assert it.told(it.flow.begin(0.0)) == ["prefill on p"]
     assert it.told(it.flow.prefill_answered(1.5)) == ["decode on d from p"]
-    assert it.told(it.flow.decode_answered()) == []
+    assert it.told(it.flow.decode_answered(1.0)) == []
     it.flow.first_token(2.0)
     it.flow.end(3.0, 10)
     assert it.has_nothing_left()
@@ -179,7 +182,7 @@ def test_p_is_late_and_fails_while_d_computes() -> None:
     it.flow.prefill_late(5.0)
     told = it.told(it.flow.prefill_failed(Fallback.P_GONE, 5.5))
     assert told == ["fell back: p_gone", "await hedge"]
-    assert it.told(it.flow.decode_answered()) == ["hedge won by local"]
+    assert it.told(it.flow.decode_answered(1.0)) == ["hedge won by local"]
 
 
 def test_p_is_late_and_both_fail() -> None:
@@ -267,11 +270,43 @@ def test_busy_is_left_alone_and_is_no_failure() -> None:
     assert busy.free_in_s == 5.0
 
 
+def test_a_request_that_all_refuse_as_busy_may_wait_twice() -> None:
+    it = Driver("a", "b", "c", "d")
+    busy = LegFailure(FailureKind.BUSY, "", 5.0)
+    flow, asked = it.flow, []
+    for waits in range(MAX_WAITS + 1):
+        now_s = 10.0 * waits
+        (leg,) = flow.begin(now_s)
+        while isinstance(leg, SendDecode):
+            asked.append(leg.instance.name)
+            leg = flow.decode_failed(busy, now_s, 0.5)[-1]
+            if isinstance(leg, Pause):
+                leg = flow.pause_over(now_s, 0.5)[-1]
+        assert flow.may_wait is (waits < MAX_WAITS)
+        assert flow.retries == 2, "over all attempts"
+        flow.end(now_s)
+        route = it.router.admit(it.facts, now_s + 10.0)
+        assert isinstance(route, Route)
+        flow = RequestFlow(
+            it.router, it.budget, it.facts, route, CAPS, now_s + 10.0, streams=True, before=flow
+        )
+    assert len(asked) == 3 + MAX_WAITS
+    flow.end(100.0)
+    assert it.has_nothing_left()
+
+
+def test_only_a_busy_answer_lets_a_request_wait() -> None:
+    it = Driver("a")
+    it.flow.begin(0.0)
+    it.flow.decode_failed(LegFailure(FailureKind.SERVER_ERROR, "x", status=500), 1.0, 0.5)
+    assert not it.flow.may_wait
+
+
 def test_the_budget_is_used_up() -> None:
     it = Driver("a", "b")
     it.flow.begin(0.0)
     it.router.events.failed("b", FailureKind.RESET, "lost", 0.5)  # so the retry is not a free one
-    while it.budget.take(is_free=False):
+    while it.budget.take():
         pass
     told = it.told(it.flow.decode_failed(LOST, 1.0, 0.5))
     assert told == ["a failed", "retry refused", "give up"]
@@ -282,6 +317,144 @@ def test_a_denied_model_is_tried_only_where_another_may_serve_it() -> None:
     it.flow.begin(0.0)
     denied = LegFailure(FailureKind.NO_MODEL)
     assert it.told(it.flow.decode_failed(denied, 1.0, 0.5))[-1] == "give up"
+
+
+def test_a_redirection_is_nobodys_fault_and_not_repeated() -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    moved = LegFailure(FailureKind.REDIRECT)
+    assert it.told(it.flow.decode_failed(moved, 1.0, 0.5)) == ["a failed", "give up"]
+    assert not it.router.fleet.recently_failed()
+
+
+BOOM = LegFailure(FailureKind.SERVER_ERROR, "status 500", status=500)
+
+
+def test_a_server_error_counts_once_another_instance_has_served_the_request() -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    told = it.told(it.flow.decode_failed(BOOM, 1.0, 0.5))
+    assert told == ["a failed", "retried after server_error", "decode on b again"]
+    assert not it.router.fleet.has_failed_lately("a"), "the request may be the cause"
+    assert it.told(it.flow.decode_answered(2.0)) == ["a failed"]
+    assert it.router.fleet.recently_failed() == {"a"}
+
+
+def test_a_server_error_does_not_count_where_another_says_that_the_client_is_wrong() -> None:
+    it = Driver("a", "b")
+    it.flow.begin(0.0)
+    it.flow.decode_failed(BOOM, 1.0, 0.5)
+    assert it.told(it.flow.decode_answered(2.0, is_served=False)) == []
+    assert not it.router.fleet.recently_failed()
+
+
+def test_the_same_server_error_twice_is_the_requests_own_fault() -> None:
+    it = Driver("a", "b", "c")
+    it.flow.begin(0.0)
+    it.flow.decode_failed(BOOM, 1.0, 0.5)
+    assert it.told(it.flow.decode_failed(BOOM, 2.0, 0.5)) == ["b failed", "give up"]
+    assert it.flow.is_poison
+    assert not it.router.fleet.recently_failed()
+    it.flow.end(2.0)
+    assert it.has_nothing_left()
+    assert it.budget.in_flight == 0
+
+
+def test_two_server_errors_that_differ_are_tried_on_a_third() -> None:
+    it = Driver("a", "b", "c")
+    it.flow.begin(0.0)
+    it.flow.decode_failed(BOOM, 1.0, 0.5)
+    other = LegFailure(FailureKind.SERVER_ERROR, "status 502", status=502)
+    assert it.told(it.flow.decode_failed(other, 2.0, 0.5)) == ["b failed", "pause"]
+    it.flow.pause_over(2.1, 0.5)
+    assert not it.flow.is_poison
+    assert it.told(it.flow.decode_answered(3.0)) == ["a failed", "b failed"]
+
+
+class Requests:
+    """Requests one after the other over some instances, of which `broken` fails on every one."""
+
+    def __init__(self, count: int, broken: str | None = None) -> None:
+        config = RouterConfig(prefill_throughput=20_000.0, placement="round-robin")
+        self.router, self.budget, self.broken = Router(config), Budget(), broken
+        self.now_s = 0.0
+        self.errors: Counter[str] = Counter()
+        for i in range(count):
+            self.router.add(Instance(f"i{i}", f"http://i{i}"))
+            self.router.events.probe_answered(f"i{i}", 0.0)
+
+    def run(self, *, is_poison: bool) -> bool:
+        """One request; whether it was served."""
+        facts = RequestFacts("m", None, 100, [], 64.0, offloadable=False)
+        route = self.router.admit(facts, self.now_s)
+        assert isinstance(route, Route)
+        router, budget, now_s = self.router, self.budget, self.now_s
+        flow = RequestFlow(router, budget, facts, route, CAPS, now_s, streams=True)
+        (leg,) = flow.begin(now_s)
+        while isinstance(leg, SendDecode):
+            name = leg.instance.name
+            if is_poison or name == self.broken:
+                self.errors[name] += 1
+                leg = flow.decode_failed(BOOM, now_s, 0.5)[-1]
+                if isinstance(leg, Pause):
+                    leg = flow.pause_over(now_s, 0.5)[-1]
+            else:
+                flow.decode_answered(now_s)
+                flow.end(now_s)
+                return True
+        flow.end(now_s)
+        return False
+
+    def try_out(self) -> None:
+        """The proxy's own request to each instance that is in doubt."""
+        for member in self.router.fleet.members():
+            name = member.instance.name
+            if member.health.is_up and member.health.trial_due(self.now_s):
+                member.health.trial_begins(self.now_s)
+                error = "status 500" if name == self.broken else None
+                self.router.events.trial_ended(name, error, self.now_s)
+
+
+steps = st.lists(st.tuples(st.booleans(), st.floats(0.0, 3.0)), max_size=60)
+
+
+@given(st.integers(1, 4), steps)
+def test_a_poison_ejects_nobody(count: int, plan: list[tuple[bool, float]]) -> None:
+    """However many there are, among however few others: who works is up, and serves."""
+    them = Requests(count)
+    for is_poison, wait_s in plan:
+        them.now_s += wait_s
+        assert them.run(is_poison=is_poison) is not is_poison
+        them.try_out()
+        fleet = them.router.fleet
+        assert len(fleet.up()) == count
+        assert not fleet.open()
+        assert not fleet.recently_failed()
+        assert them.budget.in_flight == 0
+
+
+@given(st.integers(2, 4), steps)
+def test_one_that_is_broken_is_found_among_poisons(
+    count: int, plan: list[tuple[bool, float]]
+) -> None:
+    them = Requests(count, broken="i0")
+    for is_poison, wait_s in plan:
+        them.now_s += wait_s
+        them.run(is_poison=is_poison)
+        them.try_out()
+    up = {member.instance.name for member in them.router.fleet.up()}
+    assert up - {"i0"} == {f"i{i}" for i in range(1, count)}, "of the others nobody is out"
+    health = them.router.fleet.get("i0")
+    assert health is not None
+    in_a_row = them.errors["i0"] >= 2 * FAULTS and max((w for _, w in plan), default=0) < 1.0
+    assert not (health.health.is_up and in_a_row)
+
+
+def test_where_all_are_broken_each_request_soon_runs_once() -> None:
+    them = Requests(3)
+    for _ in range(100):
+        assert not them.run(is_poison=True)
+    assert sum(them.errors.values()) <= 110
 
 
 def test_an_instance_is_blamed_once_per_request() -> None:
@@ -415,13 +588,13 @@ _EVENTS: dict[State, list[Callable[[RequestFlow, float], object]]] = {
         lambda f, t: f.hedge_failed(LOST, t),
     ],
     State.FETCHING: [
-        lambda f, t: f.decode_answered(),
+        lambda f, t: f.decode_answered(t),
         _sent_and_left,
         lambda f, t: f.decode_failed(LOST, t, 0.1),
         lambda f, t: f.decode_failed(LegFailure(FailureKind.LATE), t, 0.1),
     ],
     State.COMPUTING: [
-        lambda f, t: f.decode_answered(),
+        lambda f, t: f.decode_answered(t),
         lambda f, t: f.decode_failed(LOST, t, 0.1),
         lambda f, t: f.decode_failed(LegFailure(FailureKind.BUSY), t, 0.1),
     ],

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from proxy.core.admission.engine_reports import EngineKv
 from proxy.core.config import RouterConfig
 from proxy.core.placement.candidates import Candidates
+from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.placement.rules import PLACEMENTS
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
@@ -297,8 +298,25 @@ class TestRetry:
             assert isinstance(again, Route)
             assert again.decode.name not in seen
             seen.add(again.decode.name)
+        assert [r.ledger.load(f"i{i}").prefill_requests for i in range(3)].count(1) == 1
         assert isinstance(r.retry(route, f, 0.0), Reject)
-        assert sum(r.ledger.load(f"i{i}").prefill_requests for i in range(3)) == 1
+        assert all(r.ledger.load(f"i{i}").is_idle for i in range(3)), "nothing runs any more"
+
+    def test_it_does_not_see_its_own_load(self) -> None:
+        """What the failed attempt was charged is given back before the next one is placed."""
+        means: list[float] = []
+
+        def choose(view: PlacementView) -> Choice:
+            means.append(view.mean_ongoing_tokens)
+            return chosen(view, view.free[0], None, Reason.D_IDLE, placed=True)
+
+        r = Router(RouterConfig(prefill_throughput=20_000.0), choose)
+        for i in range(2):
+            r.add(Instance(f"i{i}", f"http://i{i}"))
+        f = facts("s", 10_000)
+        route = admitted(r, f)
+        r.retry(route, f, 0.0)
+        assert means == [0.0, 0.0]
 
     def test_the_session_follows(self) -> None:
         r = router(2)

@@ -87,7 +87,7 @@ async def test_tls_to_an_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     async with serving(peer.serve, tls) as upstream:
         with pytest.raises(UpstreamFailure, match="TLS") as caught:
             await ask(upstream)
-        assert caught.value.kind is FailureKind.CONNECT
+        assert caught.value.kind is FailureKind.UNREACHABLE
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
     async with serving(peer.serve, tls) as upstream:
         assert [await ask(upstream) for _ in range(2)] == [(200, b'{"ok":1}')] * 2

@@ -47,7 +47,7 @@ async def judged(answer: bytes, *, close: bool = False) -> FailureKind | None:
         (plain(b"{}", "500 Oops"), FailureKind.SERVER_ERROR),
         (plain(b"{}", "429 Slow Down"), FailureKind.BUSY),
         (plain(b"{}", "503 Busy"), FailureKind.BUSY),
-        (plain(b"", "302 Found", "Location: http://x/\r\n"), FailureKind.MALFORMED),
+        (plain(b"", "302 Found", "Location: http://x/\r\n"), FailureKind.REDIRECT),
         (STREAM_HEAD + chunk(event("a")) + DONE, None),
         (error_event('{"message":"died","code":500}'), FailureKind.SERVER_ERROR),
         (error_event('{"message":"full","code":503}'), FailureKind.BUSY),
