@@ -16,9 +16,8 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from proxy.core.connectors.base import KV_PARAMS
 from proxy.core.types import RequestFacts
-from proxy.protocol.endpoints import OFFLOADABLE
+from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
 
 BLOCK_BYTES = 1024
 BYTES_PER_TOKEN_PRIOR = 4.0
@@ -42,12 +41,15 @@ PROMPT_KEYS = (
     "query",
     "documents",
 )
-_UNUSUAL = frozenset({"use_beam_search", "echo", "prompt_logprobs", "prompt_embeds", KV_PARAMS})
+_READ_KEYS = {"/v1/chat/completions": ("tools", "messages", "documents"), COMPLETIONS: ("prompt",)}
+"""The prompt fields that vLLM reads, where it ignores the others of PROMPT_KEYS."""
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
 _MODELS_MAX = 64
 _ITEMS_MAX = 1 << 20
 """Most values of a prompt that are hashed; a list of token ids is one value."""
+_PROMPTS_MAX = 1024
+"""Most prompts of one request that vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
 _IDS = "I"
 """Array type of token ids: 4 bytes each, like a token of text by the prior."""
 
@@ -93,10 +95,10 @@ def _is_text(name: str) -> bool:
     return not any(0xD800 <= ord(char) <= 0xDFFF for char in name)
 
 
-def prompt_bytes(body: Mapping[str, Any]) -> bytes:
-    """All prompt texts as UTF-8, in rendering order; token ids as 4 bytes each."""
+def prompt_bytes(body: Mapping[str, Any], keys: tuple[str, ...] = PROMPT_KEYS) -> bytes:
+    """All prompt texts of these fields as UTF-8, in their order; token ids as 4 bytes each."""
     texts: list[bytes | memoryview] = []
-    for key in PROMPT_KEYS:
+    for key in keys:
         if key in body:
             _collect(body[key], texts)
     return b"\x1f".join(texts)
@@ -148,8 +150,24 @@ def _token_ids(item: list[Any]) -> memoryview | None:
 
 
 def _count_ids(prompt: Any) -> int:
-    """Number of token ids of a prompt, 0 if it is no such list; the engine checks each id."""
-    return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is int else 0
+    """Number of token ids of a prompt, or of a list of such prompts; 0 if it is neither.
+
+    The engine checks each id, and takes 7.0 and "7" for one, but a list of strings for texts.
+    """
+    if not isinstance(prompt, list) or not prompt:
+        return 0
+    if isinstance(prompt[0], int | float):
+        return len(prompt)
+    first = prompt[:_PROMPTS_MAX]
+    if isinstance(prompt[0], str):
+        return 0 if all(isinstance(item, str) for item in first) else len(prompt)
+    return sum(len(ids) for ids in first if isinstance(ids, list))
+
+
+def _truncated(tokens: int, most: Any) -> int:
+    """Tokens of a prompt of which the engine keeps `most`; -1 stands for what its context holds."""
+    kept = whole_number(most)
+    return tokens if kept is None or kept < 0 else max(1, min(tokens, kept))
 
 
 def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
@@ -159,28 +177,6 @@ def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
     chain = xxh3_64_intdigest(root)
     starts = range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES)
     return [chain := xxh3_64_intdigest(prompt[at : at + BLOCK_BYTES], chain) for at in starts]
-
-
-def is_offloadable(endpoint: str, body: Mapping[str, Any]) -> bool:
-    """Whether two legs give the same answer as one request, and there is something to decode."""
-    if endpoint not in OFFLOADABLE:
-        return False
-    get = body.get
-    if get("n") not in (None, 1) or get("best_of") not in (None, 1):
-        return False
-    if get("max_tokens") in (0, 1) or get("max_completion_tokens") in (0, 1):
-        return False
-    if not _UNUSUAL.isdisjoint(body) and _is_unusual(body):
-        return False
-    prompt = get("prompt")
-    return not isinstance(prompt, list) or bool(_count_ids(prompt))
-
-
-def _is_unusual(body: Mapping[str, Any]) -> bool:
-    """Whether the body asks for a result that only one request over the whole prompt can give."""
-    return any(body.get(key) for key in ("use_beam_search", "echo")) or any(
-        body.get(key) is not None for key in ("prompt_logprobs", "prompt_embeds", KV_PARAMS)
-    )
 
 
 class TokenEstimator:
@@ -220,20 +216,27 @@ class TokenEstimator:
     ) -> tuple[RequestFacts, int]:
         """The facts of a request, and the number of bytes of its prompt's text (for `learn`).
 
+        The number is 0 where the engine counts other tokens than those of this text.
+
         Sessions of two tenants are different ones, even with the same name.
         """
         model = _name(body.get("model"))
-        prompt = prompt_bytes(body)
-        ids, ratio = _count_ids(body.get("prompt")), self.bytes_per_token(model)
+        prompt = prompt_bytes(body, _READ_KEYS.get(endpoint, PROMPT_KEYS))
+        ids = _count_ids(body.get("prompt")) if endpoint == COMPLETIONS else 0
+        ratio = self.bytes_per_token(model)
         tokens = ids or max(1, round(len(prompt) / ratio))
+        most = body.get("truncate_prompt_tokens")
+        if most is not None:
+            tokens = _truncated(tokens, most)
         root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
         facts = RequestFacts(
             model=model,
             session_id=of_tenant(session_identity(headers, body), tenant),
             tenant=tenant or "",
             prompt_tokens=tokens,
-            block_hashes=block_hashes(prompt, root),
+            # Of a truncated prompt the engine may keep the tail, which no hash is of.
+            block_hashes=block_hashes(prompt, root) if most is None else [],
             block_tokens=BLOCK_BYTES * (ids / max(1, len(prompt)) if ids else 1 / ratio),
             offloadable=is_offloadable(endpoint, body),
         )
-        return facts, 0 if ids else len(prompt)
+        return facts, 0 if ids or most is not None else len(prompt)

@@ -34,6 +34,7 @@ from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import ENDPOINTS, endpoint_of
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.protocol.headers import route_lines
+from proxy.protocol.offloadable import asks_for_stream
 from proxy.protocol.request_facts import TokenEstimator
 from proxy.request import client_request
 from proxy.request.attempts import Attempts, LegOwners
@@ -183,7 +184,7 @@ class Exchange:
     def _admit(self) -> Route | Reject:
         owners, record, parsed = self.owners, self.record, self.out.parsed
         owners.telemetry.metrics.issued.inc()
-        record.stream = bool(parsed.get("stream"))
+        record.stream = asks_for_stream(parsed)
         telemetry_record.note_facts(record, self.facts)
         if owners.memory.level and owners.is_too_heavy_now(self.facts):
             return SHORT_OF_MEMORY

@@ -12,7 +12,7 @@ KV_PARAMS = "kv_transfer_params"
 """The body field that controls a connector. Only the proxy sets it: with it a client could make an
 engine fetch from any address, or hang."""
 
-_DROP_ON_PREFILL = frozenset(
+DROP_ON_PREFILL = frozenset(
     {
         "stream_options",
         "best_of",
@@ -26,8 +26,13 @@ _DROP_ON_PREFILL = frozenset(
         "min_tokens",
         "repetition_detection",
         "thinking_token_budget",
+        # Each makes P's answer as long as the prompt, or longer.
+        "return_token_ids",
+        "return_prompt_text",
+        "logprob_token_ids",
     }
 )
+"""Fields of which the prefill leg has no use, or which would end it early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,7 @@ def prefill_edits(body: Mapping[str, Any], params: Mapping[str, Any] | None) -> 
     if params is not None:
         put[KV_PARAMS] = params
     put |= {key: 1 for key in ("max_completion_tokens", "n") if body.get(key) is not None}
-    return Edits(put, _DROP_ON_PREFILL)
+    return Edits(put, DROP_ON_PREFILL)
 
 
 def finished_by_length(answer: Mapping[str, Any]) -> bool:
