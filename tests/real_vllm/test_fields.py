@@ -19,7 +19,6 @@ from proxy.state.queue import priority_of
 from tests.real_vllm.engines.fleet import Site
 from tests.real_vllm.rig import CHAT, COMPLETIONS
 
-
 READER = Path(__file__).parent / "engines" / "read_bodies.py"
 BODIES = 50_000
 FLAGS = ["true", "false", "null", "1", "0", "1.0", '"true"', '"no"', '"T"', '""', "2", "[]"]

@@ -84,6 +84,10 @@ class Connector(Protocol):
         """Edits for the decode leg, or why P's answer cannot be used."""
         ...
 
+    def named_by_proxy(self, transfer: Transfer) -> Edits | None:
+        """Edits for a decode leg that take nothing from P's answer; None where it names the KV."""
+        ...
+
 
 def transfer_rules(connector: Connector) -> TransferRules:
     """The part of a connector that a decision needs."""
@@ -102,6 +106,21 @@ def prefill_edits(body: Mapping[str, Any], params: Mapping[str, Any] | None) -> 
         put[KV_PARAMS] = params
     put |= {key: 1 for key in ("max_completion_tokens", "n") if body.get(key) is not None}
     return Edits(put, DROP_ON_PREFILL)
+
+
+_FREED = frozenset({"stop", "abort", "error", "repetition", "content_filter"})
+"""How a leg may end so that P frees the KV at once."""
+
+
+def may_hold_kv(answer: Mapping[str, Any]) -> bool:
+    """Whether P may keep the KV of a leg that it answered like this: it does not say the contrary.
+
+    `tool_calls` may stand for an end by length.
+    """
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    reason = choice.get("finish_reason") if isinstance(choice, dict) else None
+    return not (isinstance(reason, str) and reason in _FREED)
 
 
 def finished_by_length(answer: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -163,9 +164,9 @@ def test_media_that_each_leg_would_look_up(part: Any, expected: bool) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        *((value, True) for value in (True, 1, 1.0, "1", "true", "TRUE", "Yes", "on", "t", "y")),
-        *((value, False) for value in (False, 0, 0.0, None, "0", "false", "No", "off", "f", "n")),
-        *((value, False) for value in ("", " true", "2", 2, -1, [], [1], {}, float("nan"))),
+        *product([True, 1, 1.0, "1", "true", "TRUE", "Yes", "on", "t", "y"], [True]),
+        *product([False, 0, 0.0, None, "0", "false", "No", "off", "f", "n"], [False]),
+        *product(["", " true", "2", 2, -1, [], [1], {}, float("nan")], [False]),
     ],
     ids=repr,
 )
@@ -186,5 +187,5 @@ def test_a_stream_is_what_vllm_takes_for_one(value: Any, expected: bool) -> None
     ],
     ids=lambda value: repr(value)[:20],
 )
-def test_whole_numbers(value: Any, expected: int | None) -> None:
+def test_whole_numbers(value: object, expected: int | None) -> None:
     assert whole_number(value) == expected

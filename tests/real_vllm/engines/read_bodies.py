@@ -10,9 +10,6 @@ import sys
 import warnings
 from types import SimpleNamespace
 
-logging.disable(logging.CRITICAL)
-warnings.simplefilter("ignore")
-
 from vllm.entrypoints.generate.base.protocol import StreamOptions
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -108,6 +105,8 @@ def prompt_of(request, is_chat):
 
 def main():
     """Answer line by line."""
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
     if sys.argv[1:] == ["--fields"]:
         classes = {**CLASSES, "stream_options": StreamOptions}
         fields = {name: sorted(found.model_fields) for name, found in classes.items()}
