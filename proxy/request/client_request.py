@@ -15,13 +15,14 @@ from proxy.core.connectors.base import Edits
 from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
 from proxy.protocol.body import PLUGINS, complaint, harmless_arguments, splice, steering_keys
-from proxy.protocol.endpoints import OFFLOADABLE, endpoint_of
+from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, Salting, endpoint_of
 from proxy.protocol.errors import (
     BadRequestError,
     BodyTimeoutError,
     BodyTooLargeError,
     MethodNotAllowedError,
     NotForClientsError,
+    UnsaltedError,
     UnsupportedEncodingError,
 )
 from proxy.protocol.headers import forwarded
@@ -68,7 +69,7 @@ async def read(request: web.Request, name: str, limits: BodyLimits, grant: Grant
     raw = await _body(request, limits)
     parsed = _parse(request, raw, is_ours=is_ours)
     if grant.salt is not None:
-        raw, parsed = _salted(raw, parsed, grant.salt)
+        raw, parsed = _salted(request, raw, parsed, grant)
     if unfit := complaint(parsed, raw):
         raise BadRequestError(unfit.message, param=unfit.param)
     if steering := steering_keys(parsed):
@@ -79,13 +80,30 @@ async def read(request: web.Request, name: str, limits: BodyLimits, grant: Grant
     return Outgoing(request.method, request.raw_path, headers, raw or None, parsed)
 
 
-def _salted(raw: bytes, parsed: Mapping[str, Any], salt: str) -> tuple[bytes, Mapping[str, Any]]:
-    """The body under its tenant's salt. One without a JSON object has no prompt to share."""
-    if not parsed and raw.lstrip()[:1] != b"{":
-        if raw.lstrip()[:1] == b"[":
-            raise BadRequestError("body: must be a JSON object")
+def _salted(
+    request: web.Request, raw: bytes, parsed: Mapping[str, Any], grant: Grant
+) -> tuple[bytes, Mapping[str, Any]]:
+    """The body under its tenant's salt, which every prompt must have that leaves KV."""
+    is_form = request.content_type.startswith("multipart/")
+    is_object = bool(parsed) or (not is_form and raw.lstrip()[:1] == b"{")
+    if raw and endpoint_of(request.path).salting is not Salting.NO_KV:
+        _check_salting(request, grant, is_object=is_object)
+    if not is_object:
         return raw, parsed
-    return splice(raw, {SALT: orjson.dumps(salt)}), {**parsed, SALT: salt}
+    return splice(raw, {SALT: orjson.dumps(grant.salt)}), {**parsed, SALT: grant.salt}
+
+
+def _check_salting(request: web.Request, grant: Grant, *, is_object: bool) -> None:
+    """Refuse a body that engines compute without `cache_salt`."""
+    path = request.path
+    if endpoint_of(path).salting is not Salting.ALWAYS and path not in grant.salted_paths:
+        shown = path if path in ENDPOINTS else "this path"
+        raise UnsaltedError(
+            f"path: KV of tenants is kept apart (--cache-salt-secret), and not every engine does "
+            f"so for {shown} (--salted-paths)"
+        )
+    if not is_object:
+        raise BadRequestError("body: must be a JSON object, to be salted (--cache-salt-secret)")
 
 
 def _check_path(request: web.Request) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.connectors.base import DROP_ON_PREFILL, prefill_edits
+from proxy.protocol.body import steering_keys
 from proxy.protocol.endpoints import OFFLOADABLE
 from proxy.protocol.offloadable import (
     LINKED,
@@ -18,6 +19,7 @@ from proxy.protocol.offloadable import (
     is_offloadable,
     whole_number,
 )
+from tests.support.request_fields import documented
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
@@ -106,6 +108,18 @@ def test_every_field_that_the_prefill_leg_changes_is_looked_at() -> None:
     assert edits.drop == DROP_ON_PREFILL
     others = {"truncate_prompt_tokens", "prompt_embeds"}
     assert {*TAKEN, *LINKED} == {*edits.put, *edits.drop, *others}
+
+
+def test_the_documented_table_says_the_same() -> None:
+    fields = documented()
+    edits = prefill_edits({"max_completion_tokens": 9, "n": 1}, {"do_remote_decode": True})
+    by_treatment = {how: {n for n, h in fields.items() if h == how} for how in fields.values()}
+    assert by_treatment["set"] == set(edits.put)
+    dropped = {n for n in by_treatment["dropped"] if "." not in n} | {"prompt_logprobs"}
+    assert dropped == edits.drop
+    alone = by_treatment["one instance"]
+    assert alone == {n for n in TAKEN if n not in edits.put} - dropped | {"prompt_logprobs"}
+    assert by_treatment["stripped"] == set(steering_keys(dict.fromkeys(fields))) - set(edits.put)
 
 
 @pytest.mark.parametrize(
