@@ -84,8 +84,9 @@ def _salted(
     request: web.Request, raw: bytes, parsed: Mapping[str, Any], grant: Grant
 ) -> tuple[bytes, Mapping[str, Any]]:
     """The body under its tenant's salt, which every prompt must have that leaves KV."""
-    is_form = request.content_type.startswith("multipart/")
-    is_object = bool(parsed) or (not is_form and raw.lstrip()[:1] == b"{")
+    is_object = bool(parsed) or (
+        not request.content_type.startswith("multipart/") and raw.lstrip()[:1] == b"{"
+    )
     if raw and endpoint_of(request.path).salting is not Salting.NO_KV:
         _check_salting(request, grant, is_object=is_object)
     if not is_object:
