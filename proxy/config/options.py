@@ -28,6 +28,7 @@ from proxy.config.values import (
     TenantWeight,
     cidr_list,
     instance_list,
+    path_list,
     weight_list,
 )
 from proxy.core.placement.alternatives import MOST_KEPT
@@ -54,6 +55,7 @@ Tokens = Annotated[int, Meta(ge=0)]
 Seconds = Annotated[float, Meta(gt=0)]
 NonNegative = Annotated[float, Meta(ge=0)]
 Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list), Meta(min_length=1)]
+SaltedPath = Annotated[str, Meta(pattern=r"^/v1/[!-~]+$")]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Meta(min_length=1)]
 SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
 NEEDS = (
@@ -61,6 +63,7 @@ NEEDS = (
     ("tls_client_ca", "tls_cert"),
     ("instance_key", "instance_cert"),
     ("cache_salt_secret", "api_key"),
+    ("salted_paths", "cache_salt_secret"),
 )
 """Pairs of options: the first has no effect without the second."""
 OffloadPolicy = Literal["cost", "seed-heuristic", "seed-cost", "threshold", "never", "always"]
@@ -178,6 +181,18 @@ class Settings(Model):
             reloadable=True,
         ),
     ] = None
+    salted_paths: Annotated[
+        tuple[SaltedPath, ...],
+        Before(path_list),
+        Option(
+            ACCESS,
+            "Paths whose prompts every instance salts, beside those that all vLLM versions salt; "
+            "with --cache-salt-secret, a request to any other path that computes a prompt is "
+            "refused. vLLM 0.32 salts /v1/messages, /v1/embeddings, /v1/rerank and /v1/score.",
+            allowed="paths like /v1/messages,/v1/embeddings",
+            reloadable=True,
+        ),
+    ] = ()
     tls_cert: Annotated[
         Path | None,
         Option(
@@ -609,7 +624,7 @@ class Settings(Model):
         if self.warm_threshold > self.heavy_threshold:
             raise _pair("warm_threshold", "must not be larger than", "heavy_threshold")
         for name, other in NEEDS:
-            if getattr(self, name) is not None and getattr(self, other) is None:
+            if getattr(self, name) not in (None, ()) and getattr(self, other) is None:
                 raise _pair(name, "is of no use with", other)
         is_open = self.admin_port is not None and self.admin_token is None
         if is_open and not is_loopback(self.admin_host):

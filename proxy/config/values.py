@@ -130,6 +130,13 @@ def instance_list(value: object) -> object:
     return specs
 
 
+def path_list(value: object) -> object:
+    """A list of paths from text, separated by commas; other values as they are."""
+    if not isinstance(value, str):
+        return value
+    return tuple(path.strip() for path in value.split(",") if path.strip())
+
+
 def cidr_list(value: object) -> object:
     """Parse `10.0.0.0/8,fd00::/8` or a list of texts to networks; an address alone is a network."""
     entries = value.split(",") if isinstance(value, str) else value

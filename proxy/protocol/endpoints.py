@@ -20,19 +20,32 @@ class ErrorForm(Enum):
     """The event `error` of OpenAI's Responses API, with the plain error object in it."""
 
 
+class Salting(Enum):
+    """Whether engines keep tenants' KV apart on a path, by the body's field `cache_salt`."""
+
+    ALWAYS = "always"
+    """Every supported vLLM reads the field."""
+    SINCE = "since"
+    """Newer ones read it, older ones ignore it, or none of them has it."""
+    NO_KV = "no kv"
+    """No prompt is computed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One API path.
 
     `is_counted`: metrics count it under its own label. `offloadable`: it takes a JSON object by
     POST only, and two instances may serve it, one for the prompt and one for the
-    answer. `last_events`: names of the events that end its stream; none: [DONE] ends it.
-    `operators_only`: it changes one engine, and is refused to clients.
+    answer. `salting`: what a tenant's salt does there. `last_events`: names of the events that end
+    its stream; none: [DONE] ends it. `operators_only`: it changes one engine, and is
+    refused to clients.
     """
 
     path: str
     is_counted: bool = True
     offloadable: bool = False
+    salting: Salting = Salting.SINCE
     last_events: tuple[str, ...] = ()
     error_form: ErrorForm = ErrorForm.OPENAI
     operators_only: bool = False
@@ -47,15 +60,21 @@ OTHER = Endpoint("", is_counted=False)
 """Row of all paths without one."""
 _RESPONSES_END = ("response.completed", "response.incomplete", "response.failed")
 _ROWS = (
-    Endpoint("/v1/chat/completions", offloadable=True),
-    Endpoint("/v1/completions", offloadable=True),
-    Endpoint("/v1/responses", last_events=_RESPONSES_END, error_form=ErrorForm.RESPONSES),
+    Endpoint("/v1/chat/completions", offloadable=True, salting=Salting.ALWAYS),
+    Endpoint("/v1/completions", offloadable=True, salting=Salting.ALWAYS),
+    Endpoint(
+        "/v1/responses",
+        salting=Salting.ALWAYS,
+        last_events=_RESPONSES_END,
+        error_form=ErrorForm.RESPONSES,
+    ),
     Endpoint("/v1/messages", last_events=("message_stop",), error_form=ErrorForm.MESSAGES),
+    Endpoint("/v1/messages/count_tokens", is_counted=False, salting=Salting.NO_KV),
     Endpoint("/v1/embeddings"),
     Endpoint("/v1/rerank"),
     Endpoint("/v1/score"),
-    Endpoint("/tokenize"),
-    Endpoint("/detokenize"),
+    Endpoint("/tokenize", salting=Salting.NO_KV),
+    Endpoint("/detokenize", salting=Salting.NO_KV),
     Endpoint("/v1/load_lora_adapter", is_counted=False, operators_only=True),
     Endpoint("/v1/unload_lora_adapter", is_counted=False, operators_only=True),
 )

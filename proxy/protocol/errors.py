@@ -81,6 +81,13 @@ class NoSuchPathError(BadRequestError):
     status = 404
 
 
+class UnsaltedError(BadRequestError):
+    """The prompt would be computed without its tenant's salt."""
+
+    status = 403
+    type = "permission_error"
+
+
 class MethodNotAllowedError(BadRequestError):
     """The path is known, but only with POST."""
 

@@ -155,7 +155,7 @@ def packed(found: Examined | Unfit) -> bytes:
         {
             "fields": found.fields,
             "session": found.session,
-            "prompt": [prompt.model, prompt.bytes, prompt.ids, prompt.hashes],
+            "prompt": [prompt.model, prompt.bytes, prompt.ids, prompt.hashes, prompt.kept],
             "offloadable": prompt.offloadable,
             "put": {key: value.decode() for key, value in found.put.items()},
             "drop": found.drop,

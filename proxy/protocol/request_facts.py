@@ -16,9 +16,8 @@ from typing import Any
 
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from proxy.core.connectors.base import KV_PARAMS
 from proxy.core.types import RequestFacts
-from proxy.protocol.endpoints import OFFLOADABLE
+from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
 
 BLOCK_BYTES = 1024
 BYTES_PER_TOKEN_PRIOR = 4.0
@@ -42,13 +41,17 @@ PROMPT_KEYS = (
     "query",
     "documents",
 )
-_UNUSUAL = frozenset({"use_beam_search", "echo", "prompt_logprobs", "prompt_embeds", KV_PARAMS})
+_READ_KEYS = {"/v1/chat/completions": ("tools", "messages", "documents"), COMPLETIONS: ("prompt",)}
+"""The prompt fields that vLLM reads, where it ignores the others of PROMPT_KEYS."""
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
 _MODEL_CHARS, _MODELS_MAX = 256, 64
 MOST_VALUES, MOST_VALUES_SMALL = 1 << 18, 1 << 13
 """Most values of a prompt; a list of token ids is one value. Each takes 0.3 us to look at, so few
 of them can be looked at on the event loop."""
+_PROMPTS_MAX = 1024
+"""Most prompts of one request that vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
+_KEPT_MAX = 1 << 40
 _IDS = "I"
 """Array type of token ids: 4 bytes each, like a token of text by the prior."""
 
@@ -98,14 +101,16 @@ def _is_text(name: str) -> bool:
     return not any(0xD800 <= ord(char) <= 0xDFFF for char in name)
 
 
-def prompt_bytes(body: Mapping[str, Any], most_values: int = MOST_VALUES) -> bytes | None:
-    """All prompt texts as UTF-8, in rendering order; token ids as 4 bytes each.
+def prompt_bytes(
+    body: Mapping[str, Any], keys: tuple[str, ...] = PROMPT_KEYS, most_values: int = MOST_VALUES
+) -> bytes | None:
+    """All prompt texts of these fields as UTF-8, in their order; token ids as 4 bytes each.
 
-    None: the prompt has more than `most_values` values.
+    None: they have more than `most_values` values.
     """
     texts: list[bytes | memoryview] = []
     left = most_values
-    for key in PROMPT_KEYS:
+    for key in keys:
         if key in body:
             left = _collect(body[key], texts, left)
             if left < 0:
@@ -169,8 +174,24 @@ def _token_ids(item: list[Any]) -> memoryview | None:
 
 
 def _count_ids(prompt: Any) -> int:
-    """Number of token ids of a prompt, 0 if it is no such list; the engine checks each id."""
-    return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is int else 0
+    """Number of token ids of a prompt, or of a list of such prompts; 0 if it is neither.
+
+    The engine checks each id, and takes 7.0 and "7" for one, but a list of strings for texts.
+    """
+    if not isinstance(prompt, list) or not prompt:
+        return 0
+    if isinstance(prompt[0], int | float):
+        return len(prompt)
+    first = prompt[:_PROMPTS_MAX]
+    if isinstance(prompt[0], str):
+        return 0 if all(isinstance(item, str) for item in first) else len(prompt)
+    return sum(len(ids) for ids in first if isinstance(ids, list))
+
+
+def _kept(most: Any) -> int:
+    """Tokens that the engine keeps of a prompt by `truncate_prompt_tokens`; -1: it depends."""
+    number = whole_number(most)
+    return -1 if number is None else max(-1, min(number, _KEPT_MAX))
 
 
 def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
@@ -182,36 +203,16 @@ def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
     return [chain := xxh3_64_intdigest(prompt[at : at + BLOCK_BYTES], chain) for at in starts]
 
 
-def is_offloadable(endpoint: str, body: Mapping[str, Any]) -> bool:
-    """Whether two legs give the same answer as one request, and there is something to decode."""
-    if endpoint not in OFFLOADABLE:
-        return False
-    get = body.get
-    if get("n") not in (None, 1) or get("best_of") not in (None, 1):
-        return False
-    if get("max_tokens") in (0, 1) or get("max_completion_tokens") in (0, 1):
-        return False
-    if not _UNUSUAL.isdisjoint(body) and _is_unusual(body):
-        return False
-    prompt = get("prompt")
-    return not isinstance(prompt, list) or bool(_count_ids(prompt))
-
-
-def _is_unusual(body: Mapping[str, Any]) -> bool:
-    """Whether the body asks for a result that only one request over the whole prompt can give."""
-    return any(body.get(key) for key in ("use_beam_search", "echo")) or any(
-        body.get(key) is not None for key in ("prompt_logprobs", "prompt_embeds", KV_PARAMS)
-    )
-
-
 class PromptFacts:
     """What a body's prompt is, as far as it does not depend on what was learned.
 
     `model`: the model's name. `bytes`: of the prompt's texts, token ids as 4 each. `ids`: number of
-    token ids, 0 for a text. `hashes`: of its blocks, chained. `offloadable`: see `is_offloadable`.
+    token ids, 0 for a text. `hashes`: of its blocks, chained; none where the engine keeps a part of
+    the prompt only, which may be its tail: `kept` tokens, -1 where that depends on the engine.
+    `offloadable`: see `is_offloadable`.
     """
 
-    __slots__ = ("bytes", "hashes", "ids", "model", "offloadable")
+    __slots__ = ("bytes", "hashes", "ids", "kept", "model", "offloadable")
 
     def __init__(
         self,
@@ -219,6 +220,7 @@ class PromptFacts:
         bytes: int,  # noqa: A002 - the field's name
         ids: int,
         hashes: list[int],
+        kept: int | None = None,
         *,
         offloadable: bool,
     ) -> None:
@@ -226,23 +228,31 @@ class PromptFacts:
         self.bytes = bytes
         self.ids = ids
         self.hashes = hashes
+        self.kept = kept
         self.offloadable = offloadable
+
+    @property
+    def learnable_bytes(self) -> int:
+        """Bytes of the text whose tokens the engine counts; 0 where it counts others."""
+        return 0 if self.ids or self.kept is not None else self.bytes
 
 
 def prompt_facts(
     endpoint: str, body: Mapping[str, Any], most_values: int = MOST_VALUES
 ) -> PromptFacts | None:
     """The prompt of a parsed body; None: it has more than `most_values` values."""
-    prompt = prompt_bytes(body, most_values)
+    prompt = prompt_bytes(body, _READ_KEYS.get(endpoint, PROMPT_KEYS), most_values)
     if prompt is None:
         return None
     model = _name(body.get("model"))[:_MODEL_CHARS]
+    most = body.get("truncate_prompt_tokens")
     root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
     return PromptFacts(
         model,
         len(prompt),
-        _count_ids(body.get("prompt")),
-        block_hashes(prompt, root),
+        _count_ids(body.get("prompt")) if endpoint == COMPLETIONS else 0,
+        block_hashes(prompt, root) if most is None else [],
+        None if most is None else _kept(most),
         offloadable=is_offloadable(endpoint, body),
     )
 
@@ -288,11 +298,14 @@ class TokenEstimator:
         """
         ids, size = prompt.ids, prompt.bytes
         ratio = self.bytes_per_token(prompt.model)
+        tokens = ids or max(1, round(size / ratio))
+        if prompt.kept is not None and prompt.kept >= 0:
+            tokens = max(1, min(tokens, prompt.kept))
         return RequestFacts(
             model=prompt.model,
             session_id=of_tenant(session_identity(headers, session), tenant),
             tenant=tenant or "",
-            prompt_tokens=ids or max(1, round(size / ratio)),
+            prompt_tokens=tokens,
             block_hashes=prompt.hashes,
             block_tokens=BLOCK_BYTES * (ids / max(1, size) if ids else 1 / ratio),
             offloadable=prompt.offloadable,

@@ -16,6 +16,7 @@ import random
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 
 from proxy.config.in_force import OptionsInForce
 from proxy.core.connectors.base import Edits
@@ -29,6 +30,7 @@ from proxy.core.routing.actions import (
     InstanceFailed,
     KeepDecode,
     KvUnreleased,
+    LeftKv,
     LegFailure,
     LegLimit,
     Pause,
@@ -50,7 +52,13 @@ from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import with_request_id
 from proxy.request.client_request import Outgoing
 from proxy.request.kv_release import KvReleases
-from proxy.request.legs import FirstEventLimit, decode_leg, fallback_of, prefill_leg
+from proxy.request.legs import (
+    FirstEventLimit,
+    Unusable,
+    decode_leg,
+    fallback_of,
+    prefill_leg,
+)
 from proxy.state.detached import DetachedLeg, DetachedTasks
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import RequestRecord
@@ -69,12 +77,27 @@ class LegOwners:
 
 
 class PrefillFailed:
-    """P's leg gave no KV; `failure`: what speaks against P itself."""
+    """P's leg gave no KV that D can fetch; `failure`: what speaks against P itself.
 
-    __slots__ = ("failure", "why")
+    `edits`: what names the KV that P may hold all the same, where `left` is NAMED.
+    """
 
-    def __init__(self, why: Fallback, failure: LegFailure | None = None) -> None:
-        self.why, self.failure = why, failure
+    __slots__ = ("edits", "failure", "left", "why")
+
+    def __init__(
+        self,
+        why: Fallback,
+        failure: LegFailure | None = None,
+        left: LeftKv = LeftKv.NONE,
+        edits: Edits | None = None,
+    ) -> None:
+        self.why, self.failure, self.left, self.edits = why, failure, left, edits
+
+
+def _left_by_cut(replies: list[UpstreamResponse]) -> LeftKv:
+    """What an answer that was cut has left on P, which sends its head when the KV is computed."""
+    is_answered = bool(replies) and replies[-1].status == HTTPStatus.OK
+    return LeftKv.UNNAMED if is_answered else LeftKv.NONE
 
 
 class Attempts:
@@ -181,7 +204,7 @@ class Attempts:
             replies.append(reply)
             flow.prefill_sent()
 
-        async def run() -> Edits | Fallback:
+        async def run() -> Edits | Fallback | Unusable:
             p, connector = owners.instances.upstream(leg.instance.name), owners.options.connector
             return await prefill_leg(out, p, connector, leg_id, limit.seconds, on_sent)
 
@@ -189,15 +212,20 @@ class Attempts:
             hang_up = isinstance(flow.prefill_left()[-1], HangUpPrefill)
             return hang_up and replies[-1].hang_up()
 
-        def unwanted(result: Edits | Fallback | None) -> None:
-            self.prefill_unwanted(result if isinstance(result, Edits) else None)
+        def unwanted(result: Edits | Fallback | Unusable | None) -> None:
+            self.prefill_unwanted(result, _left_by_cut(replies))
 
         try:
             result = await owners.detached.keep(DetachedLeg(run, on_left, unwanted))
         except UpstreamFailure as failure:
-            return PrefillFailed(fallback_of(failure), self.failure(failure))
-        if isinstance(result, Edits):
-            return result
+            left = _left_by_cut(replies)
+            return PrefillFailed(fallback_of(failure), self.failure(failure), left)
+        return result if isinstance(result, Edits) else self._prefill_failed(result, limit)
+
+    def _prefill_failed(self, result: Fallback | Unusable, limit: LegLimit) -> PrefillFailed:
+        """P's leg has ended without KV for D, within its limit or at it."""
+        if isinstance(result, Unusable):
+            return PrefillFailed(result.why, None, result.left, result.edits)
         if result is not Fallback.P_TIMEOUT:
             return PrefillFailed(result)
         self.note_limit(limit, limit.seconds)
@@ -208,17 +236,24 @@ class Attempts:
         """P has not answered in time: the actions, empty where D does not begin as well."""
         return self._flow.prefill_late(self._owners.clock.now_s())
 
-    def prefill_unwanted(self, edits: Edits | None) -> None:
-        """P's leg is over, and the request no longer waits for it; `edits`: P holds KV."""
-        self._edits = edits
+    def prefill_unwanted(
+        self, result: Edits | Fallback | Unusable | None, cut: LeftKv = LeftKv.NONE
+    ) -> None:
+        """P's leg is over, and the request no longer waits for it; `cut`: its KV without result."""
+        left = cut if result is None else LeftKv.NONE
+        if isinstance(result, Unusable):
+            self._edits, left = result.edits, result.left
+        elif isinstance(result, Edits):
+            self._edits, left = result, LeftKv.NAMED
         now_s = self._owners.clock.now_s()
-        self.perform(self._flow.left_prefill_over(now_s, is_handed=edits is not None))
+        self.perform(self._flow.left_prefill_over(now_s, left))
 
     def prefilled(self, result: Edits | PrefillFailed, start_s: float) -> list[Action]:
         """P's leg, begun at `start_s`, is over; returns the next actions."""
         owners, now_s = self._owners, self._owners.clock.now_s()
         if isinstance(result, PrefillFailed):
-            actions = self._flow.prefill_failed(result.why, now_s, result.failure)
+            self._edits = result.edits
+            actions = self._flow.prefill_failed(result.why, now_s, result.failure, result.left)
         else:
             self._edits = result
             self._record.t_prefill_done = owners.clock.unix(now_s)
@@ -303,8 +338,6 @@ class Attempts:
         p = owners.instances.get(action.prefill.name) if action.prefill else None
         if p is not None and why is not Fallback.P_LATE:
             p.forget_engine_id()
-        if why is Fallback.KV_PARAMS:
-            owners.metrics.releases.labels(ReleaseResult.STRANDED).inc()
         owners.metrics.fallbacks.labels(why).inc()
         self._record.fallback = why
 

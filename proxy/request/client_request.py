@@ -15,7 +15,7 @@ from proxy.core.connectors.base import Edits
 from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
 from proxy.protocol.body import Members, Unfit, is_small
-from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, endpoint_of
+from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, Salting, endpoint_of
 from proxy.protocol.errors import (
     BadRequestError,
     BodyTimeoutError,
@@ -23,6 +23,7 @@ from proxy.protocol.errors import (
     MethodNotAllowedError,
     NoSuchPathError,
     NotForClientsError,
+    UnsaltedError,
     UnsupportedEncodingError,
 )
 from proxy.protocol.examined import NO_OBJECT, Examined, Task, examine
@@ -90,6 +91,8 @@ async def read(
         members = Members(raw, found.spans)
         if found.put or found.drop:
             members = await _edited(members, found.put, found.drop)
+    if grant.salt is not None and raw and endpoint_of(request.path).salting is not Salting.NO_KV:
+        _check_salting(request, grant, is_object=found is not NO_OBJECT)
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
     return Outgoing(request.method, request.raw_path, headers, members, found)
 
@@ -99,6 +102,19 @@ async def _edited(members: Members, put: Mapping[str, bytes], drop: Collection[s
     if len(members.raw) <= _LONG_BYTES:
         return members.edited(put, drop)
     return await asyncio.to_thread(members.edited, put, drop)
+
+
+def _check_salting(request: web.Request, grant: Grant, *, is_object: bool) -> None:
+    """Refuse a body that engines compute without `cache_salt`."""
+    path = request.path
+    if endpoint_of(path).salting is not Salting.ALWAYS and path not in grant.salted_paths:
+        shown = path if path in ENDPOINTS else "this path"
+        raise UnsaltedError(
+            f"path: KV of tenants is kept apart (--cache-salt-secret), and not every engine does "
+            f"so for {shown} (--salted-paths)"
+        )
+    if not is_object:
+        raise BadRequestError("body: must be a JSON object, to be salted (--cache-salt-secret)")
 
 
 def _check_path(request: web.Request) -> None:

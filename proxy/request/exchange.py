@@ -34,6 +34,7 @@ from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import ENDPOINTS, endpoint_of
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.protocol.headers import route_lines
+from proxy.protocol.offloadable import asks_for_stream
 from proxy.protocol.request_facts import TokenEstimator
 from proxy.request import client_request
 from proxy.request.attempts import Attempts, LegOwners
@@ -163,7 +164,7 @@ class Exchange:
         self.facts = owners.estimator.facts(
             found.prompt, self.request.headers, found.session, grant.tenant
         )
-        self.prompt_bytes = 0 if found.prompt.ids else found.prompt.bytes
+        self.prompt_bytes = found.prompt.learnable_bytes
         admitted = self._admit()
         if isinstance(admitted, Reject):
             admitted = await self._wait(admitted)
@@ -209,7 +210,7 @@ class Exchange:
     def _admit(self) -> Route | Reject:
         owners, record, fields = self.owners, self.record, self.out.found.fields
         owners.telemetry.metrics.issued.inc()
-        record.stream = bool(fields.get("stream"))
+        record.stream = asks_for_stream(fields)
         telemetry_record.note_facts(record, self.facts)
         if owners.memory.level and owners.is_too_heavy_now(self.facts):
             return SHORT_OF_MEMORY

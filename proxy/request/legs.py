@@ -11,12 +11,14 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import orjson
 
-from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer
+from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer, may_hold_kv
 from proxy.core.connectors.params import wrong_params
 from proxy.core.kvcache.reuse import usage_ratio
+from proxy.core.routing.actions import LeftKv
 from proxy.core.types import FailureKind, Fallback
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import ANSWER_BYTES, OnSent, Upstream
@@ -35,6 +37,23 @@ _FALLBACKS = {
 }
 
 
+class Unusable:
+    """P's answer, a 200, of which D can make no use, although P may hold the prompt's KV.
+
+    `edits`: the fields by which that KV can be released; None where only P could name it.
+    """
+
+    __slots__ = ("edits", "why")
+
+    def __init__(self, why: Fallback, edits: Edits | None) -> None:
+        self.why, self.edits = why, edits
+
+    @property
+    def left(self) -> LeftKv:
+        """What P may hold."""
+        return LeftKv.UNNAMED if self.edits is None else LeftKv.NAMED
+
+
 async def prefill_leg(
     out: Outgoing,
     p: Upstream,
@@ -42,7 +61,7 @@ async def prefill_leg(
     request_id: str,
     timeout_s: float,
     on_sent: OnSent | None = None,
-) -> Edits | Fallback:
+) -> Edits | Fallback | Unusable:
     """Let P compute the prompt and keep its KV; gives what D needs to fetch it.
 
     `timeout_s` is `--prefill-timeout`: queue and computation on P.
@@ -60,7 +79,7 @@ async def _prefill(
     connector: Connector,
     request_id: str,
     on_sent: OnSent | None,
-) -> Edits | Fallback:
+) -> Edits | Fallback | Unusable:
     try:
         engine_id = await p.engine_id() if connector.needs_engine_id else None
     except UpstreamFailure:
@@ -79,19 +98,30 @@ async def _prefill(
     if reply.status != 200:
         await look_at(reply)  # raises where that says something of P
         return Fallback.P_ERROR
-    return _after_prefill(connector, transfer, answer, p.throttle)
+    told = _object(answer)
+    result = Fallback.P_ERROR if told is None else _used(connector, transfer, told, p.throttle)
+    if isinstance(result, Edits) or not (told is None or may_hold_kv(told)):
+        return result
+    # Where P contradicts what is known of it, the proxy's own name for the KV may be wrong too.
+    is_known = result is not Fallback.KV_PARAMS
+    return Unusable(result, connector.named_by_proxy(transfer) if is_known else None)
 
 
-def _after_prefill(
-    connector: Connector, transfer: Transfer, answer: bytes, throttle: Throttle
-) -> Edits | Fallback:
+def _object(answer: bytes) -> dict[str, Any] | None:
+    """The object of P's answer, empty for other JSON; None if it is too long or no JSON."""
     if len(answer) > ANSWER_BYTES:
-        return Fallback.P_ERROR
+        return None
     try:
         parsed = orjson.loads(answer)
     except orjson.JSONDecodeError:
-        return Fallback.P_ERROR
-    told = parsed if isinstance(parsed, dict) else {}
+        return None
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _used(
+    connector: Connector, transfer: Transfer, told: dict[str, Any], throttle: Throttle
+) -> Edits | Fallback:
+    """What D gets of P's answer, or why it gets nothing."""
     p = transfer.prefill
     wrong = wrong_params(told.get(KV_PARAMS), p, transfer.engine_id, transfer.transfer_id)
     if wrong is not None:

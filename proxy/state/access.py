@@ -28,13 +28,15 @@ class Grant:
     """What is changed in one tenant's requests before an instance gets them.
 
     `hidden`: header names (lower case) that are removed. `added`: header lines that are added.
-    `salt`: the `cache_salt` of the body.
+    `salt`: the `cache_salt` of the body. `salted_paths`: where engines read it, beside the paths
+    whose row says so.
     """
 
     tenant: str | None = None
     hidden: frozenset[bytes] = frozenset()
     added: bytes = b""
     salt: str | None = None
+    salted_paths: frozenset[str] = frozenset()
 
 
 class Access:
@@ -51,10 +53,10 @@ class Access:
         self._by_digest: dict[bytes, Grant] = {}
         if settings.api_key is None:
             return
-        secret = settings.cache_salt_secret
+        secret, paths = settings.cache_salt_secret, frozenset(settings.salted_paths)
         for key, tenant in tenants_of(settings.api_key.get_secret_value()).items():
             salt = None if secret is None else salt_of(secret.get_secret_value().encode(), tenant)
-            self._by_digest[key] = Grant(tenant, _CREDENTIALS, added, salt)
+            self._by_digest[key] = Grant(tenant, _CREDENTIALS, added, salt, paths)
 
     def grant(self, headers: CIMultiDictProxy[str]) -> Grant:
         """The grant of a request's key; raises UnauthorizedError."""

@@ -19,6 +19,7 @@ from proxy.core.routing.waiting import QueuedRequest, Waiting
 from proxy.core.types import Reject, RequestFacts
 from proxy.net.timeouts import Clock, Limit
 from proxy.protocol.errors import DRAIN_RETRY_S
+from proxy.protocol.offloadable import whole_number
 from proxy.telemetry.metrics import Metrics
 
 PRIORITY_HEADER = "X-Request-Priority"
@@ -32,8 +33,8 @@ def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Priority
     named = _BY_NAME.get(headers.get(PRIORITY_HEADER, "").strip().lower())
     if named is not None:
         return named
-    number = body.get("priority")
-    if not isinstance(number, int | float) or not number:
+    number = whole_number(body.get("priority"))
+    if not number:
         return Priority.NORMAL
     return Priority.HIGH if number < 0 else Priority.LOW
 

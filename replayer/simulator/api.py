@@ -36,6 +36,8 @@ from replayer.simulator.options import SimOptions
 log = logging.getLogger(__name__)
 VERSION = "0.33.0"
 _MAX_BODY_BYTES = 256 * 2**20
+_MUCH = b',"prompt_token_ids":[%b0]' % (b"0," * 2**20)
+"""Members that make an answer longer than anybody should read."""
 _BUSY = "The engine is currently busy and cannot accept new requests. Please try again later."
 Release = Callable[[RemoteKv], None]
 
@@ -157,9 +159,10 @@ class Api:
             ask = parse_ask(body, self._limits, chat=chat)
             self._check_transfer(ask)
             self._check_queue()
-        except ApiError:
-            # vLLM >= 0.22 releases the KV of a decode leg that it rejects.
-            self._release_kv(body)
+        except ApiError as error:
+            # vLLM >= 0.22 releases the KV of a decode leg that it rejects once it is parsed.
+            if not error.is_early:
+                self._release_kv(body)
             raise
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
         answer = Answer(ask, request_id, int(self._driver.unix_s(self._driver.now_s())))
@@ -169,7 +172,7 @@ class Api:
                 return await self._stream(request, request_id, answer, lives, ask)
             whole = await self._whole(request_id, answer, lives)
             if ask.handing.send_as is not None:
-                await self._apply_prefill_fault()
+                return await self._with_prefill_fault(whole)
             return whole
         finally:
             for live in lives:
@@ -212,12 +215,18 @@ class Api:
             headers={"X-Request-Id": request_id},
         )
 
-    async def _apply_prefill_fault(self) -> None:
-        """Withhold or replace the answer to a prefill leg; its KV stays pinned."""
+    async def _with_prefill_fault(self, answer: web.Response) -> web.Response:
+        """The answer to a prefill leg, or what the fault makes of it; its KV stays pinned."""
         if self._faults.prefill == "hang":
             await asyncio.get_running_loop().create_future()
         if self._faults.prefill == "error":
             raise ApiError(500, "Internal server error")
+        if self._faults.prefill == "garbage":
+            answer.body = b"{"
+        if self._faults.prefill == "huge":
+            assert isinstance(answer.body, bytes)
+            answer.body = b"%b%b}" % (answer.body[:-1], _MUCH)
+        return answer
 
     async def _apply_stream_fault(self, request: web.Request) -> bool:
         """Stall or cut a stream as the fault says; True if it must end early but normally."""

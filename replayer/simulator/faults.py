@@ -10,7 +10,7 @@ from typing import Any
 CHOICES = {
     "query": ("ok", "hang", "error", "garbage", "empty"),
     "pull": ("ok", "hang", "refuse"),
-    "prefill": ("ok", "hang", "error"),
+    "prefill": ("ok", "hang", "error", "garbage", "huge"),
     "stream": ("ok", "close", "reset", "stall", "no_done"),
 }
 

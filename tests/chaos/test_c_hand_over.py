@@ -20,6 +20,7 @@ from tests.support.harness import (
     chunk,
     event,
     plain,
+    resets,
     says,
     stalls,
     until,
@@ -322,3 +323,83 @@ async def test_f58_roles_change_in_mid_flight(rig: Floor) -> None:
         pairs = {(rec["prefill_instance"], rec["decode_instance"]) for rec in records}
         assert all(p != d for p, d in pairs)
         assert {rec["outcome"] for rec in records} == {"ok"}
+
+
+TOLD_LATE: dict[str, dict[str, Any]] = {
+    "options without a stream": {"stream": False, "stream_options": {"include_usage": True}},
+    "a number that is none": {"min_tokens": "many"},
+    "a flag that is none": {"stream": "maybe"},
+}
+
+
+@pytest.mark.parametrize("how", TOLD_LATE)
+async def test_f104_a_request_that_d_alone_refuses(rig: Floor, how: str) -> None:
+    """P's leg lacks the field; an engine that refuses it while parsing tells its P nothing."""
+    async with rig(sims=2, sim={"abort_timeout": 2000.0}, **ALWAYS) as r:
+        got = await r.ask(LONG, **TOLD_LATE[how])
+        assert got.status == 400, got.body
+        assert (await r.record())["prefill_instance"] is None
+        assert not r.sim_work()
+
+
+@pytest.mark.parametrize("how", ["garbage", "huge"])
+@pytest.mark.parametrize("connector", ["mooncake", "nixl"])
+async def test_f105_an_answer_of_no_use_holds_kv(rig: Floor, connector: str, how: str) -> None:
+    """Mooncake's KV has the proxy's own name; which blocks NIXL's P holds only P could say."""
+    is_named = connector == "mooncake"
+    sim = {"kv_connector": connector, "abort_timeout": 2000.0 if is_named else 25.0}
+    async with rig(sims=2, sim=sim, **ALWAYS | {"kv_connector": connector}) as r:
+        for engine in r.engines:
+            engine.faults.change(prefill=how)
+        record = await colocated(r)
+        assert record["fallback"] == "p_error"
+        p = record["prefill_instance"]
+        if is_named:
+            await until(lambda: not r.sim_work(), "P's KV is released")
+        booked = r.router.unreleased_kv.on(p, r.state.clock.now_s())[1]
+        assert bool(booked) is not is_named
+        result = "released" if is_named else "stranded"
+        await until(lambda: r.metric("kv_releases_total", result=result) == 1)
+        await until(lambda: not r.sim_work(), "or its lease ends")
+
+
+async def test_f105_an_answer_that_is_cut(rig: Floor) -> None:
+    """The head is there: the prompt is computed, and its KV may be pinned."""
+    p = resets(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
+    async with rig(peer(p), **ALWAYS, **SLOW_PROBES) as r:
+        record = await colocated(r)
+        assert record["fallback"] == "p_error"
+        assert r.router.unreleased_kv.on("i1", r.state.clock.now_s())[1]
+        assert r.metric("kv_releases_total", result="stranded") == 1
+
+
+ANOTHER_PROMPT: dict[str, dict[str, Any]] = {
+    "as long as max_tokens leaves room": {"truncate_prompt_tokens": -1},
+    "the last tokens": {"truncate_prompt_tokens": 900},
+    "an image that may change": {
+        "messages": [
+            {"role": "user", "content": LONG},
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": "http://h/a.png"}}],
+            },
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("how", ANOTHER_PROMPT)
+async def test_f106_each_leg_would_see_another_prompt(rig: Floor, how: str) -> None:
+    async with rig(sims=2, **ALWAYS) as r:
+        assert is_fine(await r.ask(LONG, **ANOTHER_PROMPT[how]))
+        assert (await r.record())["prefill_instance"] is None
+
+
+async def test_f107_ps_answer_stays_short(rig: Floor) -> None:
+    asked: dict[str, Any] = {"return_token_ids": True, "return_prompt_text": True}
+    p, d = Scripted(says(plain(LENGTH % b""))), Scripted()
+    async with rig(peer(p, d), **ALWAYS, **SLOW_PROBES) as r:
+        assert is_fine(await r.ask(LONG, **asked, logprobs=True, logprob_token_ids=[1, 2]))
+        told = orjson.loads(p.bodies[-1])
+        assert not {*asked, "logprobs", "logprob_token_ids"} & set(told)
+        assert asked.items() <= orjson.loads(d.bodies[-1]).items()

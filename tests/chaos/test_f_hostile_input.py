@@ -225,6 +225,33 @@ async def test_f88_clients_steer_the_engine(rig: Floor, what: str) -> None:
         assert b"data-parallel" not in head
 
 
+KEY = "sk-chaos-0123456789abcdef"
+SALTED: dict[str, Any] = {"api_key": f"acme:{KEY}", "cache_salt_secret": "0123456789abcdef" * 2}
+FORM_HEAD = {"Content-Type": "multipart/form-data; boundary=x"}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/embeddings", "/v1/audio/translations"])
+async def test_f108_what_cannot_be_salted(rig: Floor, path: str) -> None:
+    engine = Scripted()
+    async with rig([engine], flow=False, **SALTED, **SLOW_PROBES) as r:
+        who = {"Authorization": f"Bearer {KEY}"}
+        got = await r.raw(request(SMALL, who | FORM_HEAD, path))
+        assert refused(got) == 403
+        assert "--cache-salt-secret" in got.error["message"]
+        assert engine.bodies == []
+        assert is_fine(await r.raw(request(SMALL, who)))
+        assert b"cache_salt" in engine.bodies[-1]
+
+
+@pytest.mark.parametrize(("given", "streams"), [('"false"', False), ("0.0", False), ('"On"', True)])
+async def test_f109_a_flag_that_engines_coerce(rig: Floor, given: str, streams: bool) -> None:
+    """Taken for a stream, an answer in one piece would be called late, and asked for again."""
+    async with rig([GOOD], **SLOW_PROBES) as r:
+        body = SMALL[:-1] + b',"stream":%s}' % given.encode()
+        assert is_fine(await r.raw(request(body, {})))
+        assert (await r.record())["stream"] is streams
+
+
 async def test_f89_a_prompt_of_a_million_tokens(rig: Floor, timed: Turns) -> None:
     engine = Scripted()
     many = b'{"model":"sim-8b","prompt":[' + b"7," * 999_999 + b"7],%s}"

@@ -51,7 +51,7 @@ BODY = BodyLimits(1 << 20, 60.0)
 class Loaded:
     """A client's request that has come whole, and its content in one."""
 
-    method, raw_path = "POST", PATH
+    method, raw_path, path = "POST", PATH, PATH
     raw_headers = ()
 
     def __init__(self, headers: CIMultiDictProxy[str], raw: bytes) -> None:

@@ -12,7 +12,7 @@ KV_PARAMS = "kv_transfer_params"
 """The body field that controls a connector. Only the proxy sets it: with it a client could make an
 engine fetch from any address, or hang."""
 
-_DROP_ON_PREFILL = frozenset(
+DROP_ON_PREFILL = frozenset(
     {
         "stream_options",
         "best_of",
@@ -26,8 +26,13 @@ _DROP_ON_PREFILL = frozenset(
         "min_tokens",
         "repetition_detection",
         "thinking_token_budget",
+        # Each makes P's answer as long as the prompt, or longer.
+        "return_token_ids",
+        "return_prompt_text",
+        "logprob_token_ids",
     }
 )
+"""Fields of which the prefill leg has no use, or which would end it early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,10 @@ class Connector(Protocol):
         """Edits for the decode leg, or why P's answer cannot be used."""
         ...
 
+    def named_by_proxy(self, transfer: Transfer) -> Edits | None:
+        """Edits for a decode leg that take nothing from P's answer; None where it names the KV."""
+        ...
+
 
 def transfer_rules(connector: Connector) -> TransferRules:
     """The part of a connector that a decision needs."""
@@ -96,7 +105,22 @@ def prefill_edits(body: Mapping[str, Any], params: Mapping[str, Any] | None) -> 
     if params is not None:
         put[KV_PARAMS] = params
     put |= {key: 1 for key in ("max_completion_tokens", "n") if body.get(key) is not None}
-    return Edits(put, _DROP_ON_PREFILL)
+    return Edits(put, DROP_ON_PREFILL)
+
+
+_FREED = frozenset({"stop", "abort", "error", "repetition", "content_filter"})
+"""How a leg may end so that P frees the KV at once."""
+
+
+def may_hold_kv(answer: Mapping[str, Any]) -> bool:
+    """Whether P may keep the KV of a leg that it answered like this: it does not say the contrary.
+
+    `tool_calls` may stand for an end by length.
+    """
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    reason = choice.get("finish_reason") if isinstance(choice, dict) else None
+    return not (isinstance(reason, str) and reason in _FREED)
 
 
 def finished_by_length(answer: Mapping[str, Any]) -> bool:

@@ -35,6 +35,11 @@ class Implicit:
         del transfer
         return Edits() if finished_by_length(answer) else Fallback.P_FINISH_REASON
 
+    def named_by_proxy(self, transfer: Transfer) -> Edits | None:
+        """None: nothing stays pinned."""
+        del transfer
+        return None
+
 
 class NoConnector:
     """Instances without KV transfer: every prompt is computed on D."""
@@ -54,3 +59,8 @@ class NoConnector:
         """Never called, since there is no hand-over."""
         del transfer, answer
         return Fallback.ENGINE_ID_UNKNOWN
+
+    def named_by_proxy(self, transfer: Transfer) -> Edits | None:
+        """None: there is no hand-over."""
+        del transfer
+        return None

@@ -45,8 +45,12 @@ class Mooncake:
         """D's three values; none of them is from P's answer, but that must have ended by length."""
         if not finished_by_length(answer):
             return Fallback.P_FINISH_REASON
+        return self.named_by_proxy(transfer) or Fallback.ENGINE_ID_UNKNOWN
+
+    def named_by_proxy(self, transfer: Transfer) -> Edits | None:
+        """D's three values; None without P's engine id or bootstrap server."""
         if transfer.engine_id is None or transfer.prefill.bootstrap_url is None:
-            return Fallback.ENGINE_ID_UNKNOWN
+            return None
         params = {
             "do_remote_decode": False,
             "do_remote_prefill": True,

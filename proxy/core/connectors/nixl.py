@@ -56,3 +56,8 @@ class Nixl:
         # id.
         same_id = None if params_of_p.get("remote_request_id") else transfer.request_id
         return Edits({KV_PARAMS: params}, request_id=same_id)
+
+    def named_by_proxy(self, transfer: Transfer) -> Edits | None:
+        """None: only P says which blocks it holds."""
+        del transfer
+        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 from proxy.core.fleet.health import Change
 from proxy.core.types import FailureKind, Fallback, Instance
@@ -68,6 +68,16 @@ class ReleaseResult(StrEnum):
     """There was nobody to ask, or nothing to ask with."""
     UNKNOWN = "unknown"
     """P's leg ended without an answer when it had to be nearly done."""
+
+
+class LeftKv(Enum):
+    """What a prefill leg without a usable answer may have left on P."""
+
+    NONE = "none"
+    NAMED = "named"
+    """KV that the driver can name, so that it can be released."""
+    UNNAMED = "unnamed"
+    """KV that only P's answer would have named."""
 
 
 @dataclass(slots=True)

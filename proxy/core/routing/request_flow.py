@@ -50,6 +50,7 @@ from proxy.core.routing.actions import (
     InstanceFailed,
     KeepDecode,
     KvUnreleased,
+    LeftKv,
     LegCaps,
     LegFailure,
     LegLimit,
@@ -234,10 +235,14 @@ class RequestFlow:
         return actions
 
     def prefill_failed(
-        self, why: Fallback, now_s: float, failure: LegFailure | None = None
+        self,
+        why: Fallback,
+        now_s: float,
+        failure: LegFailure | None = None,
+        left: LeftKv = LeftKv.NONE,
     ) -> list[Action]:
-        """P's leg gave no KV. `failure`: what speaks against P itself."""
-        actions: list[Action] = []
+        """P's leg gave no KV that D can fetch. `failure`: what speaks against P itself."""
+        actions = self._left(left, now_s)
         prefill = self.route.prefill
         if failure is not None and prefill is not None:
             actions += self.failed(prefill.name, failure, now_s)
@@ -321,11 +326,11 @@ class RequestFlow:
         self._step(Event.PREFILL_LEFT, self.state)
         return [HangUpPrefill() if self._p_has_it else CancelPrefill()]
 
-    def left_prefill_over(self, now_s: float, *, is_handed: bool) -> list[Action]:
-        """A leg to P that nobody waits for is over; `is_handed`: P has answered, and holds KV."""
+    def left_prefill_over(self, now_s: float, left: LeftKv) -> list[Action]:
+        """A leg to P that nobody waits for is over; NAMED: P has answered, and holds KV."""
         self._step(Event.LEFT_PREFILL_OVER, self.state)
-        if is_handed:
-            return self._release()
+        if left is not LeftKv.NONE:
+            return self._left(left, now_s)
         if self._p_has_it and now_s >= self._p_is_near_s:
             self._unreleased(now_s)
             return [KvUnreleased(ReleaseResult.UNKNOWN)]
@@ -420,6 +425,15 @@ class RequestFlow:
     def _close(self, now_s: float, output_tokens: int | None) -> None:
         self._end_repetition()
         self._router.finish(self.route, now_s, output_tokens)
+
+    def _left(self, left: LeftKv, now_s: float) -> list[Action]:
+        """Have KV released that no D will fetch, or book it as used for a while."""
+        if left is LeftKv.NAMED:
+            return self._release()
+        if left is LeftKv.NONE or not self._router.pins_kv:
+            return []
+        self._unreleased(now_s)
+        return [KvUnreleased(ReleaseResult.STRANDED)]
 
     def _release(self) -> list[Action]:
         if self._p is None or not self._router.pins_kv:

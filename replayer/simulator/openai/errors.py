@@ -13,7 +13,12 @@ _TYPES = {400: "BadRequestError", 404: "NotFoundError", 503: "Service Unavailabl
 
 
 class ApiError(Exception):
-    """An answer other than 200, shaped `{"error": {message, type, param, code}}`."""
+    """An answer other than 200, shaped `{"error": {message, type, param, code}}`.
+
+    `is_early`: vLLM raises it while it parses the body, before it looks at kv_transfer_params.
+    """
+
+    is_early = False
 
     def __init__(self, status: int, message: str, param: str | None = None, kind: str = "") -> None:
         super().__init__(message)
@@ -32,6 +37,12 @@ class ApiError(Exception):
         return orjson.dumps({"error": error})
 
 
+class EarlyError(ApiError):
+    """An error that vLLM raises while it parses the body."""
+
+    is_early = True
+
+
 def wrong(message: str, param: str, value: object = None) -> ApiError:
     """Make the error for a value that vLLM itself refuses; `value` is named in the message."""
     shown = "" if value is None else f", value={value}"
@@ -43,7 +54,7 @@ def invalid(kind: str, where: str, message: str, given: Any, context: str = "") 
     details: dict[str, Any] = {"type": kind, "loc": where, "msg": message, "input": _shown(given)}
     if context:
         details["ctx"] = {"error": context}
-    return ApiError(400, f"1 validation error:\n  {details}", where, "Bad Request")
+    return EarlyError(400, f"1 validation error:\n  {details}", where, "Bad Request")
 
 
 def _shown(value: Any) -> Any:

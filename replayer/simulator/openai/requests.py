@@ -20,7 +20,7 @@ from replayer.engine.tokens import (
     make_prompt,
     tokenize,
 )
-from replayer.simulator.openai.errors import ApiError, invalid, wrong
+from replayer.simulator.openai.errors import ApiError, EarlyError, invalid, wrong
 from replayer.simulator.openai.kv_params import Handing, handing_of
 
 _COMPLETIONS_MAX_TOKENS = 16
@@ -92,7 +92,8 @@ def parse_ask(body: dict[str, Any], limits: RequestLimits, *, chat: bool) -> Ask
     stream = _flag(body, "stream")
     options = body.get("stream_options")
     if options is not None and not stream:
-        raise wrong("Stream options can only be defined when `stream=True`.", "stream_options")
+        message = "Stream options can only be defined when `stream=True`."
+        raise EarlyError(400, f"{message} (parameter=stream_options)", "stream_options")
     handing = handing_of(body, limits.connector)
     prompts = [_chat_ids(body)] if chat else _completion_ids(body)
     salt = body.get("cache_salt") or ""

@@ -155,8 +155,8 @@ def test_values_are_counted_whatever_holds_them(value: Any, most: int) -> None:
     def is_ids(item: list[Any]) -> bool:
         return bool(item) and all(isinstance(i, int) and 0 <= i < 1 << 32 for i in item)
 
-    assert (prompt_bytes({"prompt": value}, most) is None) == (count(value) > most)
-    assert prompt_bytes({"prompt": value}, MOST_VALUES) is not None
+    assert (prompt_bytes({"prompt": value}, most_values=most) is None) == (count(value) > most)
+    assert prompt_bytes({"prompt": value}, most_values=MOST_VALUES) is not None
 
 
 def nested(depth: int, kind: type) -> Any:

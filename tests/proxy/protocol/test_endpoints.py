@@ -11,6 +11,7 @@ from proxy.protocol.endpoints import (
     OFFLOADABLE,
     OTHER,
     ErrorForm,
+    Salting,
     endpoint_of,
 )
 from proxy.protocol.sse import Scanner, names_the_end
@@ -28,6 +29,7 @@ def test_rows(path: str) -> None:
     assert row.label in (path, "other")
     assert not (row.operators_only and row.is_counted)
     assert (path in OFFLOADABLE) == row.offloadable
+    assert not row.offloadable or row.salting is Salting.ALWAYS
     assert (path in BESIDE_V1) == (not path.startswith("/v1/"))
 
 

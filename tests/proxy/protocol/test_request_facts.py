@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.types import RequestFacts
-from proxy.protocol.endpoints import OFFLOADABLE
 from proxy.protocol.request_facts import (
     BLOCK_BYTES,
     BYTES_PER_TOKEN_PRIOR,
@@ -18,14 +17,14 @@ from proxy.protocol.request_facts import (
     TokenEstimator,
     block_hashes,
     bounded,
-    is_offloadable,
     prompt_bytes,
+    prompt_facts,
     session_identity,
     session_in,
 )
 from tests.support.examined import facts_of
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
@@ -40,14 +39,22 @@ def nested(levels: int, *, within: str) -> Any:
     return value
 
 
-def facts(body: dict[str, Any], endpoint: str = CHAT) -> RequestFacts:
-    return facts_of(endpoint, body)
+def facts(body: dict[str, Any], endpoint: str | None = None) -> RequestFacts:
+    """Facts of a chat where there are messages, else of a completion."""
+    return facts_of(endpoint or (CHAT if "messages" in body else COMPLETIONS), body)
 
 
 def texts(body: dict[str, Any]) -> bytes:
     found = prompt_bytes(body)
     assert found is not None
     return found
+
+
+def sizes(endpoint: str, body: dict[str, Any]) -> tuple[int, int]:
+    """Estimated tokens, and bytes to learn from."""
+    prompt = prompt_facts(endpoint, body)
+    assert prompt is not None
+    return facts(body, endpoint).prompt_tokens, prompt.learnable_bytes
 
 
 class TestSession:
@@ -180,7 +187,7 @@ class TestPrompt:
 
     @given(st.dictionaries(st.sampled_from(["tools", "messages", "prompt", "n"]), json_values))
     def test_any_json_gives_facts(self, body: dict[str, Any]) -> None:
-        found = facts(body)
+        found = facts(body, "/v1/responses")
         assert found.prompt_tokens >= 1
         assert len(found.block_hashes) == len(texts(body)) // BLOCK_BYTES
 
@@ -245,61 +252,6 @@ class TestBlocks:
         assert bool(set(base) & set(facts({**body, **prompt}).block_hashes)) is same
 
 
-class TestOffloadable:
-    @pytest.mark.parametrize(
-        ("expected", "extra"),
-        [
-            (True, {}),
-            (True, {"n": 1, "best_of": 1, "echo": False, "use_beam_search": False}),
-            (True, {"n": None, "max_tokens": None, "prompt_logprobs": None}),
-            (True, {"max_tokens": 2}),
-            (True, {"logprobs": 5, "stream": True, "tools": [{}], "response_format": {}}),
-            (True, {"prompt": "text"}),
-            (True, {"prompt": [1, 2, 3]}),
-            (False, {"n": 2}),
-            (False, {"best_of": 2}),
-            (False, {"use_beam_search": True}),
-            (False, {"prompt": ["one", "two"]}),
-            (False, {"prompt": [[1, 2], [3]]}),
-            (False, {"prompt": []}),
-            (False, {"echo": True}),
-            (False, {"prompt_logprobs": 1}),
-            (False, {"prompt_logprobs": 0}),
-            (False, {"prompt_embeds": "AAAA"}),
-            (False, {"kv_transfer_params": {}}),
-            (False, {"max_tokens": 1}),
-            (False, {"max_tokens": 0}),
-            (False, {"max_completion_tokens": 1}),
-        ],
-        ids=repr,
-    )
-    @pytest.mark.parametrize("endpoint", sorted(OFFLOADABLE))
-    def test_bodies(self, endpoint: str, expected: bool, extra: dict[str, Any]) -> None:
-        assert is_offloadable(endpoint, {"model": "m", **extra}) is expected
-
-    @pytest.mark.parametrize(
-        ("endpoint", "expected"),
-        [
-            ("/v1/chat/completions", True),
-            ("/v1/completions", True),
-            ("/v1/chat/completions/batch", False),
-            ("/v1/responses", False),
-            ("/v1/messages", False),
-            ("/v1/embeddings", False),
-            ("/v1/score", False),
-            ("/v1/rerank", False),
-            ("/v1/audio/transcriptions", False),
-            ("/tokenize", False),
-        ],
-    )
-    def test_endpoints(self, endpoint: str, expected: bool) -> None:
-        assert is_offloadable(endpoint, {"prompt": "p"}) is expected
-
-    @given(st.dictionaries(st.sampled_from(["n", "prompt", "echo", "max_tokens"]), json_values))
-    def test_any_body_has_an_answer(self, body: dict[str, Any]) -> None:
-        assert is_offloadable(CHAT, body) in (True, False)
-
-
 class TestEstimator:
     def test_before_the_first_answer_the_prior_holds(self) -> None:
         prompt = "x" * 40_000
@@ -341,6 +293,35 @@ class TestEstimator:
         found = facts_of("/v1/completions", body, estimator=estimator)
         assert found.prompt_tokens == 1000
         assert found.block_tokens == BLOCK_BYTES / 4
+
+    @pytest.mark.parametrize(
+        ("prompt", "tokens"),
+        [
+            ([[1, 2, 3], [4, 5]], 5),
+            ([[]], 1),
+            ([[1], "x", None], 1),
+            ([1, "2", 3.0], 3),
+            (["1", 2], 2),
+        ],
+    )
+    def test_ids_of_all_prompts_are_counted(self, prompt: Any, tokens: int) -> None:
+        assert facts({"prompt": prompt}).prompt_tokens == tokens
+
+    def test_what_the_engine_ignores_is_no_prompt(self) -> None:
+        """Ids beside the messages of a chat, and messages beside a completion's prompt."""
+        long = [{"role": "user", "content": "x" * 40_000}]
+        chat = {"messages": long, "prompt": [1, 2, 3], "input": "i" * 9000}
+        assert sizes(CHAT, chat) == (10_004, 40_018)
+        assert sizes(COMPLETIONS, {"prompt": "p" * 4096, "messages": long}) == (1024, 4096)
+
+    @pytest.mark.parametrize(
+        ("most", "tokens"), [(10, 10), ("10", 10), (10**9, 1024), (0, 1), (-1, 1024), ("x", 1024)]
+    )
+    def test_a_truncated_prompt_is_as_long_as_what_is_kept(self, most: Any, tokens: int) -> None:
+        """It teaches nothing, and stands in no index: its tail may be what is kept."""
+        body = {"prompt": "p" * 4096, "truncate_prompt_tokens": most}
+        assert sizes(COMPLETIONS, body) == (tokens, 0)
+        assert facts(body, COMPLETIONS).block_hashes == []
 
     @given(st.text(max_size=200), st.integers(1, 40))
     def test_hit_tokens_never_cover_the_whole_prompt(self, text: str, times: int) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
 
 from proxy.core.connectors import CONNECTORS
-from proxy.core.connectors.base import Edits
+from proxy.core.connectors.base import KV_PARAMS, Edits
+from proxy.core.routing.actions import LeftKv
 from proxy.core.types import FailureKind, Fallback, Instance
 from proxy.protocol.body import Members
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.examined import Examined, Task, examine
 from proxy.request.client_request import Outgoing
-from proxy.request.legs import prefill_leg
+from proxy.request.legs import Unusable, prefill_leg
 from proxy.telemetry.log import LOG_EVERY_S, Throttle
 
 PARSED = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
@@ -67,7 +69,7 @@ class P:
         self.is_closed = True
 
 
-async def leg(p: Any, connector: str = "mooncake") -> Edits | Fallback:
+async def leg(p: Any, connector: str = "mooncake") -> Edits | Fallback | Unusable:
     return await prefill_leg(OUT, p, CONNECTORS[connector], "r-p", 5.0)
 
 
@@ -83,19 +85,62 @@ async def test_p_computes_one_token_and_tells_what_it_had() -> None:
     assert sent["messages"] == PARSED["messages"]
 
 
+ENDED = b'{"choices":[{"index":0,"finish_reason":"%b"}]}'
+OTHER = (
+    b'{"kv_transfer_params":{"remote_engine_id":"other"},"choices":[{"finish_reason":"length"}]}'
+)
+
+
 @pytest.mark.parametrize(
     ("answer", "status", "expected"),
     [
-        (b"{", 200, Fallback.P_ERROR),
-        (b"[]", 200, Fallback.P_FINISH_REASON),
         (GOOD, 400, Fallback.P_ERROR),
-        (b'{"kv_transfer_params":{"remote_engine_id":"other"}}', 200, Fallback.KV_PARAMS),
+        (ENDED % b"stop", 200, Fallback.P_FINISH_REASON),
+        (ENDED % b"abort", 200, Fallback.P_FINISH_REASON),
     ],
 )
-async def test_an_answer_that_gives_nothing(answer: bytes, status: int, expected: Fallback) -> None:
+async def test_an_answer_that_says_that_nothing_is_held(
+    answer: bytes, status: int, expected: Fallback
+) -> None:
     p = P(answer, status)
     assert await leg(p) is expected
     assert p.is_closed
+
+
+@pytest.mark.parametrize("connector", ["mooncake", "nixl"])
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"{", Fallback.P_ERROR),
+        (b"", Fallback.P_ERROR),
+        (b'"' + b"x" * (2 << 20) + b'"', Fallback.P_ERROR),
+        (b"[]", Fallback.P_FINISH_REASON),
+        (b"{}", Fallback.P_FINISH_REASON),
+        (ENDED % b"tool_calls", Fallback.P_FINISH_REASON),
+        (OTHER, Fallback.KV_PARAMS),
+    ],
+    ids=["cut", "empty", "long", "list", "no choice", "a tool", "other params"],
+)
+async def test_an_answer_of_no_use_may_hold_kv(
+    connector: str, answer: bytes, expected: Fallback
+) -> None:
+    """With Mooncake the proxy has named it; with NIXL only P could have."""
+    p = P(answer)
+    p.id = "engine" if connector == "mooncake" else None
+    p.instance = replace(p.instance, url="http://other:1") if connector == "nixl" else p.instance
+    given = answer.replace(b'"remote_engine_id":"other"', b'"remote_host":"elsewhere"')
+    p.answer = given if connector == "nixl" else answer
+    result = await leg(p, connector)
+    assert isinstance(result, Unusable)
+    assert result.why is expected
+    if connector == "nixl" or expected is Fallback.KV_PARAMS:
+        assert (result.edits, result.left) == (None, LeftKv.UNNAMED)
+        return
+    assert result.edits is not None
+    assert result.left is LeftKv.NAMED
+    [sent] = p.sent
+    given_id = sent[KV_PARAMS]["transfer_id"]
+    assert result.edits.put[KV_PARAMS]["transfer_id"] == given_id
 
 
 async def test_without_an_engines_id_p_is_not_asked() -> None:
@@ -113,9 +158,11 @@ async def test_a_failure_is_for_the_caller_to_route_around() -> None:
 
 
 async def test_kv_params_that_are_not_used_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    p = P(b'{"kv_transfer_params":{"remote_engine_id":"other"}}')
+    p = P(OTHER)
     for _ in range(100):
-        assert await leg(p) is Fallback.KV_PARAMS
+        result = await leg(p)
+        assert isinstance(result, Unusable)
+        assert result.why is Fallback.KV_PARAMS
     (line,) = caplog.messages
     assert line == "instance p: its kv_transfer_params are not used: another remote_engine_id"
     later_s = asyncio.get_running_loop().time() + LOG_EVERY_S

@@ -17,6 +17,7 @@ from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance
+from proxy.protocol.endpoints import ENDPOINTS
 from proxy.protocol.request_facts import TokenEstimator
 from proxy.state.access import Access, salt_of
 from tests.support.examined import facts_of
@@ -122,7 +123,7 @@ async def test_which_key_an_instance_sees(
 
 async def test_every_body_of_a_tenant_carries_its_salt(tmp_path: Path) -> None:
     """Whatever the client says of it; routing headers would tell of others' prompts."""
-    options = {"api_key": KEYS, "cache_salt_secret": SECRET}
+    options = {"api_key": KEYS, "cache_salt_secret": SECRET, "salted_paths": "/v1/embeddings"}
     async with RawEngine(says(plain(b"{}"))) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             await proxy.up()
@@ -149,6 +150,55 @@ async def test_every_body_of_a_tenant_carries_its_salt(tmp_path: Path) -> None:
                         assert sent.count(b"cache_salt") == 1 + (b"nested" in body)
                         assert b"kv_transfer_params" not in sent
             assert (await proxy.post(b"[1]", "/v1/embeddings", headers=ACME)).status == 400
+
+
+FORM = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\naudio\r\n--x--\r\n'
+IS_FORM = {"Content-Type": "multipart/form-data; boundary=x"}
+MESSAGE = b'{"model":"sim-8b","max_tokens":2,"messages":[{"role":"user","content":"x"}]}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "headers", "allowed", "status"),
+    [
+        ("/v1/messages", MESSAGE, {}, "", 403),
+        ("/v1/messages?beta=true", MESSAGE, {}, "", 403),
+        ("/v1/messages", MESSAGE, {}, "/v1/messages", 200),
+        ("/v1/messages?beta=true", MESSAGE, {}, "/v1/messages", 200),
+        ("/v1/messages/count_tokens", MESSAGE, {}, "", 200),
+        ("/v1/embeddings", b'{"input":"x"}', {}, "/v1/messages", 403),
+        ("/v1/chat/completions/batch", b"{}", {}, "", 403),
+        ("/v1/audio/transcriptions", FORM, IS_FORM, "", 403),
+        ("/v1/audio/transcriptions", FORM, IS_FORM, "/v1/audio/transcriptions", 400),
+        ("/v1/responses", FORM, IS_FORM, "", 400),
+        ("/v1/responses", b"{", IS_FORM, "", 400),
+        ("/v1/responses", b"{ }", {}, "", 200),
+        ("/tokenize", FORM, IS_FORM, "", 200),
+        ("/v1/responses/resp_1/cancel", b"", {}, "", 200),
+    ],
+)
+async def test_what_cannot_be_salted_is_refused(
+    tmp_path: Path, path: str, body: bytes, headers: dict[str, str], allowed: str, status: int
+) -> None:
+    """An engine that ignores the field would share KV between tenants, and nobody would see it."""
+    options = {"api_key": KEYS, "cache_salt_secret": SECRET, "salted_paths": allowed}
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
+            await proxy.up()
+            given = {"Content-Type": "application/json"} | headers | ACME
+            answer = await proxy.post(body, path, headers=given)
+            assert answer.status == status, answer.body
+            assert len(engine.posts) == (status == 200)
+            said = answer.json["error"]["message"] if status != 200 else ""
+            if status == 200:
+                salted = path not in ("/tokenize", "/v1/responses/resp_1/cancel")
+                assert (b"cache_salt" in engine.posts[-1]) == salted
+            else:
+                assert "--cache-salt-secret" in said
+                assert len(said.splitlines()) == 1
+            if status == 403:
+                assert "--salted-paths" in said
+                shown = path.partition("?")[0]
+                assert (shown in said) == (shown in ENDPOINTS)
 
 
 @pytest.mark.parametrize("salt", ["a/b@", "x" * 129, "", "a\\b", "a\0b", 7, {}, ["a"]])

@@ -252,7 +252,9 @@ async def test_priorities_and_tenants_take_their_turns(
         ("urgent", {"priority": 1}, Priority.LOW),
         ("", {"priority": -3}, Priority.HIGH),
         ("", {"priority": 0}, Priority.NORMAL),
-        ("", {"priority": "1"}, Priority.NORMAL),
+        ("", {"priority": "1"}, Priority.LOW),
+        ("", {"priority": " -1.0"}, Priority.HIGH),
+        ("", {"priority": "first"}, Priority.NORMAL),
     ],
 )
 def test_where_a_priority_comes_from(header: str, body: dict[str, Any], expected: Priority) -> None:

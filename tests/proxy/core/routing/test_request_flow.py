@@ -29,6 +29,7 @@ from proxy.core.routing.actions import (
     InstanceFailed,
     KeepDecode,
     KvUnreleased,
+    LeftKv,
     LegCaps,
     LegFailure,
     Pause,
@@ -493,8 +494,8 @@ def test_the_client_leaves_while_p_computes() -> None:
     assert it.told(it.flow.prefill_left()) == ["hang up on p"]
     it.flow.end(0.5)
     assert it.has_nothing_left()
-    assert it.told(it.flow.left_prefill_over(0.6, is_handed=False)) == []
-    late = it.told(it.flow.left_prefill_over(100.0, is_handed=False))
+    assert it.told(it.flow.left_prefill_over(0.6, LeftKv.NONE)) == []
+    late = it.told(it.flow.left_prefill_over(100.0, LeftKv.NONE))
     assert late == ["unreleased: unknown"]
     assert it.unreleased("p", 100.0) == PROMPT_TOKENS
 
@@ -505,9 +506,36 @@ def test_the_client_leaves_and_p_answers_all_the_same() -> None:
     it.flow.prefill_sent()
     it.flow.prefill_left()
     it.flow.end(0.5)
-    assert it.told(it.flow.left_prefill_over(1.5, is_handed=True)) == ["release on p by d"]
+    assert it.told(it.flow.left_prefill_over(1.5, LeftKv.NAMED)) == ["release on p by d"]
     it.flow.release_over(ReleaseResult.FAILED, 2.0)
     assert it.unreleased("p", 2.0) == PROMPT_TOKENS
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize(
+    ("left", "told"),
+    [
+        (LeftKv.NONE, []),
+        (LeftKv.NAMED, ["release on p by d"]),
+        (LeftKv.UNNAMED, ["unreleased: stranded"]),
+    ],
+)
+def test_kv_behind_an_answer_that_cannot_be_used(
+    left: LeftKv, told: list[str], is_left: bool
+) -> None:
+    """It is released where it can be named; else it counts as used for a while."""
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_sent()
+    if is_left:
+        it.flow.prefill_left()
+        it.flow.end(0.2)
+        assert it.told(it.flow.left_prefill_over(0.3, left)) == told
+    else:
+        actions = it.told(it.flow.prefill_failed(Fallback.P_ERROR, 0.3, None, left))
+        assert actions == [*told, "fell back: p_error", "decode on d again"]
+    booked = PROMPT_TOKENS if left is LeftKv.UNNAMED else 0
+    assert it.unreleased("p", 0.3) == booked
 
 
 def test_d_answers_first_and_p_all_the_same() -> None:
@@ -519,7 +547,7 @@ def test_d_answers_first_and_p_all_the_same() -> None:
     assert it.told(it.flow.prefill_left()) == ["hang up on p"]
     it.flow.hedge_answered(6.0)
     it.flow.first_token(6.0)
-    assert it.told(it.flow.left_prefill_over(6.5, is_handed=True)) == ["release on p by d"]
+    assert it.told(it.flow.left_prefill_over(6.5, LeftKv.NAMED)) == ["release on p by d"]
 
 
 def test_the_client_leaves_while_d_fetches() -> None:
@@ -550,7 +578,9 @@ def test_a_connector_that_pins_nothing_has_nothing_to_release() -> None:
     it.flow.begin(0.0)
     it.flow.prefill_sent()
     it.flow.end(0.5)
-    assert it.told(it.flow.left_prefill_over(1.5, is_handed=True)) == []
+    assert it.told(it.flow.left_prefill_over(1.5, LeftKv.NAMED)) == []
+    assert it.told(it.flow.left_prefill_over(1.5, LeftKv.UNNAMED)) == []
+    assert it.unreleased("p", 1.5) == 0
 
 
 @pytest.mark.parametrize("state", State)
