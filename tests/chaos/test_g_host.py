@@ -15,8 +15,10 @@ from typing import Any
 
 import orjson
 import pytest
+import trustme
 
 from proxy.core.admission.memory import Level
+from proxy.net.server.listener import PLACES
 from proxy.process.memory import resident_bytes
 from replayer.simulator.host import SimFleet
 from tests.chaos.client import Connection, Got, connect, exchange, request
@@ -39,6 +41,8 @@ from tests.support.harness import (
     words,
 )
 
+HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+"""How a TLS handshake begins: a record, a ClientHello, its version."""
 BODY = orjson.dumps(chat("x"))
 BIG_ENOUGH = words(600)
 CONFIG = 'instances = ["a={a}", "b={b}"]\n'
@@ -406,3 +410,34 @@ async def test_f96_scrape_storm_and_admin_abuse(rig: Floor, tmp_path: Path) -> N
         good = await proxy.get("/instances", {"Authorization": f"Bearer {token}"})
         assert good.status == 200
         assert token not in proxy.log
+
+
+def certificate(folder: Path) -> tuple[str, str]:
+    """Files of a certificate that nobody trusts, and of its key."""
+    made = trustme.CA().issue_cert("127.0.0.1")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    made.cert_chain_pems[0].write_to_path(cert)
+    made.private_key_pem.write_to_path(key)
+    return str(cert), str(key)
+
+
+async def test_f124_tls_handshakes_that_never_end(rig: Floor, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    options = ("--tls-cert", cert, "--tls-key", key, "--max-connections", "40")
+    async with one(rig, tmp_path / "c", *options, shell="ulimit -n 128") as (proxy, _):
+        before = proxy.fds
+        plain_url = proxy.url.replace("https", "http")
+        held = [await connect(plain_url) for _ in range(200)]
+        for connection in held[::2]:
+            connection.send(HELLO[:7])
+        for connection in held[1::4]:
+            connection.send(b"no TLS at all")
+
+        async def are_ended() -> bool:
+            return await proxy.metric("tls_handshakes_failed_total") >= 160
+
+        await until(are_ended, "the oldest have made room")
+        assert proxy.fds <= before + 40 + PLACES
+        assert is_fine(await proxy.ask())
+        for connection in held:
+            connection.close()
