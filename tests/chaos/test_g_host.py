@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import functools
 import os
+import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ from tests.support.harness import (
 
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 """How a TLS handshake begins: a record, a ClientHello, its version."""
+IDLE_BYTES = 24 << 10
+"""Most memory of a connection that says nothing, its half of the proxy's buffers with it."""
 BODY = orjson.dumps(chat("x"))
 BIG_ENOUGH = words(600)
 CONFIG = 'instances = ["a={a}", "b={b}"]\n'
@@ -441,3 +444,80 @@ async def test_f124_tls_handshakes_that_never_end(rig: Floor, tmp_path: Path) ->
         assert is_fine(await proxy.ask())
         for connection in held:
             connection.close()
+
+
+async def test_f123_request_log_behind_a_symlink(rig: Floor, tmp_path: Path) -> None:
+    """The link is followed wherever it leads; what stands in its place may be no file at all."""
+    log = tmp_path / "log.jsonl"
+    log.symlink_to(tmp_path / "first.jsonl")
+    async with one(rig, tmp_path / "c", request_log=str(log)) as (proxy, _):
+        proxy.may_log = ("request log",)
+
+        async def asks_until(condition: Callable[[], bool], what: str) -> None:
+            async def is_so() -> bool:
+                assert is_fine(await proxy.ask())
+                return condition()
+
+            await until(is_so, what)
+
+        async def asks_until_dropped(more_than: float) -> None:
+            async def are_dropped() -> bool:
+                assert is_fine(await proxy.ask())
+                return await proxy.metric("request_log_dropped_total") > more_than
+
+            await until(are_dropped, "lines are dropped and counted")
+
+        def lines(name: str) -> int:
+            path = tmp_path / name
+            return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+        await asks_until(lambda: lines("first.jsonl") > 0, "the link's target is made")
+        log.unlink()
+        log.symlink_to(tmp_path / "second.jsonl")
+        await asks_until(lambda: lines("second.jsonl") > 0, "another target is followed")
+        for put in (
+            lambda: log.symlink_to(tmp_path / "nowhere" / "log"),
+            lambda: log.symlink_to(log),
+            log.mkdir,
+            lambda: os.mkfifo(log),
+            lambda: log.symlink_to("/dev/full"),
+        ):
+            log.unlink()
+            put()
+            await asks_until_dropped(await proxy.metric("request_log_dropped_total"))
+            if log.is_dir() and not log.is_symlink():
+                log.rmdir()
+                log.touch()
+        log.unlink()
+        log.symlink_to(tmp_path / "third.jsonl")
+        await asks_until(lambda: lines("third.jsonl") > 0, "written again")
+        assert proxy.log.count("dropping lines") >= 1
+
+
+async def test_f125_five_thousand_idle_connections(rig: Floor, tmp_path: Path) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    count = min(5000, int(hard * 0.4))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        async with one(rig, tmp_path / "c") as (proxy, _):
+            assert is_fine(await proxy.ask())
+            fds, rss_bytes = proxy.fds, proxy.rss_bytes
+            held = [await connect(proxy.url) for _ in range(count)]
+            for connection in held[: count // 2]:
+                connection.send(b"GET /live HTTP/1.1\r\nHost: p\r\n\r\n")
+            for connection in held[: count // 2]:
+                assert (await connection.get()).status == 200
+
+            async def are_in() -> bool:
+                return await proxy.metric("open_connections") >= count
+
+            await until(are_in, "all are in")
+            grown = proxy.rss_bytes - rss_bytes
+            assert grown < count * IDLE_BYTES, f"{grown / count:.0f} bytes each"
+            assert all([is_fine(await proxy.ask(f"prompt {i}")) for i in range(20)])
+            for connection in held:
+                connection.close()
+            await until(lambda: proxy.fds <= fds + 2, "all are given back")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
