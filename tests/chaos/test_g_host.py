@@ -521,3 +521,45 @@ async def test_f125_five_thousand_idle_connections(rig: Floor, tmp_path: Path) -
             await until(lambda: proxy.fds <= fds + 2, "all are given back")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+JUMPS = """import os, time
+real, real_ns, by = time.time, time.time_ns, os.environ["CLOCK_MOVED_BY"]
+def moved():
+    with open(by) as file:
+        return float(file.read() or 0)
+time.time = lambda: real() + moved()
+time.time_ns = lambda: real_ns() + int(moved()) * 10**9
+"""
+"""Python runs a module `sitecustomize` before all others."""
+
+
+async def test_f129_the_processs_clock_jumps(rig: Floor, tmp_path: Path) -> None:
+    """While a stream runs, requests come, and the process drains: it notices nothing."""
+    (tmp_path / "sitecustomize.py").write_text(JUMPS)
+    moved = tmp_path / "moved"
+    moved.write_text("0")
+    shell = f'export PYTHONPATH="{tmp_path}" CLOCK_MOVED_BY="{moved}"'
+    options = ("--session-ttl", "60", "--total-timeout", "60", "--health-interval", "0.1")
+    async with (
+        Endless() as engine,
+        command(tmp_path / "c", [engine.url], *options, shell=shell) as proxy,
+    ):
+        await proxy.up(1)
+        endless = asyncio.create_task(proxy.ask())
+        await engine.says_more()
+        engine.scripts.append(GOOD)
+        for years in (10, -10, 0):
+            moved.write_text(str(years * 31_557_600))
+            await engine.says_more()
+            assert all([is_fine(await proxy.ask(f"{years} {i}")) for i in range(3)])
+            assert proxy.log.count("is down") == proxy.log.count("is ejected") == 0
+        engine.may_end.set()
+        assert (await endless).is_done
+        await until(lambda: len(proxy.records) == 10, "every line")
+        for record in proxy.records:
+            assert 0 <= record["t_done"] - record["t_proxy_recv"] < 60
+        moved.write_text("-900000000")
+        proxy.kill(signal.SIGTERM)
+        assert await proxy.ended() == 0
+    rig.checked += 1
