@@ -10,7 +10,7 @@ TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol prox
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-vllm chaos soak lint bench bench-core bench-shell clean
+.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-vllm chaos soak soak-hostile lint bench bench-core bench-shell clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -67,6 +67,10 @@ chaos: $(VENV)/.installed-dev
 SOAK_MINUTES ?= 30
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES)
+
+## Load with hostile requests beside it in every second minute: what the others lose, and wait.
+soak-hostile: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES) --rate 200 --hostile 0.01
 
 ## The proxy in front of real vLLM engines on the CPU; VLLM="-k faults" for a part of it.
 test-vllm: $(VENV)/.installed-dev

@@ -296,6 +296,8 @@ class Proxy:
         listener = "public" if len(self._runners) == 1 else "admin"
         try:
             site = self._site(runner, host, port, secure)
+            failed = self.state.metrics.handshakes_failed
+            site.on_handshake_failed = lambda end: failed.labels(end).inc()
             name, site.inherited = await self._inherited.take(listener, host, port)
             self._names.append(name)
             await site.start()
@@ -328,7 +330,7 @@ class Proxy:
         """Accept with another TLS context."""
         for site in [s for runner in self._runners for s in runner.sites]:
             if isinstance(site, Site):
-                await site.exchange(secure)
+                site.exchange(secure)
 
     def catch_signals(self) -> None:
         """Handle signals: SIGTERM and SIGINT end `run`, SIGHUP reloads, SIGUSR2 starts a successor.

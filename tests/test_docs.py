@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config.options import Settings
+from proxy.config.values import value_text
 from proxy.core.admission.engine_reports import EngineStats
 from proxy.core.config import RouterConfig
 from proxy.core.routing.router import Router
@@ -114,6 +115,21 @@ def test_the_metrics_are_those_that_are_exported():
     assert marked("docs/metrics.md", "metrics") == metric_table().strip()
 
 
+def test_the_limits_of_the_threat_model_are_the_defaults_and_their_metrics_exist():
+    rows = re.findall(
+        r"^\| [^|]+ \| `--([a-z-]+)` \| ([^|]+) \| ([^|]+) \|$",
+        marked("docs/security.md", "limits"),
+        re.MULTILINE,
+    )
+    assert len(rows) >= 20
+    exported = metric_table()
+    for option, default, seen in rows:
+        field = Settings.model_fields[option.replace("-", "_")]
+        assert default.partition(":")[0] == value_text(field.default), option
+        metric = re.fullmatch(r"`(cache_proxy_\w+)`", seen)
+        assert metric is None or f"| `{metric[1]}` |" in exported, seen
+
+
 def test_the_request_log_has_every_field():
     table = marked("docs/request-log.md", "request log")
     named = {
@@ -124,7 +140,7 @@ def test_the_request_log_has_every_field():
 
 
 ABOUT_THE_PROXY = ("decisions", "http-api", "metrics", "operations", "request-log", "security")
-OTHER_FLAGS = {"help", "version", "print-config", "enable-prompt-tokens-details"}
+OTHER_FLAGS = {"help", "version", "print-config", "enable-prompt-tokens-details", "max-model-len"}
 
 
 @pytest.mark.parametrize("name", ABOUT_THE_PROXY)

@@ -234,6 +234,7 @@ TESTED_ELSEWHERE = {
     "proxy.core.routing.waiting": "state/test_queue.py: let in, refused, gone, sent elsewhere",
     "proxy.fleet.instances": "scenarios/test_breaker.py: who goes, who comes back",
     "proxy.fleet.probes": "scenarios/test_breaker.py, process/test_hot_restart.py",
+    "proxy.net.server.handshakes": "net/test_tls.py: who does not shake hands is closed",
     "proxy.net.server.refusals": "net/server/test_connection.py and bad_input",
     "proxy.net.server.request_loop": "request/test_relay_edges.py: keep-alive, pipelining",
     "proxy.net.server.responses": "scenarios/test_streams.py and test_faults.py",

@@ -109,9 +109,9 @@ class Instances:
     def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
         """Store an engine's report; `mark` is equal for equal reports, see ReportHistory."""
         if name in self.by_name:
-            self.reports[name] = stats
             kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio)
             self.observe_start(name, stats.start_s)
+            self.reports[name] = stats
             self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
 
     async def close(self) -> None:
@@ -155,6 +155,7 @@ class Instances:
         _log.warning(
             "instance %s is another process (%s): its cache and times are forgotten", name, why
         )
+        self.reports.pop(name, None)
         if (upstream := self.by_name.get(name)) is not None:
             upstream.forget_engine_id()
 
@@ -174,6 +175,8 @@ class Instances:
                 upstream.came_up()
             return
         _log.warning("instance %s is %s: %s", name, _WORDS[change], error)
+        if change is Change.GONE:
+            self.reports.pop(name, None)
         self._note_fleet()
         # Requests that wait there are retried elsewhere at once, unless the instance is still used.
         # With an open breaker some of them may still be answered.

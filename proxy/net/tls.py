@@ -7,10 +7,19 @@ connections.
 from __future__ import annotations
 
 import ssl
+from enum import StrEnum
 from pathlib import Path
 
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
+
+
+class HandshakeEnd(StrEnum):
+    """Why a TLS handshake was not finished: the label of a metric."""
+
+    LATE = "late"
+    DISPLACED = "displaced"
+    FAILED = "failed"
 
 
 def for_clients(settings: Settings) -> ssl.SSLContext | None:

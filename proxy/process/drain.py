@@ -10,7 +10,7 @@ from contextlib import suppress
 from aiohttp import web
 
 from proxy.config.in_force import OptionsInForce
-from proxy.net.server.listener import HANDSHAKE_S
+from proxy.net.server.handshakes import HANDSHAKE_S
 from proxy.state.detached import DetachedTasks
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom

@@ -20,6 +20,7 @@ from proxy.core.latency.regression import SHORT_S
 from proxy.core.latency.slo import Slo
 from proxy.core.types import FailureKind, Fallback, RejectReason
 from proxy.net.timeouts import Clock
+from proxy.net.tls import HandshakeEnd
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.record import RequestRecord
@@ -78,6 +79,9 @@ class Metrics:
         self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
         self.disconnects = count("client_disconnects", "Clients that disconnected early", "phase")
         self.client_errors = count("client_errors", "Malformed requests refused", "reason")
+        self.handshakes_failed = count(
+            "tls_handshakes_failed", "TLS handshakes that a client did not finish", "reason"
+        )
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
         self.reloads = count("config_reloads", "Reloads of the options", "result")
         self.denied = count("denied", "Requests without a known key or token", "who")
@@ -149,6 +153,7 @@ class Metrics:
             (self.releases, ("released", "failed", "stranded", "unknown")),
             (self.retries, FailureKind),
             (self.client_errors, Refusal),
+            (self.handshakes_failed, HandshakeEnd),
             (self.disconnects, ("upload", "queue", "prefill", "first_token", "decode")),
             (self.queue_wait, ("admitted", "refused", "gone")),
         ):

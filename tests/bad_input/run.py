@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,15 @@ class Outcome:
 
 @dataclass(slots=True)
 class Run:
-    """All outcomes, what reached the engine for cases to be refused, and what was logged."""
+    """All outcomes, what reached the engine for cases to be refused, and what was logged.
+
+    `streams`: of each connection to the engine all that the proxy sent.
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
     seen: list[bytes] = field(default_factory=list)
     leaked: list[bytes] = field(default_factory=list)
+    streams: list[bytearray] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
 
     def faults(self) -> list[str]:
@@ -63,30 +67,37 @@ class Run:
 
 
 class Tap:
-    """A wire to the engine; `seen` are the pieces that went there, the proxy's probes left out."""
+    """A wire to the engine; `seen` are the pieces that went there, the proxy's probes left out.
+
+    `streams`: all that went there, by connection.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._address = host, port
         self.seen: list[bytes] = []
+        self.streams: list[bytearray] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection of the proxy's."""
         there, out = await asyncio.open_connection(*self._address)
+        self.streams.append(bytearray())
         with suppress(ConnectionError):
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass(reader, out, self.seen))
+                group.create_task(self._pass(reader, out, self.streams[-1]))
                 group.create_task(self._pass(there, writer, None))
 
     async def _pass(
         self,
         source: asyncio.StreamReader,
         sink: asyncio.StreamWriter,
-        seen: list[bytes] | None,
+        stream: bytearray | None,
     ) -> None:
         with suppress(ConnectionError):
             while data := await source.read(1 << 16):
-                if seen is not None and not data.startswith(PROBES):
-                    seen.append(data)
+                if stream is not None:
+                    stream += data
+                    if not data.startswith(PROBES):
+                        self.seen.append(data)
                 sink.write(data)
                 await sink.drain()
         sink.close()
@@ -106,10 +117,12 @@ class _Listener(logging.Handler):
 
 
 @asynccontextmanager
-async def rig(log: Path, options: dict[str, Any]) -> AsyncIterator[tuple[ServedProxy, Tap]]:
-    """A proxy, a tapped wire, and a simulated engine behind it."""
-    async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
-        host, _, port = fleet.engines[0].url.removeprefix("http://").partition(":")
+async def rig(
+    log: Path, options: dict[str, Any], engine: str | None = None
+) -> AsyncIterator[tuple[ServedProxy, Tap]]:
+    """A proxy, a tapped wire, and behind it the engine at this URL, or else a simulated one."""
+    async with SimFleet(0 if engine else 1, speed=50.0, tick=0.0) as fleet:
+        host, _, port = (engine or fleet.engines[0].url).removeprefix("http://").partition(":")
         tap = Tap(host, int(port))
         server = await asyncio.start_server(tap.serve, "127.0.0.1", 0)
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -119,7 +132,7 @@ async def rig(log: Path, options: dict[str, Any]) -> AsyncIterator[tuple[ServedP
                 yield proxy, tap
 
 
-async def run(cases: Iterable[Case], directory: Path) -> Run:
+async def run(cases: Iterable[Case], directory: Path, engine: str | None = None) -> Run:
     """Send all of them, many at once; those to be refused to a proxy of their own."""
     result, listener = Run(), _Listener()
     logging.getLogger().addHandler(listener)
@@ -127,22 +140,25 @@ async def run(cases: Iterable[Case], directory: Path) -> Run:
     refuse = [case for case in chosen if case.expect == "refuse"]
     others = [case for case in chosen if case.expect != "refuse"]
     try:
-        await _run(refuse, directory / "refuse", SHORT, result)
+        await _run(refuse, rig(directory / "refuse", OPTIONS | SHORT, engine), result)
         result.leaked, result.seen = result.seen, []
-        await _run(others, directory / "others", LONG, result)
+        await _run(others, rig(directory / "others", OPTIONS | LONG, engine), result)
     finally:
         logging.getLogger().removeHandler(listener)
     result.log = listener.kept
     return result
 
 
-async def _run(cases: list[Case], log: Path, options: dict[str, float], result: Run) -> None:
+async def _run(
+    cases: list[Case], made: AbstractAsyncContextManager[tuple[ServedProxy, Tap]], result: Run
+) -> None:
     gate = asyncio.Semaphore(AT_ONCE)
-    async with rig(log, OPTIONS | options) as (proxy, tap):
+    async with made as (proxy, tap):
         port = int(proxy.server.url.rpartition(":")[2])
         result.outcomes += await asyncio.gather(*(_one(c, port, gate) for c in cases))
         await proxy.at_rest()
         result.seen = tap.seen
+        result.streams += tap.streams
 
 
 async def _one(case: Case, port: int, gate: asyncio.Semaphore) -> Outcome:

@@ -5,20 +5,30 @@
 Engines are simulated, in this process, each behind a fault proxy; the proxy is a process of its
 own. A request is lost when it has no answer, or one that ends clean without its end. Refusals and
 streams that say that they were cut are counted apart: that is what a fault may do.
+
+    python -m tests.chaos.soak --minutes 30 --rate 200 --hostile 0.01
+
+Without faults, and with a share of hostile requests (`hostile.py`) beside the others in every
+second phase: each phase lasts `--phase` seconds, and the hostile ones `--minutes` together. What
+the others feel is compared between the phases of one run. They may lose nothing, and a refusal is a
+loss here.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import math
 import random
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,9 +36,10 @@ import orjson
 import uvloop
 
 from replayer.simulator.host import SimFleet
+from tests.chaos import figures
 from tests.chaos import invariants as inv
 from tests.chaos.client import Got, connect, exchange, request
-from tests.chaos.command import Command, command
+from tests.chaos.command import ROOT, Command, command
 from tests.chaos.faultproxy import FaultProxy
 from tests.support.harness import chat, spend, words
 
@@ -44,6 +55,14 @@ SLOPE_LONG, SLOPE_SHORT = 0.1, 10.0
 a whole request's size only."""
 FD_SLACK = 4
 MIB = 1 << 20
+WARM_S, CHILD_S = 10.0, 60.0
+"""How long connections and tables are warmed up before the first phase; how long a child may take
+to say something."""
+SETTLE_S = 2.0
+"""So long after hostile requests end, the others' are still counted as sent beside them."""
+TTFT_RATIO = 1.1
+"""The most that hostile requests may add to the others' p99 of the time to the first byte."""
+HOSTILE = "tests.chaos.hostile"
 OPTIONS = (
     *("--prefix-cache-bytes", "4MiB", "--max-sessions", "2000", "--health-interval", "0.5"),
     *("--ttft-timeout", "5", "--idle-timeout", "5", "--slow-start", "1"),
@@ -183,10 +202,10 @@ async def trouble(site: Site, seen: Seen, end_s: float) -> None:
             await FAULTS[kind](site)
 
 
-async def watch(site: Site, seen: Seen, end_s: float) -> None:
+async def watch(proxy: Command, seen: Seen, end_s: float) -> None:
     start_s = time.monotonic()
     while (now_s := time.monotonic()) < end_s:
-        seen.looks.append(((now_s - start_s) / 60, site.proxy.rss_bytes, site.proxy.fds))
+        seen.looks.append(((now_s - start_s) / 60, proxy.rss_bytes, proxy.fds))
         await spend(LOOK_S)
 
 
@@ -215,7 +234,7 @@ async def soak(minutes: float, rate: float, seed: int, folder: Path, *, is_calm:
                 group.create_task(load(site, seen, rate, end_s))
                 if not is_calm:
                     group.create_task(trouble(site, seen, end_s))
-                group.create_task(watch(site, seen, end_s))
+                group.create_task(watch(proxy, seen, end_s))
             left = await rest(proxy) - fds
             await proxy.check()
             problems = judge(seen, minutes, left)
@@ -228,6 +247,179 @@ async def soak(minutes: float, rate: float, seed: int, folder: Path, *, is_calm:
     return problems
 
 
+@dataclass
+class Phase:
+    """What became of the requests that were sent in all phases of a kind; TTFT in seconds."""
+
+    ended: Counter[str] = field(default_factory=Counter)
+    ttft_s: list[float] = field(default_factory=list)
+
+    @property
+    def lost(self) -> int:
+        return sum(self.ended.values()) - self.ended["whole"]
+
+    def percentile_ms(self, ratio: float) -> float:
+        return 1e3 * figures.percentile(self.ttft_s, ratio) if self.ttft_s else 0.0
+
+
+async def timed(url: str, number: int, dice: random.Random, phase: Phase) -> None:
+    """A request of somebody who means no harm, and when its first byte came."""
+    session = f"s{number // 4}"
+    body = chat(words(PROMPT_WORDS, f"{session}-"), max_tokens=dice.choice((8, 32, 96)))
+    raw = request(orjson.dumps(body), {"X-Session-ID": session})
+    now_s = asyncio.get_running_loop().time
+    began_s = now_s()
+    try:
+        got = await exchange(url, raw)
+    except (OSError, TimeoutError) as error:
+        phase.ended[type(error).__name__] += 1
+        return
+    phase.ended[verdict(got)] += 1
+    if got.first_s is not None:
+        phase.ttft_s.append(got.first_s - began_s)
+
+
+@dataclass
+class Alternation:
+    """Phases in turn; the first is quiet. `now` is the phase in which a request is sent."""
+
+    attacker: asyncio.subprocess.Process
+    quiet: Phase = field(default_factory=Phase)
+    hostile: Phase = field(default_factory=Phase)
+    unused: Phase = field(default_factory=Phase)
+
+    def __post_init__(self) -> None:
+        self.now = self.unused
+
+    async def run(self, minutes: float, phase_s: float) -> None:
+        """Warm up, then switch until the hostile phases have lasted so long."""
+        await spend(min(WARM_S, phase_s))
+        left_s = minutes * 60
+        while left_s > 0:
+            length_s = min(phase_s, left_s)
+            self.now = self.quiet
+            await spend(length_s)
+            self._tell(b"on")
+            self.now = self.hostile
+            await spend(length_s)
+            self._tell(b"off")
+            await spend(SETTLE_S)
+            left_s -= length_s
+
+    def _tell(self, word: bytes) -> None:
+        assert self.attacker.stdin is not None
+        self.attacker.stdin.write(word + b"\n")
+
+
+@asynccontextmanager
+async def child(*args: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process of `hostile.py`; it ends with its stdin."""
+    pipe = asyncio.subprocess.PIPE
+    running = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", HOSTILE, *args, cwd=ROOT, stdin=pipe, stdout=pipe, limit=MIB
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.terminate()
+        await running.wait()
+
+
+async def line_of(running: asyncio.subprocess.Process) -> bytes:
+    """What a child prints next."""
+    assert running.stdout is not None
+    async with asyncio.timeout(CHILD_S):
+        return await running.stdout.readline()
+
+
+async def beside_hostile(args: argparse.Namespace, folder: Path) -> list[str]:
+    """Hostile requests in every second phase; prints one table, gives what is out of bounds."""
+    seen = Seen()
+    async with contextlib.AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(child("engine")) for _ in range(ENGINES)]
+        addresses = [(await line_of(engine)).decode().strip() for engine in engines]
+        proxy = await stack.enter_async_context(command(folder, addresses, *OPTIONS, checks=False))
+        await proxy.up(ENGINES)
+        rate = args.rate * args.hostile
+        attacker = await stack.enter_async_context(child("attack", proxy.url, str(rate)))
+        turns = Alternation(attacker)
+        fds = await rest(proxy)
+        begun_s = time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            switching = group.create_task(turns.run(args.minutes, args.phase))
+            watching = group.create_task(watch(proxy, seen, math.inf))
+            await calm_load(proxy.url, args, turns, switching)
+            watching.cancel()
+        minutes = (time.monotonic() - begun_s) / 60
+        assert attacker.stdin is not None
+        attacker.stdin.close()
+        classes = orjson.loads(await line_of(attacker))
+        left = await rest(proxy) - fds
+        broken = await broken_invariants(proxy)
+    table(turns, classes)
+    ejected = [line for line in proxy.log.splitlines() if " is ejected" in line]
+    found = judge_phases(turns, classes, ejected) + judge_process(seen, minutes, left)
+    return found + broken
+
+
+async def broken_invariants(proxy: Command) -> list[str]:
+    """What does not hold of the process when all is over, one line each at most."""
+    found = []
+    try:
+        await proxy.check()
+    except AssertionError as error:
+        found.append(str(error)[:200])
+    try:
+        proxy.check_after()
+    except AssertionError as error:
+        found.append(str(error)[:200])
+    return found
+
+
+async def calm_load(
+    url: str, args: argparse.Namespace, turns: Alternation, until_done: asyncio.Task[None]
+) -> None:
+    """Requests at a steady rate until the phases are over; ends when each is answered."""
+    dice, number, begun_s = random.Random(args.seed), 0, time.monotonic()
+    async with asyncio.TaskGroup() as group:
+        while not until_done.done():
+            while number < (time.monotonic() - begun_s) * args.rate:
+                group.create_task(timed(url, number, dice, turns.now))
+                number += 1
+            await spend(0.005)
+
+
+def table(turns: Alternation, classes: dict[str, dict[str, int]]) -> None:
+    """What the others felt by kind of phase, and what became of the hostile requests."""
+    say(f"{'phases':<28}{'requests':>10}{'lost':>6}{'TTFT p50':>11}{'p99':>11}")
+    for name, phase in (("quiet", turns.quiet), ("hostile", turns.hostile)):
+        p50, p99 = phase.percentile_ms(0.5), phase.percentile_ms(0.99)
+        total = sum(phase.ended.values())
+        say(f"{name:<28}{total:>10}{phase.lost:>6}{p50:>8.1f} ms{p99:>8.1f} ms")
+    for name, ends in classes.items():
+        said = ", ".join(f"{end} x {count}" for end, count in sorted(ends.items()))
+        say(f"  {name:<26}{sum(ends.values()):>10}  {said}")
+
+
+def judge_phases(
+    turns: Alternation, classes: dict[str, dict[str, int]], ejected: list[str]
+) -> list[str]:
+    """What hostile requests did to the others."""
+    quiet_ms, hostile_ms = (p.percentile_ms(0.99) for p in (turns.quiet, turns.hostile))
+    ratio = hostile_ms / quiet_ms if quiet_ms else math.inf
+    lost = turns.quiet.lost + turns.hostile.lost
+    say(f"TTFT p99 beside hostile requests: x {ratio:.2f}; ejections: {len(ejected)}; lost: {lost}")
+    problems = [f"{lost} requests lost: {turns.quiet.ended}, {turns.hostile.ended}"] if lost else []
+    if ratio > TTFT_RATIO:
+        problems.append(f"TTFT p99 x {ratio:.2f} beside hostile requests")
+    if ejected:
+        problems.append(f"{len(ejected)} ejections, the first: {ejected[0]}")
+    if unused := [name for name, ends in classes.items() if not ends]:
+        problems.append(f"classes that were never sent: {unused}")
+    return problems
+
+
 async def rest(proxy: Command) -> int:
     """File descriptors once idle connections are closed."""
     await spend(5.0)
@@ -236,12 +428,22 @@ async def rest(proxy: Command) -> int:
 
 def judge(seen: Seen, minutes: float, left: int) -> list[str]:
     """Print what was seen; what is out of bounds."""
-    after = [(at, rss / MIB) for at, rss, _ in seen.looks if at >= minutes * WARM_UP]
-    grows = slope(after)
-    bound = SLOPE_LONG if minutes >= LONG_MINUTES else SLOPE_SHORT
     total = sum(seen.ended.values())
     say(f"soak: {minutes:g} min, {total} requests, {seen.ended['lost']} lost; {dict(seen.ended)}")
     say(f"faults: {dict(seen.faults)}")
+    problems = judge_process(seen, minutes, left)
+    if seen.ended["lost"]:
+        problems.append(f"{seen.ended['lost']} requests lost")
+    if seen.ended["whole"] < 0.8 * total:
+        problems.append("too few requests were served whole")
+    return problems
+
+
+def judge_process(seen: Seen, minutes: float, left: int) -> list[str]:
+    """Print what the process took of memory and descriptors; what is out of bounds."""
+    after = [(at, rss / MIB) for at, rss, _ in seen.looks if at >= minutes * WARM_UP]
+    grows = slope(after)
+    bound = SLOPE_LONG if minutes >= LONG_MINUTES else SLOPE_SHORT
     marks = [seen.looks[(len(seen.looks) - 1) * i // 4] for i in range(5)]
     say("RSS by quarter, MiB: " + ", ".join(f"{rss / MIB:.1f}" for _, rss, _ in marks))
     size = -(-len(seen.looks) // 4)
@@ -253,20 +455,24 @@ def judge(seen: Seen, minutes: float, left: int) -> list[str]:
         f"{bound:g}); fds at rest {left:+d}"
     )
     problems = []
-    if seen.ended["lost"]:
-        problems.append(f"{seen.ended['lost']} requests lost")
     if grows > bound:
         problems.append(f"RSS grows by {grows:.2f} MiB/min")
     if left > FD_SLACK:
         problems.append(f"{left} file descriptors are left")
-    if seen.ended["whole"] < 0.8 * total:
-        problems.append("too few requests were served whole")
     return problems
 
 
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def share(text: str) -> float:
+    """A share of the requests; raises ValueError."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be from 0 to 1")
+    return value
 
 
 def main() -> int:
@@ -276,11 +482,16 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=60.0, help="requests per second")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--calm", action="store_true", help="no faults, to compare with")
+    parser.add_argument("--hostile", type=share, default=0.0, metavar="SHARE")
+    parser.add_argument("--phase", type=float, default=60.0, help="seconds of each phase")
     args = parser.parse_args()
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # of engines that are killed
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    run = soak(args.minutes, args.rate, args.seed, folder, is_calm=args.calm)
-    problems = uvloop.run(run)
+    if args.hostile:
+        problems = uvloop.run(beside_hostile(args, folder))
+    else:
+        run = soak(args.minutes, args.rate, args.seed, folder, is_calm=args.calm)
+        problems = uvloop.run(run)
     for problem in problems:
         say(f"out of bounds: {problem}")
     if not problems:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import resource
+from typing import Any
 
 import orjson
 import pytest
@@ -24,6 +26,7 @@ from tests.support.harness import (
     says,
     stalls,
     until,
+    words,
 )
 
 REFUSED = plain(
@@ -370,3 +373,32 @@ async def test_f102_503_from_every_instance(rig: Floor) -> None:
         leaves.close("FIN")
         assert (await r.record())["outcome"] == "client_gone"
         assert r.posts == 1
+
+
+BOMB = gzip.compress(b" " * (1 << 28))
+"""256 KiB that would be 256 MiB."""
+
+
+async def test_f128_everything_compressed(rig: Floor) -> None:
+    """What probes, scrapes and the prefill leg read is never unpacked."""
+    packed = plain(BOMB, extra="Content-Encoding: gzip\r\n")
+    p = Scripted(says(packed))
+    p.gets |= dict.fromkeys(("/metrics", "/query"), packed)
+    options: dict[str, Any] = {"offload_policy": "always", "heavy_threshold": 100}
+    options |= {"warm_threshold": 10, "kv_connector": "nixl", "health_interval": 0.05}
+    async with rig([GOOD, p], scrape_interval=0.05, **options) as r:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        asked = len(r.links[1].asked)
+        await until(lambda: len(r.links[1].asked) > asked + 12, "probed and scraped")
+        got = await r.ask(words(600))
+        assert is_fine(got)
+        record = await r.record()
+        assert record["decode_instance"] == "i0"
+        assert record["route_class"] != "HEAVY_P2P"
+        assert len(p.bodies) == 1, "its leg was tried"
+        p.gets |= dict.fromkeys(("/health", "/v1/models"), packed)
+        asked = len(r.links[1].asked)
+        await until(lambda: len(r.links[1].asked) > asked + 40, "models and all are read again")
+        assert is_fine(await r.ask())
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
+        assert grown < 64 << 10, "KiB: nothing was unpacked"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,8 +229,11 @@ async def test_f66_the_wall_clock_jumps(rig: Floor, monkeypatch: pytest.MonkeyPa
         assert [record["turn"] for record in records] == list(range(9)), "the session lives on"
 
 
-TROUBLES = ("NXDOMAIN", "slow", "169.254.169.254", "0.0.0.0")
-"""Answers of a name server that nobody follows."""
+TROUBLES = (
+    *("NXDOMAIN", "slow", "169.254.169.254", "0.0.0.0", "::ffff:169.254.169.254", "224.0.0.1"),
+    *("127.0.0.2 169.254.169.254", ""),
+)
+"""Answers of a name server that nobody follows; two addresses in one answer, one of them bad."""
 
 
 class NameServer:
@@ -237,24 +241,33 @@ class NameServer:
 
     def __init__(self) -> None:
         self.answer = "127.0.0.1"
+        self.given: set[str] = set()
+        self.is_slow_over = threading.Event()
         self._look_up = socket.getaddrinfo
 
     def __call__(self, host: Any, port: Any, *args: Any, **more: Any) -> Any:
-        if host in ("engine.test", b"engine.test"):
-            host = self.answer
-            if host == "NXDOMAIN":
-                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-            if host == "slow":
-                time.sleep(0.3)  # in a thread of the resolver: longer than an answer may take
-                host = "127.0.0.2"
-        return self._look_up(host, port, *args, **more)
+        if host not in ("engine.test", b"engine.test"):
+            return self._look_up(host, port, *args, **more)
+        answer = self.answer
+        self.given.add(answer)
+        if answer == "NXDOMAIN":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        if answer == "slow":
+            self.is_slow_over.wait(WAIT_S)  # in a thread of the resolver
+            answer = "127.0.0.2"
+        return [
+            (socket.AF_INET6 if ":" in one else socket.AF_INET, socket.SOCK_STREAM, 6, "", at)
+            for one in answer.split()
+            for at in [(one, port)]
+        ]
 
 
 async def led_astray(log: Path, names: NameServer) -> dict[str, str]:
     """What is served when the name server says this and that."""
     old = Scripted()
     new = Scripted(says(ANSWER.replace(b"fine", b"new!")), host="127.0.0.2")
-    options: dict[str, Any] = {"kv_connector": "none", "health_interval": 60.0}
+    options: dict[str, Any] = {"kv_connector": "none", "scrape_interval": 60.0}
+    options["health_interval"] = 60.0
     async with old:
         new.port = old.port
         async with new, ServedProxy(log, [f"e=http://engine.test:{old.port}"], **options) as proxy:
@@ -271,6 +284,7 @@ async def led_astray(log: Path, names: NameServer) -> dict[str, str]:
 
             served = {trouble: await asked_with(trouble) for trouble in ("127.0.0.1", *TROUBLES)}
             addresses.ANSWER_S = 10.0  # undone with the patch that made it small
+            names.is_slow_over.set()
             served["127.0.0.2"] = await asked_with("127.0.0.2")
             await proxy.at_rest()
             holds("I1", proxy.router.ledger.drift() == 0, "drift")
@@ -286,6 +300,7 @@ def test_f67_dns(rig: Floor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     served = asyncio.run(led_astray(tmp_path / "log", names))
     kept = dict.fromkeys(("127.0.0.1", *TROUBLES), "fine")
     assert served == kept | {"127.0.0.2": "new!"}
+    assert names.given == set(served), "each answer was asked for"
     rig.checked += 1
 
 

@@ -20,7 +20,7 @@ from proxy.core.kvcache.sessions import Sessions
 from proxy.net import tcp
 from tests.chaos.client import Connection, Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
-from tests.chaos.scripted import GOOD
+from tests.chaos.scripted import GOOD, Scripted
 from tests.support.harness import (
     STREAM_HEAD,
     WAIT_S,
@@ -341,3 +341,54 @@ async def test_f83_a_million_session_ids(rig: Floor) -> None:
         for i in range(300):
             assert is_fine(await r.ask(headers={"X-Session-ID": f"s{i}"}))
         assert len(r.router.sessions) == 100
+
+
+FLOODS: dict[str, dict[str, Any]] = {
+    "many": {"text": "x"},
+    "large": {"text": words(40_000)},
+    "high": {"text": "x", "priority": -1},
+}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+async def test_f126_a_tenant_floods_the_queue(rig: Floor, kind: str) -> None:
+    """Of two tenants one sends hundreds; the other's few come in turn, and none is refused."""
+    may_answer = asyncio.Event()
+
+    async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await may_answer.wait()
+        await GOOD(reader, writer)
+
+    keys = {"hog": "sk-hog-0123456789abcdef", "few": "sk-few-0123456789abcdef"}
+    options: dict[str, Any] = {
+        "api_key": ",".join(f"{tenant}:{key}" for tenant, key in keys.items()),
+        "active_prefill_tokens_threshold": 0,
+        "max_queue": 50,
+        "max_queue_bytes": 8 << 20,
+        "max_queue_seconds": 60.0,
+    }
+
+    def asked(tenant: str, text: str, **fields: Any) -> asyncio.Task[Got]:
+        head = {"Authorization": f"Bearer {keys[tenant]}"}
+        return asyncio.create_task(r.ask(text, headers=head, user=tenant, **fields))
+
+    engine = Scripted(waits)
+    async with rig([engine], flow=False, **options, **SLOW_PROBES) as r:
+        first = asked("hog", "x")
+        await until(lambda: engine.busy == 1, "the only one is busy")
+        flood = [asked("hog", **FLOODS[kind]) for _ in range(200)]
+        queue = r.state.waiting.queue
+        await until(lambda: sum(t.done() for t in flood) + len(queue) == 200, "it is full")
+        few = [asked("few", words(600)) for _ in range(5)]
+        await until(lambda: any(t.done() for t in few) or len(_of(queue, "few")) == 5, "waiting")
+        may_answer.set()
+        answers = await asyncio.gather(*few)
+        assert [got.status for got in answers] == [200] * 5
+        order = [orjson.loads(body)["user"] for body in engine.bodies]
+        places = [i for i, tenant in enumerate(order) if tenant == "few"]
+        assert places[-1] < 50, "none waits for all of the flood"
+        await asyncio.gather(first, *flood)
+
+
+def _of(queue: Any, tenant: str) -> list[Any]:
+    return [entry for entry in queue.entries() if entry.tenant == tenant]

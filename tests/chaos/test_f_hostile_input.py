@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 import gzip
 import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
+from tests.bad_input.cases import cases, variants
+from tests.bad_input.run import PROBES
+from tests.bad_input.run import run as send_all
 from tests.chaos.client import Got, request
 from tests.chaos.invariants import samples
 from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor, Rig
@@ -288,3 +297,95 @@ async def test_f90_header_and_log_injection(rig: Floor) -> None:
         assert len(told) < 3000, "labels are closed sets"
         assert b"\x1b" not in path.read_bytes()
         assert "\x1b" not in "".join(r.log.lines)
+
+
+Framed = tuple[str, bytes, bytes]
+"""Method, target and body of a request."""
+
+
+class Uvicorn:
+    """A real uvicorn as the engine: vLLM's own HTTP server. `got`: each request as it framed it."""
+
+    def __init__(self, parser: Any) -> None:
+        self.got: list[Framed] = []
+        config = uvicorn.Config(self._app, http=parser, interface="asgi3", log_config=None)
+        config.load()
+        self._config, self._state = config, ServerState()
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[str]:
+        """Its URL, while it listens."""
+        loop: Any = asyncio.get_running_loop()
+        server = await loop.create_server(self._protocol, "127.0.0.1", 0)
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+            for protocol in list(self._state.connections):
+                protocol.transport.close()
+
+    def _protocol(self) -> Any:
+        made: Any = self._config.http_protocol_class
+        return made(config=self._config, server_state=self._state, app_state={})
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while (message := await receive())["type"] == "http.request":
+            body += message["body"]
+            if not message["more_body"]:
+                self.got.append((scope["method"], scope["raw_path"], body))
+                break
+        else:
+            return
+        answer = MODELS if scope["path"] == "/v1/models" else b"{}"
+        head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        await send({"type": "http.response.body", "body": answer})
+
+
+MODELS = b'{"data":[{"id":"sim-8b"}]}'
+
+
+def meant(streams: Iterable[bytearray]) -> list[Framed]:
+    """The whole requests of what the proxy sent, framed by the one rule that it may use."""
+    found: list[Framed] = []
+    for stream in streams:
+        rest = bytes(stream)
+        while b"\r\n\r\n" in rest:
+            head, _, rest = rest.partition(b"\r\n\r\n")
+            first, *lines = head.split(b"\r\n")
+            fields = [line.partition(b":") for line in lines]
+            assert all(name.strip() == name and name for name, _, _ in fields), head
+            lengths = [int(v) for name, _, v in fields if name.lower() == b"content-length"]
+            assert b"transfer-encoding" not in [name.lower() for name, _, _ in fields], head
+            assert len(lengths) <= 1, head
+            size = sum(lengths)
+            if len(rest) >= size:
+                method, target, _ = first.split(b" ")
+                found.append((method.decode(), target.partition(b"?")[0], rest[:size]))
+            rest = rest[size:]
+    return found
+
+
+def asked(requests: Iterable[Framed]) -> Counter[Framed]:
+    """Without the probes, one of which may be under way at the end."""
+    probes = [tuple(probe.split()) for probe in PROBES]
+    return Counter(r for r in requests if (r[0].encode(), r[1]) not in probes)
+
+
+@pytest.mark.parametrize("parser", ["h11", "httptools"])
+async def test_f127_a_real_uvicorn_frames_what_is_forwarded_as_it_was_meant(
+    rig: Floor, tmp_path: Path, parser: str
+) -> None:
+    """Every case of bad_input, and its variants: nothing is smuggled past the proxy."""
+    everything = cases()
+    everything += [v for case in everything if case.expect != "refuse" for v in variants(case)]
+    engine = Uvicorn(parser)
+    async with engine.served() as url:
+        result = await send_all(everything, tmp_path, url)
+    sent = asked(meant(result.streams))
+    assert sent.total() > 400, "most that are served go on to the engine"
+    assert asked(engine.got) == sent
+    assert result.leaked == []
+    assert [str(outcome) for outcome in result.outcomes if "replies" in outcome.fault] == []
+    rig.checked += 1

@@ -6,17 +6,20 @@ import asyncio
 import contextlib
 import functools
 import os
+import resource
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+import trustme
 
 from proxy.core.admission.memory import Level
+from proxy.net.server.listener import PLACES
 from proxy.process.memory import resident_bytes
 from replayer.simulator.host import SimFleet
 from tests.chaos.client import Connection, Got, connect, exchange, request
@@ -39,6 +42,10 @@ from tests.support.harness import (
     words,
 )
 
+HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
+"""How a TLS handshake begins: a record, a ClientHello, its version."""
+IDLE_BYTES = 24 << 10
+"""Most memory of a connection that says nothing, its half of the proxy's buffers with it."""
 BODY = orjson.dumps(chat("x"))
 BIG_ENOUGH = words(600)
 CONFIG = 'instances = ["a={a}", "b={b}"]\n'
@@ -406,3 +413,153 @@ async def test_f96_scrape_storm_and_admin_abuse(rig: Floor, tmp_path: Path) -> N
         good = await proxy.get("/instances", {"Authorization": f"Bearer {token}"})
         assert good.status == 200
         assert token not in proxy.log
+
+
+def certificate(folder: Path) -> tuple[str, str]:
+    """Files of a certificate that nobody trusts, and of its key."""
+    made = trustme.CA().issue_cert("127.0.0.1")
+    cert, key = folder / "cert.pem", folder / "key.pem"
+    made.cert_chain_pems[0].write_to_path(cert)
+    made.private_key_pem.write_to_path(key)
+    return str(cert), str(key)
+
+
+async def test_f124_tls_handshakes_that_never_end(rig: Floor, tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    options = ("--tls-cert", cert, "--tls-key", key, "--max-connections", "40")
+    async with one(rig, tmp_path / "c", *options, shell="ulimit -n 128") as (proxy, _):
+        before = proxy.fds
+        plain_url = proxy.url.replace("https", "http")
+        held = [await connect(plain_url) for _ in range(200)]
+        for connection in held[::2]:
+            connection.send(HELLO[:7])
+        for connection in held[1::4]:
+            connection.send(b"no TLS at all")
+
+        async def are_ended() -> bool:
+            return await proxy.metric("tls_handshakes_failed_total") >= 160
+
+        await until(are_ended, "the oldest have made room")
+        assert proxy.fds <= before + 40 + PLACES
+        assert is_fine(await proxy.ask())
+        for connection in held:
+            connection.close()
+
+
+async def test_f123_request_log_behind_a_symlink(rig: Floor, tmp_path: Path) -> None:
+    """The link is followed wherever it leads; what stands in its place may be no file at all."""
+    log = tmp_path / "log.jsonl"
+    log.symlink_to(tmp_path / "first.jsonl")
+    async with one(rig, tmp_path / "c", request_log=str(log)) as (proxy, _):
+        proxy.may_log = ("request log",)
+
+        async def asks_until(condition: Callable[[], bool], what: str) -> None:
+            async def is_so() -> bool:
+                assert is_fine(await proxy.ask())
+                return condition()
+
+            await until(is_so, what)
+
+        async def asks_until_dropped(more_than: float) -> None:
+            async def are_dropped() -> bool:
+                assert is_fine(await proxy.ask())
+                return await proxy.metric("request_log_dropped_total") > more_than
+
+            await until(are_dropped, "lines are dropped and counted")
+
+        def lines(name: str) -> int:
+            path = tmp_path / name
+            return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+        await asks_until(lambda: lines("first.jsonl") > 0, "the link's target is made")
+        log.unlink()
+        log.symlink_to(tmp_path / "second.jsonl")
+        await asks_until(lambda: lines("second.jsonl") > 0, "another target is followed")
+        for put in (
+            lambda: log.symlink_to(tmp_path / "nowhere" / "log"),
+            lambda: log.symlink_to(log),
+            log.mkdir,
+            lambda: os.mkfifo(log),
+            lambda: log.symlink_to("/dev/full"),
+        ):
+            log.unlink()
+            put()
+            await asks_until_dropped(await proxy.metric("request_log_dropped_total"))
+            if log.is_dir() and not log.is_symlink():
+                log.rmdir()
+                log.touch()
+        log.unlink()
+        log.symlink_to(tmp_path / "third.jsonl")
+        await asks_until(lambda: lines("third.jsonl") > 0, "written again")
+        assert proxy.log.count("dropping lines") >= 1
+
+
+async def test_f125_five_thousand_idle_connections(rig: Floor, tmp_path: Path) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    count = min(5000, int(hard * 0.4))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        async with one(rig, tmp_path / "c") as (proxy, _):
+            assert is_fine(await proxy.ask())
+            fds, rss_bytes = proxy.fds, proxy.rss_bytes
+            held = [await connect(proxy.url) for _ in range(count)]
+            for connection in held[: count // 2]:
+                connection.send(b"GET /live HTTP/1.1\r\nHost: p\r\n\r\n")
+            for connection in held[: count // 2]:
+                assert (await connection.get()).status == 200
+
+            async def are_in() -> bool:
+                return await proxy.metric("open_connections") >= count
+
+            await until(are_in, "all are in")
+            grown = proxy.rss_bytes - rss_bytes
+            assert grown < count * IDLE_BYTES, f"{grown / count:.0f} bytes each"
+            assert all([is_fine(await proxy.ask(f"prompt {i}")) for i in range(20)])
+            for connection in held:
+                connection.close()
+            await until(lambda: proxy.fds <= fds + 2, "all are given back")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+JUMPS = """import os, time
+real, real_ns, by = time.time, time.time_ns, os.environ["CLOCK_MOVED_BY"]
+def moved():
+    with open(by) as file:
+        return float(file.read() or 0)
+time.time = lambda: real() + moved()
+time.time_ns = lambda: real_ns() + int(moved()) * 10**9
+"""
+"""Python runs a module `sitecustomize` before all others."""
+
+
+async def test_f129_the_processs_clock_jumps(rig: Floor, tmp_path: Path) -> None:
+    """While a stream runs, requests come, and the process drains: it notices nothing."""
+    (tmp_path / "sitecustomize.py").write_text(JUMPS)
+    moved = tmp_path / "moved"
+    moved.write_text("0")
+    shell = f'export PYTHONPATH="{tmp_path}" CLOCK_MOVED_BY="{moved}"'
+    options = ("--session-ttl", "60", "--total-timeout", "60", "--health-interval", "0.1")
+    async with (
+        Endless() as engine,
+        command(tmp_path / "c", [engine.url], *options, shell=shell) as proxy,
+    ):
+        await proxy.up(1)
+        endless = asyncio.create_task(proxy.ask())
+        await engine.says_more()
+        engine.scripts.append(GOOD)
+        for years in (10, -10, 0):
+            moved.write_text(str(years * 31_557_600))
+            await engine.says_more()
+            assert all([is_fine(await proxy.ask(f"{years} {i}")) for i in range(3)])
+            assert proxy.log.count("is down") == proxy.log.count("is ejected") == 0
+        engine.may_end.set()
+        assert (await endless).is_done
+        await until(lambda: len(proxy.records) == 10, "every line")
+        for record in proxy.records:
+            assert 0 <= record["t_done"] - record["t_proxy_recv"] < 60
+        moved.write_text("-900000000")
+        proxy.kill(signal.SIGTERM)
+        assert await proxy.ended() == 0
+    rig.checked += 1

@@ -335,6 +335,7 @@ async def test_a_restart_between_two_probes_is_noticed(tmp_path: Path) -> None:
             await asked.probe(upstream)
         assert proxy.router.fleet.states.of(name).cache.blocks == 0
         assert proxy.router.sessions.home("s", state.clock.now_s()) is None
+        assert name not in state.instances.reports, "it was the other process's"
         assert (member.incarnation, member.health.is_up) == (1, True)
         await asked.scrape(upstream)
         assert member.incarnation == 1, "told twice, it is one restart"

@@ -89,8 +89,9 @@ class Run:
         offer = self.queue.offer(turn, answer.wait_s, answer.drain_tps, now_s)
         if offer.refused is not None:
             self.refuse(turn, now_s)
-        if isinstance(offer.displaced, Turn):
-            self.refuse(offer.displaced, now_s)
+        for displaced in offer.displaced:
+            assert isinstance(displaced, Turn)
+            self.refuse(displaced, now_s)
 
     def refuse(self, turn: Turn, now_s: float) -> None:
         told = self.promises.advise(self.busy, turn.tokens, self.queue.tokens, now_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -11,6 +11,9 @@ from proxy.core.types import RejectReason
 
 PATIENCE = 8
 """A waiting band goes first after this many entries of higher bands in a row."""
+LEAST_TOKENS = 256
+"""A request is charged for as many tokens at least: whatever its prompt, it takes a place in an
+engine's batch for as long as its answer is."""
 
 
 class Priority(IntEnum):
@@ -88,7 +91,7 @@ class Band:
         """Advance the tenant's tag by the entry's tokens over its weight; call before `remove`."""
         flow = self.flows[entry.tenant]
         self.now_tag = max(self.now_tag, flow.tag)
-        flow.tag += max(1, entry.tokens) / weight
+        flow.tag += max(LEAST_TOKENS, entry.tokens) / weight
         for tenant in [t for t, tag in self.left.items() if tag <= self.now_tag]:
             del self.left[tenant]
 
@@ -147,13 +150,12 @@ class QueueLimits:
 class Offer:
     """Result of `offer`: why the entry was refused (None: accepted), and what it displaced."""
 
-    refused: RejectReason | None = None
-    displaced: Entry | None = None
+    refused: RejectReason | None
+    displaced: list[Entry]
 
 
-TAKEN = Offer()
-FULL = Offer(RejectReason.QUEUE_FULL)
-TOO_LATE = Offer(RejectReason.QUEUE_DEADLINE)
+FULL = Offer(RejectReason.QUEUE_FULL, [])
+TOO_LATE = Offer(RejectReason.QUEUE_DEADLINE, [])
 
 
 class DrainRate:
@@ -193,11 +195,11 @@ class DrainRate:
 class _Group:
     """The entries of one tenant in one band, over all models."""
 
-    __slots__ = ("entries", "tokens")
+    __slots__ = ("bytes", "entries", "tokens")
 
     def __init__(self) -> None:
         self.entries: dict[Entry, None] = {}
-        self.tokens = 0
+        self.tokens = self.bytes = 0
 
 
 class WaitQueue:
@@ -243,14 +245,15 @@ class WaitQueue:
         behind_s = self.wait_s(entry, 0.0, prior_tps, now_s)
         if soonest_s + CAUTION * behind_s > self.limits.seconds:
             return TOO_LATE
-        displaced = None
-        if not self._fits(entry):
+        displaced: list[Entry] = []
+        if not self._fits(entry, displaced):
             displaced = self._displaced_by(entry)
-            if displaced is None:
+            if not displaced:
                 return FULL
-            self.leave(displaced)
+            for leaving in displaced:
+                self.leave(leaving)
         self._add(entry, now_s)
-        return TAKEN if displaced is None else Offer(None, displaced)
+        return Offer(None, displaced)
 
     def next(self, blocked: Container[str], now_s: float) -> Entry | None:
         """The entry to try next, of a model that is not `blocked`; it stays in until `served`."""
@@ -281,6 +284,7 @@ class WaitQueue:
         group = groups[entry.tenant]
         del group.entries[entry]
         group.tokens -= entry.tokens
+        group.bytes -= entry.size_bytes
         if not group.entries:
             del groups[entry.tenant]
         self._count -= 1
@@ -302,41 +306,86 @@ class WaitQueue:
         group = self._held[entry.priority].setdefault(entry.tenant, _Group())
         group.entries[entry] = None
         group.tokens += entry.tokens
+        group.bytes += entry.size_bytes
         self._count += 1
         self.bytes += entry.size_bytes
         self.tokens += entry.tokens
 
-    def _fits(self, entry: Entry, leaving: Entry | None = None) -> bool:
-        freed = leaving.size_bytes if leaving else 0
-        count = self._count - (leaving is not None)
-        held_bytes = self.bytes - freed + entry.size_bytes
+    def _fits(self, entry: Entry, leaving: list[Entry]) -> bool:
+        """Whether there is room for the entry without those that are `leaving`."""
+        count = self._count - len(leaving)
+        held_bytes = self.bytes - sum(e.size_bytes for e in leaving) + entry.size_bytes
         return count < self.limits.requests and held_bytes <= self.limits.bytes
 
     def _ahead_tokens(self, entry: Entry) -> float:
-        """Tokens served before a new entry: all of higher bands, and by shares of its own band."""
-        above = sum(g.tokens for band in self._held[: entry.priority] for g in band.values())
+        """Tokens served before a new entry.
+
+        Of its own band by shares; of higher bands as many as PATIENCE lets go first.
+        """
+        above = [g for band in self._held[: entry.priority] for g in band.values()]
         beside = self._held[entry.priority]
-        own = beside[entry.tenant].tokens if entry.tenant in beside else 0
+        own = beside.get(entry.tenant) or _Group()
         weight = self.weight(entry.tenant)
         others = sum(self.weight(t) for t in beside if t != entry.tenant)
-        first = own * (others + weight) / weight
-        return above + min(first, sum(g.tokens for g in beside.values()))
+        turns = (others + weight) / weight
+        count = min(len(own.entries) * turns, sum(len(g.entries) for g in beside.values()))
+        tokens = min(own.tokens * turns, sum(g.tokens for g in beside.values()))
+        above_count = sum(len(g.entries) for g in above)
+        if not above_count:
+            return tokens
+        part = min(1.0, PATIENCE * (count + 1) / above_count)
+        return tokens + part * sum(g.tokens for g in above)
 
-    def _displaced_by(self, entry: Entry) -> Entry | None:
-        """The entry to displace for a new one, or None.
+    def _share(self, count: int, size_bytes: int, tenant: str) -> float:
+        """What a tenant holds of the queue's places or bytes, the larger part, per its weight."""
+        most_bytes = max(1, self.limits.bytes)
+        part = max(count / self.limits.requests, size_bytes / most_bytes)
+        return part / self.weight(tenant)
 
-        It is the newest of the tenant with the most entries per weight, in the lowest band that is
-        not above the new entry's; in the same band only if the new entry's tenant would still have
-        fewer.
+    def _displaced_by(self, entry: Entry) -> list[Entry]:
+        """The entries to displace for a new one; none if there is no room for it all the same.
+
+        First the newest of the new entry's own tenant in bands below it. Then, one by one, the
+        newest in the lowest band of the tenant with the largest share, while that share is larger
+        than the own tenant's would be with the new entry. Bands are no matter between tenants: a
+        client says itself which it is in.
         """
-        for priority in reversed(Priority):
-            groups = self._held[priority]
-            if priority < entry.priority or not groups:
-                continue
-            tenant = max(groups, key=lambda t: len(groups[t].entries) / self.weight(t))
-            most = len(groups[tenant].entries) / self.weight(tenant)
-            newest = next(reversed(groups[tenant].entries))
-            own = len(groups[entry.tenant].entries) if entry.tenant in groups else 0
-            is_due = priority > entry.priority or (own + 1) / self.weight(entry.tenant) < most
-            return newest if is_due and self._fits(entry, newest) else None
-        return None
+        leaving: list[Entry] = []
+        own = self._newest_first(entry.tenant)
+        while not self._fits(entry, leaving):
+            lowest = next(own, None)
+            if lowest is None or lowest.priority <= entry.priority:
+                break
+            leaving.append(lowest)
+        shares = self._holdings()
+        count, size_bytes = shares.pop(entry.tenant, (0, 0))
+        count += 1 - len(leaving)
+        size_bytes += entry.size_bytes - sum(e.size_bytes for e in leaving)
+        own_share = self._share(count, size_bytes, entry.tenant)
+        newest = {tenant: self._newest_first(tenant) for tenant in shares}
+        while not self._fits(entry, leaving):
+            found = [
+                (self._share(held[0], held[1], tenant), tenant) for tenant, held in shares.items()
+            ]
+            most, tenant = max(found) if found else (0.0, "")
+            if most <= own_share:
+                return []
+            leaving.append(next(newest[tenant]))
+            count, size_bytes = shares[tenant]
+            shares[tenant] = count - 1, size_bytes - leaving[-1].size_bytes
+        return leaving
+
+    def _holdings(self) -> dict[str, tuple[int, int]]:
+        """Entries and bytes of each tenant, over all bands."""
+        found: dict[str, tuple[int, int]] = {}
+        for groups in self._held:
+            for tenant, group in groups.items():
+                count, size_bytes = found.get(tenant, (0, 0))
+                found[tenant] = count + len(group.entries), size_bytes + group.bytes
+        return found
+
+    def _newest_first(self, tenant: str) -> Iterator[Entry]:
+        """A tenant's entries, the lowest band first, the newest of each first."""
+        for groups in reversed(self._held):
+            if tenant in groups:
+                yield from reversed(groups[tenant].entries)

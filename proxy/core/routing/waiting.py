@@ -110,8 +110,9 @@ class Waiting:
         offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s)
         if offer.refused is not None:
             return self.refusal(replace(reject, reason=offer.refused), tokens, now_s)
-        if isinstance(offer.displaced, QueuedRequest):
-            self._refuse(offer.displaced, RejectReason.QUEUE_FULL, now_s)
+        for displaced in offer.displaced:
+            assert isinstance(displaced, QueuedRequest)
+            self._refuse(displaced, RejectReason.QUEUE_FULL, now_s)
         self._note(facts.model, reject)
         return queued
 

@@ -21,12 +21,12 @@ import orjson
 from aiohttp import web
 
 from proxy.net.server.aiohttp_adapter import AiohttpServer, AiohttpSite
+from proxy.net.server.handshakes import Handshakes, SecuredConnection
+from proxy.net.tls import HandshakeEnd
 from proxy.protocol.errors import overloaded
 
-HANDSHAKE_S = 10.0
-"""A client that has not finished the TLS handshake after this time is closed."""
-GOODBYE_S = 2.0
-"""Time for a client's TLS close_notify before its connection is closed without it."""
+HANDSHAKES = 64
+"""Most TLS handshakes under way on a listener without a limit on its connections."""
 
 
 class Site(AiohttpSite):
@@ -34,58 +34,58 @@ class Site(AiohttpSite):
 
     inherited: Sequence[socket.socket] = ()
     """Sockets to listen on instead of binding, if there are any."""
+    on_handshake_failed: Callable[[HandshakeEnd], None] = staticmethod(lambda end: None)
+    """Called for each TLS handshake that a client does not finish."""
 
     def answerer(self) -> Callable[[], asyncio.Protocol]:
         """The protocol factory of new connections; called once."""
         return cast(Callable[[], asyncio.Protocol], self.runner.server)
 
+    def room(self) -> int:
+        """How many TLS handshakes may be under way."""
+        return HANDSHAKES
+
     async def start(self) -> None:
         """Start to listen."""
         await self.register()
         self._answerer = self.answerer()
+        self._handshakes = Handshakes(self._answerer, self.room, self.on_handshake_failed)
         if self.inherited:
-            await self._listen_on(self.inherited, self.ssl_context)
+            await self._listen_on(self.inherited)
             return
-        self.server = await self._listen(self.ssl_context, host=self.host, port=self.wanted_port)
+        self.server = await self._listen(host=self.host, port=self.wanted_port)
 
-    async def _listen(self, secure: ssl.SSLContext | None, **where: Any) -> asyncio.AbstractServer:
+    async def _listen(self, **where: Any) -> asyncio.AbstractServer:
         loop: Any = (
             asyncio.get_running_loop()
         )  # typed as Any: the overloads reject keywords in a dict
-        limits = {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": GOODBYE_S}
-        given = where | (limits if secure is not None else {})
         server: asyncio.AbstractServer = await loop.create_server(
-            self._answerer, ssl=secure, backlog=self.backlog, **given
+            self._accepted, backlog=self.backlog, **where
         )
         return server
 
-    async def exchange(self, secure: ssl.SSLContext) -> None:
-        """Accept with another TLS context, on the same sockets: no connection is refused."""
-        old = self.server
-        assert old is not None
-        shared = [socket.socket(fileno=os.dup(s.fileno())) for s in self.sockets]
-        await self._listen_on(shared, secure)
-        old.close()
+    def _accepted(self) -> asyncio.Protocol:
+        """The protocol of a new TCP connection."""
+        secure = self.ssl_context
+        return self._answerer() if secure is None else SecuredConnection(self._handshakes, secure)
+
+    def exchange(self, secure: ssl.SSLContext) -> None:
+        """Accept with another TLS context from now on."""
+        self.ssl_context = secure
 
     @property
     def sockets(self) -> list[socket.socket]:
         """The sockets that the site listens on."""
         return getattr(self.server, "sockets", [])
 
-    async def _listen_on(
-        self, sockets: Sequence[socket.socket], secure: ssl.SSLContext | None
-    ) -> None:
+    async def _listen_on(self, sockets: Sequence[socket.socket]) -> None:
         """Listen on the sockets of one host; each but the first becomes a site of its own."""
-        servers = [await self._listen(secure, sock=s) for s in sockets]
-        self._take(servers[0], secure)
+        servers = [await self._listen(sock=s) for s in sockets]
+        self.server = servers[0]
         for server in servers[1:]:
             beside = Site(self.runner, self.host, self.wanted_port, backlog=self.backlog)
             await beside.register()
-            beside._answerer = self._answerer
-            beside._take(server, secure)
-
-    def _take(self, server: asyncio.AbstractServer, secure: ssl.SSLContext | None) -> None:
-        self.server, self.ssl_context = server, secure
+            beside.server, beside.ssl_context = server, self.ssl_context
 
 
 def no_listener(listener: str, host: str, port: int, error: OSError) -> str:
@@ -228,3 +228,7 @@ class GuardedSite(Site):
         server = self.runner.server
         assert isinstance(server, AiohttpServer)
         return self._limit.guard(server)
+
+    def room(self) -> int:
+        """What the limit leaves, and the reserved places: a refused client must be heard too."""
+        return max(0, self._limit.cap - self._limit.open) + PLACES

@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 from proxy.config.sources import ConfigError
-from proxy.net.server import listener
+from proxy.net.server import handshakes
 from proxy.protocol.framing import Chunked
 from replayer.simulator.host import SimFleet
 from tests.support.harness import (
@@ -278,7 +278,7 @@ async def test_what_is_spoken(
 async def test_who_does_not_shake_hands_is_closed(
     tmp_path: Path, certs: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(handshakes, "HANDSHAKE_S", 0.1)
     async with RawEngine(says(b"")) as engine:
         async with over_tls(tmp_path, certs, [engine.address]) as (proxy, _):
             at = int(proxy.server.url.rpartition(":")[2])
@@ -286,6 +286,7 @@ async def test_who_does_not_shake_hands_is_closed(
             async with asyncio.timeout(WAIT_S):
                 assert await reader.read() == b""
             writer.close()
+            await until(lambda: proxy.metric("tls_handshakes_failed_total", reason="late") == 1)
 
 
 async def test_certificates_change_under_a_stream(tmp_path: Path, certs: Certificates) -> None:

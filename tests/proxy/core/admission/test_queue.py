@@ -169,14 +169,15 @@ class TestBounds:
         assert q.wait_s(entry("b"), 1.0, 1000.0, 0.0) == pytest.approx(1.0)
         assert q.wait_s(entry("a"), 1.0, 1000.0, 0.0) == pytest.approx(11.0)
         assert q.wait_s(entry("z", priority=HIGH), 1.0, 1000.0, 0.0) == pytest.approx(1.0)
-        assert q.wait_s(entry("z", priority=LOW), 1.0, 1000.0, 0.0) == pytest.approx(11.0)
+        low_s = q.wait_s(entry("z", priority=LOW), 1.0, 1000.0, 0.0)
+        assert low_s == pytest.approx(1.0 + PATIENCE), "then it is its band's turn"
 
     def test_a_tenant_cannot_fill_it_for_others(self) -> None:
         q = queue(8)
         put(q, *(hog := [entry("hog") for _ in range(8)]))
         for i in range(4):
             offer = q.offer(entry("b"), 0.0, PRIOR_TPS, 0.0)
-            assert offer.displaced is hog[-1 - i], "the newest of who holds most"
+            assert offer.displaced == [hog[-1 - i]], "the newest of who holds most"
         assert q.offer(entry("b"), 0.0, PRIOR_TPS, 0.0).refused
         assert q.offer(entry("hog"), 0.0, PRIOR_TPS, 0.0).refused
         assert Counter(e.tenant for e in q.entries()) == {"hog": 4, "b": 4}
@@ -185,16 +186,52 @@ class TestBounds:
         q = queue(2)
         low, normal = entry(priority=LOW), entry()
         put(q, normal, low)
-        assert q.offer(entry(priority=HIGH), 0.0, PRIOR_TPS, 0.0).displaced is low
+        assert q.offer(entry(priority=HIGH), 0.0, PRIOR_TPS, 0.0).displaced == [low]
         assert q.offer(entry(priority=LOW), 0.0, PRIOR_TPS, 0.0).refused
-        assert q.offer(entry("else", priority=HIGH), 0.0, PRIOR_TPS, 0.0).displaced is normal
+        assert q.offer(entry("else", priority=HIGH), 0.0, PRIOR_TPS, 0.0).displaced == [normal]
+
+    @pytest.mark.parametrize("sizes", [[20] * 5, [1_000_000], [70, 10, 10, 10]])
+    def test_a_tenant_cannot_fill_its_bytes_for_others(self, sizes: list[int]) -> None:
+        """Not with many, not with a large one, not with small ones behind large ones."""
+        room = sum(sizes)
+        q = queue(100, size=room)
+        put(q, *(hog := [entry("hog", size_bytes=size) for size in sizes]))
+        offer = q.offer(mine := entry("b", size_bytes=room * 3 // 10), 0.0, PRIOR_TPS, 0.0)
+        assert offer.refused is None
+        assert offer.displaced == hog[len(hog) - len(offer.displaced) :][::-1], "the newest first"
+        assert mine.is_waiting
 
     def test_nobody_leaves_in_vain(self) -> None:
-        """Whose place would not be room enough stays."""
+        """Who would not be let in for it displaces nobody."""
         q = queue(10, size=100)
         put(q, *[entry("hog", size_bytes=20) for _ in range(5)])
-        assert q.offer(entry("b", size_bytes=30), 0.0, PRIOR_TPS, 0.0).refused
+        assert q.offer(entry("b", size_bytes=61), 0.0, PRIOR_TPS, 0.0).refused
+        assert q.offer(entry("b", size_bytes=101), 0.0, PRIOR_TPS, 0.0).refused
+        assert q.offer(entry("hog", size_bytes=5, priority=LOW), 0.0, PRIOR_TPS, 0.0).refused
         assert len(q) == 5
+
+    def test_to_call_all_high_takes_nobody_elses_place(self) -> None:
+        """A priority is what a client says of itself: it is weighed within its tenant."""
+        q = queue(8, seconds=1e9)
+        put(q, *[entry("b") for _ in range(4)])
+        for _ in range(20):
+            q.offer(entry("hog", priority=HIGH), 0.0, PRIOR_TPS, 0.0)
+        assert Counter(e.tenant for e in q.entries()) == {"hog": 4, "b": 4}
+        q = queue(8, seconds=1e9)
+        put(q, *[entry("hog", priority=HIGH) for _ in range(8)])
+        assert q.offer(entry("b", priority=LOW), 0.0, PRIOR_TPS, 0.0).refused is None
+
+    def test_a_flood_of_high_ones_is_not_all_ahead(self) -> None:
+        """One of a lower band is let in after so many: it is not refused for all of the rest."""
+        q = queue(seconds=10.0)
+        put(q, *[entry("hog", 1000, priority=HIGH) for _ in range(1000)])
+        assert q.wait_s(entry("b"), 0.0, 1000.0, 0.0) == pytest.approx(PATIENCE)
+
+    def test_a_thousand_tiny_prompts_do_not_starve_a_few_of_some_length(self) -> None:
+        q = queue(seconds=1e9)
+        put(q, *[entry("hog", 1) for _ in range(1000)], *[entry("b", 1000) for _ in range(10)])
+        order = [e.tenant for e in served(q, 100)]
+        assert order.count("b") == 10
 
 
 class TestDrainRate:
@@ -249,10 +286,10 @@ class Conservation(RuleBasedStateMachine):
         self.keep.append(e)  # ids are not given away again
         offer = self.q.offer(e, soonest_s, 20_000.0, self.now_s)
         assert e.is_waiting == (offer.refused is None)
-        if offer.displaced is not None:
+        for displaced in offer.displaced:
             assert offer.refused is None
-            assert offer.displaced.priority >= priority
-            self.gone(offer.displaced)
+            assert displaced.tenant != tenant or displaced.priority > priority
+            self.gone(displaced)
         if offer.refused is None:
             self.waiting.append(e)
 
