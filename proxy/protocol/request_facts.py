@@ -2,27 +2,24 @@
 
 The prompt is the bytes of its texts, in the order in which a chat template renders them (tools
 before messages). Blocks of `BLOCK_BYTES` are hashed in a chain, so one hash stands for the whole
-prefix up to its block. There is no tokenizer: bytes per token are learned per model from the
-engine's own `usage.prompt_tokens`.
+prefix up to its block. There is no tokenizer: bytes per token are learned from the engines' own
+`usage.prompt_tokens` (`core/fleet/bytes_per_token.py`).
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from proxy.core.connectors.base import KV_PARAMS
-from proxy.core.types import RequestFacts
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR, RequestFacts
 from proxy.protocol.endpoints import OFFLOADABLE
 
 BLOCK_BYTES = 1024
-BYTES_PER_TOKEN_PRIOR = 4.0
-"""Typical of English and code in 100k-entry vocabularies; replaced by each model's own ratio."""
 SESSION_HEADERS = (
     "X-Session-ID",
     "X-Session-Affinity",
@@ -45,7 +42,6 @@ PROMPT_KEYS = (
 _UNUSUAL = frozenset({"use_beam_search", "echo", "prompt_logprobs", "prompt_embeds", KV_PARAMS})
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
-_MODELS_MAX = 64
 _ITEMS_MAX = 1 << 20
 """Most values of a prompt that are hashed; a list of token ids is one value."""
 _IDS = "I"
@@ -183,33 +179,15 @@ def _is_unusual(body: Mapping[str, Any]) -> bool:
     )
 
 
+def _prior(_model: str) -> float:
+    return BYTES_PER_TOKEN_PRIOR
+
+
 class TokenEstimator:
-    """Bytes of prompt per token, one moving average per model."""
+    """Makes the facts of requests; `bytes_per_token` gives the ratio learned for a model."""
 
-    def __init__(self) -> None:
-        self._ratio: OrderedDict[str, float] = OrderedDict()
-
-    def bytes_per_token(self, model: str) -> float:
-        """The learned ratio, or the prior for a model without answers."""
-        return self._ratio.get(model, BYTES_PER_TOKEN_PRIOR)
-
-    def ratios(self) -> dict[str, float]:
-        """All learned ratios, by model."""
-        return dict(self._ratio)
-
-    def adopt(self, model: str, ratio: float) -> None:
-        """Start with the ratio that another process has learned, unless there is one."""
-        self._ratio.setdefault(model, ratio)
-
-    def learn(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
-        """Learn from an answer's `usage.prompt_tokens`; skip a short prompt, mostly template."""
-        if prompt_tokens < 64 or prompt_bytes < BLOCK_BYTES:
-            return
-        seen = min(64.0, max(0.25, prompt_bytes / prompt_tokens))
-        old = self._ratio.pop(model, None)
-        self._ratio[model] = seen if old is None else 0.9 * old + 0.1 * seen
-        if len(self._ratio) > _MODELS_MAX:
-            self._ratio.popitem(last=False)
+    def __init__(self, bytes_per_token: Callable[[str], float] = _prior) -> None:
+        self._bytes_per_token = bytes_per_token
 
     def facts(
         self,
@@ -218,13 +196,13 @@ class TokenEstimator:
         body: Mapping[str, Any],
         tenant: str | None = None,
     ) -> tuple[RequestFacts, int]:
-        """The facts of a request, and the number of bytes of its prompt's text (for `learn`).
+        """The facts of a request, and the bytes of its prompt's text, to learn from (0: nothing).
 
         Sessions of two tenants are different ones, even with the same name.
         """
         model = _name(body.get("model"))
         prompt = prompt_bytes(body)
-        ids, ratio = _count_ids(body.get("prompt")), self.bytes_per_token(model)
+        ids, ratio = _count_ids(body.get("prompt")), self._bytes_per_token(model)
         tokens = ids or max(1, round(len(prompt) / ratio))
         root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
         facts = RequestFacts(
@@ -236,4 +214,11 @@ class TokenEstimator:
             block_tokens=BLOCK_BYTES * (ids / max(1, len(prompt)) if ids else 1 / ratio),
             offloadable=is_offloadable(endpoint, body),
         )
-        return facts, 0 if ids else len(prompt)
+        is_whole = not ids and body.get("truncate_prompt_tokens") is None
+        return facts, len(prompt) if is_whole else 0
+
+
+def most_output_tokens(body: Mapping[str, Any]) -> int | None:
+    """The most output tokens that the client allows; None if it gives no limit."""
+    given = (body.get("max_completion_tokens"), body.get("max_tokens"))
+    return next((most for most in given if type(most) is int), None)
