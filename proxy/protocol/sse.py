@@ -247,8 +247,12 @@ def usage_member(seen: bytes | bytearray) -> bytes | None:
             break
         end = begin - 1
     start = _last_usage(seen, end) if end > 0 else -1
-    found = bytes(_NUMBERS.sub(b"", seen[start:end])) if start >= 0 else b""
-    return b"{" + found if 0 < len(found) <= TAIL_BYTES else None
+    if start < 0:
+        return None
+    found = bytes(seen[start:end])
+    if len(found) > TAIL_BYTES:
+        found = _NUMBERS.sub(b"", found)
+    return b"{" + found if len(found) <= TAIL_BYTES else None
 
 
 def _drop(data: bytes) -> None:

@@ -47,7 +47,8 @@ def scanned(stream: bytes, cuts: list[int] | None = None) -> Scanner:
 
 
 def said(scanner: Scanner) -> tuple[object, ...]:
-    return scanner.events, scanner.size, scanner.has_content, scanner.is_done, scanner.usage()
+    usage = usage_of(scanner.usage())
+    return scanner.events, scanner.size, scanner.has_content, scanner.is_done, usage
 
 
 LIE = {"prompt_tokens": 64, "completion_tokens": 1}
