@@ -214,9 +214,7 @@ class Proxy:
         self._inherited = inherited or InheritedSockets()
         self._names: list[str] = []
         """The listeners' names for the next process."""
-        self._hot_restart = HotRestart(
-            self._listeners, lambda: snapshot.leave(self.state.router, self.state.estimator)
-        )
+        self._hot_restart = HotRestart(self._listeners, lambda: snapshot.leave(self.state.router))
         self._stop = asyncio.Event()
 
     @property
@@ -260,7 +258,7 @@ class Proxy:
             self._stop,
         )
         if self._inherited.snapshot is not None:
-            snapshot.take(state.router, state.estimator, self._inherited.snapshot)
+            snapshot.take(state.router, self._inherited.snapshot)
         if self._inherited.has_predecessor and not await self._probes.look_round():
             await self.close()
             raise ConfigError(f"no instance has answered in {probes.FIRST_LOOK_S:g} s")

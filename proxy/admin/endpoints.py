@@ -134,6 +134,7 @@ class FleetPaths:
             "models": sorted(member.models or ()),
             "busy": busy.check if busy else None,
             "load": {**asdict(load), "ongoing_tokens": load.ongoing_tokens},
+            "usage_doubted": router.is_usage_doubted(name),
             "learned_prefill_tps": round(router.latency.prefill_tps(name)),
             "residual_ratios": _ratios(router.latency.of(name)),
             "sessions": member.state.cache.sessions,

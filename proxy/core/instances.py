@@ -13,10 +13,10 @@ address rather than of a process is not here but in the fleet's `Member`: whethe
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 
-from proxy.core.admission.engine_reports import ReportHistory
+from proxy.core.admission.engine_reports import OwnRatio, ReportHistory
 from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.room import ReleaseRate
 from proxy.core.latency.model import Times, TimesByName
@@ -28,14 +28,16 @@ class InstanceState:
 
     `kv_tokens`: the size of its KV cache, `kv_used_ratio`: the part in use, None while unknown;
     both as its engine reported at `reported_s`. `start_s`: when its process started, unix seconds,
-    where its metrics tell. `released`: what ending streams gave back. `cooldown_until_s`: its
-    engine has said that it is at capacity. `unreleased`: until when broken hand-overs may have left
-    how many tokens pinned. `cache`: what it is believed to hold. `times`: how long it takes and
-    what is reserved on it, None until `Latency` is asked for it.
+    where its metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of
+    output, both as its usage says. `released`: what ending streams gave back. `cooldown_until_s`:
+    its engine has said that it is at capacity. `unreleased`: until when broken hand-overs may have
+    left how many tokens pinned. `cache`: what it is believed to hold. `times`: how long it takes
+    and what is reserved on it, None until `Latency` is asked for it.
     """
 
     __slots__ = (
         "account",
+        "bytes_per_token",
         "cache",
         "cooldown_until_s",
         "kv_tokens",
@@ -46,6 +48,7 @@ class InstanceState:
         "reports",
         "start_s",
         "times",
+        "tokens_per_event",
         "unreleased",
     )
 
@@ -57,11 +60,18 @@ class InstanceState:
         self.reported_s: float | None = None
         self.start_s: float | None = None
         self.reports = ReportHistory()
+        self.bytes_per_token: OrderedDict[str, OwnRatio] = OrderedDict()
+        self.tokens_per_event: OwnRatio | None = None
         self.released = ReleaseRate()
         self.unreleased: deque[tuple[float, int]] = deque()
         self.cooldown_until_s = -math.inf
         self.cache = EngineCache(name)
         self.times: Times | None = None
+
+    @property
+    def is_usage_doubted(self) -> bool:
+        """Whether its usage disagrees with the other instances', for any model."""
+        return any(own.is_doubted for own in self.bytes_per_token.values())
 
     @property
     def is_dropped(self) -> bool:

@@ -69,6 +69,7 @@ class FleetCollector(Collector):
         yield self._learned(names)
         yield from self._engine(names)
         yield self._frozen(names)
+        yield self._doubted(names)
         yield single(
             "accounting_drift", "Counters less live leases; must be 0", self._router.ledger.drift()
         )
@@ -145,6 +146,13 @@ class FleetCollector(Collector):
         family = _gauge("engine_report_frozen", text, "upstream")
         for name in names:
             family.add_metric([name], self._router.gate.is_frozen(name))
+        return family
+
+    def _doubted(self, names: list[str]) -> Metric:
+        text = "1 while nothing is learned from an engine's usage: it disagrees with the others'"
+        family = _gauge("engine_usage_doubted", text, "upstream")
+        for name in names:
+            family.add_metric([name], self._router.is_usage_doubted(name))
         return family
 
 

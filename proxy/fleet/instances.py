@@ -114,6 +114,19 @@ class Instances:
             self.reports[name] = stats
             self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
 
+    def usage_judged(self, name: str, model: str) -> None:
+        """Log that an instance's usage is doubted from now on, or no longer."""
+        own = self.router.fleet.states.of(name).bytes_per_token.get(model)
+        if own is None or not own.is_doubted:
+            _log.info("instance %s: its usage is believed again, of model %s", name, model)
+            return
+        said = name, own.value, model, self.router.bytes_per_token.of(model)
+        _log.warning(
+            "instance %s: its usage is not believed: %.3g bytes of prompt per token of model %s, "
+            "where the fleet has %.3g",
+            *said,
+        )
+
     async def close(self) -> None:
         """Close every connection."""
         for upstream in self.by_name.values():

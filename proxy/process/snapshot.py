@@ -26,7 +26,6 @@ from typing import Any, BinaryIO
 import orjson
 
 from proxy.core.routing.router import Router
-from proxy.protocol.request_facts import TokenEstimator
 
 FORM = 1
 """Version of the file's form; to be changed when block hashes or rows change their meaning."""
@@ -35,9 +34,9 @@ SESSIONS_PER_LINE = 2000
 _log = logging.getLogger(__name__)
 
 
-async def leave(router: Router, estimator: TokenEstimator) -> BinaryIO:
+async def leave(router: Router) -> BinaryIO:
     """Write the snapshot and return the file, at its beginning; OSError if there is no room."""
-    head = {"form": FORM, "bytes_per_token": estimator.ratios()}
+    head = {"form": FORM, "bytes_per_token": router.bytes_per_token.all()}
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
         await asyncio.to_thread(_write, file, head)
@@ -67,7 +66,7 @@ def _write(file: BinaryIO, line: dict[str, Any]) -> None:
     file.flush()
 
 
-def take(router: Router, estimator: TokenEstimator, file: BinaryIO) -> None:
+def take(router: Router, file: BinaryIO) -> None:
     """Read a predecessor's snapshot; call it before the first probe of the instances."""
     try:
         with file:
@@ -75,7 +74,8 @@ def take(router: Router, estimator: TokenEstimator, file: BinaryIO) -> None:
         if not lines or lines[0]["form"] != FORM:
             raise ValueError("another form")
         for model, ratio in lines[0]["bytes_per_token"].items():
-            estimator.adopt(str(model), float(ratio))
+            if isinstance(ratio, int | float):
+                router.bytes_per_token.adopt(str(model), ratio)
         kept = {line["instance"] for line in lines[1:] if _take_instance(router, line)}
         for line in reversed(lines[1:]):  # the first line has the sessions that were idle longest
             rows = [row for row in line.get("sessions", ()) if row[1] in kept]

@@ -2,26 +2,23 @@
 
 The prompt is the bytes of its texts, in the order in which a chat template renders them (tools
 before messages). Blocks of `BLOCK_BYTES` are hashed in a chain, so one hash stands for the whole
-prefix up to its block. There is no tokenizer: bytes per token are learned per model from the
-engine's own `usage.prompt_tokens`.
+prefix up to its block. There is no tokenizer: bytes per token are learned from the engines' own
+`usage.prompt_tokens` (`core/fleet/bytes_per_token.py`).
 """
 
 from __future__ import annotations
 
 import re
 from array import array
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from proxy.core.types import RequestFacts
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR, RequestFacts
 from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
 
 BLOCK_BYTES = 1024
-BYTES_PER_TOKEN_PRIOR = 4.0
-"""Typical of English and code in 100k-entry vocabularies; replaced by each model's own ratio."""
 SESSION_HEADERS = (
     "X-Session-ID",
     "X-Session-Affinity",
@@ -45,7 +42,7 @@ _READ_KEYS = {"/v1/chat/completions": ("tools", "messages", "documents"), COMPLE
 """The prompt fields that vLLM reads, where it ignores the others of PROMPT_KEYS."""
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
-_MODEL_CHARS, _MODELS_MAX = 256, 64
+_MODEL_CHARS = 256
 MOST_VALUES, MOST_VALUES_SMALL = 1 << 18, 1 << 13
 """Most values of a prompt; a list of token ids is one value. Each takes 0.3 us to look at, so few
 of them can be looked at on the event loop."""
@@ -257,33 +254,15 @@ def prompt_facts(
     )
 
 
+def _prior(_model: str) -> float:
+    return BYTES_PER_TOKEN_PRIOR
+
+
 class TokenEstimator:
-    """Bytes of prompt per token, one moving average per model."""
+    """Makes the facts of requests; `bytes_per_token` gives the ratio learned for a model."""
 
-    def __init__(self) -> None:
-        self._ratio: OrderedDict[str, float] = OrderedDict()
-
-    def bytes_per_token(self, model: str) -> float:
-        """The learned ratio, or the prior for a model without answers."""
-        return self._ratio.get(model, BYTES_PER_TOKEN_PRIOR)
-
-    def ratios(self) -> dict[str, float]:
-        """All learned ratios, by model."""
-        return dict(self._ratio)
-
-    def adopt(self, model: str, ratio: float) -> None:
-        """Start with the ratio that another process has learned, unless there is one."""
-        self._ratio.setdefault(model, ratio)
-
-    def learn(self, model: str, prompt_bytes: int, prompt_tokens: int) -> None:
-        """Learn from an answer's `usage.prompt_tokens`; skip a short prompt, mostly template."""
-        if prompt_tokens < 64 or prompt_bytes < BLOCK_BYTES:
-            return
-        seen = min(64.0, max(0.25, prompt_bytes / prompt_tokens))
-        old = self._ratio.pop(model, None)
-        self._ratio[model] = seen if old is None else 0.9 * old + 0.1 * seen
-        if len(self._ratio) > _MODELS_MAX:
-            self._ratio.popitem(last=False)
+    def __init__(self, bytes_per_token: Callable[[str], float] = _prior) -> None:
+        self._bytes_per_token = bytes_per_token
 
     def facts(
         self,
@@ -297,7 +276,7 @@ class TokenEstimator:
         Sessions of two tenants are different ones, even with the same name.
         """
         ids, size = prompt.ids, prompt.bytes
-        ratio = self.bytes_per_token(prompt.model)
+        ratio = self._bytes_per_token(prompt.model)
         tokens = ids or max(1, round(size / ratio))
         if prompt.kept is not None and prompt.kept >= 0:
             tokens = max(1, min(tokens, prompt.kept))
@@ -310,3 +289,9 @@ class TokenEstimator:
             block_tokens=BLOCK_BYTES * (ids / max(1, size) if ids else 1 / ratio),
             offloadable=prompt.offloadable,
         )
+
+
+def most_output_tokens(body: Mapping[str, Any]) -> int | None:
+    """The most output tokens that the client allows; None if it gives no limit."""
+    given = (body.get("max_completion_tokens"), body.get("max_tokens"))
+    return next((most for value in given if (most := whole_number(value)) is not None), None)

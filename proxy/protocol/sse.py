@@ -2,8 +2,8 @@
 
 The scanner gets the same bytes as the client, in any segmentation, and its results do not depend on
 that. It never parses JSON: it finds the first content, counts events, and searches the rest in
-steps for usage, errors and the end. Limits: counted events end in two newlines, as vLLM writes
-them; a usage object or an error is found up to `TAIL_BYTES` of length.
+steps for errors and the end. Limits: counted events end in two newlines, as vLLM writes them; an
+error is found up to `TAIL_BYTES` of length, usage up to `TAIL_BYTES` before the end of its event.
 
 A stream has a piece every 20 ms; the cost is not the work on a piece but fetching the data that it
 touches back into the CPU caches. So `FastPath` is one compiled object between a connection to an
@@ -27,12 +27,17 @@ _CONTENT = re.compile(
 )
 _CONTENT_BYTES = 64
 """A match of `_CONTENT` is not longer, unless JSON is padded with blanks."""
-_INNER = rb"\{(?:[^{}]++|\{[^{}]*+\})*+\}"
-_USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]++|' + _INNER + rb")*+\})")
+_USAGE = re.compile(rb'(?<!\\)"usage"\s*:\s*\{')
+"""Begins a member `usage` with an object, but no JSON string, in which its quotes are escaped."""
+_NUMBERS = re.compile(rb"(?<=\[)(?:\s*\d{1,20}\s*,)+")
+"""All but the last of a list of whole numbers: after `usage` vLLM may write the prompt's ids."""
+_SKIPPED = b"data:\n\n"
+"""An event without data, in place of those that the fast path took."""
 _ERROR = re.compile(rb'event:\s*error\b|(?:event:[^\n]*\n)?data:\s*\{\s*"error"')
 _ERROR_LINE = re.compile(
     rb'\n(?:event:\s*error\b[^\n]*\ndata:\s*|data:\s*(?=\{\s*"error"\s*:\s*[{"]))(\{[^\n]*)'
 )
+_DONE = re.compile(rb"data:\s*\[DONE\]")
 _LAST_EVENT = re.compile(rb"(?:\A|\n)data:\s*\[DONE\][^\n]*\n\r?\n")
 _LAST_NAMED = re.compile(
     rb"(?:\A|\n)event:\s*(?:%b)\b" % "|".join(map(re.escape, LAST_EVENTS)).encode()
@@ -101,7 +106,6 @@ class Scanner:
         "_open",
         "_recent",
         "_recent_to",
-        "_usage",
         "comments_size",
         "events",
         "has_content",
@@ -117,7 +121,6 @@ class Scanner:
         self._edge = b""
         self._recent = bytearray(b"\n")
         self._ended = False
-        self._usage: bytes | None = None
 
     def takes(self, wire: bytes) -> bool:
         """Accept a piece of the wire if it is one chunk of one event of one line with content.
@@ -152,6 +155,8 @@ class Scanner:
 
     def feed(self, data: bytes) -> None:
         """Scan the next piece of the answer's body."""
+        if self.size != self._recent_to:
+            self._recent += _SKIPPED
         self.size += len(data)
         if data.startswith(b":") and b"\ndata:" not in data:
             self.comments_size += len(data)
@@ -167,7 +172,7 @@ class Scanner:
         self._recent_to = self.size
         if len(self._recent) > 3 * TAIL_BYTES:
             self._look_back()
-            del self._recent[:-TAIL_BYTES]
+            self._drop_oldest()
 
     def _count_events(self, data: bytes) -> None:
         """Count pairs of newlines; an odd one at the end waits for the next piece in `_open`."""
@@ -175,13 +180,19 @@ class Scanner:
         at_end = len(data) - len(data.rstrip(b"\n"))
         self._open = b"\n" if at_end & 1 else b""
 
+    def _drop_oldest(self) -> None:
+        recent = self._recent
+        if (start := _last_usage(recent, len(recent))) >= 0:
+            recent[start:] = _NUMBERS.sub(b"", recent[start:])
+        if len(recent) > 2 * TAIL_BYTES:
+            del recent[:-TAIL_BYTES]
+
     def _look_back(self) -> None:
-        """Search the recent bytes for end and usage; called before they are dropped or read."""
+        """Search the recent bytes for the end; called before they are dropped or read."""
         recent = self._recent
         # rfind is several times as fast as `in` where most of the text matches nothing.
         if not self._ended and (recent.rfind(_HINTS[0]) >= 0 or recent.rfind(_HINTS[1]) >= 0):
             self._ended = any(end in recent for end in _ENDS)
-        self._usage = last_usage(recent) or self._usage
 
     @property
     def is_done(self) -> bool:
@@ -197,9 +208,8 @@ class Scanner:
         return bytes(found[1]) if found else None
 
     def usage(self) -> bytes | None:
-        """The last usage object as JSON bytes, once it has passed."""
-        self._look_back()
-        return self._usage
+        """See `usage_member`, of what has passed so far."""
+        return usage_member(self._recent) if self.size == self._recent_to else None
 
 
 def _is_without_usage(event: bytes) -> bool:
@@ -214,14 +224,35 @@ def _learn(size: int) -> None:
             _starts[size] = body + b"\r\n" + _LINE_START
 
 
-def last_usage(seen: bytes | bytearray) -> bytes | None:
-    """The last usage object; in a JSON string its quotes are escaped, so text cannot match."""
-    end = len(seen)
+def _last_usage(seen: bytes | bytearray, end: int) -> int:
+    """Where the last member `usage` before `end` begins; -1 if there is none."""
     while (start := seen.rfind(b'"usage"', 0, end)) >= 0:
-        if found := _USAGE.match(seen, start):
-            return bytes(found[1])
+        if _USAGE.match(seen, start):
+            return start
         end = start
-    return None
+    return -1
+
+
+def usage_member(seen: bytes | bytearray) -> bytes | None:
+    """The JSON object of `usage` and what follows it in the last event, or in a whole answer.
+
+    It is valid JSON only where `usage` is a member of that event or answer itself: one in an inner
+    object is followed by more closing brackets, one in an earlier event by other events.
+    """
+    end = len(seen)
+    while end > 0:
+        begin = seen.rfind(b"\n", 0, end) + 1
+        line = seen[begin:end].strip()
+        if line and not line.startswith((b":", b"event:")) and not _DONE.fullmatch(line):
+            break
+        end = begin - 1
+    start = _last_usage(seen, end) if end > 0 else -1
+    if start < 0:
+        return None
+    found = bytes(seen[start:end])
+    if len(found) > TAIL_BYTES:
+        found = _NUMBERS.sub(b"", found)
+    return b"{" + found if len(found) <= TAIL_BYTES else None
 
 
 def _drop(data: bytes) -> None:

@@ -9,7 +9,7 @@ from aiohttp import HttpVersion11, web
 from proxy.net.server.aiohttp_adapter import AiohttpResponse
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.framing import Chunked, Length, UntilClose
-from proxy.protocol.sse import last_usage
+from proxy.protocol.sse import usage_member
 
 CLOSE = b"Connection: close\r\n"
 KEEP_ALIVE = b"Connection: keep-alive\r\n"
@@ -94,7 +94,7 @@ def is_whole(request: web.Request, reply: UpstreamResponse) -> bool:
 def pass_on(
     request: web.Request, reply: UpstreamResponse, response: ClientResponse
 ) -> bytes | None:
-    """Write a whole answer; returns its usage object as JSON bytes, or None."""
+    """Write a whole answer; returns its `usage_member`."""
     assert request.transport is not None
     body = b"".join(reply.body)
     try:  # noqa: SIM105 - `suppress` takes half a microsecond, and this is every plain request
@@ -103,4 +103,4 @@ def pass_on(
         pass  # uvloop: the client closed in this turn of the loop; the task is cancelled next
     response.note_end()
     reply.close()
-    return last_usage(body)
+    return usage_member(body)

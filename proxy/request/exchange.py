@@ -31,11 +31,11 @@ from proxy.fleet.instances import Instances
 from proxy.net.server import responses
 from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.protocol.endpoints import ENDPOINTS, endpoint_of
+from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, endpoint_of
 from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
 from proxy.protocol.headers import route_lines
 from proxy.protocol.offloadable import asks_for_stream
-from proxy.protocol.request_facts import TokenEstimator
+from proxy.protocol.request_facts import TokenEstimator, most_output_tokens
 from proxy.request import client_request
 from proxy.request.attempts import Attempts, LegOwners
 from proxy.request.client_request import Outgoing
@@ -91,6 +91,7 @@ class Exchange:
 
     __slots__ = (
         "_flow",
+        "_most_output",
         "_stream",
         "_usage",
         "facts",
@@ -112,6 +113,7 @@ class Exchange:
         now = owners.clock.unix_now()
         self.record = RequestRecord(request_id=self.request_id, endpoint=path, t_proxy_recv=now)
         self._usage: bytes | None = None
+        self._most_output: int | None = None
         self.out: Outgoing
         self.facts: RequestFacts
         self.prompt_bytes = 0
@@ -270,6 +272,7 @@ class Exchange:
             response = ClientResponse(self.request, answer, self._extra_lines())
             self._usage = pass_on(self.request, answer, response)
             return response
+        self._most_output = most_output_tokens(self.out.found.fields)
         # No other instance will be asked: free the prompt before the stream, not after it.
         del self.out
         self._stream = Streaming(owners.clock, owners.telemetry, record, flow, attempts.blame)
@@ -323,12 +326,16 @@ class Exchange:
             self._complete()
         finally:
             if flow is not None:
-                is_ok = record.outcome is Outcome.OK
-                if is_ok:
-                    flow.completed(cached_ratio(record.cached_tokens, record.prompt_tokens))
-                whole = record.stream and is_ok
-                flow.end(owners.clock.now_s(), record.osl_tokens if whole else None)
-        self._learn()
+                decode = flow.route.decode.name
+                teaches = self._teaches()
+                is_believed = teaches and not owners.router.is_usage_doubted(decode)
+                if record.outcome is Outcome.OK:
+                    counts = record.cached_tokens, record.prompt_tokens
+                    flow.completed(cached_ratio(*counts) if is_believed else None)
+                output_tokens = self._output_tokens(decode) if is_believed else None
+                flow.end(owners.clock.now_s(), output_tokens)
+                if teaches:
+                    self._learn(decode)
         owners.telemetry.over(record, endpoint_of(self.path).label)
 
     def _complete(self) -> None:
@@ -346,12 +353,26 @@ class Exchange:
             disconnects.labels(telemetry_record.phase(record)).inc()
         telemetry_record.note_usage(record, self._stream.usage if self._stream else self._usage)
 
-    def _learn(self) -> None:
+    def _teaches(self) -> bool:
+        """Whether the answer is whole, and its usage the engine's own: see `usage_member`."""
+        return self.record.outcome is Outcome.OK and self.path in OFFLOADABLE
+
+    def _output_tokens(self, decode: str) -> int | None:
+        """Output tokens of a stream, where the engine's count agrees with its events."""
+        stream = self._stream if self.record.stream else None
+        if stream is None:
+            return None
+        told, believed = self.record.osl_tokens, self.owners.router.output_tokens.believed
+        return believed(decode, told, stream.events, self._most_output)
+
+    def _learn(self, decode: str) -> None:
         """Learn bytes per token, and whether an offload's KV arrived on D."""
         record, owners = self.record, self.owners
         if record.prompt_tokens is None:
             return
-        owners.estimator.learn(self.facts.model, self.prompt_bytes, record.prompt_tokens)
+        model, ratios = self.facts.model, owners.router.bytes_per_token
+        if ratios.learn(model, decode, self.prompt_bytes, record.prompt_tokens):
+            owners.instances.usage_judged(decode, model)
         came_over = record.cached_tokens is None or record.cached_tokens * 2 > record.prompt_tokens
         counts_moved = owners.options.connector.counts_moved
         if record.route_class == RouteClass.HEAVY_P2P and counts_moved and not came_over:

@@ -61,8 +61,13 @@ class Streaming:
 
     @property
     def usage(self) -> bytes | None:
-        """The last usage object that has passed, as JSON bytes."""
+        """See `Scanner.usage`."""
         return self._scanner.usage()
+
+    @property
+    def events(self) -> int:
+        """Events that have passed."""
+        return self._scanner.events
 
     async def run(
         self, request: web.Request, answer: UpstreamResponse, extra: bytes, heartbeat_s: float

@@ -60,7 +60,7 @@ class ProxyState:
         self.access = Access(settings, lambda: metrics.denied.labels("client").inc())
         self.in_flight = InFlight()
         self.detached = DetachedTasks()
-        self.estimator = TokenEstimator()
+        self.estimator = TokenEstimator(router.bytes_per_token.of)
         self.memory = Watermark(None)
         self.collector = FleetCollector(router, self.instances.reports)
         self.exposition = Exposition(metrics.registry, clock, self.collector.at)

@@ -128,11 +128,13 @@ def note_end(
         record.outcome, record.status, record.error = outcome, status, error
 
 
-def note_usage(record: RequestRecord, usage: bytes | None) -> None:
-    """Note the engine's own token counts, if the answer has them."""
+def note_usage(record: RequestRecord, answer: bytes | None) -> None:
+    """Note the engine's own token counts, the member `usage` of the JSON object `answer`."""
     try:
-        counts = orjson.loads(usage or b"{}")
+        counts = orjson.loads(answer or b"{}").get("usage")
     except orjson.JSONDecodeError:
+        return
+    if not isinstance(counts, dict):
         return
     found = counts.get("prompt_tokens_details")
     details = found if isinstance(found, dict) else {}

@@ -214,6 +214,58 @@ async def test_f65_index_and_cache_disagree(rig: Floor) -> None:
         assert hits[0] == 0 < hits[2]
 
 
+def counted(prompt: int, output: int, events: int = 3) -> Script:
+    """A stream of so many events with content, and what the engine says of it."""
+    usage = b'{"prompt_tokens":%d,"completion_tokens":%d}' % (prompt, output)
+    pieces = b"".join(chunk(event("fine")) for _ in range(events))
+    last = chunk(b'data: {"choices":[],"usage":%s}\n\n' % usage)
+    return says(STREAM_HEAD + pieces + last + DONE)
+
+
+@pytest.mark.parametrize("factor", [0.1, 2.5])
+async def test_f111_prompt_tokens_wrongly_counted(rig: Floor, factor: float) -> None:
+    """A prompt has 1,000 tokens of 4 bytes; one engine counts a tenth, or two and a half times."""
+    engines = [Scripted(counted(round(1000 * each), 3)) for each in (factor, 1, 1)]
+    async with rig(engines, **SLOW_PROBES) as r:
+        asked = 0
+        while not r.router.is_usage_doubted("i0"):
+            assert asked < 300, "doubted after 32 answers of it"
+            batch = range(asked, asked := asked + 12)
+            each = [r.ask(words(330, f"{i:04}"), headers={"X-Session-ID": f"{i}"}) for i in batch]
+            assert all(got.is_clean for got in await asyncio.gather(*each))
+        records = await r.records(asked)
+        assert all(900 < record["isl_tokens"] < 1100 for record in records[24:])
+        assert [r.metric("engine_usage_doubted", upstream=f"i{i}") for i in range(3)] == [1, 0, 0]
+        async with r.proxy.http.get(r.proxy.server.admin_url + "/instances") as response:
+            doubted = {one["name"]: one["usage_doubted"] for one in await response.json()}
+        assert doubted == {"calm": False, "i0": True, "i1": False, "i2": False}
+        for i in range(10):
+            await r.ask(words(330, f"more{i}"))
+        lines = [line for line in r.log.lines if "its usage is" in line]
+        assert len(lines) == 1
+        assert "instance i0: its usage is not believed" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("output", "events", "is_learned"),
+    [
+        (3, 3, True),
+        (5, 3, True),
+        (100_000_000, 3, False),
+        (60, 3, False),
+        (65, 60, False),
+        (2, 60, False),
+    ],
+)
+async def test_f112_output_tokens_wrongly_counted(
+    rig: Floor, output: int, events: int, is_learned: bool
+) -> None:
+    async with rig([counted(300, output, events)], **SLOW_PROBES) as r:
+        assert (await r.ask(max_tokens=64)).is_clean
+        assert (await r.record())["osl_tokens"] == output
+        assert bool(len(r.router.latency.of("i0").step.residuals)) is is_learned
+
+
 async def test_f66_the_wall_clock_jumps(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
     real = time.time
     async with rig([GOOD], session_ttl=60.0) as r:

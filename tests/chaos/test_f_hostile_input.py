@@ -22,8 +22,8 @@ from tests.bad_input.run import run as send_all
 from tests.chaos.client import Got, request
 from tests.chaos.invariants import samples
 from tests.chaos.rig import CANARIES, SLOW_PROBES, Floor, Rig
-from tests.chaos.scripted import GOOD, Scripted
-from tests.support.harness import chat
+from tests.chaos.scripted import GOOD, MODEL, Scripted
+from tests.support.harness import DONE, STREAM_HEAD, chat, chunk, event, plain, resets, says, words
 from tests.support.turns import TURN_S, Turns
 
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
@@ -276,6 +276,36 @@ async def test_f89_a_prompt_of_a_million_tokens(rig: Floor, timed: Turns) -> Non
         got = await r.raw(request(b'{"prompt":[' + b"7," * (3 << 20), {}, "/v1/completions"))
         assert refused(got) == 413
         await still_serves(r)
+
+
+PLANTED = {"type": "function", "name": "f", "usage": {"prompt_tokens": 100, "total_tokens": 101}}
+"""A tool of a client's request, which the answers of /v1/responses repeat."""
+
+
+async def test_f110_planted_usage(rig: Floor) -> None:
+    """Nor is anything learned from an answer that breaks off, though its engine told so far."""
+    echo = orjson.dumps({"object": "response", "status": "completed", "tools": [PLANTED]})
+    completed = b'event: response.completed\ndata: {"type":"response.completed","response":%s}\n\n'
+    so_far = event("fine")[:-3] + b',"usage":%s}\n\n' % orjson.dumps(PLANTED["usage"])
+    streamed = says(STREAM_HEAD + chunk(completed % echo) + DONE)
+    engine = Scripted(*[says(plain(echo)), streamed] * 10)
+    engine.scripts += [resets(STREAM_HEAD + chunk(so_far))] * 3 + [GOOD]
+    async with rig([engine], **SLOW_PROBES) as r:
+        before = r.router.bytes_per_token.of(MODEL)
+        for i in range(20):
+            hostile: dict[str, Any] = {
+                "model": MODEL,
+                "input": words(500, f"{i:02}"),
+                "tools": [PLANTED],
+            }
+            hostile |= {"stream": i % 2 == 1}
+            assert (await r.ask(path="/v1/responses", body=hostile)).status == 200
+        for i in range(3):
+            assert not (await r.ask(words(500, f"{i}"))).is_clean
+        assert is_fine(await r.ask(words(500, "w")))
+        records = await r.records(24)
+        assert r.router.bytes_per_token.of(MODEL) == before
+        assert [record["prompt_tokens"] for record in records[:20]] == [None] * 20
 
 
 async def test_f90_header_and_log_injection(rig: Floor) -> None:

@@ -1,4 +1,4 @@
-"""An engine's reports (its /metrics), and whether they are frozen.
+"""What an engine reports, and whether it is believed: its /metrics, and the usage of its answers.
 
 A report is frozen when it stays the same to the last byte although the engine has answered
 requests since, or although it shows KV in use: every step of a running engine changes some
@@ -7,6 +7,8 @@ counter. The load of a frozen report is ignored; the proxy's own counters decide
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -67,3 +69,68 @@ class ReportHistory:
         if has_worked or (is_in_use and same_s >= IN_USE_S):
             self.is_frozen = True
         return self.is_frozen
+
+
+EARLY = 8
+GAIN = 0.1
+CLIP = math.log(1.3)
+"""One report moves an instance's ratio by at most GAIN * CLIP: 2.7 %."""
+QUORUM = 3
+"""With fewer instances nobody knows which of them is wrong."""
+FACTOR, FACTOR_BACK = math.log(2.0), math.log(1.6)
+"""An instance is doubted beyond the first distance from the fleet's value, until it is within the
+second; different texts alone differ by less."""
+ENOUGH = 32
+"""Reports of an instance before it can be doubted."""
+
+
+class OwnRatio:
+    """A ratio that one instance reports with each answer, as bytes of prompt per token.
+
+    Averages are taken of logarithms, so that twice and half count alike: the mean of the first
+    EARLY reports, which each later one moves by GAIN of its distance, clipped to CLIP.
+    `is_doubted`: it disagrees with the fleet.
+    """
+
+    __slots__ = ("count", "is_doubted", "log")
+
+    def __init__(self, start: float | None = None) -> None:
+        """`start`: a value known from before, None if there is none."""
+        self.count = 0 if start is None else EARLY
+        self.log = 0.0 if start is None else math.log(start)
+        self.is_doubted = False
+
+    @property
+    def value(self) -> float:
+        """The average."""
+        return math.exp(self.log)
+
+    def observe(self, ratio: float) -> None:
+        """Add a report, above 0."""
+        self.count += 1
+        distance = math.log(ratio) - self.log
+        if self.count <= EARLY:
+            self.log += distance / self.count
+        else:
+            self.log += GAIN * min(CLIP, max(-CLIP, distance))
+
+    def judge(self, fleet: float, instances: int) -> bool:
+        """Compare with the value of a fleet of `instances`; True if `is_doubted` has changed."""
+        distance, was = abs(self.log - math.log(fleet)), self.is_doubted
+        if instances < QUORUM or distance < FACTOR_BACK:
+            self.is_doubted = False
+        elif self.count >= ENOUGH and distance > FACTOR:
+            self.is_doubted = True
+        return self.is_doubted is not was
+
+
+def fleet_ratio(own: Sequence[OwnRatio], prior: float) -> float:
+    """The median of the instances' own ratios; where their number is even, `prior` is one more.
+
+    So nothing that one of three reports moves it beyond those of the other two.
+    """
+    logs = [one.log for one in own]
+    if len(logs) % 2 == 0:
+        logs.append(math.log(prior))
+    logs.sort()
+    return math.exp(logs[len(logs) // 2])

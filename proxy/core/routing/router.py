@@ -14,8 +14,10 @@ from proxy.core.admission.gate import ANY_MODEL, Busy, Gate
 from proxy.core.admission.retry_after import retry_after_s
 from proxy.core.config import RouterConfig
 from proxy.core.connectors import CONNECTORS, transfer_rules
+from proxy.core.fleet.bytes_per_token import BytesPerToken
 from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.members import Fleet, Member
+from proxy.core.fleet.output_tokens import OutputTokens
 from proxy.core.instances import InstanceState
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.reuse import Reuse
@@ -71,6 +73,8 @@ class Router:
             config.max_num_batched_tokens,
             self.fleet.states,
         )
+        self.bytes_per_token = BytesPerToken(self.fleet.states)
+        self.output_tokens = OutputTokens(self.fleet.states)
         self.unreleased_kv = UnreleasedKv(config.kv_pin_timeout_s, self.fleet.states)
         self.slo_pressure = SloPressure(config.tpot_slo_s)
         self._tracker = LatencyTracker(self.latency, self.slo_pressure)
@@ -141,6 +145,10 @@ class Router:
     def busy(self, name: str, model: str, now_s: float) -> Busy | None:
         """The threshold that an instance is past, or None; KeyError for an unknown instance."""
         return self.gate.busy(name, model, self.ledger.load(name), now_s)
+
+    def is_usage_doubted(self, name: str) -> bool:
+        """Whether nothing is learned from an instance's usage: it disagrees with the others'."""
+        return self.fleet.states.of(name).is_usage_doubted
 
     def least_new_tokens(self, facts: RequestFacts) -> int:
         """Estimated tokens of a prompt that no instance has cached."""

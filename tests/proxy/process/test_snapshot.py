@@ -27,12 +27,12 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
                 assert (await one.post(chat(text), headers=headers)).status == 200
             first = (await one.records(2))[-1]
             step_s = one.router.latency.step_s(first["decode_instance"], 1000)
-            left = await snapshot.leave(one.router, one.server.state.estimator)
+            left = await snapshot.leave(one.router)
         assert first["hit_tokens"] > 1000
         home = first["decode_instance"]
         fewer = [name for name in names if home in name] + ["other=127.0.0.1:1"]
         async with ServedProxy(tmp_path / "two", fewer) as two:
-            snapshot.take(two.router, two.server.state.estimator, left)
+            snapshot.take(two.router, left)
             assert two.router.latency.step_s(home, 1000) == step_s
             answer = await two.post(chat(text), headers=headers)
             assert answer.status == 200, answer.body
@@ -58,12 +58,13 @@ async def test_another_form_is_left_alone(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
-        snapshot.take(proxy.router, proxy.server.state.estimator, io.BytesIO(text))
+        snapshot.take(proxy.router, io.BytesIO(text))
         assert "what the predecessor knew is not used" in caplog.text
 
 
 async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> None:
-    lines: list[dict[str, Any]] = [{"form": 1, "bytes_per_token": {"m": 3.0}}]
+    ratios = {"m": 3.0, "odd": "3", "none": None, "nil": 0, "huge": 1e300, "low": -1}
+    lines: list[dict[str, Any]] = [{"form": 1, "bytes_per_token": ratios}]
     urls = {"a": "http://127.0.0.1:1", "b": "http://127.0.0.1:2", "c": "http://127.0.0.1:3"}
     for name, url in urls.items():
         lines.append({"instance": name, "url": url, "start_s": None, "runs": [[1, 2**64 - 1]]})
@@ -71,11 +72,10 @@ async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> 
     async with ServedProxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
         snapshot.take(
             proxy.router,
-            proxy.server.state.estimator,
             io.BytesIO(b"\n".join(map(orjson.dumps, lines))),
         )
         router, now_s = proxy.router, time.monotonic()
         homes = [router.sessions.home(f"of-{name}", now_s) for name in urls]
         assert homes == ["a", None, None]
         assert [router.fleet.states.of(name).cache.blocks for name in urls] == [2, 0, 0]
-        assert proxy.server.state.estimator.bytes_per_token("m") == 3.0
+        assert router.bytes_per_token.all() == {"m": 3.0}

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.types import RequestFacts
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR, RequestFacts
 from proxy.protocol.request_facts import (
     BLOCK_BYTES,
-    BYTES_PER_TOKEN_PRIOR,
     SESSION_HEADERS,
     TokenEstimator,
     block_hashes,
     bounded,
+    most_output_tokens,
     prompt_bytes,
     prompt_facts,
     session_identity,
@@ -257,38 +257,30 @@ class TestEstimator:
         prompt = "x" * 40_000
         assert facts({"prompt": prompt}).prompt_tokens == 40_000 / BYTES_PER_TOKEN_PRIOR
 
-    def test_the_first_answer_replaces_the_prior_and_later_ones_move_it(self) -> None:
-        estimator = TokenEstimator()
-        estimator.learn("m", 30_000, 10_000)
-        assert estimator.bytes_per_token("m") == 3.0
-        estimator.learn("m", 40_000, 10_000)
-        assert estimator.bytes_per_token("m") == pytest.approx(3.1)
-        assert estimator.bytes_per_token("other") == BYTES_PER_TOKEN_PRIOR
+    def test_a_learned_ratio_is_used(self) -> None:
+        estimator = TokenEstimator({"m": 2.5}.__getitem__)
+        body = {"model": "m", "prompt": "x" * 10_000}
+        found = facts_of(COMPLETIONS, body, estimator=estimator)
+        assert found.prompt_tokens == 4000
+        assert found.block_tokens == BLOCK_BYTES / 2.5
 
-    @pytest.mark.parametrize(("size", "tokens"), [(100_000, 63), (1023, 500), (0, 0), (0, 10**6)])
-    def test_short_prompts_teach_nothing(self, size: int, tokens: int) -> None:
-        estimator = TokenEstimator()
-        estimator.learn("m", size, tokens)
-        assert estimator.bytes_per_token("m") == BYTES_PER_TOKEN_PRIOR
-
-    @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), max_size=20))
-    def test_whatever_is_reported_the_ratio_stays_sane(self, seen: list[tuple[int, int]]) -> None:
-        estimator = TokenEstimator()
-        for size, tokens in seen:
-            estimator.learn("m", size, tokens)
-        assert 0.25 <= estimator.bytes_per_token("m") <= 64.0
-
-    def test_models_are_bounded_and_the_one_in_use_stays(self) -> None:
-        estimator = TokenEstimator()
-        for i in range(1000):
-            estimator.learn("used", 30_000, 10_000)
-            estimator.learn(f"m{i}", 30_000, 10_000)
-        assert len(estimator.ratios()) == 64
-        assert estimator.bytes_per_token("used") == pytest.approx(3.0)
+    @pytest.mark.parametrize(
+        ("most", "body"),
+        [
+            (None, {}),
+            (None, {"max_tokens": None}),
+            (None, {"max_tokens": "many"}),
+            (8, {"max_tokens": "8"}),
+            (8, {"max_tokens": 8}),
+            (9, {"max_tokens": 8, "max_completion_tokens": 9}),
+            (8, {"max_tokens": 8, "max_completion_tokens": None}),
+        ],
+    )
+    def test_the_most_output_tokens(self, most: int | None, body: dict[str, Any]) -> None:
+        assert most_output_tokens(body) == most
 
     def test_token_ids_are_counted_not_estimated(self) -> None:
-        estimator = TokenEstimator()
-        estimator.learn("m", 20_000, 10_000)
+        estimator = TokenEstimator({"m": 2.0}.__getitem__)
         body = {"model": "m", "prompt": list(range(1000))}
         found = facts_of("/v1/completions", body, estimator=estimator)
         assert found.prompt_tokens == 1000
