@@ -168,8 +168,8 @@ class Exchange:
             answer = await attempts.run(self.out)
         except UpstreamFailure as failure:
             owners.telemetry.failed(self.record, failure.kind, failure.detail)
-            now_s = owners.clock.unix_now()
-            response = responses.refusal(failure, self._extra_headers(), now_s)
+            unix_now_s = owners.clock.wall_now()
+            response = responses.refusal(failure, self._extra_headers(), unix_now_s)
             asked_wrongly = failure.kind is FailureKind.NO_MODEL
             outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
             self._end(outcome, failure.status, failure.detail)
@@ -301,8 +301,10 @@ class Exchange:
 
     def _complete(self) -> None:
         """Fill the record's last fields."""
-        record, route = self.record, self.route
-        record.t_done = self.owners.clock.unix_now()
+        record, route, clock = self.record, self.route, self.owners.clock
+        record.t_done = clock.unix_now()
+        if drift_s := clock.drift_s():
+            telemetry_record.move_times(record, drift_s)
         if route is not None:
             record.route_class, record.offload_decision_reason = route.route_class, route.reason
             if route.tried:

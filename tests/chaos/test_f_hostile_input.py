@@ -213,7 +213,8 @@ async def test_f89_a_prompt_of_a_million_tokens(rig: Floor, timed: Turns) -> Non
 
 
 async def test_f90_header_and_log_injection(rig: Floor) -> None:
-    evil = ("\x1b[31mred", "a\u2028b", "x" * 300, "a b", '{"a":1}', "%0d%0aX-Evil: 1")
+    evil = ["\x1b[31mred", "a\u2028b", "x" * 300, "a b", '{"a":1}', "%0d%0aX-Evil: 1"]
+    evil += ["a\u202eb", "a\u200bb"]
     async with rig([GOOD], **SLOW_PROBES) as r:
         for i, text in enumerate(evil):
             headers = {"X-Session-ID": text, "X-Request-Id": text, "X-Correlation-ID": text}
@@ -229,5 +230,5 @@ async def test_f90_header_and_log_injection(rig: Floor) -> None:
         told = [(name, labels) for name, labels, _ in samples(r.exposition)]
         assert not any("\x1b" in repr(labels) or "model-" in repr(labels) for _, labels in told)
         assert len(told) < 3000, "labels are closed sets"
-        assert b"\x1b" not in path.read_bytes()
-        assert "\x1b" not in "".join(r.log.lines)
+        logged = path.read_text("utf-8") + "".join(r.log.lines)
+        assert not [char for char in logged if char in "\x1b\u2028\u202e\u200b"]
