@@ -46,10 +46,13 @@ class Endpoint:
 OTHER = Endpoint("", is_counted=False)
 """Row of all paths without one."""
 _RESPONSES_END = ("response.completed", "response.incomplete", "response.failed")
+RESPONSES = "/v1/responses"
+_STORED = Endpoint("", is_counted=False, last_events=_RESPONSES_END, error_form=ErrorForm.RESPONSES)
+"""Row of the paths below RESPONSES: a stored response may be had as a stream too."""
 _ROWS = (
     Endpoint("/v1/chat/completions", offloadable=True),
     Endpoint("/v1/completions", offloadable=True),
-    Endpoint("/v1/responses", last_events=_RESPONSES_END, error_form=ErrorForm.RESPONSES),
+    Endpoint(RESPONSES, last_events=_RESPONSES_END, error_form=ErrorForm.RESPONSES),
     Endpoint("/v1/messages", last_events=("message_stop",), error_form=ErrorForm.MESSAGES),
     Endpoint("/v1/embeddings"),
     Endpoint("/v1/rerank"),
@@ -70,4 +73,6 @@ LAST_EVENTS = tuple(dict.fromkeys(name for row in _ROWS for name in row.last_eve
 
 def endpoint_of(path: str) -> Endpoint:
     """The row of a path; `OTHER` for a path without one."""
-    return ENDPOINTS.get(path, OTHER)
+    if (row := ENDPOINTS.get(path)) is not None:
+        return row
+    return _STORED if path.startswith(f"{RESPONSES}/") else OTHER
