@@ -115,7 +115,10 @@ class Settings(Model):
     header_timeout: Annotated[
         Seconds,
         Option(
-            TIMEOUTS, "Longest time for a request's head, from its first byte to its last.", "s"
+            TIMEOUTS,
+            "Longest time for a request's head, from its first byte to its last; and for the first "
+            "byte on a new connection.",
+            "s",
         ),
     ] = 10.0
     body_timeout: Annotated[
