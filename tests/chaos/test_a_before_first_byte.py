@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from proxy.core.types import FailureKind
-from tests.chaos.client import Got
+from tests.chaos.client import Got, request
 from tests.chaos.rig import SLOW_PROBES, Floor, Rig
 from tests.chaos.scripted import ENGINE_SECRET, GOOD, Scripted
 from tests.support.harness import ANSWER, Script, plain, resets, says, stalls, until
@@ -242,3 +242,30 @@ async def test_f22_gzip_unasked(rig: Floor) -> None:
         got = await r.ask(stream=False)
         assert (got.headers["content-encoding"], got.body) == ("gzip", packed)
         assert b"gzip" not in engine.heads[0], "only identity was asked for"
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+async def test_f116_the_holder_of_a_response_dies(rig: Floor, *, is_continued: bool) -> None:
+    """Read, or continued: its process is gone, and another that comes there knows nothing."""
+    path, ask = "/v1/responses", {"model": "sim-8b", "input": "x", "max_output_tokens": 2}
+    async with rig(sims=3, health_interval=0.05) as r:
+        made = (await r.ask(path=path, body=ask)).json["id"]
+        name = (await r.record())["decode_instance"]
+        at = int(name.removeprefix("i"))
+
+        async def asked() -> Got:
+            if is_continued:
+                return await r.ask(path=path, body=ask | {"previous_response_id": made})
+            return await r.raw(request(None, {}, f"{path}/{made}", "GET"))
+
+        assert (await asked()).status == 200
+        await r.kill(at)
+        await until(lambda: not r.is_up(name), "its death is seen")
+        before = r.posts
+        got = await asked()
+        assert (got.status, got.error["code"]) == (404, "response_not_found")
+        assert "is gone" in got.error["message"]
+        await r.start(at)
+        await until(lambda: r.is_up(name), "it is back")
+        assert (await asked()).status == 404
+        assert r.posts == before, "nobody was asked"

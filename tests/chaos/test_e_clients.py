@@ -341,3 +341,16 @@ async def test_f83_a_million_session_ids(rig: Floor) -> None:
         for i in range(300):
             assert is_fine(await r.ask(headers={"X-Session-ID": f"s{i}"}))
         assert len(r.router.sessions) == 100
+
+
+async def test_f118_silent_connections_take_every_place(rig: Floor) -> None:
+    """Three times as many as there are places; those who speak are served beside them."""
+    async with rig([GOOD], max_connections=8, header_timeout=0.5, **SLOW_PROBES) as r:
+        silent = [await r.connection() for _ in range(24)]
+        for _ in range(4):
+            got = await r.ask()
+            assert (got.status, got.text) == (200, "fine")
+        for connection in silent:
+            assert await asyncio.wait_for(connection.reader.read(), WAIT_S) == b""
+        await until(lambda: r.metric("client_errors_total", reason="silent") == len(silent))
+        assert r.metric("connections_refused_total") == 0

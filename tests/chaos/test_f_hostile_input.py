@@ -232,3 +232,33 @@ async def test_f90_header_and_log_injection(rig: Floor) -> None:
         assert len(told) < 3000, "labels are closed sets"
         logged = path.read_text("utf-8") + "".join(r.log.lines)
         assert not [char for char in logged if char in "\x1b\u2028\u202e\u200b"]
+
+
+async def test_f117_anothers_stored_response(rig: Floor) -> None:
+    """Read, cancelled, deleted or continued, also after one's own response was named alike."""
+    path, ask = "/v1/responses", {"model": "sim-8b", "input": "x", "max_output_tokens": 2}
+    keys = {name: {"Authorization": f"Bearer key-of-tenant-{name}"} for name in "ab"}
+    options: dict[str, Any] = {"api_key": "a:key-of-tenant-a,b:key-of-tenant-b", "flow": False}
+    async with rig(sims=2, **options) as r:
+
+        async def tried(who: str, method: str, path: str, body: Any = None) -> Got:
+            raw = None if body is None else orjson.dumps(body)
+            return await r.raw(request(raw, keys[who], path, method))
+
+        made = (await tried("a", "POST", path, ask)).json["id"]
+        for named in ({}, {"store": False}):
+            for _ in range(2):  # one on each instance
+                mine = ask | {"request_id": f"{made}x" if not named else made} | named
+                assert (await tried("b", "POST", path, mine)).status == 200
+            for method, where, body in (
+                ("GET", f"{path}/{made}", None),
+                ("GET", f"{path}/{made}/input_items", None),
+                ("GET", f"/v1/%72esponses/{made}", None),
+                ("GET", f"/v1/responses%2F{made}", None),
+                ("POST", f"{path}/{made}/cancel", {}),
+                ("DELETE", f"{path}/{made}", None),
+                ("POST", path, ask | {"previous_response_id": made}),
+            ):
+                got = await tried("b", method, where, body)
+                assert (refused(got), got.error["code"]) == (404, "response_not_found"), where
+        assert (await tried("a", "GET", f"{path}/{made}")).json["id"] == made
