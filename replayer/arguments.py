@@ -6,6 +6,9 @@ from typing import Any, NoReturn
 
 import orjson
 
+DIGITS = 12
+"""Most digits of an integer on a command line."""
+
 
 class InputError(ValueError):
     """What a user gave cannot be used; the text is one line for them."""
@@ -36,16 +39,20 @@ def not_negative(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Read an integer >= 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be an integer >= 0, not {text!r}")
-    return int(text)
+    """Read an integer >= 0, of at most DIGITS digits."""
+    return _integer(text, 0)
 
 
 def positive_count(text: str) -> int:
-    """Read an integer >= 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, not {text!r}")
+    """Read an integer >= 1, of at most DIGITS digits."""
+    return _integer(text, 1)
+
+
+def _integer(text: str, least: int) -> int:
+    if not text.isdecimal() or len(text) > DIGITS or int(text) < least:
+        raise argparse.ArgumentTypeError(
+            f"must be an integer >= {least} of at most {DIGITS} digits, not {text[:40]!r}"
+        )
     return int(text)
 
 

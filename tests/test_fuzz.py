@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
+import unicodedata
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import orjson
@@ -316,12 +317,31 @@ def test_a_session_of_any_bytes_can_be_logged_on_one_line(raw: bytes) -> None:
     assert orjson.loads(line)["session_id"] == name
 
 
-@given(st.text(max_size=20))
-def test_a_log_line_stays_one_line(text: str) -> None:
-    assert len((printable(text) + "x").splitlines()) == 1
+UNSEEN: tuple[Literal["Cc", "Cf", "Cs", "Zl", "Zp"], ...] = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Categories of characters that are not seen, or change how others are."""
 
 
-@pytest.mark.parametrize("char", ["\x1b", "\x9b", "\u2028", "\u2029", "\x85", "\x7f"])
+@given(st.text(st.characters(categories=UNSEEN) | st.characters(), max_size=20))
+def test_a_log_line_stays_one_line_of_what_is_seen(text: str) -> None:
+    shown = printable(text)
+    assert len((shown + "x").splitlines()) == 1
+    assert not [char for char in shown if unicodedata.category(char) in UNSEEN]
+    if not set(text) & set('"\\') and not any("\ud800" <= c <= "\udfff" for c in text):
+        assert orjson.loads(f'"{shown}"') == text, "escaped as in JSON"
+
+
+@given(st.text(st.characters(categories=("Cf", "Zl", "Zp")), min_size=1, max_size=4))
+def test_no_line_of_the_request_log_turns_around(text: str) -> None:
+    record = RequestRecord(request_id="r", endpoint=f"/v1/{text}", t_proxy_recv=0.0)
+    record.session_id = record.model = record.error = record.tenant = text
+    line = record_json(record)
+    assert line.isascii()
+    assert orjson.loads(line)["error"] == text
+
+
+@pytest.mark.parametrize(
+    "char", ["\x1b", "\x9b", "\u2028", "\u2029", "\x85", "\x7f", "\u202e", "\ufeff", "\U000e0041"]
+)
 def test_json_says_the_same_once_printable(char: str) -> None:
     raw = orjson.dumps({"a": f"x{char}y"})
     assert printable_json(raw).isascii()

@@ -32,6 +32,8 @@ from proxy.telemetry.request_log import record_json
 from proxy.telemetry.requests import DECISIONS_KEPT
 
 MODELS_TIMEOUT_S = 2.0
+_DIGITS = 9
+"""Most digits of a number in a query: `int` refuses one of more than 4300."""
 EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _log = logging.getLogger(__name__)
 
@@ -145,7 +147,8 @@ class FleetPaths:
     async def decisions(self, request: web.Request) -> web.Response:
         """The last ?n= placed requests, newest first; running ones are incomplete."""
         text = request.query.get("n", "50")
-        if not text.isdecimal() or not 1 <= int(text) <= DECISIONS_KEPT:
+        has_digits = text.isdecimal() and len(text) <= _DIGITS
+        if not has_digits or not 1 <= int(text) <= DECISIONS_KEPT:
             return error_response(400, f"n: a whole number, 1 to {DECISIONS_KEPT}")
         newest = islice(reversed(self._decisions), int(text))
         body = b"[" + b",".join(record_json(record) for record in newest) + b"]"

@@ -50,10 +50,15 @@ TOPICS = (
 WORD = r"^\S+$"
 Word = Annotated[str, Meta(pattern=WORD)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
-Count = Annotated[int, Meta(ge=1)]
-Tokens = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
+MOST = 10**12
+"""Largest count or number of tokens: whatever is computed from it stays finite."""
+MOST_S = 1e9
+"""Longest time, 31 years."""
+MOST_BYTES = 1 << 50
+Count = Annotated[int, Meta(ge=1, le=MOST)]
+Tokens = Annotated[int, Meta(ge=0, le=MOST)]
+Seconds = Annotated[float, Meta(gt=0, le=MOST_S)]
+NonNegative = Annotated[float, Meta(ge=0, le=MOST_S)]
 Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list), Meta(min_length=1)]
 SaltedPath = Annotated[str, Meta(pattern=r"^/v1/[!-~]+$")]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Meta(min_length=1)]
@@ -107,13 +112,16 @@ class Settings(Model):
     ] = None
     max_body_bytes: Annotated[
         ByteSize,
-        Meta(ge=1024),
+        Meta(ge=1024, le=MOST_BYTES),
         Option(LIMITS, "A larger request body is refused with 413.", "bytes"),
     ] = ByteSize(32 * MIB)
     header_timeout: Annotated[
         Seconds,
         Option(
-            TIMEOUTS, "Longest time for a request's head, from its first byte to its last.", "s"
+            TIMEOUTS,
+            "Longest time for a request's head, from its first byte to its last; and for the first "
+            "byte on a new connection.",
+            "s",
         ),
     ] = 10.0
     body_timeout: Annotated[
@@ -284,7 +292,7 @@ class Settings(Model):
     ] = None
     prefill_throughput: Annotated[
         float,
-        Meta(gt=0),
+        Meta(ge=0.001, le=1e9),
         Option(
             FLEET,
             "Prefill speed of one instance, assumed until measured prefills correct it.",
@@ -348,7 +356,7 @@ class Settings(Model):
     ] = 30.0
     prefix_cache_bytes: Annotated[
         ByteSize,
-        Meta(ge=MIB),
+        Meta(ge=MIB, le=MOST_BYTES),
         Option(CACHES, "Memory for the index of which instance holds which prefix.", "bytes"),
     ] = ByteSize(256 * MIB)
 
@@ -445,7 +453,7 @@ class Settings(Model):
     ] = None
     active_prefill_tokens_threshold: Annotated[
         int | None,
-        Meta(ge=0),
+        Meta(ge=0, le=MOST),
         Option(
             LIMITS,
             "An instance with more tokens waiting for prefill is busy.",
@@ -455,7 +463,7 @@ class Settings(Model):
     ] = None
     active_prefill_tokens_threshold_frac: Annotated[
         float | None,
-        Meta(ge=0),
+        Meta(ge=0, le=1e9),
         Option(
             LIMITS,
             "The same limit as a multiple of --max-num-batched-tokens.",
@@ -471,14 +479,14 @@ class Settings(Model):
 
     max_queue: Annotated[
         int,
-        Meta(ge=0),
+        Meta(ge=0, le=MOST),
         Option(
             LIMITS, "Most requests that may wait while every instance is busy; 0: refuse at once."
         ),
     ] = 256
     max_queue_bytes: Annotated[
         ByteSize,
-        Meta(ge=0),
+        Meta(ge=0, le=MOST_BYTES),
         Option(
             LIMITS, "Most bytes that the bodies of waiting requests may have together.", "bytes"
         ),
@@ -504,7 +512,7 @@ class Settings(Model):
 
     max_connections: Annotated[
         int | None,
-        Meta(ge=1),
+        Meta(ge=1, le=MOST),
         Option(
             LIMITS,
             "Most client connections; a further one gets a 503. None: 0.45 of the file "
@@ -513,7 +521,7 @@ class Settings(Model):
     ] = None
     max_memory_bytes: Annotated[
         ByteSize | None,
-        Meta(ge=64 * MIB),
+        Meta(ge=64 * MIB, le=MOST_BYTES),
         Option(
             LIMITS,
             "Memory limit. Close to it the proxy refuses keep-alive, closer HEAVY requests, then "

@@ -96,6 +96,8 @@ class RejectReason(StrEnum):
     PREFILL_FRAC = "prefill_frac"
     UPSTREAM_BUSY = "upstream_busy"
     NO_INSTANCE = "no_instance"
+    HOLDER_DOWN = "holder_down"
+    """The one instance that holds what the request is about may not be used now."""
     QUEUE_FULL = "queue_full"
     QUEUE_DEADLINE = "queue_deadline"
     QUEUE_TIMEOUT = "queue_timeout"
@@ -132,7 +134,7 @@ class RequestFacts:
     `prompt_tokens` is the estimated ISL; `block_hashes` chain over blocks of the prompt, each
     standing for `block_tokens` tokens; `offloadable` is false where the two legs of an offload
     could not give the same answer as one request (n > 1, echo, several prompts, one output token,
-    ...).
+    ...). `holder`: the only instance that can serve it, as it holds the response that it is about.
     """
 
     model: str
@@ -142,6 +144,7 @@ class RequestFacts:
     block_tokens: float
     offloadable: bool
     tenant: str
+    holder: str | None
 
     def __init__(
         self,
@@ -152,6 +155,7 @@ class RequestFacts:
         block_tokens: float,
         offloadable: bool = True,
         tenant: str = "",
+        holder: str | None = None,
     ) -> None:
         self.model = model
         self.session_id = session_id
@@ -160,6 +164,7 @@ class RequestFacts:
         self.block_tokens = block_tokens
         self.offloadable = offloadable
         self.tenant = tenant
+        self.holder = holder
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Tokens in the first `hit_blocks` blocks, at most all but one of the prompt."""

@@ -1,6 +1,7 @@
 """The clock, and timeouts that share one timer.
 
-`Clock` is monotonic for durations and decisions, and anchored once to unix time for the log.
+`Clock` is monotonic for durations and decisions, and anchored once to unix time for the log, whose
+times are corrected by how far the system's clock has left the anchor since.
 
 A request has several time limits and rarely reaches one. A timer for each of them would cost more
 than everything else that the request waits for. So limits are kept in a set that one tick per event
@@ -19,9 +20,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+DRIFT_S = 0.001
+"""Less than this between the system's clock and the anchor is left as it is."""
+
 
 class Clock:
-    """`now_s()` is monotonic; `unix(now_s)` converts it to unix time."""
+    """`now_s()` is monotonic; `unix(now_s)` converts it to unix time, as anchored at the start.
+
+    So differences of two times are durations, whatever happens to the system's clock. How far
+    that one has moved meanwhile, by a correction or while the machine was suspended, is `drift_s`.
+    """
 
     def __init__(self) -> None:
         self._offset_s = time.time_ns() / 1e9 - time.monotonic()
@@ -29,12 +37,21 @@ class Clock:
         """Monotonic seconds."""
 
     def unix(self, now_s: float) -> float:
-        """Unix seconds of a monotonic moment."""
+        """Unix seconds of a monotonic moment, by the anchor."""
         return self._offset_s + now_s
 
     def unix_now(self) -> float:
-        """Unix seconds now."""
+        """Unix seconds now, by the anchor."""
         return self._offset_s + time.monotonic()
+
+    def wall_now(self) -> float:
+        """Unix seconds now, by the system's clock: for dates from outside, never for durations."""
+        return time.time_ns() / 1e9
+
+    def drift_s(self) -> float:
+        """Seconds to add to an anchored time for the system's; 0 for less than DRIFT_S."""
+        drift_s = self.wall_now() - self.unix_now()
+        return drift_s if abs(drift_s) >= DRIFT_S else 0.0
 
 
 TICK_S = 0.05

@@ -65,8 +65,8 @@ class InheritedSockets:
         count, names, pid = (environ.pop(key, None) for key in (FDS, NAMES, PID))
         if count is None or (pid is not None and pid != str(os.getpid())):
             return cls()
-        if not count.isdecimal() or int(count) > _MOST:
-            raise ConfigError(f"{FDS}: a whole number, 0 to {_MOST}, not {count!r}")
+        if not count.isdecimal() or len(count) > len(str(_MOST)) or int(count) > _MOST:
+            raise ConfigError(f"{FDS}: a whole number, 0 to {_MOST}, not {count[:40]!r}")
         name_list = (names or "").split(":")
         inherited = cls()
         for i in range(int(count)):

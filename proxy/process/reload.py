@@ -100,7 +100,7 @@ class Reloader:
         else:
             result = await self._apply(ready, change, why)
         state.metrics.reloads.labels(result).inc()
-        self.last = {"result": result, "t": state.clock.unix_now()}
+        self.last = {"result": result, "t": state.clock.wall_now()}
         return result
 
     def _prepare(self) -> _Prepared:

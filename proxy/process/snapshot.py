@@ -7,10 +7,11 @@ lines, written when the successor starts:
     {"form": 1, "bytes_per_token": {model: ratio}}
     {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...], "times": ...}
     {"sessions": [[id, instance, turn, used_s], ...]}
+    {"responses": [[key, instance, used_s], ...]}
 
-The oldest runs and the longest idle sessions come first; `used_s` is read from the clock that all
-processes of a machine share. A file of another form is ignored, and so is an instance with another
-address.
+The oldest runs and the longest idle sessions and responses come first; `used_s` is read from the
+clock that all processes of a machine share. A file of another form is ignored, and so is an
+instance with another address.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from proxy.core.routing.router import Router
 
 FORM = 1
 """Version of the file's form; to be changed when block hashes or rows change their meaning."""
-SESSIONS_PER_LINE = 2000
+ROWS_PER_LINE = 2000
 """Rows made without a pause; the event loop waits about a millisecond for them."""
 _log = logging.getLogger(__name__)
 
@@ -47,9 +48,12 @@ async def leave(router: Router) -> BinaryIO:
             line |= {"runs": member.state.cache.runs.rows()}
             line |= {"times": router.latency.legacy(name)}
             await asyncio.to_thread(_write, file, line)
-        rows = router.sessions.rows()
-        while some := await asyncio.to_thread(lambda: list(islice(rows, SESSIONS_PER_LINE))):
-            await asyncio.to_thread(_write, file, {"sessions": some})
+        for key, rows in (
+            ("sessions", router.sessions.rows()),
+            ("responses", router.responses.rows()),
+        ):
+            while some := await asyncio.to_thread(list, islice(rows, ROWS_PER_LINE)):
+                await asyncio.to_thread(_write, file, {key: some})
         await asyncio.to_thread(file.seek, 0)
         unless_whole.pop_all()
     return file
@@ -81,6 +85,8 @@ def take(router: Router, file: BinaryIO) -> None:
             rows = [row for row in line.get("sessions", ()) if row[1] in kept]
             homes = [(s, router.fleet.states[home].cache, *use) for s, home, *use in rows]
             router.sessions.adopt(homes)
+            held = [row for row in line.get("responses", ()) if row[1] in kept]
+            router.responses.adopt([(k, router.fleet.states[at].cache, s) for k, at, s in held])
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         _log.warning("hot restart: what the predecessor knew is not used: %r", error)
         return

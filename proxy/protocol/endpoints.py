@@ -59,11 +59,14 @@ class Endpoint:
 OTHER = Endpoint("", is_counted=False)
 """Row of all paths without one."""
 _RESPONSES_END = ("response.completed", "response.incomplete", "response.failed")
+RESPONSES = "/v1/responses"
+_STORED = Endpoint("", is_counted=False, last_events=_RESPONSES_END, error_form=ErrorForm.RESPONSES)
+"""Row of the paths below RESPONSES: a stored response may be had as a stream too."""
 _ROWS = (
     Endpoint("/v1/chat/completions", offloadable=True, salting=Salting.ALWAYS),
     Endpoint("/v1/completions", offloadable=True, salting=Salting.ALWAYS),
     Endpoint(
-        "/v1/responses",
+        RESPONSES,
         salting=Salting.ALWAYS,
         last_events=_RESPONSES_END,
         error_form=ErrorForm.RESPONSES,
@@ -89,4 +92,6 @@ LAST_EVENTS = tuple(dict.fromkeys(name for row in _ROWS for name in row.last_eve
 
 def endpoint_of(path: str) -> Endpoint:
     """The row of a path; `OTHER` for a path without one."""
-    return ENDPOINTS.get(path, OTHER)
+    if (row := ENDPOINTS.get(path)) is not None:
+        return row
+    return _STORED if path.startswith(f"{RESPONSES}/") else OTHER

@@ -88,6 +88,13 @@ class UnsaltedError(BadRequestError):
     type = "permission_error"
 
 
+class ResponseNotFoundError(BadRequestError):
+    """No instance holds the stored response that the request is about."""
+
+    status = 404
+    code = "response_not_found"
+
+
 class MethodNotAllowedError(BadRequestError):
     """The path is known, but only with POST."""
 

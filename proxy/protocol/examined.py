@@ -30,8 +30,8 @@ from proxy.protocol.request_facts import (
 )
 
 SALT = "cache_salt"
-_KEPT_CHARS = 256
-"""Top-level fields with a longer text or name are not kept: nobody here reads them."""
+_KEPT_CHARS = 300
+"""Kept of a top-level field's text; one with a longer name is not kept at all."""
 
 
 class Task:
@@ -53,7 +53,7 @@ class Task:
 class Examined:
     """What is kept of a body.
 
-    `fields`: its top-level fields but arrays, objects and long texts.
+    `fields`: its top-level fields but arrays and objects; texts cut after 300 characters.
     `session`: the name that it gives its session. `put` and `drop`: top-level fields that have to
     be set, as JSON, and removed before an instance gets it. `spans`: where its members are, if that
     is known.
@@ -112,14 +112,14 @@ def examine(task: Task, most_values: int) -> Examined | Unfit | None:
 
 
 def _plain(parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that hold no array, object or long text."""
+    """The fields that hold no array or object."""
     fields: dict[str, Any] = {}
     for key, value in parsed.items():
         kind = type(value)
         if kind is dict or kind is list or len(key) > _KEPT_CHARS:
             continue
-        if kind is not str or len(value) <= _KEPT_CHARS:
-            fields[key] = value
+        is_long = kind is str and len(value) > _KEPT_CHARS
+        fields[key] = value[:_KEPT_CHARS] if is_long else value
     return fields
 
 

@@ -43,6 +43,8 @@ class Refusal(StrEnum):
     EXPECTATION = "expectation"
     UPGRADE = "upgrade"
     PIPELINED = "pipelined"
+    SILENT = "silent"
+    """Nothing came within the header timeout, or before the place was needed for another."""
 
 
 def is_target(target: str) -> bool:

@@ -293,7 +293,7 @@ class Attempts:
         """An instance's failure as the flow hears of it."""
         wait_s = 0.0
         if failure.kind is FailureKind.BUSY:
-            wait_s = busy_s(failure.headers.get("Retry-After"), self._owners.clock.unix_now())
+            wait_s = busy_s(failure.headers.get("Retry-After"), self._owners.clock.wall_now())
         return LegFailure(failure.kind, str(failure), wait_s, failure.status)
 
     def blame(self, name: str, failure: UpstreamFailure) -> None:

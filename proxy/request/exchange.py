@@ -31,11 +31,23 @@ from proxy.fleet.instances import Instances
 from proxy.net.server import responses
 from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, endpoint_of
-from proxy.protocol.errors import ProxyError, StoppingError, UpstreamFailure, UpstreamTimeoutError
+from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, RESPONSES, endpoint_of
+from proxy.protocol.errors import (
+    ProxyError,
+    ResponseNotFoundError,
+    StoppingError,
+    UpstreamFailure,
+    UpstreamTimeoutError,
+)
 from proxy.protocol.headers import route_lines
 from proxy.protocol.offloadable import asks_for_stream
-from proxy.protocol.request_facts import TokenEstimator, most_output_tokens
+from proxy.protocol.request_facts import (
+    TokenEstimator,
+    bounded,
+    most_output_tokens,
+    of_tenant,
+)
+from proxy.protocol.stored_responses import HEAD_BYTES, may_be_stored, reference, stored_id
 from proxy.request import client_request
 from proxy.request.attempts import Attempts, LegOwners
 from proxy.request.client_request import Outgoing
@@ -167,6 +179,8 @@ class Exchange:
             found.prompt, self.request.headers, found.session, grant.tenant
         )
         self.prompt_bytes = found.prompt.learnable_bytes
+        if self.path not in OFFLOADABLE:
+            self._find_holder()
         admitted = self._admit()
         if isinstance(admitted, Reject):
             admitted = await self._wait(admitted)
@@ -179,8 +193,8 @@ class Exchange:
                 owners.telemetry.poisoned(self.record, failure.detail)
             else:
                 owners.telemetry.failed(self.record, failure.kind, failure.detail)
-            now_s = owners.clock.unix_now()
-            response = responses.refusal(failure, self._extra_headers(), now_s)
+            unix_now_s = owners.clock.wall_now()
+            response = responses.refusal(failure, self._extra_headers(), unix_now_s)
             asked_wrongly = failure.kind is FailureKind.NO_MODEL
             outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
             self._end(outcome, failure.status, failure.detail)
@@ -209,6 +223,43 @@ class Exchange:
         admitted = self.owners.waiting.admit(self.facts)
         return await self._wait(admitted) if isinstance(admitted, Reject) else admitted
 
+    def _response_key(self, response_id: str) -> str:
+        """A stored response's key: of two tenants neither finds the other's."""
+        return of_tenant(bounded(response_id), self.record.tenant) or ""
+
+    def _find_holder(self) -> None:
+        """Bind a request about a stored response to the instance that holds it.
+
+        Raises ResponseNotFoundError where that one's process is gone, or where a tenant asks for
+        what it has not stored. Without keys the instances are asked as for any other request.
+        """
+        about = reference(self.path, self.out.found.fields)
+        if about is None:
+            return
+        key, now_s = self._response_key(about.response_id), self.owners.clock.now_s()
+        cache = self.owners.router.responses.holder(key, now_s)
+        if cache is not None and not cache.is_lost:
+            self.facts.holder = cache.name
+        elif cache is not None:
+            gone = "the instance that held this response is gone, and the response with it"
+            raise ResponseNotFoundError(f"{about.param}: {gone}", param=about.param)
+        elif self.record.tenant is not None:
+            unknown = "no response with this id is known"
+            raise ResponseNotFoundError(f"{about.param}: {unknown}", param=about.param)
+
+    def _note_stored(self, answer: UpstreamResponse, instance: str) -> None:
+        """Note where the response is stored that an answer begins, or that it is deleted."""
+        router, fields = self.owners.router, self.out.found.fields
+        if self.request.method == "DELETE":
+            if (about := reference(self.path, fields)) is not None and answer.status < 300:
+                router.responses.forget(self._response_key(about.response_id))
+        elif may_be_stored(self.path, fields, is_tenant=self.record.tenant is not None):
+            head = b"".join(answer.body)[:HEAD_BYTES] if answer.status == 200 else b""
+            if (made := stored_id(head, is_stream=answer.is_stream)) is not None:
+                cache = router.fleet.states.of(instance).cache
+                now_s = self.owners.clock.now_s()
+                router.responses.note(self._response_key(made), cache, now_s)
+
     def _admit(self) -> Route | Reject:
         owners, record, fields = self.owners, self.record, self.out.found.fields
         owners.telemetry.metrics.issued.inc()
@@ -221,7 +272,8 @@ class Exchange:
     async def _wait(self, reject: Reject) -> Route | Reject:
         """Every instance is busy: wait in the queue, if it has room and time."""
         record, clock, room = self.record, self.owners.clock, self.owners.waiting
-        if reject is SHORT_OF_MEMORY:
+        if reject is SHORT_OF_MEMORY or self.facts.holder is not None:
+            # Bound to one instance, it would hold up those that could go elsewhere.
             return reject
         priority = priority_of(self.request.headers, self.out.found.fields)
         ticket = room.enter(self.facts, reject, priority, len(self.out.raw or b""))
@@ -262,6 +314,8 @@ class Exchange:
     ) -> web.StreamResponse:
         owners, record = self.owners, self.record
         record.status = answer.status
+        if self.path.startswith(RESPONSES):
+            self._note_stored(answer, flow.route.decode.name)
         if not answer.is_stream:
             now_s = owners.clock.now_s()
             if answer.is_over and flow.route.prefill is None and answer.failure is None:
@@ -340,8 +394,10 @@ class Exchange:
 
     def _complete(self) -> None:
         """Fill the record's last fields."""
-        record, route = self.record, self.route
-        record.t_done = self.owners.clock.unix_now()
+        record, route, clock = self.record, self.route, self.owners.clock
+        record.t_done = clock.unix_now()
+        if drift_s := clock.drift_s():
+            telemetry_record.move_times(record, drift_s)
         if route is not None:
             record.route_class, record.offload_decision_reason = route.route_class, route.reason
             if route.tried:

@@ -28,8 +28,12 @@ from proxy.request.client_response import ClientResponse
 
 GROW_EVENTS = 16
 """Output is charged in steps of this many events."""
-EVENT_BYTES = 1 << 20
-"""Longest event in bytes; an incomplete event is kept in memory until its end has come."""
+EVENT_BYTES = 8 << 20
+"""Longest event in bytes; an incomplete event is kept in memory until its end has come. A first
+event may repeat the prompt: the token ids of a million tokens are 7 MB."""
+NO_EVENT_BYTES = 1 << 20
+"""The same for what does not begin like an event, and speaks against its instance."""
+_EVENT_STARTS = (b"data:", b"event:", b"id:", b":")
 LAST_CHUNK = b"0\r\n\r\n"
 HEARTBEAT = b": keepalive\n\n"
 GRACE_S = 1.0
@@ -101,6 +105,7 @@ class Relay:
         "_held",
         "_is_named",
         "_is_stream",
+        "_is_too_long",
         "_limit",
         "_mark",
         "_on_mark",
@@ -146,6 +151,7 @@ class Relay:
         self._on_mark = on_mark
         self._mark = 0
         self._held = bytearray()
+        self._is_too_long = False
         self._limit: IdleLimit | None = None
         self.state = _WAITING
         self.is_paused = False
@@ -265,12 +271,20 @@ class Relay:
             body = body[:end]
             held.clear()
             self._move(_ENDED)
-        elif len(held) > EVENT_BYTES:
-            raise FramingError(f"an event of more than {EVENT_BYTES} bytes")
         elif self._is_named and self.state is _STREAMING and names_the_end(body):
             self._move(_ENDING)
+        if len(held) > NO_EVENT_BYTES:
+            self._check_length()
         self._frames = self._always_frames or bool(held)
         return body
+
+    def _check_length(self) -> None:
+        """Raise FramingError if what is held is too long for an event, or is none."""
+        is_event = self._held.startswith(_EVENT_STARTS)
+        most = EVENT_BYTES if is_event else NO_EVENT_BYTES
+        if len(self._held) > most:
+            self._is_too_long = is_event
+            raise FramingError(f"an event of more than {most} bytes")
 
     def _drop(self, wire: bytes) -> None:
         """Discard what an instance sends after the end of its answer."""
@@ -325,6 +339,9 @@ class Relay:
             self.response.note_end()
             return
         failure = self.reply.failure
+        if failure is not None and self._is_too_long:
+            # Nothing is wrong with the engine: the event is more than is kept for one.
+            raise StreamCutError(f"upstream: {failure.detail}", "event_too_long")
         if failure is not None:
             is_lost = failure.kind is FailureKind.RESET
             code = "engine_lost" if is_lost else "bad_upstream"

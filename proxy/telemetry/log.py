@@ -18,13 +18,29 @@ from logging.handlers import QueueHandler
 
 import orjson
 
-_UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Control characters (ANSI sequences begin with one), Unicode line ends, lone surrogates."""
+_UNFIT = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e"
+    "\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e007f]"
+)
+"""Unicode's categories Cc, Cf, Cs, Zl and Zp: control characters (ANSI sequences begin with one),
+marks of direction or of no width, which change how other text is seen, lone surrogates, line ends.
+"""
 
 
 def printable(text: str) -> str:
     """The text with unprintable characters as `\\uXXXX`; JSON stays valid JSON."""
-    return _UNFIT.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _UNFIT.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    """A character as JSON escapes it: beyond U+FFFF as two surrogates."""
+    code = ord(match[0])
+    if code <= 0xFFFF:
+        return f"\\u{code:04x}"
+    code -= 0x10000
+    return f"\\u{0xD800 | code >> 10:04x}\\u{0xDC00 | code & 0x3FF:04x}"
 
 
 def printable_json(line: bytes) -> bytes:

@@ -150,6 +150,16 @@ def _count(value: Any, most: int = MOST_TOKENS) -> int | None:
     return value if is_count else None
 
 
+_TIMES = tuple(name for name in RequestRecord.__dataclass_fields__ if name.startswith("t_"))
+
+
+def move_times(record: RequestRecord, drift_s: float) -> None:
+    """Move all times of a complete record by as much, so that every duration stays as it is."""
+    for name in _TIMES:
+        if (at := getattr(record, name)) is not None:
+            setattr(record, name, at + drift_s)
+
+
 def outcome_of(status: int) -> Outcome:
     """The outcome of an answer that was relayed completely."""
     if status < 400:

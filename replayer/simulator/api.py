@@ -31,6 +31,7 @@ from replayer.simulator.openai.requests import (
     parse_body,
     prompt_of,
 )
+from replayer.simulator.openai.responses import ResponsesAnswer, ResponseStore
 from replayer.simulator.options import SimOptions
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Api:
         self._metrics = metrics
         self._process = process
         self._faults = faults
+        self._responses = ResponseStore()
         self._limits = RequestLimits(
             model=options.model,
             block_size=options.block_size,
@@ -86,6 +88,9 @@ class Api:
         app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[like_vllm])
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat_completions)
+        app.router.add_post("/v1/responses", self.responses)
+        app.router.add_get("/v1/responses/{id}", self.response)
+        app.router.add_post("/v1/responses/{id}/cancel", self.cancel_response)
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/detokenize", self.detokenize)
         app.router.add_get("/v1/models", self.models)
@@ -98,11 +103,32 @@ class Api:
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/completions."""
-        return await self._generate(request, chat=False)
+        body = parse_body(await request.read())
+        return await self._generate(request, body, chat=False)
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
-        return await self._generate(request, chat=True)
+        body = parse_body(await request.read())
+        return await self._generate(request, body, chat=True)
+
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/responses."""
+        body = parse_body(await request.read())
+        chat = self._responses.as_chat(body)
+
+        def answer_of(ask: Ask, request_id: str, created_s: int) -> Answer:
+            store, messages = self._responses, chat["messages"]
+            return ResponsesAnswer(ask, request_id, created_s, body, store, messages)
+
+        return await self._generate(request, chat, chat=True, answer_of=answer_of)
+
+    async def response(self, request: web.Request) -> web.Response:
+        """GET /v1/responses/{id}."""
+        return json_response(self._responses.get(request.match_info["id"]))
+
+    async def cancel_response(self, request: web.Request) -> web.Response:
+        """POST /v1/responses/{id}/cancel."""
+        return json_response(self._responses.cancel(request.match_info["id"]))
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /tokenize, for a prompt or messages."""
@@ -153,8 +179,14 @@ class Api:
             raise ApiError(400, str(error)) from error
         return json_response(self._faults.state())
 
-    async def _generate(self, request: web.Request, *, chat: bool) -> web.StreamResponse:
-        body = parse_body(await request.read())
+    async def _generate(
+        self,
+        request: web.Request,
+        body: dict[str, Any],
+        *,
+        chat: bool,
+        answer_of: Callable[[Ask, str, int], Answer] = Answer,
+    ) -> web.StreamResponse:
         try:
             ask = parse_ask(body, self._limits, chat=chat)
             self._check_transfer(ask)
@@ -165,7 +197,7 @@ class Api:
                 self._release_kv(body)
             raise
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
-        answer = Answer(ask, request_id, int(self._driver.unix_s(self._driver.now_s())))
+        answer = answer_of(ask, request_id, int(self._driver.unix_s(self._driver.now_s())))
         lives = [self._driver.submit(job, streams=ask.stream) for job in _jobs(ask, request_id)]
         try:
             if ask.stream:

@@ -402,3 +402,30 @@ async def test_f128_everything_compressed(rig: Floor) -> None:
         assert is_fine(await r.ask())
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
         assert grown < 64 << 10, "KiB: nothing was unpacked"
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+async def test_f116_the_holder_of_a_response_dies(rig: Floor, *, is_continued: bool) -> None:
+    """Read, or continued: its process is gone, and another that comes there knows nothing."""
+    path, ask = "/v1/responses", {"model": "sim-8b", "input": "x", "max_output_tokens": 2}
+    async with rig(sims=3, health_interval=0.05) as r:
+        made = (await r.ask(path=path, body=ask)).json["id"]
+        name = (await r.record())["decode_instance"]
+        at = int(name.removeprefix("i"))
+
+        async def asked() -> Got:
+            if is_continued:
+                return await r.ask(path=path, body=ask | {"previous_response_id": made})
+            return await r.raw(request(None, {}, f"{path}/{made}", "GET"))
+
+        assert (await asked()).status == 200
+        await r.kill(at)
+        await until(lambda: not r.is_up(name), "its death is seen")
+        before = r.posts
+        got = await asked()
+        assert (got.status, got.error["code"]) == (404, "response_not_found")
+        assert "is gone" in got.error["message"]
+        await r.start(at)
+        await until(lambda: r.is_up(name), "it is back")
+        assert (await asked()).status == 404
+        assert r.posts == before, "nobody was asked"

@@ -184,6 +184,36 @@ async def test_f30_a_line_without_end(rig: Floor) -> None:
         assert len(got.body) < 4 << 20
 
 
+def with_ids(count: int) -> bytes:
+    """vLLM's first event of a chat with `return_token_ids`: it repeats the prompt."""
+    ids = b",".join([b"%d" % (100_000 + at % 50_000) for at in range(count)])
+    choice = b'{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}'
+    return b'data: {"choices":[%b],"prompt_token_ids":[%b]}\n\n' % (choice, ids)
+
+
+async def test_f115_a_first_event_with_token_ids(rig: Floor) -> None:
+    body = with_ids(160_000) + event("fine") + DONE_EVENT
+    script = says(STREAM_HEAD + chunk(body) + LAST)
+    async with rig([script], **SLOW_PROBES) as r:
+        got = await r.ask()
+        assert (got.is_clean, got.body == body, got.text) == (True, True, "fine")
+        assert (await r.record())["outcome"] == "ok"
+
+
+async def test_f115_one_over_the_cap(rig: Floor) -> None:
+    script = says(STREAM_HEAD + chunk(with_ids(1_300_000)) + chunk(event("x")) + DONE)
+    async with rig([script], **SLOW_PROBES) as r:
+        for _ in range(6):
+            got = await r.ask()
+            assert is_cut(got)
+            assert [error["code"] for error in got.errors] == ["event_too_long"]
+        (name,) = (
+            m.instance.name for m in r.router.fleet.members() if "calm" not in m.instance.name
+        )
+        assert r.is_up(name)
+        assert not r.router.fleet.has_failed_lately(name)
+
+
 async def test_f31_one_byte_per_segment(rig: Floor) -> None:
     body = [event("a€ü"), b": comment\n\n", event("b\\n"), DONE_EVENT]
     wire = STREAM_HEAD + b"".join(map(chunk, body)) + LAST

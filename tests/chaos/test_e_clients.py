@@ -392,3 +392,16 @@ async def test_f126_a_tenant_floods_the_queue(rig: Floor, kind: str) -> None:
 
 def _of(queue: Any, tenant: str) -> list[Any]:
     return [entry for entry in queue.entries() if entry.tenant == tenant]
+
+
+async def test_f118_silent_connections_take_every_place(rig: Floor) -> None:
+    """Three times as many as there are places; those who speak are served beside them."""
+    async with rig([GOOD], max_connections=8, header_timeout=0.5, **SLOW_PROBES) as r:
+        silent = [await r.connection() for _ in range(24)]
+        for _ in range(4):
+            got = await r.ask()
+            assert (got.status, got.text) == (200, "fine")
+        for connection in silent:
+            assert await asyncio.wait_for(connection.reader.read(), WAIT_S) == b""
+        await until(lambda: r.metric("client_errors_total", reason="silent") == len(silent))
+        assert r.metric("connections_refused_total") == 0

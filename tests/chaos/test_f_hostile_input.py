@@ -309,7 +309,8 @@ async def test_f110_planted_usage(rig: Floor) -> None:
 
 
 async def test_f90_header_and_log_injection(rig: Floor) -> None:
-    evil = ("\x1b[31mred", "a\u2028b", "x" * 300, "a b", '{"a":1}', "%0d%0aX-Evil: 1")
+    evil = ["\x1b[31mred", "a\u2028b", "x" * 300, "a b", '{"a":1}', "%0d%0aX-Evil: 1"]
+    evil += ["a\u202eb", "a\u200bb"]
     async with rig([GOOD], **SLOW_PROBES) as r:
         for i, text in enumerate(evil):
             headers = {"X-Session-ID": text, "X-Request-Id": text, "X-Correlation-ID": text}
@@ -325,8 +326,8 @@ async def test_f90_header_and_log_injection(rig: Floor) -> None:
         told = [(name, labels) for name, labels, _ in samples(r.exposition)]
         assert not any("\x1b" in repr(labels) or "model-" in repr(labels) for _, labels in told)
         assert len(told) < 3000, "labels are closed sets"
-        assert b"\x1b" not in path.read_bytes()
-        assert "\x1b" not in "".join(r.log.lines)
+        logged = path.read_text("utf-8") + "".join(r.log.lines)
+        assert not [char for char in logged if char in "\x1b\u2028\u202e\u200b"]
 
 
 Framed = tuple[str, bytes, bytes]
@@ -419,3 +420,33 @@ async def test_f127_a_real_uvicorn_frames_what_is_forwarded_as_it_was_meant(
     assert result.leaked == []
     assert [str(outcome) for outcome in result.outcomes if "replies" in outcome.fault] == []
     rig.checked += 1
+
+
+async def test_f117_anothers_stored_response(rig: Floor) -> None:
+    """Read, cancelled, deleted or continued, also after one's own response was named alike."""
+    path, ask = "/v1/responses", {"model": "sim-8b", "input": "x", "max_output_tokens": 2}
+    keys = {name: {"Authorization": f"Bearer key-of-tenant-{name}"} for name in "ab"}
+    options: dict[str, Any] = {"api_key": "a:key-of-tenant-a,b:key-of-tenant-b", "flow": False}
+    async with rig(sims=2, **options) as r:
+
+        async def tried(who: str, method: str, path: str, body: Any = None) -> Got:
+            raw = None if body is None else orjson.dumps(body)
+            return await r.raw(request(raw, keys[who], path, method))
+
+        made = (await tried("a", "POST", path, ask)).json["id"]
+        for named in ({}, {"store": False}):
+            for _ in range(2):  # one on each instance
+                mine = ask | {"request_id": f"{made}x" if not named else made} | named
+                assert (await tried("b", "POST", path, mine)).status == 200
+            for method, where, body in (
+                ("GET", f"{path}/{made}", None),
+                ("GET", f"{path}/{made}/input_items", None),
+                ("GET", f"/v1/%72esponses/{made}", None),
+                ("GET", f"/v1/responses%2F{made}", None),
+                ("POST", f"{path}/{made}/cancel", {}),
+                ("DELETE", f"{path}/{made}", None),
+                ("POST", path, ask | {"previous_response_id": made}),
+            ):
+                got = await tried("b", method, where, body)
+                assert (refused(got), got.error["code"]) == (404, "response_not_found"), where
+        assert (await tried("a", "GET", f"{path}/{made}")).json["id"] == made

@@ -1,7 +1,10 @@
-"""Which instance a session lives on: bounded by time and count, least recently used goes first.
+"""Which instance a session lives on, and which one holds a response that it stored.
+
+Both tables are bounded by time and count; the least recently used entry goes first.
 
 A session's home is the cache that has its KV. Of one that is lost (its process is gone) nothing is
 swept: the session has no home any more, and its entry leaves as others do, or is used again.
+An engine keeps the responses that it stores in its own memory, so they are lost with its process.
 """
 
 from __future__ import annotations
@@ -104,3 +107,63 @@ class Sessions:
 def _row(entry: tuple[str, _Home]) -> Row:
     session_id, home = entry
     return session_id, home.cache.name, home.turn, home.used_s
+
+
+class StoredResponses:
+    """The instance that holds each stored response, by the response's key.
+
+    `ttl_s` counts from a response's last use. A holder whose process is gone is still known, so
+    that a client can be told; its cache says `is_lost`.
+    """
+
+    def __init__(self, ttl_s: float, most: int) -> None:
+        self._ttl_s = ttl_s
+        self._most = most
+        self._holders: OrderedDict[str, tuple[EngineCache, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def note(self, key: str, cache: EngineCache, now_s: float) -> None:
+        """An instance has stored a response, or one there was used."""
+        self._expire(now_s)
+        self._holders.pop(key, None)
+        self._holders[key] = cache, now_s
+        if len(self._holders) > self._most:
+            self._holders.popitem(last=False)
+
+    def holder(self, key: str, now_s: float) -> EngineCache | None:
+        """The cache of the instance that holds the response, lost or not; None where unknown."""
+        self._expire(now_s)
+        found = self._holders.get(key)
+        if found is None:
+            return None
+        self.note(key, found[0], now_s)
+        return found[0]
+
+    def forget(self, key: str) -> None:
+        """The response was deleted."""
+        self._holders.pop(key, None)
+
+    def rows(self) -> Iterator[tuple[str, str, float]]:
+        """Key, instance and last use of the responses that are held; the longest unused first."""
+        held = [
+            (k, cache.name, used_s)
+            for k, (cache, used_s) in self._holders.items()
+            if not cache.is_lost
+        ]
+        return iter(held)
+
+    def adopt(self, rows: Iterable[tuple[str, EngineCache, float]]) -> None:
+        """Take over rows of another table, the longest unused first; older than anything here."""
+        for key, cache, used_s in reversed(list(rows)):
+            if key not in self._holders and len(self._holders) < self._most:
+                self._holders[key] = cache, used_s
+                self._holders.move_to_end(key, last=False)
+
+    def _expire(self, now_s: float) -> None:
+        while self._holders:
+            key, (_, used_s) = next(iter(self._holders.items()))
+            if now_s - used_s <= self._ttl_s:
+                return
+            del self._holders[key]

@@ -45,6 +45,8 @@ SAME_STEP_RATIO = 0.3
 TYPICAL_TRANSFER_TOKENS = 30_000.0
 """The default transfer time of 0.5 s was measured with prompts of about this length."""
 TRANSFER_FIXED_SHARE = 0.1
+LEAST_TRANSFER_S = 0.001
+"""A shorter option is taken for this: a line is learned in units of its prior, which 0 is not."""
 PAIRS_MAX = 4096
 LATE = 0.95
 """A leg is late beyond this quantile of the recent ratios of measured to predicted time."""
@@ -266,6 +268,7 @@ class Latency:
         self._any_prefill, self._any_step = _prefill_line(prefill_throughput), _step_line()
         self._shared_prefill = self._any_prefill.p, self._any_prefill.q
         self._shared_step = self._any_step.p, self._any_step.q
+        transfer_time_s = max(transfer_time_s, LEAST_TRANSFER_S)
         fixed = TRANSFER_FIXED_SHARE * transfer_time_s
         slope = (transfer_time_s - fixed) / TYPICAL_TRANSFER_TOKENS
         self._prior = (fixed, slope)

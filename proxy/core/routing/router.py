@@ -21,7 +21,7 @@ from proxy.core.fleet.output_tokens import OutputTokens
 from proxy.core.instances import InstanceState
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.reuse import Reuse
-from proxy.core.kvcache.sessions import Sessions
+from proxy.core.kvcache.sessions import Sessions, StoredResponses
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.lease import Phase
@@ -79,6 +79,7 @@ class Router:
         self.slo_pressure = SloPressure(config.tpot_slo_s)
         self._tracker = LatencyTracker(self.latency, self.slo_pressure)
         self.sessions = Sessions(config.session_ttl_s, config.max_sessions)
+        self.responses = StoredResponses(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
         self.fleet.states.on_dropped = self._sweep
@@ -214,6 +215,8 @@ class Router:
 
     def has_other(self, route: Route, facts: RequestFacts) -> bool:
         """Whether another instance could still be tried for this request."""
+        if facts.holder is not None:
+            return False
         exclude = {*route.tried, route.decode.name} | self.fleet.open()
         return bool(self.fleet.serving(facts.model, exclude))
 
@@ -327,6 +330,8 @@ class Router:
     def _free(
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
     ) -> Candidates | Reject:
+        if facts.holder is not None:
+            return self._at_holder(facts, facts.holder, now_s, exclude)
         busy: list[tuple[str, Busy]] = []
         members = self.fleet.serving(facts.model, exclude)
         if members and self.gate.is_open(facts.model, now_s):
@@ -346,6 +351,19 @@ class Router:
             wait_s = soonest.free_in_s
             return Reject(soonest.check, retry_after_s([wait_s]), wait_s, tps)
         return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
+
+    def _at_holder(
+        self, facts: RequestFacts, name: str, now_s: float, exclude: Collection[str]
+    ) -> Candidates | Reject:
+        """The one instance that holds what the request is about, while it drains too."""
+        member = self.fleet.get(name)
+        is_usable = member is not None and (member.health.is_up or self.fleet.is_used(name))
+        if member is None or not is_usable or name in exclude:
+            return Reject(RejectReason.HOLDER_DOWN, retry_after_s([NO_INSTANCE_RETRY_S]))
+        busy = self.busy(name, facts.model, now_s)
+        if busy is not None:
+            return Reject(busy.check, retry_after_s([busy.free_in_s]), busy.free_in_s)
+        return self._candidates(facts, [member], now_s)
 
     def _warm(self, facts: RequestFacts, free: list[Member], now_s: float) -> list[Member]:
         if not self.fleet.is_starting:

@@ -145,6 +145,10 @@ class AiohttpServer(web.Server):
         """Connections that are being served."""
         return len(self._connections)
 
+    def make_room(self) -> bool:
+        """Close a connection that nobody will miss; False if there is none."""
+        return False
+
 
 class AiohttpRunner(web.AppRunner):
     """Runs an application with a server that `exchange_server` puts in place of aiohttp's own."""

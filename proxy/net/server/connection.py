@@ -1,14 +1,16 @@
-"""A client's connection: aiohttp's, with stricter checks, a header timeout and a pipeline limit.
+"""A client's connection: aiohttp's, with stricter checks, header timeouts and a pipeline limit.
 
 aiohttp parses. This module refuses what aiohttp would accept or wait for: a request line, version,
-target, method or Host that no server behind may see; an incomplete head; a body whose framing
-breaks while a handler waits for it; too many requests at once. Error answers are fixed texts, since
-aiohttp's own quote the offending line, which may be a key.
+target, method or Host that no server behind may see; a connection on which nothing comes; an
+incomplete head; a body whose framing breaks while a handler waits for it; too many requests at
+once. Error answers are fixed texts, since aiohttp's own quote the offending line, which may be a
+key.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -79,27 +81,40 @@ class ClientConnection(SerialHandler):
         "_is_broken",
         "_is_last",
         "_is_refused",
+        "_is_silent",
         "_long_reads",
         "_rules",
+        "_silent",
     )
 
     def __init__(
-        self, server: ConnectionFactory, rules: Rules, heads: HeaderTimeouts, **options: Any
+        self,
+        server: ConnectionFactory,
+        rules: Rules,
+        heads: HeaderTimeouts,
+        silent: HeaderTimeouts,
+        **options: Any,
     ) -> None:
         super().__init__(server, **options)
         self._rules = rules
-        self._heads = heads
+        self._heads, self._silent = heads, silent
+        self._is_silent = True
         self._bounds = RequestFraming()
         self._body: StreamReader = EMPTY_PAYLOAD
         self._is_refused = self._is_broken = self._is_last = False
         self._long_reads = 0
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Accepted, after the TLS handshake if there is one."""
+        super().connection_made(transport)
+        self._silent.watch(self)
+
     def data_received(self, data: bytes) -> None:
         """Bytes from the client; none if a paused parser is to go on."""
         if self._is_broken:
             return
-        if len(data) >= LONG_READ_BYTES:
-            self._yield()
+        if self._is_silent or len(data) >= LONG_READ_BYTES:
+            self._note_read(data)
         before, bounds = self.request_count, self._bounds
         super().data_received(data)
         new = self.request_count - before
@@ -120,9 +135,12 @@ class ClientConnection(SerialHandler):
         if self.reading_paused:
             super().resume_reading(resume_parser)
 
-    def _yield(self) -> None:
-        """Count a long read; after LONG_READS pause, so that other connections get a turn."""
-        self._long_reads += 1
+    def _note_read(self, data: bytes) -> None:
+        """Note the first read; after LONG_READS long ones pause, so that others get a turn."""
+        if self._is_silent:
+            self._is_silent = False
+            self._silent.forget(self)
+        self._long_reads += len(data) >= LONG_READ_BYTES
         if self._long_reads >= LONG_READS:
             self._long_reads = 0
             self.pause_transport()
@@ -256,6 +274,12 @@ class ClientConnection(SerialHandler):
         """The head was not complete in time."""
         self._refuse(Refusal.HEAD_LATE)
 
+    def close_silent(self) -> None:
+        """Nothing has ever come: there is no request that an answer could be to."""
+        self._note(Refusal.SILENT)
+        self._is_broken = True
+        self.force_close()
+
     def _refuse(self, refusal: Refusal) -> None:
         """Queue an error answer after the requests in the queue, then close."""
         self._note(refusal)
@@ -310,6 +334,7 @@ class ClientConnection(SerialHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Closed. The last body is released, else a reference cycle would keep it."""
         self._heads.forget(self)
+        self._silent.forget(self)
         self._body = EMPTY_PAYLOAD
         super().connection_lost(exc)
 
@@ -361,35 +386,49 @@ def _error(refusal: Refusal) -> Unreadable:
 
 
 class HeaderTimeouts:
-    """Connections with an incomplete head; one timer for all of them."""
+    """Connections that have not sent something in time; one timer for all of them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        seconds: float,
+        on_late: Callable[[ClientConnection], None],
+    ) -> None:
         self._loop = loop
         self._seconds = seconds
+        self._on_late = on_late
         self._due_s: dict[ClientConnection, float] = {}
         """Due times, the earliest first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, connection: ClientConnection) -> None:
-        """A head has begun; its time starts unless it had begun before."""
+        """The time of a connection starts, unless it runs already."""
         due_s = self._due_s.setdefault(connection, self._loop.time() + self._seconds)
         if self._timer is None:
             self._timer = self._loop.call_at(due_s, self._look)
 
     def forget(self, connection: ClientConnection) -> None:
-        """The head is complete, or the connection is closed."""
+        """It has come, or the connection is closed."""
         self._due_s.pop(connection, None)
+
+    def expire_first(self) -> bool:
+        """End the time of the connection that waits for longest; False if none does."""
+        if not self._due_s:
+            return False
+        connection = next(iter(self._due_s))
+        del self._due_s[connection]
+        self._on_late(connection)
+        return True
 
     def _look(self) -> None:
         self._timer = None
         now_s = self._loop.time()
         while self._due_s:
-            connection, due_s = next(iter(self._due_s.items()))
+            due_s = next(iter(self._due_s.values()))
             if due_s > now_s:
                 self._timer = self._loop.call_at(due_s, self._look)
                 return
-            del self._due_s[connection]
-            connection.head_is_late()
+            self.expire_first()
 
 
 class ConnectionFactory(AiohttpServer):
@@ -399,11 +438,18 @@ class ConnectionFactory(AiohttpServer):
         """`made`: aiohttp's own server of the same application."""
         super().__init__(made)
         self._rules = rules
-        self._heads = HeaderTimeouts(self.loop, rules.header_timeout_s)
+        seconds = rules.header_timeout_s
+        self._heads = HeaderTimeouts(self.loop, seconds, ClientConnection.head_is_late)
+        self._silent = HeaderTimeouts(self.loop, seconds, ClientConnection.close_silent)
 
     def __call__(self) -> RequestHandler:
         """Make the protocol of an accepted connection."""
-        return ClientConnection(self, self._rules, self._heads, loop=self.loop, **self.options)
+        watched = self._heads, self._silent
+        return ClientConnection(self, self._rules, *watched, loop=self.loop, **self.options)
+
+    def make_room(self) -> bool:
+        """Close the connection that has been silent for longest since it was made."""
+        return self._silent.expire_first()
 
 
 class Runner(AiohttpRunner):

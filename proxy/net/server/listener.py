@@ -2,8 +2,9 @@
 
 A request needs one descriptor for its client and one or two for instances. If clients could take
 all descriptors, no instance could be reached for the clients that are already connected. A client
-above the limit gets a 503 from one of a few reserved places and is closed; if no place is free, it
-is closed without an answer.
+above the limit takes the place of the one that has been silent for longest since it connected.
+Where all have spoken, it gets a 503 from one of a few reserved places and is closed; if no place is
+free, it is closed without an answer.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ class ConnectionLimit:
 
 
 class PendingConnection(asyncio.Protocol):
-    """A new connection: passed to the server, or refused with a 503 and closed if over the limit.
+    """A new connection: passed to the server, or refused with a 503 and closed if there is no room.
 
     This is decided when the connection is made, not when its protocol is: of a burst the loop makes
     all protocols first.
@@ -180,7 +181,7 @@ class PendingConnection(asyncio.Protocol):
         transport = cast(
             asyncio.Transport, transport
         )  # uvloop's is no subclass of asyncio.Transport
-        if self._limit.open >= self._limit.cap:
+        if self._limit.open >= self._limit.cap and not self._server.make_room():
             self._refuse(transport)
             return
         handler = self._server()

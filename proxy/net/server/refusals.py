@@ -41,6 +41,7 @@ _ANSWERS: dict[Refusal, tuple[int, str]] = {
     Refusal.EXPECTATION: (417, "Expect: only 100-continue is understood"),
     Refusal.UPGRADE: (400, "Upgrade: no other protocol is spoken here"),
     Refusal.PIPELINED: (400, "too many requests on one connection at once"),
+    Refusal.SILENT: (408, "nothing came in time (--header-timeout)"),
 }
 _BY_ERROR: tuple[tuple[type[HttpProcessingError], Refusal], ...] = (
     (LineTooLong, Refusal.HEAD_SIZE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,22 @@ class TestBusyThreshold:
                 assert (await call(proxy, "DELETE", path + bad))[0] == 400
             body = {"model": "sim-8b"}
             assert (await call(proxy, "DELETE", path, body))[0] == 400, "a body names nothing"
+
+    async def test_any_number_is_in_force_or_refused(self, tmp_path: Path) -> None:
+        """Under none of them does a request, a look at the instances or at metrics fail."""
+        extremes = (0, -1, 5e-324, 1e-300, 0.5, 1, 1e9, 1e308, 2**53, 2**64 - 1, 2**64, 10**300)
+        async with proxied(tmp_path, 1, max_queue=0) as (proxy, _):
+            for field in (DECODE, TOKENS, FRAC):
+                for value in extremes:
+                    body = {"model": "sim-8b", field: value, "unset": [DECODE, TOKENS, FRAC]}
+                    raw = json.dumps(body).encode()
+                    status, said = await call(proxy, "POST", "/busy_threshold", raw)
+                    assert (status, said) == (200, said) or field in said["error"], (field, value)
+                    answer = await proxy.post(chat("x", max_tokens=1, stream=False))
+                    assert answer.status in (200, 503), (field, value)
+                    for path in ("/instances", "/metrics"):
+                        async with proxy.http.get(path) as response:
+                            assert response.status == 200, (field, value, path)
 
     @pytest.mark.parametrize(
         ("body", "status", "words_"),

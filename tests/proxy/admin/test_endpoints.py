@@ -98,7 +98,7 @@ async def test_the_last_decisions(tmp_path: Path) -> None:
         assert {c["instance"] for c in found[1]["candidates"]} == {
             state.name for state in proxy.router.fleet.states
         }
-        for bad in ("0", "201", "x", "-1"):
+        for bad in ("0", "201", "x", "-1", "9" * 5000):
             assert (await call(proxy, "GET", f"/decisions?n={bad}"))[0] == 400
 
 

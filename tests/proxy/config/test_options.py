@@ -30,6 +30,6 @@ def test_help_and_table_describe_every_option(capsys):
     for name in Settings.model_fields:
         assert flag_of(name) in shown
         assert flag_of(name)[2:] in table
-    assert "[tokens; integer, >= 0; default 1500]" in shown
+    assert "[tokens; integer, >= 0, <= 1000000000000; default 1500]" in shown
     assert "Timeouts:" in shown
     assert "| `--max-body-bytes` | `32MiB` | bytes |" in table

@@ -30,7 +30,7 @@ BAD_VALUES = [
     ("host", "a b", "text without spaces"),
     ("host", " ", "text without spaces"),
     ("model", "a b", "or none"),
-    ("prefill_throughput", "0", "> 0"),
+    ("prefill_throughput", "0", ">= 0.001"),
     ("prefill_throughput", "fast", "number"),
     ("prefill_throughput", "inf", "number"),
     ("warm_threshold", "-1", ">= 0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
@@ -169,3 +170,14 @@ def test_a_rate_has_a_third_of_the_time_to_begin(
 def test_a_moment_in_unix_time_keeps_its_distance() -> None:
     clock = Clock()
     assert clock.unix(clock.now_s() + 5.0) - clock.unix_now() == pytest.approx(5.0, abs=1.0)
+
+
+def test_the_systems_clock_moves_and_the_anchor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, real = Clock(), time.time_ns
+    assert clock.drift_s() == 0.0
+    for moved_s in (3600.0, -3600.0):
+        before_s = clock.unix_now()
+        monkeypatch.setattr(time, "time_ns", lambda s=moved_s: real() + int(s * 1e9))
+        assert 0.0 <= clock.unix_now() - before_s < 30.0
+        assert clock.drift_s() == pytest.approx(moved_s, abs=30.0)
+        assert clock.unix_now() + clock.drift_s() == pytest.approx(clock.wall_now(), abs=30.0)

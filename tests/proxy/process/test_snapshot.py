@@ -26,6 +26,10 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
             for _ in range(2):
                 assert (await one.post(chat(text), headers=headers)).status == 200
             first = (await one.records(2))[-1]
+            ask = {"model": "sim-8b", "input": "x", "max_output_tokens": 2}
+            made = [(await one.post(ask, "/v1/responses")).json["id"] for _ in range(6)]
+            places = [record["decode_instance"] for record in (await one.records(8))[2:]]
+            stored = list(zip(made, places, strict=True))
             step_s = one.router.latency.step_s(first["decode_instance"], 1000)
             left = await snapshot.leave(one.router)
         assert first["hit_tokens"] > 1000
@@ -37,6 +41,12 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
             answer = await two.post(chat(text), headers=headers)
             assert answer.status == 200, answer.body
             (second,) = await two.records(1)
+            held, now_s = two.router.responses, time.monotonic()
+            known = [key for key, _ in stored if held.holder(key, now_s)]
+            assert known == [key for key, at in stored if at == home], "of the others nothing is"
+            for key in known:
+                async with two.http.get(f"/v1/responses/{key}") as response:
+                    assert response.status == 200
         same = ("decode_instance", "hit_tokens", "isl_tokens")
         assert [second[key] for key in same] == [first[key] for key in same]
         assert second["turn"] == first["turn"] + 1

@@ -34,6 +34,7 @@ from proxy.protocol.examined import (
     unpacked_task,
 )
 from proxy.protocol.request_facts import MOST_VALUES, MOST_VALUES_SMALL
+from tests.proxy.protocol.test_body_fields import as_json
 from tests.proxy.protocol.test_request_facts import json_values
 from tests.support.harness import RawEngine, ServedProxy, chat, plain, proxied, says, until, words
 
@@ -74,7 +75,7 @@ def shown(found: Examined | Unfit | None) -> Any:
     st.none() | st.just("s" * 43),
 )
 def test_both_ways_find_the_same(body: Any, path: str, salt: str | None) -> None:
-    text = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
+    text = as_json(body)
     task = Task(path, text, is_object=path in PATHS[:2], salt=salt)
     here = examine(task, MOST_VALUES_SMALL)
     there = unpacked(packed(examine_large(unpacked_task(packed_task(task), text))))

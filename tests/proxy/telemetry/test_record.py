@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record import RequestRecord, move_times
 
 LOG_KEYS = """
     request_id session_id turn model stream route_class offload_decision_reason policy
@@ -64,3 +66,22 @@ def test_prefill_and_transfer_are_those_of_an_offload_that_went_well() -> None:
     assert (record.prefill_s(), record.transfer_s()) == (0.5, 2.0)
     record.fallback = "transfer_timeout"
     assert (record.prefill_s(), record.transfer_s()) == (0.5, None), "D computed it itself"
+
+
+@given(
+    times=st.lists(st.none() | st.floats(1e9, 4e9), min_size=7, max_size=7),
+    drift_s=st.floats(-1e9, 1e9),
+)
+def test_moved_times_keep_their_order(times: list[float | None], drift_s: float) -> None:
+    names = [f.name for f in fields(RequestRecord) if f.name.startswith("t_")][1:]
+    record = RequestRecord(request_id="r", t_proxy_recv=1e9)
+    for name, at in zip(names, times, strict=True):
+        setattr(record, name, at)
+    move_times(record, drift_s)
+    moved = [getattr(record, name) for name in names]
+    assert [t is None for t in moved] == [t is None for t in times]
+    was = [t for t in times if t is not None]
+    now = [t for t in moved if t is not None]
+    assert all(
+        (b - a) * (d - c) >= 0 for a, b, c, d in zip(was, was[1:], now, now[1:], strict=False)
+    )

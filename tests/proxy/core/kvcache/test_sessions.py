@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from proxy.core.kvcache.engine_cache import EngineCache
-from proxy.core.kvcache.sessions import Sessions
+from proxy.core.kvcache.sessions import Sessions, StoredResponses
 from tests.support.caches import Caches
 
 TTL_S, MAX = 10.0, 4
@@ -212,3 +212,40 @@ def test_rows_are_taken_over_behind_what_is_there() -> None:
     assert list(new.rows()) == list(old.rows()), "full, and known"
     assert new.home("c", 12.5) is None
     assert len(new) == 2
+
+
+class TestStoredResponses:
+    @given(
+        st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 30)), max_size=40),
+        st.integers(1, 4),
+    )
+    def test_bounded_by_count_and_time(self, uses: list[tuple[str, int]], most: int) -> None:
+        """The same as a list of uses, of which the last ones count."""
+        table, cache, now_s = StoredResponses(20.0, most), EngineCache("i"), 0.0
+        model: dict[str, float] = {}
+        for key, passed_s in uses:
+            now_s += passed_s
+            model = {k: at for k, at in model.items() if now_s - at <= 20.0}
+            assert (table.holder(key, now_s) is cache) == (key in model)
+            table.note(key, cache, now_s)
+            model.pop(key, None)
+            model = dict([*model.items(), (key, now_s)][-most:])
+            assert [row[0] for row in table.rows()] == list(model)
+            assert len(table) <= most
+
+    def test_a_lost_holder_is_known_and_not_told_to_another_process(self) -> None:
+        table, lost, other = StoredResponses(20.0, 4), EngineCache("i"), EngineCache("j")
+        table.note("x", lost, 0.0)
+        table.note("y", other, 0.0)
+        lost.is_lost = True
+        assert table.holder("x", 1.0) is lost
+        assert [row[:2] for row in table.rows()] == [("y", "j")]
+        table.forget("y")
+        assert table.holder("y", 1.0) is None
+
+    def test_what_is_taken_over_is_older_and_within_the_bound(self) -> None:
+        table, cache = StoredResponses(20.0, 2), EngineCache("i")
+        table.note("new", cache, 5.0)
+        table.adopt([("a", cache, 1.0), ("b", cache, 2.0), ("new", EngineCache("j"), 3.0)])
+        assert [row[0] for row in table.rows()] == ["b", "new"]
+        assert table.holder("new", 6.0) is cache

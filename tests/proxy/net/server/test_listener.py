@@ -52,8 +52,11 @@ async def test_more_clients_than_descriptors() -> None:
     async with SimFleet(2, speed=1.0) as fleet:
         instances = ("--instances", ",".join(addresses(fleet)))
         async with running(*instances, before=UNDER_LIMIT) as process:
-            clients = [await Client.connect(process.url) for _ in range(CLIENTS)]
-            answers = Counter(await asyncio.gather(*(client.ask() for client in clients)))
+            clients, asked = [], []
+            for _ in range(CLIENTS):  # each speaks at once: a silent one would be closed for it
+                clients.append(await Client.connect(process.url))
+                asked.append(asyncio.create_task(clients[-1].ask()))
+            answers = Counter(await asyncio.gather(*asked))
             assert answers[b"200"] == cap, answers
             assert answers[b"503"] >= PLACES, answers
             assert set(answers) <= {b"200", b"503", b""}
@@ -71,9 +74,50 @@ async def test_more_clients_than_descriptors() -> None:
             assert not [line for line in process.lines if "Traceback" in line or "down" in line]
 
 
+async def test_the_longest_silent_makes_room(tmp_path: Path) -> None:
+    """Nobody who has spoken does; once all have, a further client is told."""
+    async with proxied(tmp_path, 1, max_connections=4) as (proxy, _):
+
+        def spoken() -> int:
+            return sum(not connection._is_silent for connection in proxy.listener.connections)
+
+        assert (await proxy.post(chat("x"))).status == 200
+        silent = [await Client.connect(proxy.server.url) for _ in range(3)]
+        await until(lambda: proxy.metric("open_connections") == 4)
+        speaking = []
+        for oldest in silent:
+            speaking.append(await Client.connect(proxy.server.url))
+            speaking[-1].writer.write(b"POST ")
+            assert await asyncio.wait_for(oldest.reader.read(), WAIT_S) == b""
+            oldest.writer.close()
+            await until(lambda: spoken() > len(speaking))
+        assert proxy.metric("client_errors_total", reason="silent") == 3
+        assert proxy.metric("connections_refused_total") == 0
+        more = await Client.connect(proxy.server.url)
+        assert await more.ask() == b"503"
+        assert (await proxy.post(chat("x"))).status == 200
+        for client in speaking:
+            client.writer.close()
+        await proxy.at_rest()
+
+
+async def test_a_connection_on_which_nothing_comes_is_closed(tmp_path: Path) -> None:
+    """Not one that has had an answer and rests."""
+    async with proxied(tmp_path, 1, header_timeout=0.1) as (proxy, _):
+        assert (await proxy.post(chat("x"))).status == 200
+        silent = [await Client.connect(proxy.server.url) for _ in range(3)]
+        for client in silent:
+            assert await asyncio.wait_for(client.reader.read(), WAIT_S) == b""
+            client.writer.close()
+        assert proxy.metric("client_errors_total", reason="silent") == 3
+        assert proxy.metric("open_connections") == 1, "the one at rest"
+
+
 async def test_a_place_is_free_again_when_a_client_leaves(tmp_path: Path) -> None:
     async with proxied(tmp_path, 1, max_connections=3) as (proxy, _):
         held = [await Client.connect(proxy.server.url) for _ in range(2)]  # the third is proxy.http
+        for client in held:
+            client.writer.write(b"POST ")
         await until(lambda: proxy.metric("open_connections") == 3 or not proxy.http.closed)
         assert (await proxy.post(chat("x"))).status == 200
         await until(lambda: proxy.metric("open_connections") == 3)

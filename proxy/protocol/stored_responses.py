@@ -1,0 +1,63 @@
+"""Stored responses of `/v1/responses`: which one a request is about, and the id in an answer.
+
+An id is read where the engine itself writes it, before anything of the client's: as the first
+member of the body, or of `response` in a stream's first event. Anywhere else it could be planted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.protocol.endpoints import RESPONSES
+
+PREVIOUS = "previous_response_id"
+HEAD_BYTES = 1024
+"""The id is within so many bytes of an answer's beginning."""
+_ID = rb'"id"\s*:\s*"([A-Za-z0-9_.:-]{1,256})"'
+_BODY = re.compile(rb"\s*\{\s*" + _ID)
+_EVENT = re.compile(
+    rb"(?::[^\n]*\n\n?)*(?:event:\s*response\.created\s*\n)?data:\s*\{\s*"
+    rb'(?:(?:"type"\s*:\s*"response\.created"|"sequence_number"\s*:\s*\d{1,9})\s*,\s*)*'
+    rb'"response"\s*:\s*\{\s*' + _ID
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The response that a request is about; `param`: the name of the field that has its id."""
+
+    response_id: str
+    param: str
+
+
+def reference(path: str, body: Mapping[str, Any]) -> Reference | None:
+    """The stored response that a request continues, reads or changes; None for any other."""
+    if not path.startswith(RESPONSES):
+        return None
+    below = path[len(RESPONSES) :].split("/")
+    if below[0] != "":
+        return None  # another path that begins alike
+    if len(below) > 1 and below[1]:
+        return Reference(below[1], "response_id")
+    previous = body.get(PREVIOUS)
+    return Reference(previous, PREVIOUS) if isinstance(previous, str) and previous else None
+
+
+def stored_id(head: bytes, *, is_stream: bool) -> str | None:
+    """The id in the beginning of an answer, as the engine wrote it; None where there is none."""
+    found = (_EVENT if is_stream else _BODY).match(head)
+    return found[1].decode("ascii") if found else None
+
+
+def may_be_stored(path: str, body: Mapping[str, Any], *, is_tenant: bool) -> bool:
+    """Whether the answer to a request may be asked for later.
+
+    Not of a tenant that names the response itself (vLLM takes `request_id` for its id): it could
+    name another tenant's, and read that one while its own is not stored yet.
+    """
+    if path != RESPONSES or body.get("store") is False:
+        return False
+    return not (is_tenant and "request_id" in body)

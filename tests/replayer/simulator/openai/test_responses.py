@@ -1,0 +1,52 @@
+"""/v1/responses of a simulated engine: real-shaped answers, kept by the engine that made them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import orjson
+
+from replayer.simulator.host import SimFleet
+
+BODY: dict[str, Any] = {"model": "sim-8b", "input": "hello there", "max_output_tokens": 4}
+
+
+async def call(http: aiohttp.ClientSession, method: str, url: str, body: Any = None) -> Any:
+    async with http.request(method, url, json=body) as response:
+        return response.status, orjson.loads(await response.read())
+
+
+async def test_a_response_is_found_and_continued_where_it_was_made() -> None:
+    async with SimFleet(2, speed=1000.0, tick=0.0) as fleet, aiohttp.ClientSession() as http:
+        here, there = (f"{engine.url}/v1/responses" for engine in fleet.engines)
+        status, made = await call(http, "POST", here, BODY)
+        assert (status, made["status"], made["object"]) == (200, "completed", "response")
+        assert made["usage"]["output_tokens"] == 4
+        assert await call(http, "GET", f"{here}/{made['id']}") == (200, made)
+        status, error = await call(http, "GET", f"{there}/{made['id']}")
+        assert (status, error["error"]["type"]) == (404, "invalid_request_error")
+        more = BODY | {"previous_response_id": made["id"]}
+        status, second = await call(http, "POST", here, more)
+        assert (status, second["previous_response_id"]) == (200, made["id"])
+        assert second["usage"]["input_tokens"] > made["usage"]["total_tokens"]
+        assert (await call(http, "POST", there, more))[0] == 404
+        assert (await call(http, "POST", f"{here}/{made['id']}/cancel"))[0] == 400
+        assert (await call(http, "DELETE", f"{here}/{made['id']}"))[0] == 405
+        _, unkept = await call(http, "POST", here, BODY | {"store": False})
+        assert (await call(http, "GET", f"{here}/{unkept['id']}"))[0] == 404
+
+
+async def test_a_stream_begins_with_its_id_and_ends_with_the_whole() -> None:
+    async with SimFleet(1, speed=1000.0, tick=0.0) as fleet, aiohttp.ClientSession() as http:
+        url = f"{fleet.engines[0].url}/v1/responses"
+        async with http.post(url, json=BODY | {"stream": True}) as response:
+            raw = (await response.read()).decode()
+        events = [orjson.loads(line[6:]) for line in raw.splitlines() if line.startswith("data: ")]
+        assert raw.startswith('event: response.created\ndata: {"response":{"id":"resp_')
+        assert [e["sequence_number"] for e in events] == list(range(len(events)))
+        assert events[-1]["type"] == "response.completed"
+        whole = events[-1]["response"]
+        said = "".join(e["delta"] for e in events if e["type"].endswith(".delta"))
+        assert whole["output"][0]["content"][0]["text"] == said
+        assert await call(http, "GET", f"{url}/{whole['id']}") == (200, whole)
