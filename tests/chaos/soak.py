@@ -9,8 +9,8 @@ streams that say that they were cut are counted apart: that is what a fault may 
     python -m tests.chaos.soak --minutes 30 --rate 200 --hostile 0.01
 
 Without faults, and with a share of hostile requests (`hostile.py`) beside the others in every
-second phase: each phase lasts `--phase` seconds, and the hostile ones `--minutes` together. What
-the others feel is compared between the phases of one run. They may lose nothing, and a refusal is a
+second phase: a hostile one lasts `--phase` seconds, all of them `--minutes` together. What the
+others feel is compared between the phases of one run. They may lose nothing, and a refusal is a
 loss here.
 """
 
@@ -58,6 +58,8 @@ MIB = 1 << 20
 WARM_S, CHILD_S = 10.0, 60.0
 """How long connections and tables are warmed up before the first phase; how long a child may take
 to say something."""
+QUIET_RATIO = 1 / 3
+"""A quiet phase lasts so much of a hostile one: for a percentile it is long enough."""
 SETTLE_S = 2.0
 """So long after hostile requests end, the others' are still counted as sent beside them."""
 TTFT_RATIO = 1.1
@@ -298,7 +300,7 @@ class Alternation:
         while left_s > 0:
             length_s = min(phase_s, left_s)
             self.now = self.quiet
-            await spend(length_s)
+            await spend(length_s * QUIET_RATIO)
             self._tell(b"on")
             self.now = self.hostile
             await spend(length_s)
@@ -483,7 +485,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--calm", action="store_true", help="no faults, to compare with")
     parser.add_argument("--hostile", type=share, default=0.0, metavar="SHARE")
-    parser.add_argument("--phase", type=float, default=60.0, help="seconds of each phase")
+    parser.add_argument("--phase", type=float, default=60.0, help="seconds of a hostile phase")
     args = parser.parse_args()
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # of engines that are killed
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
