@@ -24,7 +24,7 @@ from proxy.net import tcp, tls
 from proxy.net.server.connection import Rules, Runner
 from proxy.net.server.listener import ConnectionLimit, GuardedSite, Site, client_cap, no_listener
 from proxy.net.server.refusals import RefusalLog
-from proxy.net.server.responses import SERVER, error_response
+from proxy.net.server.responses import REQUEST_ID, SERVER, error_response, request_id
 from proxy.process import background, snapshot
 from proxy.process.drain import Drain, closing, first_of
 from proxy.process.hot_restart import HotRestart, InheritedSockets
@@ -39,9 +39,10 @@ from proxy.state.proxy_state import ProxyState
 
 
 async def _sign(request: web.Request, response: web.StreamResponse) -> None:
-    """Set our Server header on routed answers; aiohttp would set its own."""
-    del request
+    """Set our Server header, where aiohttp would set its own, and an id on an answer without."""
     response.headers["Server"] = SERVER
+    if REQUEST_ID not in response.headers:
+        response.headers[REQUEST_ID] = request_id(request.headers)
 
 
 def _only(methods: Iterable[str]) -> Handler:
@@ -343,10 +344,15 @@ class Proxy:
         loop.add_signal_handler(signal.SIGUSR1, lambda: None)
         loop.add_signal_handler(signal.SIGUSR2, self._hot_restart.ask)
 
-    async def run(self, on_successor: Callable[[int], None] = lambda pid: None) -> None:
+    async def run(
+        self,
+        on_successor: Callable[[int], None] = lambda pid: None,
+        on_failed_restart: Callable[[], None] = lambda: None,
+    ) -> None:
         """Serve until a signal comes, then drain; a second signal ends the process at once.
 
         Also ends when another process has taken over; `on_successor` gets its id.
+        `on_failed_restart` is called when one that was to take over did not come up.
         """
         try:
             async with asyncio.TaskGroup() as group:
@@ -354,7 +360,7 @@ class Proxy:
                 look_s = self._settings.health_interval
                 reloads = group.create_task(self.reloader.watch(look_s), name="reload")
                 restarts = group.create_task(
-                    self._hot_restart.watch(on_successor), name="hot-restart"
+                    self._hot_restart.watch(on_successor, on_failed_restart), name="hot-restart"
                 )
                 await first_of(self._stop, self._hot_restart.is_done)
                 reloads.cancel()

@@ -84,7 +84,7 @@ async def _serve(loaded: Loaded, given: Sequence[str], inherited: InheritedSocke
         raise
     inherited.tell_ready()
     try:
-        await server.run(supervisor.replaced_by)
+        await server.run(supervisor.replaced_by, supervisor.carries_on)
         logger.info("process %d has stopped", os.getpid())
     finally:
         supervisor.ended()

@@ -202,23 +202,31 @@ class HotRestart:
         else:
             self._asked.set()
 
-    async def watch(self, on_successor: Callable[[int], None]) -> None:
-        """Start a new process on each request, until one takes over; `on_successor` gets its id."""
+    async def watch(
+        self, on_successor: Callable[[int], None], on_failure: Callable[[], None]
+    ) -> None:
+        """Start a new process on each request, until one takes over; `on_successor` gets its id.
+
+        `on_failure` is called in a thread when one did not come up and this process carries on.
+        """
         try:
             while not self.is_done.is_set():
                 await self._asked.wait()
                 self._asked.clear()
-                await self._try(on_successor)
+                await self._try(on_successor, on_failure)
         finally:
             self._is_over = True
 
-    async def _try(self, on_successor: Callable[[int], None]) -> None:
+    async def _try(
+        self, on_successor: Callable[[int], None], on_failure: Callable[[], None]
+    ) -> None:
         self._is_under_way = True
         try:
             with await self._write_snapshot() as file:
                 self._successor = await _start([*self._listeners(), (SNAPSHOT, file.fileno())])
         except (SuccessorError, OSError) as error:
             _log.error("hot restart failed, this process carries on: %s", error)
+            await asyncio.to_thread(on_failure)
         else:
             on_successor(self._successor)
             self.is_done.set()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+_log = logging.getLogger(__name__)
 
 
 class Notifier:
@@ -23,13 +26,22 @@ class Notifier:
         """
         if self._pid_file is not None:
             try:
-                temporary = self._pid_file.with_name(f"{self._pid_file.name}.{os.getpid()}")
-                temporary.write_text(f"{os.getpid()}\n")
-                temporary.replace(self._pid_file)
+                self._write(self._pid_file)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, str(self._pid_file)) from error
         if not replaces:
             self._notify("READY=1")
+
+    def carries_on(self) -> None:
+        """Write the pid file again: a successor that did not come up may have changed it.
+
+        A file that cannot be written is logged.
+        """
+        if self._pid_file is not None:
+            try:
+                self._write(self._pid_file)
+            except OSError as error:
+                _log.error("the pid file cannot be written: %s", error.strerror)
 
     def replaced_by(self, pid: int) -> None:
         """Report to systemd that another process is the main one from now on."""
@@ -41,6 +53,11 @@ class Notifier:
             with suppress(OSError):
                 if self._pid_file.read_text() == f"{os.getpid()}\n":
                     self._pid_file.unlink()
+
+    def _write(self, path: Path) -> None:
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(f"{os.getpid()}\n")
+        temporary.replace(path)
 
     def _notify(self, state: str) -> None:
         if not self._address:

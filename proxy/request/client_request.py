@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -36,7 +34,6 @@ MIN_RATE = 1024
 """Least average rate of a body, bytes per second, checked once a third of its time is over."""
 _LONG_BYTES = 1 << 20
 """The pieces of a longer body are joined in a thread, which does not hold up the event loop."""
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +42,6 @@ class BodyLimits:
 
     bytes: int
     seconds: float
-
-
-def _new_ids() -> Iterator[str]:
-    """Random ids without a system call for each."""
-    while True:
-        pool = os.urandom(16 * 256).hex()
-        for start in range(0, len(pool), 32):
-            yield pool[start : start + 32]
-
-
-_new_id = _new_ids().__next__
-
-
-def request_id(headers: Mapping[str, str]) -> str:
-    """The client's own id where it is printable and of sane length, else a new one."""
-    given = headers.get("X-Request-Id")
-    return given if given and _REQUEST_ID.fullmatch(given) else _new_id()
 
 
 async def read(

@@ -120,7 +120,7 @@ class Exchange:
     def __init__(self, owners: RequestOwners, request: web.Request) -> None:
         self.owners = owners
         self.request = request
-        self.request_id = client_request.request_id(request.headers)
+        self.request_id = responses.request_id(request.headers)
         self.path = path = request.raw_path if request.raw_path in ENDPOINTS else request.path
         now = owners.clock.unix_now()
         self.record = RequestRecord(request_id=self.request_id, endpoint=path, t_proxy_recv=now)

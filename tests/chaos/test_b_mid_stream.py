@@ -191,7 +191,7 @@ def with_ids(count: int) -> bytes:
     return b'data: {"choices":[%b],"prompt_token_ids":[%b]}\n\n' % (choice, ids)
 
 
-async def test_f115_a_first_event_with_token_ids(rig: Floor) -> None:
+async def test_f113_a_first_event_with_token_ids(rig: Floor) -> None:
     body = with_ids(160_000) + event("fine") + DONE_EVENT
     script = says(STREAM_HEAD + chunk(body) + LAST)
     async with rig([script], **SLOW_PROBES) as r:
@@ -200,7 +200,7 @@ async def test_f115_a_first_event_with_token_ids(rig: Floor) -> None:
         assert (await r.record())["outcome"] == "ok"
 
 
-async def test_f115_one_over_the_cap(rig: Floor) -> None:
+async def test_f113_one_over_the_cap(rig: Floor) -> None:
     script = says(STREAM_HEAD + chunk(with_ids(1_300_000)) + chunk(event("x")) + DONE)
     async with rig([script], **SLOW_PROBES) as r:
         for _ in range(6):

@@ -351,7 +351,7 @@ FLOODS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", FLOODS)
-async def test_f126_a_tenant_floods_the_queue(rig: Floor, kind: str) -> None:
+async def test_f120_a_tenant_floods_the_queue(rig: Floor, kind: str) -> None:
     """Of two tenants one sends hundreds; the other's few come in turn, and none is refused."""
     may_answer = asyncio.Event()
 
@@ -394,7 +394,7 @@ def _of(queue: Any, tenant: str) -> list[Any]:
     return [entry for entry in queue.entries() if entry.tenant == tenant]
 
 
-async def test_f118_silent_connections_take_every_place(rig: Floor) -> None:
+async def test_f116_silent_connections_take_every_place(rig: Floor) -> None:
     """Three times as many as there are places; those who speak are served beside them."""
     async with rig([GOOD], max_connections=8, header_timeout=0.5, **SLOW_PROBES) as r:
         silent = [await r.connection() for _ in range(24)]

@@ -183,7 +183,7 @@ KIB = 1 << 10
 
 @pytest.mark.parametrize("place", ["x", "messages"])
 @pytest.mark.parametrize("piece", NESTS)
-async def test_f136_a_body_full_of_values(rig: Floor, timed: Turns, piece: str, place: str) -> None:
+async def test_f124_a_body_full_of_values(rig: Floor, timed: Turns, piece: str, place: str) -> None:
     """Of any size, refused or not, edited or not: no turn of the event loop is long."""
     timed.bound_s = TURN_S / 2
     sizes = (4 * KIB, 120 * KIB, 500 * KIB, 12_000 * KIB)
@@ -405,7 +405,7 @@ def asked(requests: Iterable[Framed]) -> Counter[Framed]:
 
 
 @pytest.mark.parametrize("parser", ["h11", "httptools"])
-async def test_f127_a_real_uvicorn_frames_what_is_forwarded_as_it_was_meant(
+async def test_f121_a_real_uvicorn_frames_what_is_forwarded_as_it_was_meant(
     rig: Floor, tmp_path: Path, parser: str
 ) -> None:
     """Every case of bad_input, and its variants: nothing is smuggled past the proxy."""
@@ -422,7 +422,7 @@ async def test_f127_a_real_uvicorn_frames_what_is_forwarded_as_it_was_meant(
     rig.checked += 1
 
 
-async def test_f117_anothers_stored_response(rig: Floor) -> None:
+async def test_f115_anothers_stored_response(rig: Floor) -> None:
     """Read, cancelled, deleted or continued, also after one's own response was named alike."""
     path, ask = "/v1/responses", {"model": "sim-8b", "input": "x", "max_output_tokens": 2}
     keys = {name: {"Authorization": f"Bearer key-of-tenant-{name}"} for name in "ab"}

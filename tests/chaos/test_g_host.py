@@ -424,7 +424,7 @@ def certificate(folder: Path) -> tuple[str, str]:
     return str(cert), str(key)
 
 
-async def test_f124_tls_handshakes_that_never_end(rig: Floor, tmp_path: Path) -> None:
+async def test_f118_tls_handshakes_that_never_end(rig: Floor, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     options = ("--tls-cert", cert, "--tls-key", key, "--max-connections", "40")
     async with one(rig, tmp_path / "c", *options, shell="ulimit -n 128") as (proxy, _):
@@ -446,7 +446,7 @@ async def test_f124_tls_handshakes_that_never_end(rig: Floor, tmp_path: Path) ->
             connection.close()
 
 
-async def test_f123_request_log_behind_a_symlink(rig: Floor, tmp_path: Path) -> None:
+async def test_f117_request_log_behind_a_symlink(rig: Floor, tmp_path: Path) -> None:
     """The link is followed wherever it leads; what stands in its place may be no file at all."""
     log = tmp_path / "log.jsonl"
     log.symlink_to(tmp_path / "first.jsonl")
@@ -494,7 +494,7 @@ async def test_f123_request_log_behind_a_symlink(rig: Floor, tmp_path: Path) -> 
         assert proxy.log.count("dropping lines") >= 1
 
 
-async def test_f125_five_thousand_idle_connections(rig: Floor, tmp_path: Path) -> None:
+async def test_f119_five_thousand_idle_connections(rig: Floor, tmp_path: Path) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     count = min(5000, int(hard * 0.4))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -534,7 +534,7 @@ time.time_ns = lambda: real_ns() + int(moved()) * 10**9
 """Python runs a module `sitecustomize` before all others."""
 
 
-async def test_f129_the_processs_clock_jumps(rig: Floor, tmp_path: Path) -> None:
+async def test_f123_the_processs_clock_jumps(rig: Floor, tmp_path: Path) -> None:
     """While a stream runs, requests come, and the process drains: it notices nothing."""
     (tmp_path / "sitecustomize.py").write_text(JUMPS)
     moved = tmp_path / "moved"

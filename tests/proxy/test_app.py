@@ -72,6 +72,30 @@ async def test_one_rule_for_what_is_posted(
             assert message.startswith(said)
 
 
+async def test_every_answer_has_a_request_id(tmp_path: Path) -> None:
+    """The client's where it sent one of sane form, on every path and for every refusal."""
+    async with proxied(tmp_path, 1, admin_token=TOKEN, max_body_bytes=1024) as (proxy, _):
+        for method, path, status in (
+            ("GET", "/live", 200),
+            ("GET", "/metrics", 200),
+            ("GET", "/v1/models", 200),
+            ("GET", "/instances", 401),
+            ("GET", "/nowhere", 404),
+            ("POST", "/live", 405),
+            ("GET", "/v1/completions", 405),
+            ("POST", "/v1/completions", 413),
+            ("POST", "/tokenize", 413),
+        ):
+            data = b"x" * 2000 if status == 413 else None
+            for given in ("mine-1", "not\u00a0mine", None):
+                headers = {} if given is None else {"X-Request-Id": given}
+                async with proxy.http.request(method, path, data=data, headers=headers) as response:
+                    assert response.status == status
+                    (shown,) = response.headers.getall("X-Request-Id")
+                    assert (shown == given) is (given == "mine-1")
+                    assert shown.isascii()
+
+
 async def test_an_answer_names_who_made_it(tmp_path: Path) -> None:
     """Relayed: the engine. Else: the proxy, and not what it is made with."""
     relayed = plain(b'{"ok":1}', extra="Server: engine/7\r\n")

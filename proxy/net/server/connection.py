@@ -353,7 +353,8 @@ class ClientConnection(SerialHandler):
             self.log_exception("a handler failed", exc_info=exc)
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun")
-        response = responses.error(error, responses.Headers())
+        own = responses.Headers({responses.REQUEST_ID: responses.new_id()})
+        response = responses.error(error, own)
         response.force_close()
         return response
 

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from proxy.net.server.aiohttp_adapter import AiohttpServer, AiohttpSite
 from proxy.net.server.handshakes import Handshakes, SecuredConnection
+from proxy.net.server.responses import REQUEST_ID, new_id
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol.errors import overloaded
 
@@ -111,7 +112,7 @@ REFUSED_LINGER_S = 1.0
 _BODY = orjson.dumps(overloaded("Service temporarily unavailable: too many connections", 503))
 _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
+    b"Connection: close\r\nContent-Length: %d\r\n" % len(_BODY)
 )
 _log = logging.getLogger(__name__)
 
@@ -195,7 +196,8 @@ class PendingConnection(asyncio.Protocol):
             transport.abort()
             return
         self._limit.refusing.add(self)
-        transport.write(_REFUSAL)
+        own = b"%s: %s\r\n\r\n" % (REQUEST_ID.encode(), new_id().encode())
+        transport.write(_REFUSAL + own + _BODY)
         if transport.can_write_eof():
             transport.write_eof()
         self._timer = asyncio.get_running_loop().call_later(REFUSED_LINGER_S, transport.abort)

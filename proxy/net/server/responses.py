@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator, Mapping
+
 import orjson
 from aiohttp import web
 from multidict import CIMultiDict
@@ -36,8 +40,28 @@ MESSAGES = {
 }
 """Messages of refusals that are not the instances' overload: always a 503."""
 Headers = CIMultiDict[str]
+REQUEST_ID = "X-Request-Id"
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,256}")
 SERVER = "cache-proxy"
 """Server header of every answer, so that the libraries in use are not disclosed."""
+
+
+def _new_ids() -> Iterator[str]:
+    """Random ids without a system call for each."""
+    while True:
+        pool = os.urandom(16 * 256).hex()
+        for start in range(0, len(pool), 32):
+            yield pool[start : start + 32]
+
+
+new_id = _new_ids().__next__
+"""A request id of ours, 32 hexadecimal digits."""
+
+
+def request_id(headers: Mapping[str, str]) -> str:
+    """The client's own id where it is printable and of sane length, else a new one."""
+    given = headers.get(REQUEST_ID)
+    return given if given and _REQUEST_ID.fullmatch(given) else new_id()
 
 
 def busy(reject: Reject, overload_status: int, headers: Headers) -> web.Response:

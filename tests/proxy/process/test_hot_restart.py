@@ -21,6 +21,7 @@ from proxy.config.sources import ConfigError
 from proxy.fleet import probes
 from proxy.process import hot_restart
 from proxy.process.hot_restart import HotRestart, InheritedSockets
+from proxy.process.notify import Notifier
 from replayer.simulator.host import SimFleet
 from tests.support.harness import addresses, until
 
@@ -153,7 +154,7 @@ async def test_a_successor_that_is_silent_is_stopped(
     """And one that cannot be executed: both are one line."""
     monkeypatch.setattr(hot_restart, "START_S", 0.1)
     asked = HotRestart(list, nothing)
-    watching = asyncio.create_task(asked.watch(lambda pid: None))
+    watching = asyncio.create_task(asked.watch(lambda pid: None, lambda: None))
     monkeypatch.setattr(hot_restart, "STOP_S", 0.1)
     monkeypatch.setattr("sys.orig_argv", ["sh", "-c", "trap '' TERM; exec sleep 60"])
     with caplog.at_level(logging.ERROR):
@@ -169,6 +170,32 @@ async def test_a_successor_that_is_silent_is_stopped(
     with caplog.at_level(logging.WARNING):
         asked.ask()
     assert "this process is stopping" in caplog.text
+
+
+async def test_a_stopped_successor_does_not_take_the_pid_file_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It had its own id in it, and removed it, or was killed and could not."""
+    path = tmp_path / "pid"
+    supervisor = Notifier({}, path)
+    await asyncio.to_thread(supervisor.started, replaces=False)
+    asked = HotRestart(list, nothing)
+    watching = asyncio.create_task(asked.watch(lambda pid: None, supervisor.carries_on))
+    monkeypatch.setattr("sys.executable", "/bin/sh")
+    for last_act in (f"rm {path}", "true"):
+        monkeypatch.setattr("sys.orig_argv", ["sh", "-c", f"echo $$ > {path}; {last_act}; exit 3"])
+        caplog.clear()
+        asked.ask()
+        await until(lambda: "carries on" in caplog.text, "given up")
+        await until(lambda: path.exists() and path.read_text() == f"{os.getpid()}\n", "written")
+    monkeypatch.setattr(supervisor, "_pid_file", tmp_path / "gone" / "pid")
+    caplog.clear()
+    asked.ask()
+    await until(lambda: "the pid file" in caplog.text, "one line says why it is not there")
+    assert "Traceback" not in caplog.text
+    assert not watching.done()
+    watching.cancel()
+    await asyncio.wait({watching})
 
 
 def test_process_1_is_not_replaced(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -34,6 +35,7 @@ async def refused(proxy: ServedProxy, request: bytes, status: int, reason: Refus
     answer = await raw(proxy, request)
     head, _, body = answer.partition(b"\r\n\r\n")
     assert int(head.split(b" ")[1]) == status, answer
+    assert len(re.findall(rb"\r\nX-Request-Id: [0-9a-f]{32}\r\n", head)) == 1, "one of ours"
     error = orjson.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert (error["type"], error["code"]) == ("invalid_request_error", status)
