@@ -73,20 +73,20 @@ async def bad_answer(rig: Floor, bad: Script) -> tuple[list[str], int]:
         return causes, (await refused(r)).status
 
 
-async def test_f1_connection_refused(rig: Floor) -> None:
+async def test_f01_connection_refused(rig: Floor) -> None:
     async with rig([GOOD, GOOD], **SLOW_PROBES) as r:
         await r.links[0].accept("refuse")
         assert await elsewhere(r) == ["connect"]
         assert r.is_up("i0"), "one failure ejects nobody"
 
 
-async def test_f2_syn_black_hole(rig: Floor) -> None:
+async def test_f02_syn_black_hole(rig: Floor) -> None:
     async with rig([GOOD, GOOD], connect_timeout=0.2, **SLOW_PROBES) as r:
         await r.links[0].accept("swallow")
         assert await elsewhere(r) == ["unreachable"]
 
 
-async def test_f3_accepts_and_closes(rig: Floor) -> None:
+async def test_f03_accepts_and_closes(rig: Floor) -> None:
     async with rig([GOOD, GOOD], **SLOW_PROBES) as r:
         await r.links[0].accept("close")
         assert await elsewhere(r) == ["reset"]
@@ -95,7 +95,7 @@ async def test_f3_accepts_and_closes(rig: Floor) -> None:
         assert (await refused(r)).status == 502
 
 
-async def test_f4_never_answers(rig: Floor) -> None:
+async def test_f04_never_answers(rig: Floor) -> None:
     async with rig([stalls()], ttft_timeout=0.2, **SLOW_PROBES) as r:
         got = await refused(r)
         assert (got.status, got.error["type"]) == (504, "upstream_timeout")
@@ -106,11 +106,11 @@ async def test_f4_never_answers(rig: Floor) -> None:
         await until(lambda: r.engines[0].busy == 0, "the leg to the silent one is closed")
 
 
-async def test_f5_reset_after_the_request(rig: Floor) -> None:
+async def test_f05_reset_after_the_request(rig: Floor) -> None:
     assert await bad_answer(rig, resets()) == (["reset"], 502)
 
 
-async def test_f6_closed_after_each_reply(rig: Floor) -> None:
+async def test_f06_closed_after_each_reply(rig: Floor) -> None:
     async def answers_then_hangs_up(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -124,7 +124,7 @@ async def test_f6_closed_after_each_reply(rig: Floor) -> None:
         assert r.is_up("i0")
 
 
-async def test_f7_the_head_drips(rig: Floor) -> None:
+async def test_f07_the_head_drips(rig: Floor) -> None:
     async with rig([GOOD], ttft_timeout=0.3, idle_timeout=5.0, **SLOW_PROBES) as r:
         r.links[0].down.slice_bytes, r.links[0].down.gap_s = 1, 0.02
         got = await refused(r)
@@ -132,7 +132,7 @@ async def test_f7_the_head_drips(rig: Floor) -> None:
 
 
 @pytest.mark.parametrize("lines", ["one of 64 KiB", "10000"])
-async def test_f8_a_huge_head(rig: Floor, lines: str) -> None:
+async def test_f08_a_huge_head(rig: Floor, lines: str) -> None:
     one = b"X-A: " + b"a" * 70_000 + b"\r\n"
     many = b"".join(b"X-%d: a\r\n" % i for i in range(10_000))
     head = b"HTTP/1.1 200 OK\r\n" + (many if lines == "10000" else one)
@@ -140,7 +140,7 @@ async def test_f8_a_huge_head(rig: Floor, lines: str) -> None:
 
 
 @pytest.mark.parametrize("greeting", [b"SSH-2.0-OpenSSH_9.2\r\n\r\n", b"\x16\x03\x01\x00\xa5\x01"])
-async def test_f9_not_http(rig: Floor, greeting: bytes) -> None:
+async def test_f09_not_http(rig: Floor, greeting: bytes) -> None:
     assert await bad_answer(rig, says(greeting, close=True)) == MALFORMED
     async with rig([GOOD, GOOD], **SLOW_PROBES) as r:
         r.links[0].greeting = greeting
