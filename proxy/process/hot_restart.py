@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from proxy.config.sources import ConfigError
+from proxy.protocol.errors import DEFECTS
 from proxy.telemetry.log import printable
 
 FIRST_FD = 3
@@ -224,7 +225,7 @@ class HotRestart:
         try:
             with await self._write_snapshot() as file:
                 self._successor = await _start([*self._listeners(), (SNAPSHOT, file.fileno())])
-        except (SuccessorError, OSError) as error:
+        except (SuccessorError, OSError, *DEFECTS) as error:
             _log.error("hot restart failed, this process carries on: %s", error)
             await asyncio.to_thread(on_failure)
         else:

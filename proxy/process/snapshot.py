@@ -87,7 +87,7 @@ def take(router: Router, file: BinaryIO) -> None:
             router.sessions.adopt(homes)
             held = [row for row in line.get("responses", ()) if row[1] in kept]
             router.responses.adopt([(k, router.fleet.states[at].cache, s) for k, at, s in held])
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         _log.warning("hot restart: what the predecessor knew is not used: %r", error)
         return
     known = (len(router.sessions), router.prefixes.total_blocks)

@@ -26,9 +26,10 @@ object: 60 to 100 bytes, and 100 ns in each of four steps. A prompt of a million
 of them."""
 MAX_MESSAGES = 4096
 MAX_FIELDS = 4096
+"""Most fields of the body, and of the plug-ins' arguments: each name is checked. Where a body is
+edited, fields of the same name are counted each."""
 _KEY_CHARS = 64
 """Kept of a top-level field's name; the names that matter are shorter."""
-"""Most fields of the body, and of the plug-ins' arguments: each name is checked."""
 _ORDINARY = frozenset(
     {
         "model",
@@ -191,6 +192,8 @@ _STRING = rb'"(?:[^"]*+(?<!\\)"|[^"\\]*+(?:\\.[^"\\]*+)*+")'
 
 
 _STEP_BYTES = 1 << 18
+_KEY_BEGIN = re.compile(rb"(?:\\u[0-9a-fA-F]{4}|\\.|[^\\]){0,%d}" % (4 * _KEY_CHARS), re.DOTALL)
+"""Bytes and escapes that hold the kept part of a key: a character has at most four."""
 _KEY = re.compile(rb"[\s,]*+(" + _STRING + rb")\s*+:\s*+", re.DOTALL)
 _PLAIN = re.compile(_STRING + rb"|[^][{},\s\"]++", re.DOTALL)
 _TO_BRACKET = re.compile(rb'(?:[^][{}"]++|' + _STRING + rb")*+([][{}])", re.DOTALL)
@@ -201,13 +204,17 @@ _OPENING = (b"[", b"{")
 def members(body: bytes) -> Iterator[Span]:
     """Top-level members as (key, start of the key, end of the value); long keys are cut.
 
-    Takes a Python step per member and per bracket, none per text or number.
+    Takes a Python step per member and per bracket, none per text or number. Raises ValueError where
+    there are more than `MAX_FIELDS`, of which a parse keeps one per name.
     """
-    next_key, at = _KEY.match, body.index(b"{") + 1
+    next_key, at, left = _KEY.match, body.index(b"{") + 1, MAX_FIELDS
     while key := next_key(body, at):
+        left -= 1
+        if left < 0:
+            raise ValueError(f"body: over {MAX_FIELDS} fields")
         plain = _PLAIN.match(body, key.end())
         at = _end_of_nest(body, key.end()) if plain is None else plain.end()
-        yield _unescape(key.group(1)[1:-1])[:_KEY_CHARS], key.start(1), at
+        yield _unescape(key.group(1)[1:-1]), key.start(1), at
 
 
 def _end_of_nest(body: bytes, at: int) -> int:
@@ -222,16 +229,19 @@ def _end_of_nest(body: bytes, at: int) -> int:
 
 
 def _unescape(key: bytes) -> str:
-    """A key as the engine will read it: `\\u006bv` is `kv`."""
+    """A key as the engine will read it, cut: `\\u006bv` is `kv`."""
 
     def plain(match: re.Match[str]) -> str:
         code, short = match.groups()
         return chr(int(code, 16)) if code else _SHORT.get(short, short)
 
-    name = key.decode()
-    if "\\" not in name:
-        return name
-    return _ESCAPE.sub(plain, name).encode("utf-16", "surrogatepass").decode("utf-16")
+    begin = _KEY_BEGIN.match(key)
+    name = (begin.group() if begin is not None else b"").decode("utf-8", "ignore")
+    if "\\" in name:
+        name = (
+            _ESCAPE.sub(plain, name).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        )
+    return name[:_KEY_CHARS]
 
 
 class Members:
@@ -248,7 +258,7 @@ class Members:
 
     @property
     def spans(self) -> list[Span]:
-        """The top-level members, duplicates included."""
+        """The top-level members, duplicates included; raises ValueError, see `members`."""
         if self._spans is None:
             self._spans = list(members(self.raw))
         return self._spans
@@ -256,8 +266,9 @@ class Members:
     def edited(self, put: Mapping[str, bytes], drop: Collection[str] = ()) -> Members:
         """A copy without the members named in `drop` and `put`, then those of `put`, JSON values.
 
-        What stays keeps its bytes and its order. It is copied in steps: a thread that edits a long
-        body holds the interpreter's lock for one step at a time, and not for joining them.
+        What stays keeps its bytes and its order. Raises ValueError like `spans`. It is copied in
+        steps: a thread that edits a long body holds the interpreter's lock for one step at a time,
+        and not for joining them.
         """
         removed = {*drop, *put}
         pieces: list[bytes] = []

@@ -2,7 +2,7 @@
 
 `examine` parses, refuses, edits and reads a body. A small one is examined on the event loop, a
 larger one in a process of its own (`request/large_bodies.py`): its parse may take half a second and
-fifty times its size. Of the parsed object only `Examined` stays.
+some 300 MB. Of the parsed object only `Examined` stays.
 """
 
 from __future__ import annotations
@@ -30,8 +30,23 @@ from proxy.protocol.request_facts import (
 )
 
 SALT = "cache_salt"
+_READ = frozenset(
+    {
+        "stream",
+        "max_tokens",
+        "max_completion_tokens",
+        "n",
+        "priority",
+        "store",
+        "previous_response_id",
+        "request_id",
+    }
+)
+"""Top-level fields that are looked at after the examination."""
 _KEPT_CHARS = 300
-"""Kept of a top-level field's text; one with a longer name is not kept at all."""
+"""Kept of a text in one of them."""
+_PLUGINS_BYTES = 1 << 16
+"""Most bytes of plug-ins' arguments that are written anew."""
 
 
 class Task:
@@ -53,7 +68,7 @@ class Task:
 class Examined:
     """What is kept of a body.
 
-    `fields`: its top-level fields but arrays and objects; texts cut after 300 characters.
+    `fields`: of its top-level fields those of `_READ`, but arrays and objects; texts are cut.
     `session`: the name that it gives its session. `put` and `drop`: top-level fields that have to
     be set, as JSON, and removed before an instance gets it. `spans`: where its members are, if that
     is known.
@@ -96,30 +111,38 @@ def examine(task: Task, most_values: int) -> Examined | Unfit | None:
         if task.is_object or (task.salt is not None and type(parsed) is list):
             return Unfit("body: must be a JSON object")
         return NO_OBJECT
-    if (unfit := complaint(parsed, raw, is_salted=task.salt is not None)) is not None:
+    unfit = complaint(parsed, raw, is_salted=task.salt is not None)
+    put = _put(parsed, task.salt)
+    if len(put.get(PLUGINS, b"")) > _PLUGINS_BYTES:
+        unfit = Unfit(f"{PLUGINS}: over {_PLUGINS_BYTES} bytes", PLUGINS)
+    if unfit is not None:
         return unfit
-    put: dict[str, bytes] = {}
-    if task.salt is not None:
-        parsed[SALT] = task.salt
-        put[SALT] = orjson.dumps(task.salt)
-    plugins = harmless_arguments(parsed)
-    if plugins is not None:
-        put[PLUGINS] = orjson.dumps(plugins)
     prompt = prompt_facts(task.endpoint, parsed, most_values)
     if prompt is None:
         return None
     return Examined(_plain(parsed), session_in(parsed), prompt, put, steering_keys(parsed))
 
 
+def _put(parsed: dict[str, Any], salt: str | None) -> dict[str, bytes]:
+    """Fields to set, as JSON: the tenant's salt, which is set here too, and cleaned arguments."""
+    put: dict[str, bytes] = {}
+    if salt is not None:
+        parsed[SALT] = salt
+        put[SALT] = orjson.dumps(salt)
+    plugins = harmless_arguments(parsed)
+    if plugins is not None:
+        put[PLUGINS] = orjson.dumps(plugins)
+    return put
+
+
 def _plain(parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that hold no array or object."""
+    """The fields of `_READ` that hold no array or object."""
     fields: dict[str, Any] = {}
-    for key, value in parsed.items():
+    for key in _READ.intersection(parsed):
+        value = parsed[key]
         kind = type(value)
-        if kind is dict or kind is list or len(key) > _KEPT_CHARS:
-            continue
-        is_long = kind is str and len(value) > _KEPT_CHARS
-        fields[key] = value[:_KEPT_CHARS] if is_long else value
+        if kind is not dict and kind is not list:
+            fields[key] = value[:_KEPT_CHARS] if kind is str else value
     return fields
 
 
@@ -131,7 +154,10 @@ def examine_large(task: Task) -> Examined | Unfit:
     if found is None:
         return Unfit(f"body: over {MOST_VALUES} values in its prompt")
     if type(found) is Examined and found is not NO_OBJECT:
-        found.spans = Members(task.raw).spans
+        try:
+            found.spans = Members(task.raw).spans
+        except ValueError as error:
+            return Unfit(str(error))
     return found
 
 
@@ -171,11 +197,13 @@ def unpacked(result: bytes) -> Examined | Unfit:
         message, param = told["unfit"]
         return Unfit(message, param)
     spans = told["spans"]
+    if spans is None:
+        return NO_OBJECT
     return Examined(
         told["fields"],
         told["session"],
         PromptFacts(*told["prompt"], offloadable=told["offloadable"]),
         {key: value.encode() for key, value in told["put"].items()},
         told["drop"],
-        None if spans is None else [(key, start, end) for key, start, end in spans],
+        [(key, start, end) for key, start, end in spans],
     )

@@ -22,6 +22,8 @@ from proxy.protocol.endpoints import OFFLOADABLE
 COMPLETIONS = "/v1/completions"
 LIST_MAX = 1024
 """Most ids in a list that are looked at; with more the request goes to one instance."""
+LOGPROBS_MAX = 20
+"""Log probabilities per token that every vLLM gives (--max-logprobs)."""
 STOPS_MAX = 4
 """Stop strings that every vLLM takes (VLLM_MAX_STOP_STRINGS)."""
 _TRUE = frozenset({"1", "on", "t", "true", "y", "yes"})
@@ -96,8 +98,8 @@ def _count(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _count_or_none(value: Any) -> bool:
-    return value is None or (type(value) is int and value >= 0)
+def _logprobs(value: Any) -> bool:
+    return value is None or (type(value) is int and 0 <= value <= LOGPROBS_MAX)
 
 
 def _ids(value: Any) -> bool:
@@ -109,11 +111,13 @@ def _ids(value: Any) -> bool:
 
 
 def _stops(value: Any) -> bool:
-    if value is None or isinstance(value, str):
+    if isinstance(value, str):
+        return bool(value)
+    if value is None:
         return True
     if not isinstance(value, list) or len(value) > STOPS_MAX:
         return False
-    return all(isinstance(item, str) for item in value)
+    return all(isinstance(item, str) and item for item in value)
 
 
 TAKEN: dict[str, Callable[[Any], bool]] = {
@@ -133,7 +137,7 @@ TAKEN: dict[str, Callable[[Any], bool]] = {
     "stop_token_ids": _ids,
     "min_tokens": _count,
     "repetition_detection": _absent,
-    "thinking_token_budget": _count_or_none,
+    "thinking_token_budget": _absent,
     "return_token_ids": _flag,
     "return_prompt_text": _flag,
     # The legs could see different prompts: -1 stands for a length that depends on max_tokens.
@@ -141,7 +145,9 @@ TAKEN: dict[str, Callable[[Any], bool]] = {
     "prompt_embeds": _absent,
 }
 """What a request that two legs serve may have in these fields."""
-LINKED = frozenset({"stream_options", "logprobs", "top_logprobs", "logprob_token_ids"})
+LINKED = frozenset(
+    {"min_tokens", "stream_options", "logprobs", "top_logprobs", "logprob_token_ids"}
+)
 """Fields that the prefill leg drops too, and that vLLM takes only beside others."""
 
 
@@ -155,11 +161,15 @@ def _fit_together(body: Mapping[str, Any], *, is_chat: bool) -> bool:
             _flag(options.get("include_usage")) and _flag(options.get("continuous_usage_stats"))
         ):
             return False
+    longest = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
+    least = body.get("min_tokens") or 0
+    if any(type(limit) is int and least > limit for limit in longest):
+        return False
     logprobs, most = body.get("logprobs"), body.get("top_logprobs")
-    if not (_flag(logprobs) if is_chat else _count_or_none(logprobs)):
+    if not (_flag(logprobs) if is_chat else _logprobs(logprobs)):
         return False
     is_asked = logprobs is True if is_chat else logprobs is not None
-    if is_chat and most is not None and not (_count(most) and (is_asked or most == 0)):
+    if is_chat and most is not None and not (_logprobs(most) and (is_asked or most == 0)):
         return False
     ids = body.get("logprob_token_ids")
     return _ids(ids) and (is_asked or not ids)

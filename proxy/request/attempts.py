@@ -48,6 +48,7 @@ from proxy.fleet.instances import Instances
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.response import UpstreamResponse
+from proxy.net.upstream.response_check import begins_with_error
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import with_request_id
 from proxy.request.client_request import Outgoing
@@ -283,6 +284,8 @@ class Attempts:
 
     def _answered(self, answer: UpstreamResponse) -> None:
         is_served, now_s = answer.status < 400, self._owners.clock.now_s()
+        if self._flow.has_server_errors and begins_with_error(answer):
+            is_served = False
         self.perform(self._flow.decode_answered(now_s, is_served=is_served))
 
     def note_limit(self, limit: LegLimit, seconds: float) -> None:
@@ -299,7 +302,7 @@ class Attempts:
     def blame(self, name: str, failure: UpstreamFailure) -> None:
         """An instance failed after its answer had begun."""
         now_s = self._owners.clock.now_s()
-        self.perform(self._flow.failed(name, self.failure(failure), now_s))
+        self.perform(self._flow.failed(name, self.failure(failure), now_s, has_begun=True))
 
     def perform(self, actions: Iterable[Action]) -> None:
         """Do what needs no waiting: releases of KV, counters, the record and the log."""

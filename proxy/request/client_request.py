@@ -70,7 +70,10 @@ async def read(
         found = examined
         members = Members(raw, found.spans)
         if found.put or found.drop:
-            members = await _edited(members, found.put, found.drop)
+            try:
+                members = await _edited(members, found.put, found.drop)
+            except ValueError as error:
+                raise BadRequestError(str(error)) from error
     if grant.salt is not None and raw and endpoint_of(request.path).salting is not Salting.NO_KV:
         _check_salting(request, grant, is_object=found is not NO_OBJECT)
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
@@ -175,7 +178,10 @@ class Outgoing:
         return self.members.raw or None
 
     async def with_edits(self, edits: Edits | None) -> bytes | None:
-        """The body with a few more fields edited; every other byte as it came."""
+        """The body with a few more fields edited; every other byte as it came.
+
+        Raises ValueError where it has too many fields.
+        """
         if edits is None or not self.members.raw:
             return self.raw
         put = {key: orjson.dumps(value) for key, value in edits.put.items()}

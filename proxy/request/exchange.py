@@ -277,11 +277,12 @@ class Exchange:
             return reject
         priority = priority_of(self.request.headers, self.out.found.fields)
         ticket = room.enter(self.facts, reject, priority, len(self.out.raw or b""))
-        if isinstance(ticket, Ticket):
-            record.t_queued = clock.unix_now()
-            admitted = await room.wait(ticket)
-        else:
-            admitted = ticket
+        if not isinstance(ticket, Ticket):
+            if record.t_decided is None:
+                record.t_decided = clock.unix_now()
+            return ticket
+        record.t_queued, record.t_decided = clock.unix_now(), None
+        admitted = await room.wait(ticket)
         record.t_decided = clock.unix_now()
         return admitted
 
@@ -294,6 +295,8 @@ class Exchange:
         owners, record = self.owners, self.record
         now_s = owners.clock.now_s()
         record.t_decided = owners.clock.unix(now_s)
+        if before is not None:
+            telemetry_record.note_route_again(record, route)
         flow = self._flow = RequestFlow(
             owners.router,
             owners.in_flight.budget,

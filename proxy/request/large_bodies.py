@@ -14,11 +14,12 @@ import socket
 import subprocess
 import sys
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 from proxy.net.timeouts import Limit
 from proxy.protocol.body import Unfit
-from proxy.protocol.errors import BadRequestError, NoRoomError, ProxyError, StoppingError
+from proxy.protocol.errors import DEFECTS, BadRequestError, NoRoomError, ProxyError, StoppingError
 from proxy.protocol.examined import Examined, Task, packed_task, unpacked
 from proxy.state.detached import DetachedTasks
 
@@ -47,15 +48,9 @@ class _Worker:
     @classmethod
     async def start(cls) -> _Worker:
         """Raises OSError where no process or socket can be had."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                # In a thread: until the new program has begun, the caller stands still.
-                process = await asyncio.to_thread(_spawn, theirs)
-                return cls(process, *await asyncio.open_unix_connection(sock=ours))
-            except OSError:
-                ours.close()
-                raise
+        # In a thread: until the new program has begun, the caller stands still.
+        process, ours = await asyncio.to_thread(_spawn)
+        return cls(process, *await asyncio.open_unix_connection(sock=ours))
 
     async def ask(self, task: Task) -> Examined | Unfit:
         """Raises EOFError or OSError where the process has ended."""
@@ -81,17 +76,27 @@ class _Worker:
         await asyncio.to_thread(self._process.wait)
 
 
-def _spawn(theirs: socket.socket) -> subprocess.Popen[bytes]:
-    """The same Python with the same packages; nothing of ours but the socket is inherited."""
+def _spawn() -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """The same Python with the same packages, and the socket to it, the only one that it inherits.
+
+    It ends when the socket is closed, as it also is where nobody takes it.
+    """
     path = os.pathsep.join(filter(None, (str(_PACKAGES), os.environ.get("PYTHONPATH"))))
-    descriptor = theirs.fileno()
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "proxy.process.body_worker", str(descriptor)],
-        pass_fds=(descriptor,),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": path},
-    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        descriptor = theirs.fileno()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "proxy.process.body_worker", str(descriptor)],
+                pass_fds=(descriptor,),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": path},
+            )
+        except OSError:
+            ours.close()
+            raise
+    return process, ours
 
 
 class _Job:
@@ -130,6 +135,8 @@ class LargeBodies:
             return await job.found
         finally:
             self._waiting_bytes -= size
+            with suppress(ValueError):  # its client has left before its turn
+                self._jobs.remove(job)
             if not job.found.done():
                 job.found.cancel()
 
@@ -169,7 +176,8 @@ class LargeBodies:
                 await self.close()
                 late = f"body: not examined in {EXAMINE_S:g} s"
                 raise BadRequestError(late) from error
-            except (OSError, EOFError) as error:
+            except (OSError, EOFError, RuntimeError, MemoryError) as error:
+                # RuntimeError: no thread can be started.
                 _log.warning("the process that examines large bodies has ended: %s", error)
                 await self.close()
                 if is_last:
@@ -177,4 +185,8 @@ class LargeBodies:
             except asyncio.CancelledError:
                 await self.close()
                 raise
+            except DEFECTS as error:
+                _log.error("a large body could not be examined", exc_info=error)
+                await self.close()
+                raise NoRoomError("the body could not be examined") from error
         raise AssertionError("not reached")

@@ -87,7 +87,10 @@ async def _prefill(
     if connector.needs_engine_id and engine_id is None:
         return Fallback.ENGINE_ID_UNKNOWN
     transfer = Transfer(f"xfer-{uuid.uuid4().hex}", p.instance, engine_id, request_id)
-    body = await out.with_edits(connector.prepare(transfer, out.found.fields))
+    try:
+        body = await out.with_edits(connector.prepare(transfer, out.found.fields))
+    except ValueError:  # of more fields than are looked at, none is edited
+        return Fallback.P_ERROR
     headers = with_request_id(out.headers, request_id)
     reply = await p.send(out.method, out.path, headers, body, on_sent)
     try:

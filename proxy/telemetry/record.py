@@ -120,6 +120,13 @@ def note_route(record: RequestRecord, route: Route) -> None:
     record.candidates, record.shadow = route.options, route.shadow
 
 
+def note_route_again(record: RequestRecord, route: Route) -> None:
+    """Note the decision of a request that has waited again, in place of the one before."""
+    record.prefill_instance = record.new_tokens_prefill = record.fallback = record.hedge = None
+    record.t_prefill_sent = record.t_prefill_done = record.t_decode_sent = None
+    note_route(record, route)
+
+
 def note_end(
     record: RequestRecord, outcome: Outcome, status: int | None, error: str | None
 ) -> None:

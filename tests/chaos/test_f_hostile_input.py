@@ -181,6 +181,21 @@ NESTS = {
 KIB = 1 << 10
 
 
+@pytest.mark.parametrize("size", [120 * KIB, 500 * KIB, 12_000 * KIB])
+@pytest.mark.parametrize("steers", [False, True])
+async def test_f124_a_body_full_of_names(
+    rig: Floor, timed: Turns, size: int, *, steers: bool
+) -> None:
+    """One name again and again, and one name as long as the body."""
+    timed.bound_s = TURN_S / 2
+    last = b'"do_remote_x":1,' if steers else b""
+    inner = (b'"":1,' * (size // 5), b'"%s":1,' % (b"\\n" * (size // 2)))
+    async with rig([GOOD], **SLOW_PROBES) as r:
+        for names in inner:
+            got = await r.raw(request(b"{" + names + last + said()[1:], {}))
+            assert got.status == 200 or refused(got) == 400
+
+
 @pytest.mark.parametrize("place", ["x", "messages"])
 @pytest.mark.parametrize("piece", NESTS)
 async def test_f124_a_body_full_of_values(rig: Floor, timed: Turns, piece: str, place: str) -> None:

@@ -246,7 +246,7 @@ class WaitQueue:
         if soonest_s + CAUTION * behind_s > self.limits.seconds:
             return TOO_LATE
         displaced: list[Entry] = []
-        if not self._fits(entry, displaced):
+        if not self._fits(entry):
             displaced = self._displaced_by(entry)
             if not displaced:
                 return FULL
@@ -311,11 +311,10 @@ class WaitQueue:
         self.bytes += entry.size_bytes
         self.tokens += entry.tokens
 
-    def _fits(self, entry: Entry, leaving: list[Entry]) -> bool:
-        """Whether there is room for the entry without those that are `leaving`."""
-        count = self._count - len(leaving)
-        held_bytes = self.bytes - sum(e.size_bytes for e in leaving) + entry.size_bytes
-        return count < self.limits.requests and held_bytes <= self.limits.bytes
+    def _fits(self, entry: Entry, left: int = 0, left_bytes: int = 0) -> bool:
+        """Whether there is room for the entry once so many others, of so many bytes, have left."""
+        held_bytes = self.bytes - left_bytes + entry.size_bytes
+        return self._count - left < self.limits.requests and held_bytes <= self.limits.bytes
 
     def _ahead_tokens(self, entry: Entry) -> float:
         """Tokens served before a new entry.
@@ -351,19 +350,21 @@ class WaitQueue:
         client says itself which it is in.
         """
         leaving: list[Entry] = []
+        left_bytes = 0
         own = self._newest_first(entry.tenant)
-        while not self._fits(entry, leaving):
+        while not self._fits(entry, len(leaving), left_bytes):
             lowest = next(own, None)
             if lowest is None or lowest.priority <= entry.priority:
                 break
             leaving.append(lowest)
+            left_bytes += lowest.size_bytes
         shares = self._holdings()
         count, size_bytes = shares.pop(entry.tenant, (0, 0))
         count += 1 - len(leaving)
-        size_bytes += entry.size_bytes - sum(e.size_bytes for e in leaving)
+        size_bytes += entry.size_bytes - left_bytes
         own_share = self._share(count, size_bytes, entry.tenant)
         newest = {tenant: self._newest_first(tenant) for tenant in shares}
-        while not self._fits(entry, leaving):
+        while not self._fits(entry, len(leaving), left_bytes):
             found = [
                 (self._share(held[0], held[1], tenant), tenant) for tenant, held in shares.items()
             ]
@@ -371,6 +372,7 @@ class WaitQueue:
             if most <= own_share:
                 return []
             leaving.append(next(newest[tenant]))
+            left_bytes += leaving[-1].size_bytes
             count, size_bytes = shares[tenant]
             shares[tenant] = count - 1, size_bytes - leaving[-1].size_bytes
         return leaving

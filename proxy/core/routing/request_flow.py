@@ -187,10 +187,12 @@ class RequestFlow:
         self._router, self._budget, self._facts, self._caps = router, budget, facts, caps
         self._placed_s = now_s
         self._streams = streams
-        self._blamed: set[str] = set()
-        self._server_errors: dict[str, int | None] = {}
+        self._blamed: set[str] = before._blamed if before is not None else set()
+        self._server_errors: dict[str, int | None] = (
+            before._server_errors if before is not None else {}
+        )
         """Status of each instance that answered with a server error, while none has served it."""
-        self.is_poison = False
+        self.is_poison: bool = before is not None and before.is_poison
         """Two instances have given the same server error: the request's fault, not theirs."""
         self._is_repeating = False
         self._repeats_here = False
@@ -372,10 +374,18 @@ class RequestFlow:
             self._step(Event.END, State.ENDED)
             self._close(now_s, output_tokens)
 
-    def failed(self, name: str, failure: LegFailure, now_s: float) -> list[Action]:
+    @property
+    def has_server_errors(self) -> bool:
+        """Whether an instance gave a server error that no other's answer has judged yet."""
+        return bool(self._server_errors)
+
+    def failed(
+        self, name: str, failure: LegFailure, now_s: float, *, has_begun: bool = False
+    ) -> list[Action]:
         """Book a failure for an instance: once per request, however often it is tried there.
 
-        A server error waits for another instance's answer to this request.
+        A server error waits for another instance's answer to this request; not where the answer
+        `has_begun`: no other will be asked.
         """
         if failure.kind is FailureKind.BUSY:
             self._router.gate.mark_busy(name, now_s + failure.busy_s)
@@ -383,7 +393,7 @@ class RequestFlow:
         if name in self._blamed:
             return []
         self._blamed.add(name)
-        if failure.kind is FailureKind.SERVER_ERROR:
+        if failure.kind is FailureKind.SERVER_ERROR and not has_begun:
             status = failure.status
             self.is_poison |= status is not None and status in self._server_errors.values()
             self._server_errors[name] = failure.status

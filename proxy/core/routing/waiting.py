@@ -75,8 +75,11 @@ class Waiting:
         self._ramps: dict[str, _Ramp] = {}
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
-        """Like the router's `admit`, but behind the requests that wait for the same model."""
-        if self.queue.has(facts.model):
+        """Like the router's `admit`, but behind the requests that wait for the same model.
+
+        One that only one instance can serve does not wait, so it is not behind them.
+        """
+        if facts.holder is None and self.queue.has(facts.model):
             return self._ramp(facts.model).reject
         return self._router.admit(facts, now_s)
 

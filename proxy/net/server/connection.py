@@ -278,6 +278,9 @@ class ClientConnection(SerialHandler):
         """Nothing has ever come: there is no request that an answer could be to."""
         self._note(Refusal.SILENT)
         self._is_broken = True
+        if self.transport is not None:
+            # A TLS connection that is only closed waits for its client's goodbye, beyond the cap.
+            self.transport.abort()
         self.force_close()
 
     def _refuse(self, refusal: Refusal) -> None:

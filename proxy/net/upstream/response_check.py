@@ -37,6 +37,12 @@ async def look_at(reply: UpstreamResponse) -> None:
             raise failure  # a client error is the answer
 
 
+def begins_with_error(reply: UpstreamResponse) -> bool:
+    """Whether a stream that was looked at begins with an error event: the client's, as it is."""
+    event = first_event(b"".join(reply.body)) if reply.is_stream else None
+    return event is not None and is_error_event(event)
+
+
 async def _look_at_status(reply: UpstreamResponse) -> None:
     status = reply.status
     if status in BUSY_STATUSES or (status >= 500 and status not in _ANSWERS):

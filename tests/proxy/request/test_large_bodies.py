@@ -17,11 +17,13 @@ from proxy.protocol.body import (
     MAX_BRACKETS,
     MAX_COMMAS,
     MAX_DEPTH,
+    MAX_FIELDS,
     SMALL_BYTES,
     SMALL_COMMAS,
     Members,
     Unfit,
     is_small,
+    members,
 )
 from proxy.protocol.examined import (
     Examined,
@@ -101,6 +103,31 @@ def test_what_would_take_too_much_memory_is_not_parsed(
     found = examine_large(Task(PATHS[0], body, is_object=True, salt=None))
     assert isinstance(found, Unfit)
     assert message in found.message
+
+
+@pytest.mark.parametrize("name", ["", "do_remote_x"])
+def test_members_are_counted_each_whatever_they_are_called(name: str) -> None:
+    """A parse keeps one of them; what is kept of a body must not grow with the others."""
+    many = ",".join(f'"{name}":1' for _ in range(MAX_FIELDS + 1))
+    raw = f'{{"prompt":"x",{many}}}'.encode()
+    found = examine_large(Task(PATHS[1], raw, is_object=True, salt=None))
+    assert isinstance(found, Unfit)
+    assert str(MAX_FIELDS) in found.message
+
+
+def test_a_long_name_is_read_as_far_as_it_is_kept() -> None:
+    for char in ("\\n", "\\u0041", "\\ud83d\\ude00", "é", "😀"):
+        raw = f'{{"{char * 100_000}":1,"stream":true}}'.encode()
+        (long, _, _), (stream, _, _) = members(raw)
+        assert orjson.loads(f'"{char * 64}"')[:64] == long
+        assert stream == "stream"
+
+
+def test_arguments_of_plugins_that_are_written_anew_have_a_limit() -> None:
+    raw = orjson.dumps({"vllm_xargs": {"kv_transfer_params": "{}", "x": "y" * 70_000}})
+    found = examine(Task(PATHS[0], raw, is_object=True, salt=None), MOST_VALUES_SMALL)
+    assert isinstance(found, Unfit)
+    assert found.param == "vllm_xargs"
 
 
 def test_values_of_a_prompt_have_a_limit() -> None:
@@ -196,6 +223,7 @@ async def test_a_client_that_leaves_holds_up_nobody(tmp_path: Path) -> None:
         for task in gone:
             task.cancel()
         await asyncio.gather(*gone, return_exceptions=True)
+        await until(lambda: not bodies._jobs, "what nobody waits for is not kept")
         assert (await proxy.post(large("stays"))).status == 200
         assert bodies._waiting_bytes == 0
         await proxy.at_rest()

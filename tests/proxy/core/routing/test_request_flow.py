@@ -296,6 +296,51 @@ def test_a_request_that_all_refuse_as_busy_may_wait_twice() -> None:
     assert it.has_nothing_left()
 
 
+def failing(flow: RequestFlow, failures: dict[str, LegFailure], now_s: float) -> None:
+    """Every instance that the flow asks fails in its own way, until it gives up."""
+    (leg,) = flow.begin(now_s)
+    while isinstance(leg, SendDecode):
+        leg = flow.decode_failed(failures[leg.instance.name], now_s, 0.5)[-1]
+        if isinstance(leg, Pause):
+            leg = flow.pause_over(now_s, 0.5)[-1]
+
+
+def test_what_it_has_seen_before_it_waited_counts() -> None:
+    """Two instances give the same status, one before the wait and one after it: a poison."""
+    it = Driver("a", "b")
+    failed = LegFailure(FailureKind.SERVER_ERROR, "x", status=500)
+    first = it.flow.route.decode.name
+    failures = dict.fromkeys("ab", LegFailure(FailureKind.BUSY, "", 5.0)) | {first: failed}
+    failing(it.flow, failures, 1.0)
+    assert it.flow.may_wait
+    assert not it.flow.is_poison
+    it.flow.end(2.0)
+    route = it.router.admit(it.facts, 20.0)
+    assert isinstance(route, Route)
+    again = RequestFlow(
+        it.router, it.budget, it.facts, route, CAPS, 20.0, streams=True, before=it.flow
+    )
+    again.retries = 0  # so that it comes to both again
+    failing(again, dict.fromkeys("ab", failed), 20.0)
+    assert again.is_poison
+    again.end(23.0)
+    doubts = {m.instance.name: m.health.doubts for m in it.router.fleet.members()}
+    assert doubts == {"a": 1, "b": 1}, "each once for one request"
+    assert it.has_nothing_left()
+
+
+def test_a_server_error_after_the_first_byte_is_a_fault_at_once() -> None:
+    """No other instance will be asked, so nobody could judge it."""
+    for has_begun in (False, True):
+        it = Driver("a", "b")
+        it.flow.begin(0.0)
+        it.flow.decode_answered(0.5)
+        name = it.flow.route.decode.name
+        failed = LegFailure(FailureKind.SERVER_ERROR, "x", status=500)
+        it.flow.failed(name, failed, 1.0, has_begun=has_begun)
+        assert (name in it.router.fleet.recently_failed()) is has_begun
+
+
 def test_only_a_busy_answer_lets_a_request_wait() -> None:
     it = Driver("a")
     it.flow.begin(0.0)
