@@ -168,7 +168,9 @@ class ServedProxy:
         return [orjson.loads(line) for line in self._lines()]
 
     def _lines(self) -> list[bytes]:
-        return self._log.read_bytes().splitlines()
+        """The whole lines; the log's thread may be in the middle of another."""
+        written = self._log.read_bytes()
+        return written[: written.rfind(b"\n") + 1].splitlines()
 
     async def at_rest(self) -> None:
         """Nothing in flight, every counter at zero, no drift."""
