@@ -22,6 +22,7 @@ from typing import Self
 
 DRIFT_S = 0.001
 """Less than this between the system's clock and the anchor is left as it is."""
+DRIFT_EVERY_S = 0.1
 
 
 class Clock:
@@ -33,6 +34,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._offset_s = time.time_ns() / 1e9 - time.monotonic()
+        self._drift_s, self._drift_due_s = 0.0, -math.inf
         self.now_s: Callable[[], float] = time.monotonic
         """Monotonic seconds."""
 
@@ -48,10 +50,16 @@ class Clock:
         """Unix seconds now, by the system's clock: for dates from outside, never for durations."""
         return time.time_ns() / 1e9
 
-    def drift_s(self) -> float:
-        """Seconds to add to an anchored time for the system's; 0 for less than DRIFT_S."""
-        drift_s = self.wall_now() - self.unix_now()
-        return drift_s if abs(drift_s) >= DRIFT_S else 0.0
+    def drift_s(self, unix_s: float) -> float:
+        """Seconds to add to an anchored time for the system's; 0 for less than DRIFT_S.
+
+        `unix_s`: now, by the anchor. The clocks are compared once in DRIFT_EVERY_S.
+        """
+        if unix_s >= self._drift_due_s:
+            drift_s = self.wall_now() - self.unix_now()
+            self._drift_s = drift_s if abs(drift_s) >= DRIFT_S else 0.0
+            self._drift_due_s = unix_s + DRIFT_EVERY_S
+        return self._drift_s
 
 
 TICK_S = 0.05

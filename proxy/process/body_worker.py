@@ -13,12 +13,10 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from proxy.protocol.examined import examine_large, packed, unpacked_task
+from proxy.protocol.examined import LENGTHS, examine_large, packed, unpacked_task
 
 NICER = 5
 """Where there is one CPU only, the event loop has three quarters of it."""
-LENGTHS = 4
-"""Bytes of a length in front of what is sent, big-endian: task, body, result."""
 
 
 def main() -> None:

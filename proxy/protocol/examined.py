@@ -30,6 +30,8 @@ from proxy.protocol.request_facts import (
 )
 
 SALT = "cache_salt"
+LENGTHS = 4
+"""Between the processes: bytes of a length in front of task, body and result, big-endian."""
 _READ = frozenset(
     {
         "stream",

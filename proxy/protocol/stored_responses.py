@@ -14,6 +14,9 @@ from typing import Any
 from proxy.protocol.endpoints import RESPONSES
 
 PREVIOUS = "previous_response_id"
+NAMED = "request_id"
+"""The body's field that names a response. It is removed for a tenant: vLLM stores under that name
+whatever is there already, so one tenant could replace another's response, or read it."""
 HEAD_BYTES = 1024
 """The id is within so many bytes of an answer's beginning."""
 _ID = rb'"id"\s*:\s*"([A-Za-z0-9_.:-]{1,256})"'
@@ -52,12 +55,6 @@ def stored_id(head: bytes, *, is_stream: bool) -> str | None:
     return found[1].decode("ascii") if found else None
 
 
-def may_be_stored(path: str, body: Mapping[str, Any], *, is_tenant: bool) -> bool:
-    """Whether the answer to a request may be asked for later.
-
-    Not of a tenant that names the response itself (vLLM takes `request_id` for its id): it could
-    name another tenant's, and read that one while its own is not stored yet.
-    """
-    if path != RESPONSES or body.get("store") is False:
-        return False
-    return not (is_tenant and "request_id" in body)
+def may_be_stored(path: str, body: Mapping[str, Any]) -> bool:
+    """Whether the answer to a request may be asked for later."""
+    return path == RESPONSES and body.get("store") is not False

@@ -13,7 +13,7 @@ from proxy.core.connectors.base import Edits
 from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
 from proxy.protocol.body import Members, Unfit, is_small
-from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, Salting, endpoint_of
+from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, RESPONSES, Salting, endpoint_of
 from proxy.protocol.errors import (
     BadRequestError,
     BodyTimeoutError,
@@ -27,6 +27,7 @@ from proxy.protocol.errors import (
 from proxy.protocol.examined import NO_OBJECT, Examined, Task, examine
 from proxy.protocol.headers import forwarded
 from proxy.protocol.request_facts import MOST_VALUES_SMALL
+from proxy.protocol.stored_responses import NAMED
 from proxy.request.large_bodies import LargeBodies
 from proxy.state.access import Grant
 
@@ -61,23 +62,29 @@ async def read(
     # What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
     # Only a form upload goes unread: engines take it for nothing else.
     if is_ours or (raw and not request.content_type.startswith("multipart/")):
-        task = Task(path, raw, is_object=is_ours, salt=grant.salt)
-        examined = examine(task, MOST_VALUES_SMALL) if is_small(raw) else None
-        if examined is None:
-            examined = await large.examine(task)
-        if isinstance(examined, Unfit):
-            raise BadRequestError(examined.message, param=examined.param)
-        found = examined
-        members = Members(raw, found.spans)
-        if found.put or found.drop:
+        found = await _examined(Task(path, raw, is_object=is_ours, salt=grant.salt), large)
+        members, drop = Members(raw, found.spans), found.drop
+        if grant.tenant is not None and path == RESPONSES and NAMED in found.fields:
+            drop = [*drop, NAMED]
+        if found.put or drop:
             try:
-                members = await _edited(members, found.put, found.drop)
+                members = await _edited(members, found.put, drop)
             except ValueError as error:
                 raise BadRequestError(str(error)) from error
     if grant.salt is not None and raw and endpoint_of(request.path).salting is not Salting.NO_KV:
         _check_salting(request, grant, is_object=found is not NO_OBJECT)
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
     return Outgoing(request.method, request.raw_path, headers, members, found)
+
+
+async def _examined(task: Task, large: LargeBodies) -> Examined:
+    """What is needed of a body; raises BadRequestError for one that is refused."""
+    found = examine(task, MOST_VALUES_SMALL) if is_small(task.raw) else None
+    if found is None:
+        found = await large.examine(task)
+    if isinstance(found, Unfit):
+        raise BadRequestError(found.message, param=found.param)
+    return found
 
 
 async def _edited(members: Members, put: Mapping[str, bytes], drop: Collection[str]) -> Members:

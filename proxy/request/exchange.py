@@ -253,7 +253,7 @@ class Exchange:
         if self.request.method == "DELETE":
             if (about := reference(self.path, fields)) is not None and answer.status < 300:
                 router.responses.forget(self._response_key(about.response_id))
-        elif may_be_stored(self.path, fields, is_tenant=self.record.tenant is not None):
+        elif may_be_stored(self.path, fields):
             head = b"".join(answer.body)[:HEAD_BYTES] if answer.status == 200 else b""
             if (made := stored_id(head, is_stream=answer.is_stream)) is not None:
                 cache = router.fleet.states.of(instance).cache
@@ -399,7 +399,7 @@ class Exchange:
         """Fill the record's last fields."""
         record, route, clock = self.record, self.route, self.owners.clock
         record.t_done = clock.unix_now()
-        if drift_s := clock.drift_s():
+        if drift_s := clock.drift_s(record.t_done):
             telemetry_record.move_times(record, drift_s)
         if route is not None:
             record.route_class, record.offload_decision_reason = route.route_class, route.reason

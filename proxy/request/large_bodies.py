@@ -20,7 +20,7 @@ from pathlib import Path
 from proxy.net.timeouts import Limit
 from proxy.protocol.body import Unfit
 from proxy.protocol.errors import DEFECTS, BadRequestError, NoRoomError, ProxyError, StoppingError
-from proxy.protocol.examined import Examined, Task, packed_task, unpacked
+from proxy.protocol.examined import LENGTHS, Examined, Task, packed_task, unpacked
 from proxy.state.detached import DetachedTasks
 
 EXAMINE_S = 10.0
@@ -29,7 +29,6 @@ MOST_WAITING_BYTES = 256 << 20
 """Most bytes of bodies that wait to be examined; a further one is refused."""
 STEP_BYTES = 1 << 18
 """Given to the socket in one turn of the event loop."""
-LENGTHS = 4
 _PACKAGES = Path(__file__).parents[2]
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import pytest
 from proxy.core.admission import engine_reports, gate
 from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.placement import rules
-from proxy.net import addresses
+from proxy.net import addresses, timeouts
 from tests.chaos.client import Got
 from tests.chaos.invariants import holds, samples
 from tests.chaos.rig import SLOW_PROBES, Floor
@@ -268,6 +268,7 @@ async def test_f112_output_tokens_wrongly_counted(
 
 async def test_f66_the_wall_clock_jumps(rig: Floor, monkeypatch: pytest.MonkeyPatch) -> None:
     real, real_ns = time.time, time.time_ns
+    monkeypatch.setattr(timeouts, "DRIFT_EVERY_S", 0.0)
     async with rig([GOOD], session_ttl=60.0) as r:
         begun_s = real_ns() / 1e9
         for years in (10, -10, 0):

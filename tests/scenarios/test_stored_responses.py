@@ -84,7 +84,7 @@ async def test_no_tenant_finds_anothers(tmp_path: Path) -> None:
         response = await made(proxy, **A)
         path = f"{PATH}/{response['id']}"
         mine = ASK | {"previous_response_id": response["id"]}
-        planted = ASK | {"request_id": response["id"], "store": False}
+        planted = ASK | {"request_id": response["id"]}
 
         async def refused(method: str, path: str, body: Any = None) -> None:
             status, said = await call(proxy, method, path, body, **B)
@@ -94,7 +94,9 @@ async def test_no_tenant_finds_anothers(tmp_path: Path) -> None:
             assert response["id"] not in error["message"]
 
         for _ in fleet.engines:
-            await made(proxy, planted, **B)
+            own = await made(proxy, planted, **B)
+            assert own["id"] != response["id"]
+            assert await call(proxy, "GET", f"{PATH}/{own['id']}", **B) == (200, own)
             await refused("GET", path)
             await refused("GET", path.replace("resp_", "%72esp_"))
             await refused("POST", f"{path}/cancel")

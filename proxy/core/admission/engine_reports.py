@@ -82,6 +82,9 @@ FACTOR, FACTOR_BACK = math.log(2.0), math.log(1.6)
 second; different texts alone differ by less."""
 ENOUGH = 32
 """Reports of an instance before it can be doubted."""
+EVERY = 8
+"""After ENOUGH reports the fleet's median is taken at every eighth one of an instance, since its
+cost grows with the fleet."""
 
 
 class OwnRatio:
@@ -105,14 +108,15 @@ class OwnRatio:
         """The average."""
         return math.exp(self.log)
 
-    def observe(self, ratio: float) -> None:
-        """Add a report, above 0."""
+    def observe(self, ratio: float) -> bool:
+        """Add a report, above 0; True if the fleet's median is to be taken again."""
         self.count += 1
         distance = math.log(ratio) - self.log
         if self.count <= EARLY:
             self.log += distance / self.count
         else:
             self.log += GAIN * min(CLIP, max(-CLIP, distance))
+        return self.count <= ENOUGH or self.count % EVERY == 0
 
     def judge(self, fleet: float, instances: int) -> bool:
         """Compare with the value of a fleet of `instances`; True if `is_doubted` has changed."""

@@ -52,8 +52,11 @@ class BytesPerToken:
             return False
         adopted, ratios = self._adopted.get(model), state.bytes_per_token
         own = ratios.get(model) or OwnRatio(adopted)
-        own.observe(min(MOST_RATIO, max(LEAST_RATIO, prompt_bytes / prompt_tokens)))
+        is_due = own.observe(min(MOST_RATIO, max(LEAST_RATIO, prompt_bytes / prompt_tokens)))
         _keep(ratios, model, own)
+        if not is_due and model in self._fleet:
+            self._fleet.move_to_end(model)
+            return False
         known = [r for s in self._states if (r := s.bytes_per_token.get(model)) is not None]
         fleet = fleet_ratio(known, BYTES_PER_TOKEN_PRIOR if adopted is None else adopted)
         _keep(self._fleet, model, fleet)

@@ -26,6 +26,7 @@ class OutputTokens:
 
     def __init__(self, states: InstanceStates) -> None:
         self._states = states
+        self._fleet = PRIOR
 
     def believed(
         self, instance: str, told: int | None, events: int, asked: int | None
@@ -40,9 +41,10 @@ class OutputTokens:
             return None
         if state.tokens_per_event is None:
             state.tokens_per_event = OwnRatio()
-        state.tokens_per_event.observe(min(MOST_RATIO, max(LEAST_RATIO, told / passed)))
-        known = [own for s in self._states if (own := s.tokens_per_event) is not None]
-        most = passed * max(1.0, fleet_ratio(known, PRIOR))
+        if state.tokens_per_event.observe(min(MOST_RATIO, max(LEAST_RATIO, told / passed))):
+            known = [own for s in self._states if (own := s.tokens_per_event) is not None]
+            self._fleet = fleet_ratio(known, PRIOR)
+        most = passed * max(1.0, self._fleet)
         is_held_back = told > most * HELD_BACK or (asked is not None and told > asked)
         if is_held_back or told < (passed - ROLE_EVENTS) * LEAST_RATIO:
             return None

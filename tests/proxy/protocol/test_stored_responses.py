@@ -45,20 +45,18 @@ def test_what_a_request_is_about(path: str, body: dict[str, Any], found: Referen
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "tenant", "others"),
+    ("path", "body", "is_stored"),
     [
-        ("/v1/responses", {}, True, True),
-        ("/v1/responses", {"store": None}, True, True),
-        ("/v1/responses", {"store": False}, False, False),
-        ("/v1/responses", {"request_id": "r"}, False, True),
-        ("/v1/responses/r", {}, False, False),
+        ("/v1/responses", {}, True),
+        ("/v1/responses", {"store": None}, True),
+        ("/v1/responses", {"store": False}, False),
+        ("/v1/responses/r", {}, False),
     ],
 )
-def test_whose_answers_may_be_asked_for_later(
-    path: str, body: dict[str, Any], *, tenant: bool, others: bool
+def test_which_answers_may_be_asked_for_later(
+    path: str, body: dict[str, Any], *, is_stored: bool
 ) -> None:
-    assert may_be_stored(path, body, is_tenant=True) is tenant
-    assert may_be_stored(path, body, is_tenant=False) is others
+    assert may_be_stored(path, body) is is_stored
 
 
 @given(planted=JSON)
