@@ -7,12 +7,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import orjson
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from proxy.core.connectors.base import Edits
 from proxy.net.server.connection import connection_of
 from proxy.net.timeouts import RateLimit
-from proxy.protocol.body import Members, Unfit, is_small
+from proxy.protocol.body import (
+    MAX_BRACKETS,
+    TOO_MANY_BRACKETS,
+    Members,
+    Unfit,
+    brackets,
+    is_small,
+)
 from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, RESPONSES, Salting, endpoint_of
 from proxy.protocol.errors import (
     BadRequestError,
@@ -56,12 +63,13 @@ async def read(
     path = request.raw_path if is_ours else request.path
     if not is_ours or request.method != "POST":
         _check_path(request)
-    raw = await _body(request, limits)
     is_ours = path in OFFLOADABLE
-    found, members = NO_OBJECT, Members(raw)
     # What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
     # Only a form upload goes unread: engines take it for nothing else.
-    if is_ours or (raw and not request.content_type.startswith("multipart/")):
+    is_json = is_ours or not request.content_type.startswith("multipart/")
+    raw = await _body(request, limits, is_json=is_json)
+    found, members = NO_OBJECT, Members(raw)
+    if is_ours or (raw and is_json):
         found = await _examined(Task(path, raw, is_object=is_ours, salt=grant.salt), large)
         members, drop = Members(raw, found.spans), found.drop
         if grant.tenant is not None and path == RESPONSES and NAMED in found.fields:
@@ -121,7 +129,7 @@ def _check_path(request: web.Request) -> None:
         raise MethodNotAllowedError(f"method: {request.method} is not for this path, POST is")
 
 
-async def _body(request: web.Request, limits: BodyLimits) -> bytes:
+async def _body(request: web.Request, limits: BodyLimits, *, is_json: bool) -> bytes:
     given = request.headers.getall("Content-Encoding", ())
     if given and {coding.strip().lower() for coding in given} != {"identity"}:
         raise UnsupportedEncodingError("Content-Encoding: only identity is accepted")
@@ -131,7 +139,7 @@ async def _body(request: web.Request, limits: BodyLimits) -> bytes:
         length = request.content_length
         if (length or 0) > limits.bytes:
             raise _too_large(limits)
-        raw = await _rest(request, limits, length)
+        raw = await _rest(request, limits, length, is_json=is_json)
     if len(raw) > limits.bytes:
         raise _too_large(limits)
     return raw
@@ -141,7 +149,9 @@ def _too_large(limits: BodyLimits) -> BodyTooLargeError:
     return BodyTooLargeError(f"body: over {limits.bytes} bytes (--max-body-bytes)")
 
 
-async def _rest(request: web.Request, limits: BodyLimits, length: int | None) -> bytes:
+async def _rest(
+    request: web.Request, limits: BodyLimits, length: int | None, *, is_json: bool
+) -> bytes:
     """The body once it is complete; woken once for one of moderate length that is known."""
     content = request.content
     try:
@@ -149,8 +159,7 @@ async def _rest(request: web.Request, limits: BodyLimits, length: int | None) ->
             if length is None or content.exception() is not None:
                 return await request.read()
             if length > _LONG_BYTES:
-                pieces = [piece async for piece in content.iter_any()]
-                return await asyncio.to_thread(b"".join, pieces)
+                return await _long(content, is_json=is_json)
             content.set_read_chunk_size(limits.bytes)
             # More than aiohttp's own limit may have come in the first read: then it waits for a
             # reader, and nobody will read before the end.
@@ -163,6 +172,17 @@ async def _rest(request: web.Request, limits: BodyLimits, length: int | None) ->
         connection_of(request).stop_lingering()
         late = f"body: not complete in {limits.seconds:g} s, or below 1 KiB/s (--body-timeout)"
         raise BodyTimeoutError(late) from error
+
+
+async def _long(content: StreamReader, *, is_json: bool) -> bytes:
+    """A long body; one full of arrays is refused before the rest of it costs anybody anything."""
+    pieces, left = [], MAX_BRACKETS
+    async for piece in content.iter_any():
+        left -= brackets(piece) if is_json else 0
+        if left < 0:
+            raise BadRequestError(TOO_MANY_BRACKETS.message)
+        pieces.append(piece)
+    return await asyncio.to_thread(b"".join, pieces)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -94,7 +95,7 @@ class Connection:
             except asyncio.IncompleteReadError as error:
                 raise ConnectionResetError(f"no answer, only {error.partial!r}") from error
             got = _head(head)
-            got.first_s = asyncio.get_running_loop().time()
+            got.first_s = time.monotonic()
             if got.status >= 200:
                 break
             interim.append(got.status)

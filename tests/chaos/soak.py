@@ -269,8 +269,7 @@ async def timed(url: str, number: int, dice: random.Random, phase: Phase) -> Non
     session = f"s{number // 4}"
     body = chat(words(PROMPT_WORDS, f"{session}-"), max_tokens=dice.choice((8, 32, 96)))
     raw = request(orjson.dumps(body), {"X-Session-ID": session})
-    now_s = asyncio.get_running_loop().time
-    began_s = now_s()
+    began_s = time.monotonic()
     try:
         got = await exchange(url, raw)
     except (OSError, TimeoutError) as error:

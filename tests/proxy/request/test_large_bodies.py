@@ -36,6 +36,7 @@ from proxy.protocol.examined import (
     unpacked_task,
 )
 from proxy.protocol.request_facts import MOST_VALUES, MOST_VALUES_SMALL
+from tests.chaos.client import connect
 from tests.proxy.protocol.test_body_fields import as_json
 from tests.proxy.protocol.test_request_facts import json_values
 from tests.support.harness import RawEngine, ServedProxy, chat, plain, proxied, says, until, words
@@ -145,11 +146,11 @@ def test_values_of_a_prompt_have_a_limit() -> None:
         (b"{" * 4097, False),
         (b"a" * SMALL_BYTES, True),
         (b"a" * (SMALL_BYTES + 1), False),
-        (b"[{" * 2047 + b"a" * 60_000, True),
+        (b"[{" * 1024 + b"a" * 60_000, True),
         (b"," * (SMALL_COMMAS + 1) + b"a" * 100_000, True),
         (b"," * SMALL_COMMAS + b"a" * 200_000, True),
         (b"," * (SMALL_COMMAS + 1) + b"a" * 200_000, False),
-        (b"a" * 60_000 + b"{" * 2048, False),
+        (b"a" * 60_000 + b"{" * 2049, False),
     ],
     ids=range(10),
 )
@@ -212,6 +213,21 @@ async def test_a_nested_body_is_refused_and_costs_nobody_else(tmp_path: Path, de
         assert [answer.status for answer in answers] == [400, *[200] * 5]
         assert b"of [ and {" in answers[0].body
         assert len(await proxy.records(6)) == 6
+
+
+async def test_a_long_body_full_of_arrays_is_refused_before_all_of_it_came(tmp_path: Path) -> None:
+    """Its client still sends: it learns why, and the rest is no work for anybody."""
+    begun = b'{"model":"m","messages":[' + b"[" * (MAX_BRACKETS + 1)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {12_000_000}\r\n\r\n"
+    async with proxied(tmp_path, 1) as (proxy, _):
+        connection = await connect(proxy.server.url)
+        connection.send(head.encode() + begun)
+        got = await connection.get()
+        assert got.status == 400
+        assert b"of [ and {" in got.body
+        connection.close()
+        assert not workers(proxy)
+        await proxy.at_rest()
 
 
 async def test_a_client_that_leaves_holds_up_nobody(tmp_path: Path) -> None:
