@@ -38,6 +38,9 @@ MOST_AT_ONCE = 64
 SILENT_S = 20.0
 NEST_BYTES = 12_000_000
 MANY_IDS = 160_000
+PROMPT_WORDS = 150
+"""Of every request that an engine serves, hostile or not: a longer one's prefill would hold up the
+others on its engine, which no proxy can prevent and nobody need be hostile for."""
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 MODEL = "sim-8b"
 
@@ -151,7 +154,7 @@ async def worded_404(on: Attack) -> str:
 
 
 async def truncated(on: Attack) -> str:
-    text = words(on.dice.randrange(100, 3000))
+    text = words(PROMPT_WORDS)
     body = {"model": MODEL, "prompt": text, "max_tokens": 64, "truncate_prompt_tokens": -1}
     return await on.post(body, COMPLETIONS)
 
@@ -198,7 +201,7 @@ async def steering(on: Attack) -> str:
 
 async def cut_request(on: Attack) -> str:
     connection = await connect(on.url)
-    connection.send(request(orjson.dumps(chat(words(2000), max_tokens=500)), {}))
+    connection.send(request(orjson.dumps(chat(words(PROMPT_WORDS), max_tokens=96)), {}))
     await spend(on.dice.random() * 0.1)
     connection.close("RST")
     return "left"

@@ -41,12 +41,12 @@ from tests.chaos import invariants as inv
 from tests.chaos.client import Got, connect, exchange, request
 from tests.chaos.command import ROOT, Command, command
 from tests.chaos.faultproxy import FaultProxy
+from tests.chaos.hostile import PROMPT_WORDS
 from tests.support.harness import chat, spend, words
 
 ENGINES = 3
 FAULT_S = 10.0
 LOOK_S = 2.0
-PROMPT_WORDS = 150
 WARM_UP = 0.4
 """Part of the time in which tables fill and allocators settle: no slope is taken of it."""
 LONG_MINUTES = 20.0
