@@ -5,35 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import uvloop
 
 from tests.bad_input import drips
 from tests.bad_input.cases import EXPECTATIONS, Case, cases, variants
-from tests.bad_input.run import Run, run
+from tests.bad_input.run import run
 
 CASES = cases()
 NAMES = [case.name for case in CASES]
 
 
-@pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def test_every_case_is_treated_as_expected_and_nothing_leaks(tmp_path: Path) -> None:
     """One run over everything: a connection each, many at once."""
     everything = CASES + [variant for case in CASES for variant in variants(case)]
-    return uvloop.run(run(everything, tmp_path_factory.mktemp("bad_input")))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_is_treated_as_expected(result: Run, name: str) -> None:
-    assert [str(o) for o in result.outcomes if o.case.name == name and o.fault] == []
-
-
-def test_nothing_of_what_is_refused_reaches_the_engine(result: Run) -> None:
-    assert result.leaked == []
-
-
-def test_no_traceback_and_no_header_is_logged(result: Run) -> None:
-    assert result.log == []
+    result = uvloop.run(run(everything, tmp_path))
+    faults: dict[str, list[str]] = {}
+    for outcome in result.outcomes:
+        if outcome.fault:
+            faults.setdefault(outcome.case.name, []).append(str(outcome))
+    assert faults == {}
+    assert {outcome.case.name for outcome in result.outcomes} == set(NAMES)
+    assert result.leaked == [], "nothing of what is refused reaches an engine"
+    assert result.log == [], "no traceback and no header is logged"
 
 
 def test_the_corpus_is_as_large_as_said() -> None:

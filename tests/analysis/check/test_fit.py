@@ -25,7 +25,7 @@ def test_known_constants_are_recovered_from_a_run_with_transfers(tmp_path):
 
 
 def test_a_disturbed_log_still_gives_the_constants(tmp_path):
-    write_run_to_fit(tmp_path, SLOW, limit=30)
+    write_run_to_fit(tmp_path, SLOW, limit=16)
     log = read_lines(tmp_path / "proxy.jsonl")
     for row in log[::12]:
         row["t_first_token"] += 2.0 * (row["t_first_token"] - row["t_decode_sent"])
@@ -37,7 +37,7 @@ def test_a_disturbed_log_still_gives_the_constants(tmp_path):
 
 
 def test_what_a_run_never_did_is_as_the_simulator_has_it(tmp_path):
-    write_run_to_fit(tmp_path, SLOW, limit=30, offload_policy="never")
+    write_run_to_fit(tmp_path, SLOW, limit=16, offload_policy="never")
     check = check_run(tmp_path)
     assert {"x0", "x1"}.isdisjoint(check.fitted.seen)
     assert check.fitted.constants.x0 == check.true.x0
