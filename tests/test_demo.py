@@ -6,10 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -42,36 +40,21 @@ RUNS = {
 }
 
 
-class Demos(NamedTuple):
-    out: Path
-    """Each writes to a folder of its name."""
-    runs: dict[str, subprocess.Popen[str]]
-
-
-@pytest.fixture(scope="module")
-def demos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demos]:
-    """All three at once, since they mostly wait."""
-    out = tmp_path_factory.mktemp("out")
+def test_offloads_change_no_output_and_a_killed_engine_loses_nothing(tmp_path: Path) -> None:
+    """Three demos at once, since they mostly wait."""
     with ExitStack() as stack:
-        runs = {name: stack.enter_context(demo(out / name, *RUNS[name])) for name in RUNS}
-        yield Demos(out, runs)
+        runs = {name: stack.enter_context(demo(tmp_path / name, *RUNS[name])) for name in RUNS}
         for run in runs.values():
-            run.terminate()
-
-
-def test_offloads_move_kv_and_change_no_output(demos: Demos) -> None:
-    assert len(ended(demos.runs["with"])) == 4
-    ended(demos.runs["without"])
-    outs = [str(demos.out / name) for name in ("with", "without")]
+            stack.callback(run.terminate)
+        assert len(ended(runs["with"])) == 4
+        ended(runs["without"])
+        claims = ended(runs["kill"])
+        assert any("no request lost that had not begun to stream" in claim for claim in claims)
+    outs = [str(tmp_path / name) for name in ("with", "without")]
     compare = [sys.executable, "-m", "analysis.cli", "compare", *outs, "--require-identical"]
     done = subprocess.run(compare, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
     assert b"identical output: 60 of 60 requests" in done.stdout
-
-
-def test_a_killed_engine_loses_nothing_that_had_not_begun(demos: Demos) -> None:
-    claims = ended(demos.runs["kill"])
-    assert any("no request lost that had not begun to stream" in claim for claim in claims)
 
 
 @pytest.mark.parametrize(("sign", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -32,8 +33,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C compiler")
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("the bench needs two CPUs")
-    work = tmp_path_factory.mktemp("bench")
-    build.build(work / "bin")
+    work, shared = tmp_path_factory.mktemp("bench"), tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent  # the first worker compiles, for all of them
+    with (shared / "bench.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        build.build(shared / "bench-bin")
+    (work / "bin").symlink_to(shared / "bench-bin")
     return work
 
 
