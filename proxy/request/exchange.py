@@ -6,6 +6,7 @@ Whatever happens, and at whichever await, one `finally` closes the lease and wri
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -96,6 +97,16 @@ class RequestOwners:
             self.memory.level >= Level.NO_HEAVY
             and self.router.least_new_tokens(facts) >= self.options.settings.heavy_threshold
         )
+
+
+def beginning(pieces: Iterable[bytes], size: int) -> bytes:
+    """The first `size` bytes of an answer that may be long."""
+    head = bytearray()
+    for piece in pieces:
+        head += piece[: size - len(head)]
+        if len(head) >= size:
+            break
+    return bytes(head)
 
 
 class Exchange:
@@ -254,7 +265,7 @@ class Exchange:
             if (about := reference(self.path, fields)) is not None and answer.status < 300:
                 router.responses.forget(self._response_key(about.response_id))
         elif may_be_stored(self.path, fields):
-            head = b"".join(answer.body)[:HEAD_BYTES] if answer.status == 200 else b""
+            head = beginning(answer.body, HEAD_BYTES) if answer.status == 200 else b""
             if (made := stored_id(head, is_stream=answer.is_stream)) is not None:
                 cache = router.fleet.states.of(instance).cache
                 now_s = self.owners.clock.now_s()

@@ -94,16 +94,29 @@ async def serve_engine() -> None:
 
 @dataclass
 class Attack:
-    """The proxy that is attacked, and the dice of the attack."""
+    """The proxy that is attacked, the dice of the attack, and the model that its engines serve."""
 
     url: str
     dice: random.Random
+    model: str = MODEL
+
+    async def one(self, name: str) -> str:
+        """Send a request of a class; what became of it."""
+        try:
+            return await CLASSES[name](self)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+            return type(error).__name__
+
+    def encoded(self, body: object) -> bytes:
+        """A body as bytes, for the model that is served."""
+        raw = body if isinstance(body, bytes) else orjson.dumps(body)
+        return raw if self.model == MODEL else raw.replace(MODEL.encode(), self.model.encode())
 
     async def post(
         self, body: object, path: str = CHAT, headers: dict[str, str] | None = None
     ) -> str:
         """Send a body; the status of the answer."""
-        raw = body if isinstance(body, bytes) else orjson.dumps(body)
+        raw = self.encoded(body)
         got = await exchange(self.url, request(raw, headers or {}, path))
         return str(got.status) if got.is_clean else "cut"
 
@@ -201,14 +214,14 @@ async def steering(on: Attack) -> str:
 
 async def cut_request(on: Attack) -> str:
     connection = await connect(on.url)
-    connection.send(request(orjson.dumps(chat(words(PROMPT_WORDS), max_tokens=96)), {}))
+    connection.send(request(on.encoded(chat(words(PROMPT_WORDS), max_tokens=96)), {}))
     await spend(on.dice.random() * 0.1)
     connection.close("RST")
     return "left"
 
 
 async def wrong_length(on: Attack) -> str:
-    raw = orjson.dumps(chat("x"))
+    raw = on.encoded(chat("x"))
     head = {"Content-Length": str(len(raw) + on.dice.choice((-10, 10, 10**12)))}
     connection = await connect(on.url)
     connection.send(request(raw, head))
@@ -231,7 +244,7 @@ async def gzipped(on: Attack) -> str:
 
 
 async def dripped(on: Attack) -> str:
-    raw = request(orjson.dumps(chat("x")), {})
+    raw = request(on.encoded(chat("x")), {})
     connection = await connect(on.url)
     await apart(connection.writer, [raw[i : i + 1] for i in range(40)], 0.1)
     connection.close("RST")
@@ -302,10 +315,7 @@ class Attacker:
 
     async def _one(self, name: str) -> None:
         async with self._places:
-            try:
-                end = await CLASSES[name](self._attack)
-            except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-                end = type(error).__name__
+            end = await self._attack.one(name)
         self.ends[name][end] += 1
 
 
