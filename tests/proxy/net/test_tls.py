@@ -6,7 +6,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -287,6 +287,33 @@ async def test_who_does_not_shake_hands_is_closed(
                 assert await reader.read() == b""
             writer.close()
             await until(lambda: proxy.metric("tls_handshakes_failed_total", reason="late") == 1)
+
+
+async def test_who_shakes_hands_and_then_says_nothing_is_closed_without_a_goodbye(
+    tmp_path: Path, certs: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptor is free at once, although this client never answers a close_notify."""
+    monkeypatch.setattr(handshakes, "GOODBYE_S", 2 * WAIT_S)
+    async with RawEngine(says(b"")) as engine:
+        async with over_tls(tmp_path, certs, [engine.address], header_timeout=0.3) as (proxy, _):
+            at = int(proxy.server.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", at)
+            sent, received = ssl.MemoryBIO(), ssl.MemoryBIO()
+            tls = certs.client().wrap_bio(received, sent, server_hostname="127.0.0.1")
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    try:
+                        tls.do_handshake()
+                        break
+                    except ssl.SSLWantReadError:
+                        writer.write(sent.read())
+                        received.write(await reader.read(65536))
+                writer.write(sent.read())
+                with suppress(ConnectionResetError):
+                    while await reader.read(65536):
+                        pass
+            writer.close()
+            assert proxy.metric("client_errors_total", reason="silent") == 1
 
 
 async def test_certificates_change_under_a_stream(tmp_path: Path, certs: Certificates) -> None:
