@@ -33,7 +33,11 @@ _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
-    ("kv_cache_usage_ratio", "KV in use, as the engine reports", lambda s: s.kv_used_ratio),
+    (
+        "kv_cache_usage_ratio",
+        "KV in use on the fullest data-parallel rank, as the engine reports",
+        lambda s: s.kv_used_ratio,
+    ),
     ("prefix_cache_hit_ratio", "Local prefix hits per token looked up", lambda s: s.hit_ratio),
     (
         "external_prefix_cache_hit_ratio",

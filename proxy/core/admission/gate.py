@@ -5,6 +5,11 @@ ongoing prefill tokens, the same as a fraction of a step's token budget, and KV 
 block check compares two signals with the limit, this proxy's own count and the engine's last
 report; the instance is busy while either of them is over. The semantics are those of NVIDIA
 Dynamo's request rejection, so operators' thresholds carry over.
+
+Thresholds are those of one data-parallel rank, and an instance is busy only while all its ranks
+are. An engine reports the KV usage of each rank, so that of the rank with the most room decides; a
+rank that reports none is free. Which rank computes a prompt is the engine's choice, so the proxy's
+own counts are of all ranks: all of them can only be over while their sum is over as many limits.
 """
 
 from __future__ import annotations
@@ -81,7 +86,8 @@ class Gate:
             mark, now_s, answers=state.released.count, is_in_use=bool(kv.used_ratio)
         )
         state.kv_tokens = kv.total_tokens or None
-        state.kv_used_ratio = None if is_frozen else kv.used_ratio
+        state.kv_used_ratio = None if is_frozen else kv.least_used_ratio
+        state.ranks = kv.ranks
         state.reported_s = now_s
         self._changed()
 
@@ -166,20 +172,21 @@ class Gate:
         if state.cooldown_until_s > now_s:
             over.append(Busy(RejectReason.UPSTREAM_BUSY, state.cooldown_until_s - now_s))
         if load.prefill_tokens:
-            over += self._prefill_over(limits, load)
+            over += self._prefill_over(state.ranks, limits, load)
         if limits.active_decode_blocks_threshold is not None:
             over += self._decode_over(state, limits, load, now_s)
         return Busy(over[0].check, max(busy.free_in_s for busy in over)) if over else None
 
-    def _prefill_over(self, limits: Thresholds, load: Load) -> Iterator[Busy]:
+    def _prefill_over(self, ranks: int, limits: Thresholds, load: Load) -> Iterator[Busy]:
         frac = limits.active_prefill_tokens_threshold_frac
         checks = (
             (RejectReason.PREFILL_TOKENS, limits.active_prefill_tokens_threshold),
             (RejectReason.PREFILL_FRAC, None if frac is None else frac * self._batched),
         )
         for check, limit in checks:
-            if limit is not None and load.prefill_tokens > limit:
-                yield Busy(check, (load.prefill_tokens - limit) / self._prefill_tps)
+            if limit is not None and load.prefill_tokens > ranks * limit:
+                excess_tokens = load.prefill_tokens - ranks * limit
+                yield Busy(check, excess_tokens / self._prefill_tps)
 
     def _decode_over(
         self, state: InstanceState, limits: Thresholds, load: Load, now_s: float

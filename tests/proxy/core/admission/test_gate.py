@@ -139,6 +139,36 @@ class TestBlocksCheck:
         assert check(g, Load()) is None
 
 
+class TestRanks:
+    @pytest.mark.parametrize(
+        ("used_by_rank", "own", "prefill_tokens", "expected"),
+        [
+            ((0.9, 0.1), 0, 0, None),
+            ((0.9, 0.85), 0, 0, None),
+            ((0.9, 0.86), 0, 0, BLOCKS),
+            ((0.9, None), 0, 0, None),
+            ((0.9, 0.1), 851, 0, BLOCKS),
+            ((0.1, 0.1), 0, 2000, None),
+            ((0.1, 0.1), 0, 2001, TOKENS),
+            ((0.1, 0.1, 0.1), 0, 3000, None),
+            ((0.9,), 0, 0, BLOCKS),
+            ((0.1,), 0, 1001, TOKENS),
+            ((), 0, 1001, TOKENS),
+        ],
+    )
+    def test_busy_only_while_all_ranks_are(
+        self,
+        used_by_rank: tuple[float | None, ...],
+        own: int,
+        prefill_tokens: int,
+        expected: str | None,
+    ) -> None:
+        g = gate(0.85, 1000)
+        fullest = max((used for used in used_by_rank if used is not None), default=None)
+        g.observe_engine("i", EngineKv(1000, fullest, used_by_rank), 0.0)
+        assert check(g, Load(prefill_tokens=prefill_tokens, decode_tokens=own)) == expected
+
+
 class TestMark:
     @pytest.mark.parametrize(
         ("now_s", "expected"), [(0.0, 5.0), (4.5, 0.5), (5.0, None), (9.0, None)]
@@ -284,14 +314,16 @@ class Reference:
         limits = self.limits[model] if model in self.limits else self.limits[ANY_MODEL]
         blocks, tokens, frac = (getattr(limits, name) for name in THRESHOLD_FIELDS)
         kv, seen_s = self.reports.get(name, (EngineKv(), 0.0))
-        own = load.decode_tokens + load.inbound_tokens
+        own, prefill = load.decode_tokens + load.inbound_tokens, load.prefill_tokens
         over = [self.marks.get(name, 0.0) > now_s]
-        over.append(tokens is not None and load.prefill_tokens > tokens)
-        over.append(frac is not None and load.prefill_tokens > int(frac * BATCHED))
+        ranks = kv.used_by_rank or (kv.used_ratio,)
+        # The even split is the one with which all ranks are over the soonest.
+        over.append(tokens is not None and all(prefill / len(ranks) > tokens for _ in ranks))
+        over.append(frac is not None and prefill / len(ranks) > frac * BATCHED)
         if blocks is not None and kv.total_tokens:
             over.append(own / kv.total_tokens > blocks)
-            fresh = kv.used_ratio is not None and now_s - seen_s <= STALE_S
-            over.append(fresh and (kv.used_ratio or 0) > blocks)
+            is_fresh = now_s - seen_s <= STALE_S
+            over.append(is_fresh and all(used is not None and used > blocks for used in ranks))
         return any(over)
 
 
@@ -304,7 +336,12 @@ limits = st.builds(
 )
 
 
-kvs = st.builds(EngineKv, st.none() | st.sampled_from([0, 1000, 4000]), ratios())
+kvs = st.builds(
+    EngineKv,
+    st.none() | st.sampled_from([0, 1000, 4000]),
+    ratios(),
+    st.lists(ratios(), max_size=3).map(tuple),
+)
 
 
 amounts = st.sampled_from([0, 1, 250, 251, 500, 850, 851, 1000, 1001, 2457, 2458, 8192, 8193])
