@@ -10,6 +10,9 @@ Thresholds are those of one data-parallel rank, and an instance is busy only whi
 are. An engine reports the KV usage of each rank, so that of the rank with the most room decides; a
 rank that reports none is free. Which rank computes a prompt is the engine's choice, so the proxy's
 own counts are of all ranks: all of them can only be over while their sum is over as many limits.
+
+An instance that computes a prompt and decodes must pass all checks. P of an offload need not pass
+the one of KV blocks, and D need not pass those of prefill.
 """
 
 from __future__ import annotations
@@ -30,10 +33,31 @@ ANY_MODEL = "*"
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Why an instance is busy, and in how many seconds it is predicted to be free."""
+    """Why an instance is busy, and in how many seconds it is predicted to be free.
 
-    check: RejectReason
+    `checks`: all that are over, at least one, and `check` the first of them.
+    """
+
+    checks: tuple[RejectReason, ...]
     free_in_s: float
+
+    @property
+    def check(self) -> RejectReason:
+        """The check to name where one is named."""
+        return self.checks[0]
+
+    @property
+    def may_prefill(self) -> bool:
+        """Whether it may still be P of an offload."""
+        return self.checks == (RejectReason.DECODE_BLOCKS,)
+
+    @property
+    def may_decode(self) -> bool:
+        """Whether it may still be D of an offload."""
+        return all(check in _OF_PREFILL for check in self.checks)
+
+
+_OF_PREFILL = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC)
 
 
 class Gate:
@@ -164,20 +188,25 @@ class Gate:
     ) -> Busy | None:
         """Why the instance is past a threshold of the model (or of `limits`); None: free.
 
-        Names the first check that is over; `free_in_s` is that of the check that clears last.
+        `free_in_s` is that of the check that clears last.
         """
         limits = limits or self.thresholds(model)
         state = self._states.of(instance)
-        over: list[Busy] = []
+        over: list[tuple[RejectReason, float]] = []
         if state.cooldown_until_s > now_s:
-            over.append(Busy(RejectReason.UPSTREAM_BUSY, state.cooldown_until_s - now_s))
+            over.append((RejectReason.UPSTREAM_BUSY, state.cooldown_until_s - now_s))
         if load.prefill_tokens:
             over += self._prefill_over(state.ranks, limits, load)
         if limits.active_decode_blocks_threshold is not None:
             over += self._decode_over(state, limits, load, now_s)
-        return Busy(over[0].check, max(busy.free_in_s for busy in over)) if over else None
+        if not over:
+            return None
+        return Busy(tuple([check for check, _ in over]), max([wait_s for _, wait_s in over]))
 
-    def _prefill_over(self, ranks: int, limits: Thresholds, load: Load) -> Iterator[Busy]:
+    def _prefill_over(
+        self, ranks: int, limits: Thresholds, load: Load
+    ) -> Iterator[tuple[RejectReason, float]]:
+        """Each check of prefill that is over, and in how many seconds it is predicted to clear."""
         frac = limits.active_prefill_tokens_threshold_frac
         checks = (
             (RejectReason.PREFILL_TOKENS, limits.active_prefill_tokens_threshold),
@@ -186,11 +215,12 @@ class Gate:
         for check, limit in checks:
             if limit is not None and load.prefill_tokens > ranks * limit:
                 excess_tokens = load.prefill_tokens - ranks * limit
-                yield Busy(check, excess_tokens / self._prefill_tps)
+                yield check, excess_tokens / self._prefill_tps
 
     def _decode_over(
         self, state: InstanceState, limits: Thresholds, load: Load, now_s: float
-    ) -> Iterator[Busy]:
+    ) -> Iterator[tuple[RejectReason, float]]:
+        """The check of KV blocks, if it is over, and in how many seconds it should clear."""
         limit, kv_tokens, seen_s = (
             limits.active_decode_blocks_threshold,
             state.kv_tokens,
@@ -204,7 +234,7 @@ class Gate:
         if excess_tokens > 0:
             rate = state.released.tokens_per_s(now_s)
             wait_s = excess_tokens / rate if rate else UNKNOWN_DRAIN_S
-            yield Busy(RejectReason.DECODE_BLOCKS, wait_s)
+            yield RejectReason.DECODE_BLOCKS, wait_s
 
 
 def _kv_wait_s(state: InstanceState, load: Load, tokens: int, now_s: float) -> float:
