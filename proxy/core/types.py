@@ -314,6 +314,17 @@ class Thresholds:
         """A copy with the given fields overwritten."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
+    def over(self, others: Thresholds) -> Thresholds:
+        """A copy in which what is not set here is as in `others`."""
+        blocks = self.active_decode_blocks_threshold
+        tokens = self.active_prefill_tokens_threshold
+        frac = self.active_prefill_tokens_threshold_frac
+        return Thresholds(
+            others.active_decode_blocks_threshold if blocks is None else blocks,
+            others.active_prefill_tokens_threshold if tokens is None else tokens,
+            others.active_prefill_tokens_threshold_frac if frac is None else frac,
+        )
+
 
 OFF = Thresholds()
 THRESHOLD_FIELDS = tuple(f.name for f in fields(Thresholds))

@@ -7,6 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
+import pytest
+
+from proxy.core.lease import Phase
 from tests.chaos.scripted import Scripted
 from tests.support.admin import call
 from tests.support.harness import ServedProxy, chat, plain, until
@@ -53,3 +57,118 @@ async def test_an_instance_is_busy_only_while_all_its_ranks_are(tmp_path: Path) 
             assert await status_at(0.95, 0.86) == 503
             assert await status_at(0.2, 0.95) == 200
             assert proxy.metric("kv_cache_usage_ratio", upstream="e0") == 0.95, "the fullest rank"
+
+
+SOURCES = ("own", "reported")
+DECODE, TOKENS = "active_decode_blocks_threshold", "active_prefill_tokens_threshold"
+CARDS = [
+    {"id": "Base-8B", "root": "org/base", "parent": None},
+    {"id": "tuned", "root": "/adapters/tuned", "parent": "Base-8B"},
+    {"id": "other", "root": "org/other", "parent": None},
+]
+
+
+async def test_a_model_follows_all_and_an_adapter_its_base(tmp_path: Path) -> None:
+    """One engine whose KV is used to 60 % serves a base model, its adapter and another model."""
+    async with Scripted() as engine:
+        engine.gets["/metrics"] = report(0.6)
+        engine.gets["/v1/models"] = plain(orjson.dumps({"object": "list", "data": CARDS}))
+        async with served(tmp_path, engine, model="Base-8B") as proxy:
+
+            async def learned() -> bool:
+                (instance,) = (await call(proxy, "GET", "/instances"))[1]
+                return instance["engine"] is not None and len(instance["models"]) == 3
+
+            await until(learned, "models and report are read")
+
+            async def put(model: str, **limits: Any) -> tuple[Any, ...]:
+                body = {"model": model} | limits
+                status, row = await call(proxy, "POST", "/busy_threshold", body)
+                return status, row["model"], row[DECODE], row[TOKENS]
+
+            async def statuses() -> dict[str, int]:
+                asked = ("Base-8B", "tuned", "other")
+                bodies = {m: chat("x", stream=False, model=m) for m in asked}
+                return {m: (await proxy.post(body)).status for m, body in bodies.items()}
+
+            def busy(model: str) -> float:
+                labels = {"upstream": "e0", "check": "decode_blocks", "model": model}
+                return proxy.metric("instance_busy", **labels)
+
+            assert await put("*", **{DECODE: 0.9}) == (200, "*", 0.9, None)
+            assert await put("BASE-8b", **{TOKENS: 5000}) == (200, "Base-8B", 0.9, 5000)
+            assert await put("*", **{DECODE: 0.7}) == (200, "*", 0.7, None)
+            assert await put("base-8b") == (200, "Base-8B", 0.7, 5000), "a later change of *"
+            assert await put("TUNED") == (200, "tuned", 0.7, 5000), "as its base"
+            assert await statuses() == {"Base-8B": 200, "tuned": 200, "other": 200}
+            assert await put("Base-8B", **{DECODE: 0.5}) == (200, "Base-8B", 0.5, 5000)
+            assert await statuses() == {"Base-8B": 503, "tuned": 503, "other": 200}
+
+            (instance,) = (await call(proxy, "GET", "/instances"))[1]
+            assert instance["busy"] == "decode_blocks"
+            assert instance["busy_by_model"] == {"*": None, "Base-8B": "decode_blocks"}
+            assert (busy("*"), busy("Base-8B")) == (0, 1)
+            for model, check, limit in (
+                ("*", "decode_blocks", 0.7),
+                ("Base-8B", "decode_blocks", 0.5),
+                ("Base-8B", "prefill_tokens", 5000),
+            ):
+                assert proxy.metric("busy_threshold", model=model, check=check) == limit
+
+            before = await call(proxy, "GET", "/busy_threshold")
+            for query in ("?model=never-seen", f"?model=never-seen&field={DECODE}"):
+                status, said = await call(proxy, "DELETE", f"/busy_threshold{query}")
+                assert (status, said) == (404, {"error": "Model 'never-seen' not found."})
+            assert await call(proxy, "GET", "/busy_threshold") == before, "nothing was created"
+            one = f"/busy_threshold?model=BASE-8B&field={DECODE}"
+            status, row = await call(proxy, "DELETE", one)
+            assert (status, row[DECODE], row[TOKENS]) == (200, 0.7, 5000)
+            assert (await call(proxy, "DELETE", "/busy_threshold?model=tuned"))[0] == 200
+
+
+async def test_a_threshold_without_effect_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with Scripted() as engine:
+        async with served(tmp_path, engine, active_decode_blocks_threshold=0.85) as proxy:
+
+            def said(words: str) -> int:
+                return sum(words in record.getMessage() for record in caplog.records)
+
+            async def health() -> list[str] | None:
+                seen: dict[str, Any] = (await call(proxy, "GET", "/health"))[1]["instances"]["e0"]
+                return seen.get("without_effect")
+
+            none = f"instance e0: {DECODE} has no effect: its /metrics tell no KV cache size"
+            await until(lambda: said(none), "logged")
+            assert await health() == [DECODE]
+            assert proxy.metric("threshold_without_effect", upstream="e0") == 1
+            body = {"model": "*", DECODE: 0.7}
+            assert (await call(proxy, "POST", "/busy_threshold", body))[1]["without_effect_on"] == [
+                "e0"
+            ]
+            engine.gets["/metrics"] = report(0.25)
+            await until(lambda: said(f"instance e0: {DECODE} has its effect"), "logged")
+            assert await health() is None
+            assert proxy.metric("threshold_without_effect", upstream="e0") == 0
+            assert said(none) == 1, "once, not at every report"
+
+
+async def test_what_thresholds_are_compared_with_is_there_before_any_is_set(
+    tmp_path: Path,
+) -> None:
+    async with Scripted() as engine:
+        engine.gets["/metrics"] = report(0.75, 0.25, tokens=50_000)
+        async with served(tmp_path, engine) as proxy:
+            await until(lambda: proxy.metric("engine_ranks", upstream="e0") == 2, "read")
+            charges = proxy.router.ledger.charge("e0", Phase.DECODE, 40_000)
+            lease = proxy.router.ledger.open(charges)
+            ratio = {s: proxy.metric("kv_blocks_ratio", upstream="e0", source=s) for s in SOURCES}
+            assert ratio == {"own": 0.4, "reported": 0.25}
+            assert proxy.metric("kv_cache_size_tokens", upstream="e0") == 100_000
+            async with proxy.http.get("/metrics") as response:
+                lines = (await response.text()).splitlines()
+            assert [line for line in lines if "kv_blocks" in line and not line.startswith("#")]
+            assert not [line for line in lines if line.startswith("cache_proxy_busy_threshold{")]
+            lease.close()

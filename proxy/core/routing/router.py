@@ -8,7 +8,7 @@ step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from proxy.core.admission.gate import ANY_MODEL, Busy, Gate
 from proxy.core.admission.retry_after import retry_after_s
@@ -122,6 +122,7 @@ class Router:
     def remove(self, name: str) -> None:
         """Take an instance out; its live leases go on against its detached account."""
         self.fleet.remove(name)
+        self.gate.know_bases(self.fleet.bases())
         self._freed()
 
     def _sweep(self, dropped: InstanceState) -> None:
@@ -146,6 +147,32 @@ class Router:
     def busy(self, name: str, model: str, now_s: float) -> Busy | None:
         """The threshold that an instance is past, or None; KeyError for an unknown instance."""
         return self.gate.busy(name, model, self.ledger.load(name), now_s)
+
+    def busy_by_model(self, name: str, now_s: float) -> dict[str, Busy | None]:
+        """`busy` for each row of thresholds that holds for a model which the instance serves.
+
+        While its models are unknown, for every row.
+        """
+        return {model: self.busy(name, model, now_s) for model in self._rows_of(name)}
+
+    def lacks_kv_size(self, name: str) -> bool:
+        """Whether the KV threshold can't refuse anything: the engine has told no KV cache size."""
+        if self.gate.kv_tokens(name) is not None:
+            return False
+        in_force = map(self.gate.thresholds, self._rows_of(name))
+        return any(limits.active_decode_blocks_threshold is not None for limits in in_force)
+
+    def _rows_of(self, name: str) -> list[str]:
+        member = self.fleet.get(name)
+        models = member.models if member is not None else None
+        return self.gate.rows_of(models) if models else list(self.gate.configured())
+
+    def observe_models(self, name: str, models: Iterable[str], bases: Mapping[str, str]) -> None:
+        """Take in the models that an instance serves; `bases`: of adapters among them."""
+        known = self.fleet.bases()
+        self.fleet.observe_models(name, models, bases)
+        if (now := self.fleet.bases()) != known:
+            self.gate.know_bases(now)
 
     def is_usage_doubted(self, name: str) -> bool:
         """Whether nothing is learned from an instance's usage: it disagrees with the others'."""

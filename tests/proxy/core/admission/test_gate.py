@@ -201,12 +201,39 @@ class TestThresholds:
         with pytest.raises(TypeError):
             Thresholds().merged({"active_prefil_tokens_threshold": 1})
 
-    def test_a_models_own_limits_hold_instead_of_those_for_all(self) -> None:
+    def test_what_a_model_does_not_set_follows_all(self) -> None:
         g = gate(tokens=100)
         g.set("m", Thresholds(0.9))
+        assert g.thresholds("m") == Thresholds(0.9, 100)
+        g.set(ANY_MODEL, Thresholds(0.5, 200, 2.0))
+        assert g.thresholds("m") == Thresholds(0.9, 200, 2.0)
+        assert check(g, Load(prefill_tokens=201)) == TOKENS
+        g.set(ANY_MODEL, Thresholds(0.5))
         assert g.thresholds("m") == Thresholds(0.9)
-        assert check(g, Load(prefill_tokens=101)) is None
-        assert check(g, Load(prefill_tokens=101), model="other") == TOKENS
+        assert g.own("m") == Thresholds(0.9)
+        assert check(g, Load(prefill_tokens=10**9)) is None
+
+    def test_an_adapter_follows_its_base(self) -> None:
+        g = gate(0.5, tokens=100)
+        g.set("m", Thresholds(0.9))
+        g.know_bases({"Lora": "M"})
+        assert g.thresholds("lora") == Thresholds(0.9, 100)
+        g.set("lora", Thresholds(None, None, 2.0))
+        assert g.thresholds("LORA") == Thresholds(0.9, 100, 2.0)
+        assert g.rows_of(["lora"]) == ["lora"]
+        g.unset("lora")
+        assert g.rows_of(["lora", "m"]) == ["m"]
+        g.know_bases({})
+        assert g.thresholds("lora") == Thresholds(0.5, 100)
+        assert g.rows_of(["lora", "m"]) == [ANY_MODEL, "m"]
+
+    @pytest.mark.parametrize("name", ["Sim-8B", "sim-8b", "SIM-8B"])
+    def test_names_are_compared_without_case(self, name: str) -> None:
+        g = gate()
+        g.set("Sim-8B", Thresholds(0.9))
+        assert g.thresholds(name) == Thresholds(0.9)
+        g.unset(name)
+        assert g.configured() == {ANY_MODEL: Thresholds()}
 
     def test_they_hold_at_once_and_until_unset(self) -> None:
         g, load = gate(), Load(prefill_tokens=101)
@@ -307,12 +334,17 @@ class Reference:
     """The rules as they read, from scratch for each question."""
 
     limits: dict[str, Thresholds] = field(default_factory=lambda: {ANY_MODEL: Thresholds()})
+    bases: dict[str, str] = field(default_factory=dict)
     reports: dict[str, tuple[EngineKv, float]] = field(default_factory=dict)
     marks: dict[str, float] = field(default_factory=dict)
 
     def is_busy(self, name: str, model: str, load: Load, now_s: float) -> bool:
-        limits = self.limits[model] if model in self.limits else self.limits[ANY_MODEL]
-        blocks, tokens, frac = (getattr(limits, name) for name in THRESHOLD_FIELDS)
+        named = (model.lower(), self.bases.get(model.lower()), ANY_MODEL)
+        rows = [self.limits[name] for name in named if name in self.limits]
+        blocks, tokens, frac = (
+            next((v for row in rows if (v := getattr(row, field)) is not None), None)
+            for field in THRESHOLD_FIELDS
+        )
         kv, seen_s = self.reports.get(name, (EngineKv(), 0.0))
         own, prefill = load.decode_tokens + load.inbound_tokens, load.prefill_tokens
         over = [self.marks.get(name, 0.0) > now_s]
@@ -353,12 +385,13 @@ loads = st.builds(Load, prefill_tokens=amounts, inbound_tokens=amounts, decode_t
 instances = st.sampled_from(["i", "j"])
 
 
-models = st.sampled_from(["m", "n", ANY_MODEL])
+models = st.sampled_from(["m", "M", "n", "lora", ANY_MODEL])
 
 
 steps = st.one_of(
     st.tuples(st.just("set"), models, limits),
     st.tuples(st.just("unset"), models, st.none()),
+    st.tuples(st.just("base"), st.just("lora"), st.sampled_from(["m", "n", "N", "unknown"])),
     st.tuples(st.just("report"), instances, kvs),
     st.tuples(st.just("mark"), instances, st.floats(0, 20)),
     st.tuples(st.just("forget"), instances, st.none()),
@@ -372,10 +405,13 @@ def test_any_history_agrees_with_the_rules_as_they_read(history: list[Any]) -> N
     for (kind, name, value), instance, model, load in history:
         if kind == "set":
             g.set(name, value)
-            ref.limits[name] = value
+            ref.limits[name.lower()] = value
+        elif kind == "base":
+            g.know_bases({name: value})
+            ref.bases = {name: value.lower()}
         elif kind == "unset":
             g.unset(name)
-            ref.limits.pop(name, None)
+            ref.limits.pop(name.lower(), None)
             ref.limits.setdefault(ANY_MODEL, Thresholds())
         elif kind == "report":
             g.observe_engine(name, value, now_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,24 @@ def test_an_engine_that_says_that_it_is_busy_takes_no_role() -> None:
     r = router(FREE, FREE, home=0)
     r.gate.mark_busy("i1", 5.0)
     assert placed(r, facts()) == ("i0", None, Reason.PEER_PAST_THRESHOLD)
+
+
+def test_models_follow_a_reload_in_what_is_not_set_for_them() -> None:
+    r = router(FREE)
+    r.gate.set("m", Thresholds(0.9))
+    r.reconfigure(replace(r.config, thresholds=Thresholds(0.7, 9000)))
+    assert r.gate.thresholds("m") == Thresholds(0.9, 9000)
+
+
+def test_limits_of_a_base_are_forgotten_with_the_last_instance_that_names_it() -> None:
+    r = router(FREE, FREE)
+    for name in ("i0", "i1"):
+        r.observe_models(name, ["base", "tuned"], {"tuned": "base"})
+    r.gate.set("base", Thresholds(0.9))
+    r.remove("i0")
+    assert r.gate.thresholds("tuned") == Thresholds(0.9, 5000)
+    r.observe_models("i1", ["base", "tuned"], {})
+    assert r.gate.thresholds("tuned") == LIMITS
 
 
 amounts = st.tuples(st.sampled_from([0, 5000, 5001]), st.sampled_from([0, 50_000, 50_001]))
