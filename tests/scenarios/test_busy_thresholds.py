@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.config.load import load
 from proxy.core.lease import Phase
 from tests.chaos.scripted import Scripted
 from tests.support.admin import call
@@ -172,3 +173,61 @@ async def test_what_thresholds_are_compared_with_is_there_before_any_is_set(
             assert [line for line in lines if "kv_blocks" in line and not line.startswith("#")]
             assert not [line for line in lines if line.startswith("cache_proxy_busy_threshold{")]
             lease.close()
+
+
+AT_ONCE = {
+    "message": "Service temporarily unavailable: All workers are busy, please retry later",
+    "type": "service_unavailable",
+    "code": 503,
+}
+PRESETS = Path(__file__).parents[2] / "configs/presets"
+
+
+PRESET_ROWS = [
+    ("conservative", 0.70, 5000),
+    ("start", 0.75, None),
+    ("raised", 0.85, None),
+    ("aggressive", 0.95, 20_000),
+    ("off", None, None),
+]
+
+
+@pytest.fixture
+def given(preset: str) -> dict[str, Any]:
+    """The options of a command line that names a preset."""
+    args = ["--config", str(PRESETS / f"{preset}.toml"), "--max-queue", "0", "--instances", "e0:1"]
+    loaded = load(args, {})
+    origins = loaded.origins.items()
+    options = {name: getattr(loaded.settings, name) for name, o in origins if o != "default"}
+    del options["instances"]
+    return options
+
+
+def test_every_preset_is_tried() -> None:
+    assert {path.stem for path in PRESETS.iterdir()} == {name for name, _, _ in PRESET_ROWS}
+
+
+@pytest.mark.parametrize(("preset", "decode", "tokens"), PRESET_ROWS)
+async def test_presets_start_and_refuse_past_their_thresholds(
+    tmp_path: Path, given: dict[str, Any], decode: float | None, tokens: int | None
+) -> None:
+    """Started as a user does, with --config, and --max-queue 0: refused at once."""
+    async with Scripted() as engine:
+        async with served(tmp_path, engine, **given) as proxy:
+            (row,) = (await call(proxy, "GET", "/busy_threshold"))[1]["thresholds"]
+            assert (row["model"], row[DECODE], row[TOKENS]) == ("*", decode, tokens)
+
+            async def status_at(used: float) -> int:
+                engine.gets["/metrics"] = report(used)
+                shown = {"upstream": "e0", "source": "reported"}
+                await until(lambda: proxy.metric("kv_blocks_ratio", **shown) == used, "reported")
+                answer = await proxy.post(chat("x", stream=False))
+                if answer.status == 503:
+                    said = {key: answer.json[key] for key in AT_ONCE}
+                    assert said == AT_ONCE
+                return answer.status
+
+            limit = decode or 1.0
+            assert await status_at(limit - 0.01) == 200
+            assert await status_at(limit) == 200, "at the threshold is free"
+            assert await status_at(min(1.0, limit + 0.01)) == (503 if decode else 200)

@@ -175,12 +175,7 @@ class Gate:
 
         None is what is not compared: the size of the cache is unknown, or the report is stale.
         """
-        state = self._states.of(instance)
-        kv_tokens, seen_s = state.kv_tokens, state.reported_s
-        if kv_tokens is None or seen_s is None:
-            return None, None
-        own = (load.decode_tokens + load.inbound_tokens) / kv_tokens
-        return own, state.kv_used_ratio if now_s - seen_s <= STALE_S else None
+        return _kv_ratios(self._states.of(instance), load, now_s)
 
     def limits_by_check(self, thresholds: Thresholds) -> dict[RejectReason, float]:
         """The limits that are set, each in the unit of what it is compared with."""
@@ -299,7 +294,7 @@ class Gate:
     ) -> Iterator[tuple[RejectReason, float]]:
         """The check of KV blocks, if it is over, and in how many seconds it should clear."""
         limit, kv_tokens = limits.active_decode_blocks_threshold, state.kv_tokens
-        own, reported = self.kv_ratios(state.name, load, now_s)
+        own, reported = _kv_ratios(state, load, now_s)
         if limit is None or kv_tokens is None or own is None:
             return
         excess_tokens = (max(own, reported or 0.0) - limit) * kv_tokens
@@ -307,6 +302,14 @@ class Gate:
             rate = state.released.tokens_per_s(now_s)
             wait_s = excess_tokens / rate if rate else UNKNOWN_DRAIN_S
             yield RejectReason.DECODE_BLOCKS, wait_s
+
+
+def _kv_ratios(state: InstanceState, load: Load, now_s: float) -> tuple[float | None, float | None]:
+    kv_tokens, seen_s = state.kv_tokens, state.reported_s
+    if kv_tokens is None or seen_s is None:
+        return None, None
+    own = (load.decode_tokens + load.inbound_tokens) / kv_tokens
+    return own, state.kv_used_ratio if now_s - seen_s <= STALE_S else None
 
 
 def _kv_wait_s(state: InstanceState, load: Load, tokens: int, now_s: float) -> float:
