@@ -30,7 +30,7 @@ CONFIGS = ROOT / "configs"
 NAME = r"\b(?:cache_proxy|process)_\w+"
 ADDED_BY_PROMETHEUS = {"job", "instance"}
 # A word that no series carries makes a panel or an alert silently empty.
-WORDS = {
+WORDS: dict[str, set[str]] = {
     "check": set(RejectReason),
     "outcome": set(Outcome),
     "reason": {*Reason, *Fallback, *RejectReason, *Refusal},
