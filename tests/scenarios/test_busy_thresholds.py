@@ -14,7 +14,7 @@ from proxy.config.load import load
 from proxy.core.lease import Phase
 from tests.chaos.scripted import Scripted
 from tests.support.admin import call
-from tests.support.harness import ServedProxy, chat, plain, until
+from tests.support.harness import ServedProxy, chat, plain, proxied, until, words
 
 
 @asynccontextmanager
@@ -58,6 +58,40 @@ async def test_an_instance_is_busy_only_while_all_its_ranks_are(tmp_path: Path) 
             assert await status_at(0.95, 0.86) == 503
             assert await status_at(0.2, 0.95) == 200
             assert proxy.metric("kv_cache_usage_ratio", upstream="e0") == 0.95, "the fullest rank"
+
+
+async def test_a_request_says_which_role_a_threshold_stood_against(tmp_path: Path) -> None:
+    """Two engines that hand KV over; what is charged to them puts them past a threshold."""
+    limits = {"active_decode_blocks_threshold": 0.5, "active_prefill_tokens_threshold": 5000}
+    options: dict[str, Any] = limits | {"heavy_threshold": 100, "warm_threshold": 50}
+    async with proxied(
+        tmp_path, 2, offload_policy="always", max_queue=0, scrape_interval=0.02, **options
+    ) as (proxy, _):
+        first, second = (spec.name for spec in proxy.settings.instances)
+        router = proxy.router
+        await until(lambda: router.gate.kv_tokens(first) and router.gate.kv_tokens(second), "sizes")
+        over = {Phase.PREFILL: 5001, Phase.DECODE: router.gate.kv_tokens(first) // 2 + 1}
+
+        async def asked(**past: Phase) -> tuple[str | None, ...]:
+            """D, class and reason of a HEAVY request while these instances are past a threshold."""
+            names = {"first": first, "second": second}
+            leases = [
+                router.ledger.open(router.ledger.charge(names[which], phase, over[phase]))
+                for which, phase in past.items()
+            ]
+            answer = await proxy.post(chat(words(300, seed=f"s{len(past)}{past}"), max_tokens=2))
+            for lease in leases:
+                lease.close()
+            assert answer.status == 200
+            head = answer.headers
+            said = (head.get(f"X-Cache-Proxy-{name}") for name in ("Instance", "Route", "Reason"))
+            return tuple(said)
+
+        past = asked(second=Phase.PREFILL)
+        assert await past == (first, "HEAVY_COLO", "peer_past_threshold")
+        past = asked(first=Phase.PREFILL, second=Phase.DECODE)
+        assert await past == (first, "HEAVY_P2P", "split_roles")
+        await proxy.at_rest()
 
 
 SOURCES = ("own", "reported")
