@@ -8,10 +8,18 @@ import pytest
 
 from proxy.config.load import default_toml, load, option_tables
 from proxy.config.options import Settings
-from proxy.core.admission.engine_reports import EngineStats
+from proxy.core.admission.engine_reports import EngineKv, EngineStats
 from proxy.core.config import RouterConfig
 from proxy.core.routing.router import Router
-from proxy.core.types import Fallback, Instance, Outcome, Reason, RejectReason, RouteClass
+from proxy.core.types import (
+    Fallback,
+    Instance,
+    Outcome,
+    Reason,
+    RejectReason,
+    RouteClass,
+    Thresholds,
+)
 from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.instruments import Counts, Spreads
@@ -22,7 +30,8 @@ CONFIGS = ROOT / "configs"
 NAME = r"\b(?:cache_proxy|process)_\w+"
 ADDED_BY_PROMETHEUS = {"job", "instance"}
 # A word that no series carries makes a panel or an alert silently empty.
-WORDS = {
+WORDS: dict[str, set[str]] = {
+    "check": set(RejectReason),
     "outcome": set(Outcome),
     "reason": {*Reason, *Fallback, *RejectReason, *Refusal},
     "route_class": set(RouteClass),
@@ -36,8 +45,10 @@ def exported():
     for metric in vars(metrics).values():
         if isinstance(metric, Counts | Spreads) and metric.label_names:
             metric.labels(*("x" for _ in metric.label_names))
-    router = Router(RouterConfig(prefill_throughput=20000))
+    thresholds = Thresholds(active_prefill_tokens_threshold=1)
+    router = Router(RouterConfig(prefill_throughput=20000, thresholds=thresholds))
     router.add(Instance("a", "http://a:1"))
+    router.gate.observe_engine("a", EngineKv(1000, 0.5), 0.0)
     stats = EngineStats(kv_used_ratio=0.5, hit_ratio=0.5, external_hit_ratio=0.5)
     metrics.registry.register(FleetCollector(router, {"a": stats}))
     labels: dict[str, set[str]] = {}

@@ -8,10 +8,10 @@ import pytest
 
 from proxy.config.options import Settings
 from proxy.config.values import value_text
-from proxy.core.admission.engine_reports import EngineStats
+from proxy.core.admission.engine_reports import EngineKv, EngineStats
 from proxy.core.config import RouterConfig
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, Outcome
+from proxy.core.types import Instance, Outcome, Thresholds
 from proxy.fleet.gauges import FleetCollector
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
@@ -95,8 +95,10 @@ def metric_table():
     for metric in vars(metrics).values():
         if isinstance(metric, Counts | Spreads) and metric.label_names:
             metric.labels(*metric.label_names)
-    router = Router(RouterConfig(prefill_throughput=20000))
+    thresholds = Thresholds(active_prefill_tokens_threshold=1)
+    router = Router(RouterConfig(prefill_throughput=20000, thresholds=thresholds))
     router.add(Instance("a", "http://a:1"))
+    router.gate.observe_engine("a", EngineKv(1000, 0.5), 0.0)
     stats = EngineStats(kv_used_ratio=0.5, hit_ratio=0.5, external_hit_ratio=0.5)
     metrics.registry.register(FleetCollector(router, {"a": stats}))
     rows = {}

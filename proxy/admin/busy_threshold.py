@@ -1,8 +1,9 @@
 """GET, POST and DELETE /busy_threshold: read and change the gate's limits at run time.
 
 Requests and answers are NVIDIA Dynamo's, so existing scripts work: a value that is null or omitted
-is kept, a POST without any value reads, and an error is a string. Added are `unset`, `dry_run`, the
-model `*` for all models, and DELETE.
+is kept, a POST without any value reads, names of models are compared without regard to case, and an
+error is a string. Added are `unset`, `dry_run`, the model `*` for all models, and DELETE. Answers
+have the limits in force, with what a model takes over from its base model or from `*`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from aiohttp import web
 
 from proxy.admin.auth import BodyError, small_object
 from proxy.config.in_force import OptionsInForce
-from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.routing.router import Router
 from proxy.core.types import THRESHOLD_FIELDS, Thresholds
 from proxy.net.server.responses import json_response
@@ -35,7 +35,7 @@ class BusyThreshold:
         self._router, self._options, self._clock = router, options, clock
 
     async def get(self, request: web.Request) -> web.Response:
-        """List the limits of every model that has its own; `*` applies to all others."""
+        """List the limits in force of every model that has its own; `*` is for all others."""
         del request
         configured = self._router.gate.configured()
         return json_response({"thresholds": [_row(m, t) for m, t in configured.items()]})
@@ -56,39 +56,52 @@ class BusyThreshold:
             # No default model: a caller that puts the model into a body, as in POST, would
             # otherwise remove all limits.
             return json_response({"error": "say which: ?model=NAME, or ?model=* for all"}, 400)
-        if field is None:
-            gate.unset(model)
-        elif field in THRESHOLD_FIELDS:
-            gate.set(model, gate.thresholds(model).merged({field: None}))
-        else:
+        if field is not None and field not in THRESHOLD_FIELDS:
             message = f"field must be one of {', '.join(THRESHOLD_FIELDS)}; got {field[:64]}"
             return json_response({"error": message}, 400)
-        now = gate.thresholds(model)
-        _log.info("busy thresholds of %s: %s", model[:64], _as_text(now))
-        return json_response(_row(model, now))
+        known = self._known(model)
+        if known is None:
+            return json_response({"error": f"Model '{model[:64]}' not found."}, 404)
+        own = Thresholds() if field is None else gate.own(known).merged({field: None})
+        gate.set(known, own)
+        now = gate.thresholds(known)
+        _log.info("busy thresholds of %s: %s", known[:64], _as_text(now))
+        return json_response(_row(known, now))
 
     def _update(self, body: Mapping[str, object]) -> dict[str, object]:
         gate, model = self._router.gate, _model(body)
         given = {f: body[f] for f in THRESHOLD_FIELDS if body.get(f) is not None}
         changes: dict[str, float | int | None] = dict.fromkeys(_unset(body), None)
         changes |= {field: _checked(field, value) for field, value in given.items()}
+        known = self._known(model)
         if not changes:
-            return _row(model, gate.thresholds(model))
-        if model != ANY_MODEL and model not in self._known_models():
+            return _row(known or model, gate.thresholds(model))
+        if known is None:
             raise BodyError(
                 404,
                 f"Model '{model}' not found. Thresholds can only be set for discovered models.",
             )
-        wanted = gate.thresholds(model).merged(changes)
+        own = gate.own(known).merged(changes)
+        wanted = gate.as_if(known, own)
         if body.get("dry_run") is True:
-            return {**_row(model, wanted), "dry_run": True, "busy": self._busy(model, wanted)}
-        gate.set(model, wanted)
-        _log.info("busy thresholds of %s: %s", model, _as_text(wanted))
-        return _row(model, wanted)
+            return {**_row(known, wanted), "dry_run": True, "busy": self._busy(known, wanted)}
+        gate.set(known, own)
+        _log.info("busy thresholds of %s: %s", known, _as_text(wanted))
+        without = self._without_effect() if DECODE in given else []
+        return _row(known, wanted) | ({"without_effect_on": without} if without else {})
 
-    def _known_models(self) -> set[str]:
+    def _known(self, model: str) -> str | None:
+        """The model as engines spell it, None if nobody serves it and it has no limits."""
         configured = self._options.settings.model
-        return self._router.fleet.models() | ({configured} if configured else set())
+        served = self._router.fleet.models() | ({configured} if configured else set())
+        names = [*sorted(served), *self._router.gate.configured()]
+        same = [name for name in names if name.lower() == model.lower()]
+        return model if model in same else next(iter(same), None)
+
+    def _without_effect(self) -> list[str]:
+        """The instances whose engines have told no KV cache size."""
+        names = [member.instance.name for member in self._router.fleet.members()]
+        return [name for name in names if self._router.lacks_kv_size(name)]
 
     def _busy(self, model: str, wanted: Thresholds) -> list[str]:
         """The instances that would be busy with these limits."""

@@ -13,9 +13,9 @@ from multidict import CIMultiDict
 from proxy.admin.auth import small_object
 from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
-from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.latency.model import Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
+from proxy.core.types import THRESHOLD_FIELDS
 from proxy.fleet.instances import Instances
 from proxy.net.addresses import ForbiddenAddressError, check
 from proxy.net.server import responses
@@ -71,15 +71,18 @@ class HealthPaths:
     async def health(self, request: web.Request) -> web.Response:
         """The state of every instance; 200 while at least one serves, else 503."""
         del request
-        fleet, now_s = self._instances.router.fleet, self._instances.clock.now_s()
-        instances = {
+        router, now_s = self._instances.router, self._instances.clock.now_s()
+        instances: dict[str, dict[str, object]] = {
             m.instance.name: {
                 "is_up": m.health.is_up,
                 "state": m.health.state(now_s),
                 "last_error": m.health.last_error,
             }
-            for m in fleet.members()
+            for m in router.fleet.members()
         }
+        for name, said in instances.items():
+            if router.lacks_kv_size(name):
+                said["without_effect"] = [THRESHOLD_FIELDS[0]]
         serving = self._instances.is_serving
         body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
         if (last_reload := self._last_reload()) is not None:
@@ -122,7 +125,7 @@ class FleetPaths:
         router, now_s = self._router, self._instances.clock.now_s()
         member = router.fleet.get(name)
         assert member is not None
-        busy, load = router.busy(name, ANY_MODEL, now_s), router.ledger.load(name)
+        busy, load = router.busy_by_model(name, now_s), router.ledger.load(name)
         stats = self._instances.reports.get(name)
         return {
             "name": name,
@@ -134,7 +137,8 @@ class FleetPaths:
             "is_draining": member.is_draining,
             "incarnation": member.incarnation,
             "models": sorted(member.models or ()),
-            "busy": busy.check if busy else None,
+            "busy": next((state.check for state in busy.values() if state), None),
+            "busy_by_model": {m: state.check if state else None for m, state in busy.items()},
             "load": {**asdict(load), "ongoing_tokens": load.ongoing_tokens},
             "usage_doubted": router.is_usage_doubted(name),
             "learned_prefill_tps": round(router.latency.prefill_tps(name)),

@@ -26,8 +26,9 @@ from proxy.core.lease import Account
 class InstanceState:
     """One incarnation of one instance. `account`: what requests charge it.
 
-    `kv_tokens`: the size of its KV cache, `kv_used_ratio`: the part in use, None while unknown;
-    both as its engine reported at `reported_s`. `start_s`: when its process started, unix seconds,
+    `kv_tokens`: the size of its KV cache, `kv_used_ratio`: the part in use on the data-parallel
+    rank with the most room, None while unknown; `ranks`: how many ranks share the cache; all as its
+    engine reported at `reported_s`. `start_s`: when its process started, unix seconds,
     where its metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of
     output, both as its usage says. `released`: what ending streams gave back. `cooldown_until_s`:
     its engine has said that it is at capacity. `unreleased`: until when broken hand-overs may have
@@ -43,6 +44,7 @@ class InstanceState:
         "kv_tokens",
         "kv_used_ratio",
         "name",
+        "ranks",
         "released",
         "reported_s",
         "reports",
@@ -57,6 +59,7 @@ class InstanceState:
         self.account = Account(name)
         self.kv_tokens: int | None = None
         self.kv_used_ratio: float | None = None
+        self.ranks = 1
         self.reported_s: float | None = None
         self.start_s: float | None = None
         self.reports = ReportHistory()

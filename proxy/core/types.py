@@ -39,6 +39,10 @@ class Reason(StrEnum):
     KV_PULL = "kv_pull"
     MARGIN = "margin"
     NO_PEER = "no_peer"
+    PEER_PAST_THRESHOLD = "peer_past_threshold"
+    """Every instance that could prefill is past a busy threshold, or its engine said that it is."""
+    SPLIT_ROLES = "split_roles"
+    """No instance passed all busy thresholds, but P those of prefill and D that of decode."""
     NO_CONNECTOR = "no_connector"
     NOT_OFFLOADABLE = "not_offloadable"
     POLICY_ALWAYS = "policy_always"
@@ -309,6 +313,17 @@ class Thresholds:
     def merged(self, changes: Mapping[str, float | int | None]) -> Thresholds:
         """A copy with the given fields overwritten."""
         return replace(self, **changes)  # type: ignore[arg-type]
+
+    def over(self, others: Thresholds) -> Thresholds:
+        """A copy in which what is not set here is as in `others`."""
+        blocks = self.active_decode_blocks_threshold
+        tokens = self.active_prefill_tokens_threshold
+        frac = self.active_prefill_tokens_threshold_frac
+        return Thresholds(
+            others.active_decode_blocks_threshold if blocks is None else blocks,
+            others.active_prefill_tokens_threshold if tokens is None else tokens,
+            others.active_prefill_tokens_threshold_frac if frac is None else frac,
+        )
 
 
 OFF = Thresholds()

@@ -15,6 +15,8 @@ from proxy.core.admission.engine_reports import EngineStats
 
 MOST = 1 << 53
 """A larger value is ignored: floats beyond it do not hold whole numbers exactly."""
+MOST_RANKS = 1024
+"""An engine that names more data-parallel ranks is taken for one without."""
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _CONFIG = ("vllm:cache_config_info",)
 _SOURCES = ("vllm:prompt_tokens_by_source_total",)
@@ -34,6 +36,7 @@ def parse(exposition: bytes) -> EngineStats:
     """Read an engine's metrics; invalid lines and impossible values are ignored."""
     samples = [s for s in _samples(exposition) if 0 <= s.value < MOST]
     used = [s.value for s in samples if s.name in _USAGE and s.value <= 1]
+    by_rank = _used_by_rank(samples)
     total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG]
     sources = {s.labels.get("source"): 0.0 for s in samples if s.name in _SOURCES}
     for sample in samples:
@@ -44,6 +47,7 @@ def parse(exposition: bytes) -> EngineStats:
     known = [tokens for tokens in total if tokens]
     return EngineStats(
         kv_used_ratio=max(used, default=None),
+        kv_used_by_rank=by_rank,
         kv_total_tokens=_whole(sum(known)) if known else None,
         requests_running=_whole(_sum(samples, _RUNNING)),
         requests_waiting=_whole(_sum(samples, _WAITING)),
@@ -62,6 +66,24 @@ def _samples(exposition: bytes) -> Iterable[Sample]:
         return [s for family in text_string_to_metric_families(text) for s in family.samples]
     except ValueError:
         return []
+
+
+def _used_by_rank(samples: list[Sample]) -> tuple[float | None, ...]:
+    """The KV usage of each data-parallel rank; None for a rank that has a cache and tells none.
+
+    Empty where no rank tells its usage. vLLM numbers the ranks in the label `engine`.
+    """
+    found: dict[int, float | None] = {}
+    for sample in samples:
+        rank = sample.labels.get("engine", "")
+        if sample.name not in (*_USAGE, *_CONFIG) or not (rank.isdecimal() and len(rank) < 9):
+            continue
+        used, known = found.setdefault(int(rank), None), sample.value
+        if sample.name in _USAGE and known <= 1:
+            found[int(rank)] = known if used is None else max(used, known)
+    if len(found) > MOST_RANKS or all(used is None for used in found.values()):
+        return ()
+    return tuple(found[rank] for rank in sorted(found))
 
 
 def _sum(samples: list[Sample], names: tuple[str, ...]) -> float | None:

@@ -9,7 +9,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from proxy.core.admission.engine_reports import EngineStats
-from proxy.core.admission.gate import ANY_MODEL
 from proxy.core.fleet.health import State
 from proxy.core.routing.router import Router
 from proxy.core.types import Load, RejectReason
@@ -33,7 +32,11 @@ _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("pinned_tokens", "KV held for a peer", lambda x: x.pinned_tokens),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
-    ("kv_cache_usage_ratio", "KV in use, as the engine reports", lambda s: s.kv_used_ratio),
+    (
+        "kv_cache_usage_ratio",
+        "KV in use on the fullest data-parallel rank, as the engine reports",
+        lambda s: s.kv_used_ratio,
+    ),
     ("prefix_cache_hit_ratio", "Local prefix hits per token looked up", lambda s: s.hit_ratio),
     (
         "external_prefix_cache_hit_ratio",
@@ -66,6 +69,8 @@ class FleetCollector(Collector):
         panic = self._router.fleet.is_panicking()
         yield single("panic", "1 while ejected instances are used for lack of others", panic)
         yield self._busy(names)
+        yield self._thresholds()
+        yield from self._compared(loads)
         yield self._learned(names)
         yield from self._engine(names)
         yield self._frozen(names)
@@ -123,14 +128,44 @@ class FleetCollector(Collector):
         return family
 
     def _busy(self, names: list[str]) -> Metric:
-        family = _gauge(
-            "instance_busy", "1 when the instance is past this threshold", "upstream", "check"
-        )
+        text = "1 when the instance is past this threshold of the model; *: of those without own"
+        family = _gauge("instance_busy", text, "upstream", "check", "model")
         for name in names:
-            busy = self._router.busy(name, ANY_MODEL, self.now_s)
-            for check in (*_CHECKS, RejectReason.UPSTREAM_BUSY):
-                family.add_metric([name, check], busy is not None and busy.check is check)
+            for model, busy in self._router.busy_by_model(name, self.now_s).items():
+                over = busy.checks if busy is not None else ()
+                for check in (*_CHECKS, RejectReason.UPSTREAM_BUSY):
+                    family.add_metric([name, check, model], check in over)
         return family
+
+    def _thresholds(self) -> Metric:
+        """What is set, also for models that take it over: so that it can be drawn beside loads."""
+        text = "Limit in force: share of KV blocks, or prefill tokens of one data-parallel rank"
+        family = _gauge("busy_threshold", text, "check", "model")
+        gate = self._router.gate
+        for model, limits in gate.configured().items():
+            for check, limit in gate.limits_by_check(limits).items():
+                family.add_metric([check, model], limit)
+        return family
+
+    def _compared(self, loads: dict[str, Load]) -> Iterator[Metric]:
+        """What the thresholds are compared with, whether or not they are set."""
+        gate = self._router.gate
+        text = "Share of KV blocks in use that is compared: own count, least used rank as reported"
+        ratios = _gauge("kv_blocks_ratio", text, "upstream", "source")
+        sizes = _gauge("kv_cache_size_tokens", "KV cache, as the engine reports", "upstream")
+        ranks = _gauge("engine_ranks", "Data-parallel ranks, as the engine reports", "upstream")
+        text = "1 while active_decode_blocks_threshold is set and the engine tells no KV cache size"
+        without = _gauge("threshold_without_effect", text, "upstream")
+        for name, load in loads.items():
+            own, reported = gate.kv_ratios(name, load, self.now_s)
+            for source, ratio in (("own", own), ("reported", reported)):
+                if ratio is not None:
+                    ratios.add_metric([name, source], ratio)
+            if (size := gate.kv_tokens(name)) is not None:
+                sizes.add_metric([name], size)
+            ranks.add_metric([name], gate.ranks(name))
+            without.add_metric([name], self._router.lacks_kv_size(name))
+        yield from (ratios, sizes, ranks, without)
 
     def _engine(self, names: list[str]) -> Iterator[Metric]:
         for name, text, read in _ENGINE_GAUGES:

@@ -11,7 +11,7 @@ from proxy.config.values import InstanceSpec
 from proxy.core.admission.engine_reports import EngineKv, EngineStats
 from proxy.core.fleet.health import Change
 from proxy.core.routing.router import Router
-from proxy.core.types import FailureKind, Instance
+from proxy.core.types import THRESHOLD_FIELDS, FailureKind, Instance
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.pool import ConnectOptions
@@ -22,6 +22,7 @@ _WORDS = {
     Change.OPENED: "ejected, requests to it fail",
     Change.GONE: "down",
 }
+_KV_THRESHOLD = THRESHOLD_FIELDS[0]
 _NONE_UP = "no instance is up: every request is refused"
 _PANIC = "more than half of the instances are out: ejected ones are used too"
 _FINE = "enough instances are up again"
@@ -51,6 +52,7 @@ class Instances:
         """Set where an instance was added, or is in doubt: a probe or trial is due at once."""
         self._on_replay, self._on_removed = on_replay, on_removed
         self._fleet_text = _FINE
+        self._without_kv_size: set[str] = set()
 
     def get(self, name: str) -> Upstream | None:
         """An instance's connections; None if it is not known."""
@@ -90,6 +92,7 @@ class Instances:
         self.router.remove(name)
         self._on_removed(name)
         self.reports.pop(name, None)
+        self._without_kv_size.discard(name)
         if (upstream := self.by_name.pop(name, None)) is not None:
             self._keep_names()
             upstream.went_down()
@@ -109,10 +112,28 @@ class Instances:
     def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
         """Store an engine's report; `mark` is equal for equal reports, see ReportHistory."""
         if name in self.by_name:
-            kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio)
+            kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio, stats.kv_used_by_rank)
             self.observe_start(name, stats.start_s)
             self.reports[name] = stats
             self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
+
+    def note_kv_size(self, name: str) -> None:
+        """Log that the KV threshold has no effect on an instance from now on, or has it again."""
+        member = self.router.fleet.get(name)
+        if member is None or not (member.health.was_seen and member.health.is_up):
+            return
+        if not self.router.lacks_kv_size(name):
+            if name in self._without_kv_size:
+                self._without_kv_size.discard(name)
+                _log.info("instance %s: %s has its effect", name, _KV_THRESHOLD)
+        elif name not in self._without_kv_size:
+            self._without_kv_size.add(name)
+            _log.warning(
+                "instance %s: %s has no effect: its /metrics tell no KV cache size "
+                "(vllm:cache_config_info)",
+                name,
+                _KV_THRESHOLD,
+            )
 
     def usage_judged(self, name: str, model: str) -> None:
         """Log that an instance's usage is doubted from now on, or no longer."""

@@ -169,8 +169,10 @@ class Probes:
         is_due = member.health.probes % MODELS_EVERY == 0
         if member.models is None or member.denies_model or is_due:
             body = await upstream.get("/v1/models", timeout_s, limit=LIST_BYTES)
-            names = [str(card["id"]) for card in model_cards(body)]
-            self._fleet.observe_models(name, names)
+            cards = model_cards(body)
+            models = {str(card["id"]): card.get("parent") for card in cards}
+            bases = {m: p for m, p in models.items() if isinstance(p, str) and p and p != m}
+            self._instances.router.observe_models(name, models, bases)
         if self._options.connector.needs_engine_id:
             if member.health.probes % ENGINE_ID_EVERY == 0:
                 await upstream.look_up_engine_id()
@@ -211,6 +213,7 @@ class Probes:
             limit_s = self._options.settings.health_timeout
             body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES)
         except UpstreamFailure:
+            self._instances.note_kv_size(upstream.instance.name)
             return
         name, gate = upstream.instance.name, self._instances.router.gate
         was_frozen = gate.is_frozen(name)
@@ -220,3 +223,4 @@ class Probes:
                 "instance %s: its /metrics do not change although it serves, so they are ignored",
                 name,
             )
+        self._instances.note_kv_size(name)

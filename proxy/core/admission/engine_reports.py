@@ -14,9 +14,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One report, over all data-parallel ranks: sums, and the highest KV usage. None: unknown."""
+    """One report, over all data-parallel ranks: sums, and the highest KV usage. None: unknown.
+
+    `kv_used_by_rank`: the KV usage of each rank, in their order; empty where no rank is named.
+    """
 
     kv_used_ratio: float | None = None
+    kv_used_by_rank: tuple[float | None, ...] = ()
     kv_total_tokens: int | None = None
     requests_running: int | None = None
     requests_waiting: int | None = None
@@ -29,10 +33,32 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineKv:
-    """KV cache as the engine reports it: size in tokens and the share in use, 0..1."""
+    """KV cache as the engine reports it: size in tokens and the share in use, 0..1.
+
+    Of an engine with data-parallel ranks the size is that of all of them, `used_ratio` that of the
+    fullest one, and `used_by_rank` has each; empty for an engine without ranks.
+    """
 
     total_tokens: int | None = None
     used_ratio: float | None = None
+    used_by_rank: tuple[float | None, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """Number of data-parallel ranks, at least 1."""
+        return max(1, len(self.used_by_rank))
+
+    @property
+    def least_used_ratio(self) -> float | None:
+        """The usage of the rank with the most room; None while that of any rank is unknown."""
+        if not self.used_by_rank:
+            return self.used_ratio
+        least = 1.0
+        for used in self.used_by_rank:
+            if used is None:
+                return None
+            least = min(least, used)
+        return least
 
 
 FROZEN_S, ANSWERS = 60.0, 8

@@ -5,11 +5,22 @@ ongoing prefill tokens, the same as a fraction of a step's token budget, and KV 
 block check compares two signals with the limit, this proxy's own count and the engine's last
 report; the instance is busy while either of them is over. The semantics are those of NVIDIA
 Dynamo's request rejection, so operators' thresholds carry over.
+
+Thresholds are those of one data-parallel rank, and an instance is busy only while all its ranks
+are. An engine reports the KV usage of each rank, so that of the rank with the most room decides; a
+rank that reports none is free. Which rank computes a prompt is the engine's choice, so the proxy's
+own counts are of all ranks: all of them can only be over while their sum is over as many limits.
+
+What is not set for a model follows its base model, where it is an adapter (LoRA), and else `*`, now
+and after every later change of these. Names of models are compared without regard to case.
+
+An instance that computes a prompt and decodes must pass all checks. P of an offload need not pass
+the one of KV blocks, and D need not pass those of prefill.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from proxy.core.admission.engine_reports import EngineKv
@@ -25,10 +36,31 @@ ANY_MODEL = "*"
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Why an instance is busy, and in how many seconds it is predicted to be free."""
+    """Why an instance is busy, and in how many seconds it is predicted to be free.
 
-    check: RejectReason
+    `checks`: all that are over, at least one, and `check` the first of them.
+    """
+
+    checks: tuple[RejectReason, ...]
     free_in_s: float
+
+    @property
+    def check(self) -> RejectReason:
+        """The check to name where one is named."""
+        return self.checks[0]
+
+    @property
+    def may_prefill(self) -> bool:
+        """Whether it may still be P of an offload."""
+        return self.checks == (RejectReason.DECODE_BLOCKS,)
+
+    @property
+    def may_decode(self) -> bool:
+        """Whether it may still be D of an offload."""
+        return all(check in _OF_PREFILL for check in self.checks)
+
+
+_OF_PREFILL = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC)
 
 
 class Gate:
@@ -44,8 +76,13 @@ class Gate:
         prefill_throughput: float,
         states: InstanceStates,
     ) -> None:
+        self._own = {ANY_MODEL: thresholds}
+        self._spelled = {ANY_MODEL: ANY_MODEL}
+        self._bases: dict[str, str] = {}
+        # In force where a model or `*` has own limits, else that of its base, else that of `*`.
         # Thresholds equal to OFF are stored as OFF itself, so `is_open` compares by identity.
-        self._by_model = {ANY_MODEL: OFF if thresholds == OFF else thresholds}
+        self._in_force = {ANY_MODEL: OFF}
+        self._renew()
         self._batched = max_batched_tokens
         self._prefill_tps = prefill_throughput
         self._states = states
@@ -54,23 +91,64 @@ class Gate:
         """Called after a change that may have made an instance free; None: no call."""
 
     def thresholds(self, model: str) -> Thresholds:
-        """The limits in force for a model: its own, else those for all models."""
-        return self._by_model.get(model, self._by_model[ANY_MODEL])
+        """The limits in force for a model."""
+        return self._in_force[self._row(model)]
+
+    def own(self, model: str) -> Thresholds:
+        """What is set for this model itself; None is what follows others."""
+        return self._own.get(model.lower(), OFF)
+
+    def as_if(self, model: str, own: Thresholds) -> Thresholds:
+        """The limits that would be in force for a model with these limits of its own."""
+        key = model.lower()
+        if key == ANY_MODEL:
+            return own
+        base = self._own.get(self._bases.get(key, ""), OFF)
+        return own.over(base.over(self._own[ANY_MODEL]))
 
     def configured(self) -> dict[str, Thresholds]:
-        """Every model with limits of its own, and `*`."""
-        return dict(self._by_model)
+        """The limits in force of `*` and of every model that has limits of its own."""
+        return {self._spelled[key]: self._in_force[key] for key in self._own}
 
-    def set(self, model: str, thresholds: Thresholds) -> None:
-        """Overwrite a model's limits, from the next decision on."""
-        self._by_model[model] = OFF if thresholds == OFF else thresholds
+    def rows_of(self, models: Iterable[str]) -> list[str]:
+        """The names in `configured` whose limits hold for any of these models."""
+        keys = {self._row(model) for model in models}
+        return [self._spelled[key] for key in self._own if key in keys]
+
+    def set(self, model: str, own: Thresholds) -> None:
+        """Overwrite what is set for a model itself, from the next decision on."""
+        key = model.lower()
+        if own == OFF and key != ANY_MODEL:
+            self._own.pop(key, None)
+        else:
+            self._own[key] = own
+            self._spelled[key] = model
+        self._renew()
         self._changed()
 
     def unset(self, model: str) -> None:
-        """Remove a model's own limits; for `*`, switch the three checks off."""
-        self._by_model.pop(model, None)
-        self._by_model.setdefault(ANY_MODEL, OFF)
+        """Remove a model's own limits; for `*`, switch off what is set for no model."""
+        self.set(model, OFF)
+
+    def know_bases(self, bases: Mapping[str, str]) -> None:
+        """The base model of each adapter, instead of those known before."""
+        self._bases = {adapter.lower(): base.lower() for adapter, base in bases.items()}
+        self._renew()
         self._changed()
+
+    def _row(self, model: str) -> str:
+        """The key of the row that holds for a model."""
+        if len(self._own) == 1:
+            return ANY_MODEL
+        key = model.lower()
+        if key not in self._own:
+            key = self._bases.get(key, ANY_MODEL)
+        return key if key in self._own else ANY_MODEL
+
+    def _renew(self) -> None:
+        in_force = {key: self.as_if(key, own) for key, own in self._own.items()}
+        self._in_force = {k: OFF if limits == OFF else limits for k, limits in in_force.items()}
+        self._spelled = {key: self._spelled[key] for key in self._own}
 
     def observe_engine(
         self, instance: str, kv: EngineKv, now_s: float, mark: int | None = None
@@ -81,13 +159,37 @@ class Gate:
             mark, now_s, answers=state.released.count, is_in_use=bool(kv.used_ratio)
         )
         state.kv_tokens = kv.total_tokens or None
-        state.kv_used_ratio = None if is_frozen else kv.used_ratio
+        state.kv_used_ratio = None if is_frozen else kv.least_used_ratio
+        state.ranks = kv.ranks
         state.reported_s = now_s
         self._changed()
 
     def kv_tokens(self, instance: str) -> int | None:
         """The size of an instance's KV cache in tokens; None while its engine reported none."""
         return self._states.of(instance).kv_tokens
+
+    def kv_ratios(
+        self, instance: str, load: Load, now_s: float
+    ) -> tuple[float | None, float | None]:
+        """What the check of KV blocks compares: this proxy's own count, and the engine's report.
+
+        None is what is not compared: the size of the cache is unknown, or the report is stale.
+        """
+        return _kv_ratios(self._states.of(instance), load, now_s)
+
+    def limits_by_check(self, thresholds: Thresholds) -> dict[RejectReason, float]:
+        """The limits that are set, each in the unit of what it is compared with."""
+        frac = thresholds.active_prefill_tokens_threshold_frac
+        limits = (
+            (RejectReason.DECODE_BLOCKS, thresholds.active_decode_blocks_threshold),
+            (RejectReason.PREFILL_TOKENS, thresholds.active_prefill_tokens_threshold),
+            (RejectReason.PREFILL_FRAC, None if frac is None else frac * self._batched),
+        )
+        return {check: limit for check, limit in limits if limit is not None}
+
+    def ranks(self, instance: str) -> int:
+        """Number of an instance's data-parallel ranks, as its engine reports; 1 without."""
+        return self._states.of(instance).ranks
 
     def is_frozen(self, instance: str) -> bool:
         """Whether the reports of the instance's engine are frozen, see `ReportHistory`."""
@@ -158,46 +260,56 @@ class Gate:
     ) -> Busy | None:
         """Why the instance is past a threshold of the model (or of `limits`); None: free.
 
-        Names the first check that is over; `free_in_s` is that of the check that clears last.
+        `free_in_s` is that of the check that clears last.
         """
         limits = limits or self.thresholds(model)
         state = self._states.of(instance)
-        over: list[Busy] = []
+        over: list[tuple[RejectReason, float]] = []
         if state.cooldown_until_s > now_s:
-            over.append(Busy(RejectReason.UPSTREAM_BUSY, state.cooldown_until_s - now_s))
+            over.append((RejectReason.UPSTREAM_BUSY, state.cooldown_until_s - now_s))
         if load.prefill_tokens:
-            over += self._prefill_over(limits, load)
+            over += self._prefill_over(state.ranks, limits, load)
         if limits.active_decode_blocks_threshold is not None:
             over += self._decode_over(state, limits, load, now_s)
-        return Busy(over[0].check, max(busy.free_in_s for busy in over)) if over else None
+        if not over:
+            return None
+        return Busy(tuple([check for check, _ in over]), max([wait_s for _, wait_s in over]))
 
-    def _prefill_over(self, limits: Thresholds, load: Load) -> Iterator[Busy]:
+    def _prefill_over(
+        self, ranks: int, limits: Thresholds, load: Load
+    ) -> Iterator[tuple[RejectReason, float]]:
+        """Each check of prefill that is over, and in how many seconds it is predicted to clear."""
         frac = limits.active_prefill_tokens_threshold_frac
         checks = (
             (RejectReason.PREFILL_TOKENS, limits.active_prefill_tokens_threshold),
             (RejectReason.PREFILL_FRAC, None if frac is None else frac * self._batched),
         )
         for check, limit in checks:
-            if limit is not None and load.prefill_tokens > limit:
-                yield Busy(check, (load.prefill_tokens - limit) / self._prefill_tps)
+            if limit is not None and load.prefill_tokens > ranks * limit:
+                excess_tokens = load.prefill_tokens - ranks * limit
+                yield check, excess_tokens / self._prefill_tps
 
     def _decode_over(
         self, state: InstanceState, limits: Thresholds, load: Load, now_s: float
-    ) -> Iterator[Busy]:
-        limit, kv_tokens, seen_s = (
-            limits.active_decode_blocks_threshold,
-            state.kv_tokens,
-            state.reported_s,
-        )
-        if limit is None or kv_tokens is None or seen_s is None:
+    ) -> Iterator[tuple[RejectReason, float]]:
+        """The check of KV blocks, if it is over, and in how many seconds it should clear."""
+        limit, kv_tokens = limits.active_decode_blocks_threshold, state.kv_tokens
+        own, reported = _kv_ratios(state, load, now_s)
+        if limit is None or kv_tokens is None or own is None:
             return
-        reported = (state.kv_used_ratio or 0.0) if now_s - seen_s <= STALE_S else 0.0
-        own = (load.decode_tokens + load.inbound_tokens) / kv_tokens
-        excess_tokens = (max(own, reported) - limit) * kv_tokens
+        excess_tokens = (max(own, reported or 0.0) - limit) * kv_tokens
         if excess_tokens > 0:
             rate = state.released.tokens_per_s(now_s)
             wait_s = excess_tokens / rate if rate else UNKNOWN_DRAIN_S
-            yield Busy(RejectReason.DECODE_BLOCKS, wait_s)
+            yield RejectReason.DECODE_BLOCKS, wait_s
+
+
+def _kv_ratios(state: InstanceState, load: Load, now_s: float) -> tuple[float | None, float | None]:
+    kv_tokens, seen_s = state.kv_tokens, state.reported_s
+    if kv_tokens is None or seen_s is None:
+        return None, None
+    own = (load.decode_tokens + load.inbound_tokens) / kv_tokens
+    return own, state.kv_used_ratio if now_s - seen_s <= STALE_S else None
 
 
 def _kv_wait_s(state: InstanceState, load: Load, tokens: int, now_s: float) -> float:

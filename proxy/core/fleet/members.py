@@ -7,7 +7,7 @@ for those where nobody listens.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from proxy.core.fleet.health import Health
@@ -20,7 +20,7 @@ START_RATIO = 0.1
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """An instance in the fleet. `models` is None until asked.
+    """An instance in the fleet. `models` is None until asked; `bases`: of adapters, by name.
 
     `denies_model`: it answered a request as if it did not serve a model that it is known for; a
     client may have worded that, so its list of models is to be read again.
@@ -35,6 +35,7 @@ class Member:
     incarnation: int = 0
     is_draining: bool = False
     models: frozenset[str] | None = None
+    bases: dict[str, str] = field(default_factory=dict)
     denies_model: bool = False
     last_placed: int = 0
     credit: float = 0.0
@@ -208,10 +209,20 @@ class Fleet:
             return 1.0
         return START_RATIO + (1.0 - START_RATIO) * max(0.0, since_s) / self._slow_start_s
 
-    def observe_models(self, name: str, models: Iterable[str]) -> None:
-        """Take in the models that an instance serves."""
+    def observe_models(
+        self, name: str, models: Iterable[str], bases: Mapping[str, str] | None = None
+    ) -> None:
+        """Take in the models that an instance serves; `bases`: of adapters among them."""
         if (member := self._members.get(name)) is not None:
             member.models, member.denies_model = frozenset(models), False
+            member.bases = dict(bases or {})
+
+    def bases(self) -> dict[str, str]:
+        """The base model of each adapter (LoRA) that an instance serves."""
+        found: dict[str, str] = {}
+        for member in reversed(self._members.values()):
+            found |= member.bases
+        return found
 
     def models(self) -> set[str]:
         """Every model that an instance is known to serve."""

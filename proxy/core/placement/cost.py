@@ -39,12 +39,14 @@ from heapq import heapify, heappop
 from typing import Final
 
 from proxy.core.placement.alternatives import COLOCATIONS_KEPT, OFFLOADS_KEPT, PricedOption
+from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.decision import (
     Choice,
     PlacementView,
     Size,
     can_prefill,
     classify,
+    no_peer,
     transfer_s,
 )
 from proxy.core.types import Reason
@@ -89,7 +91,8 @@ WEIGHTS = Weights()
 
 def by_cost(view: PlacementView, weights: Weights | None = None) -> Choice:
     """Choose the cheapest option."""
-    prices = Prices(view, weights or WEIGHTS)
+    weights = weights or WEIGHTS
+    prices = Prices(view, view.free, weights)
     ranked = prices.ranked()
     at = prices.stay(ranked[0])
     if at not in ranked:
@@ -98,7 +101,7 @@ def by_cost(view: PlacementView, weights: Weights | None = None) -> Choice:
     best = options[ranked.index(at)]
     warm, heavy = view.config.warm_threshold, view.config.heavy_threshold
     size = classify(best.decode.new_tokens, warm, heavy)
-    offloads = prices.offloads() if prices.may_offload(best, size) else []
+    offloads = _offloads(view, prices, weights) if prices.may_offload(best, size) else []
     reason = _why_not(view, best, size, offloads)
     taken = best
     if reason is None:
@@ -124,11 +127,11 @@ class Prices:
     decoding (`_decoding_s`) and only computing (`_computing_s`) there, and the queue.
     """
 
-    def __init__(self, view: PlacementView, weights: Weights) -> None:
+    def __init__(self, view: PlacementView, free: Candidates, weights: Weights) -> None:
         config, w = view.config, weights
-        self._view, self._free = view, view.free
-        self._times = view.latency.times(view.free.names)
-        self._now_s, self._prompt_tokens = view.now_s, view.free.prompt_tokens
+        self._view, self._free = view, free
+        self._times = view.latency.times(free.names)
+        self._now_s, self._prompt_tokens = view.now_s, free.prompt_tokens
         self._target_s = config.tpot_slo_s
         self._harm, self._arrivals = w.harm * view.slo_pressure, w.arrivals
         self._decode = w.decode * view.slo_pressure * w.output_tokens
@@ -241,31 +244,20 @@ class Prices:
             return self._may_split
         return best.cost_s - self._least_split_s > _margin_s(best)
 
-    def offloads(self) -> list[PricedOption]:
-        """Pairs of the cheapest P with the home and the two best D, the cheapest pair first.
-
-        A pair's terms are those of colocation on P and on D.
-        """
+    def decoders(self) -> list[PricedOption]:
+        """The two best D of an offload and the home, where the request is HEAVY."""
         free, least = self._free, self._view.config.heavy_threshold
         most_hit = self._prompt_tokens - least
         heavy = [at for at, hit in enumerate(free.hit_tokens) if hit <= most_hit]
-        if not heavy:
-            return []
         ds = _lowest(self._decoding_s, heavy, 2)
         home = free.place_of(self._view.home)
         if home is not None and free.hit_tokens[home] <= most_hit and home not in ds:
             ds.append(home)
-        ps = [self.option(at) for at in self._prefillers()]
-        pairs = [
-            self._pair(p, d)
-            for d in [self.option(at) for at in ds]
-            for p in ps
-            if p.decode is not d.decode
-        ]
-        in_time_s = self._view.config.prefill_timeout_s
-        return sorted([pair for pair in pairs if pair.ttft_s < in_time_s], key=_cost)[
-            :OFFLOADS_KEPT
-        ]
+        return [self.option(at) for at in ds]
+
+    def prefillers(self) -> list[PricedOption]:
+        """The candidates that may prefill for another, cheapest first."""
+        return [self.option(at) for at in self._prefillers()]
 
     def _prefillers(self) -> list[int]:
         """Indexes of the candidates that may prefill for another, cheapest first.
@@ -284,26 +276,47 @@ class Prices:
                 found.append(at)
         return found
 
-    def _pair(self, p: PricedOption, d: PricedOption) -> PricedOption:
-        """The pair's option: computed on P, transferred, decoded on D."""
-        moved_s = transfer_s(self._view, p.decode, d.decode)
-        # D fetches the KV after its own queued prefills, and once there is room for it.
-        moved_s += max(0.0, max(d.decode.kv_wait_s, d.wait_s) - p.ttft_s)
-        ttft_s = p.ttft_s + moved_s
-        on_p_s = p.harm_s + p.behind_s + p.memory_s
-        on_d_s = d.decode_s + d.next_s + d.memory_s
-        return PricedOption(
-            decode=d.decode,
-            prefill=p,
-            cost_s=ttft_s + on_p_s + on_d_s,
-            ttft_s=ttft_s,
-            harm_s=p.harm_s,
-            behind_s=p.behind_s,
-            decode_s=d.decode_s,
-            next_s=d.next_s,
-            memory_s=d.memory_s + p.memory_s,
-            wait_s=p.wait_s,
-        )
+
+def _offloads(view: PlacementView, prices: Prices, weights: Weights) -> list[PricedOption]:
+    """Pairs of the cheapest P with the home and the two best D, the cheapest pair first.
+
+    A pair's terms are those of colocation on P and on D. Instances that a busy threshold leaves one
+    role only are priced like the free ones.
+    """
+    ds = prices.decoders()
+    if view.decode_only is not None:
+        ds += Prices(view, view.decode_only, weights).decoders()
+    if not ds:
+        return []
+    ps = prices.prefillers()
+    if view.prefill_only is not None:
+        ps += Prices(view, view.prefill_only, weights).prefillers()
+    pairs = [_pair(view, p, d) for d in ds for p in ps if p.decode is not d.decode]
+    in_time_s = view.config.prefill_timeout_s
+    in_time = [pair for pair in pairs if pair.ttft_s < in_time_s]
+    return sorted(in_time, key=_cost)[:OFFLOADS_KEPT]
+
+
+def _pair(view: PlacementView, p: PricedOption, d: PricedOption) -> PricedOption:
+    """The pair's option: computed on P, transferred, decoded on D."""
+    moved_s = transfer_s(view, p.decode, d.decode)
+    # D fetches the KV after its own queued prefills, and once there is room for it.
+    moved_s += max(0.0, max(d.decode.kv_wait_s, d.wait_s) - p.ttft_s)
+    ttft_s = p.ttft_s + moved_s
+    on_p_s = p.harm_s + p.behind_s + p.memory_s
+    on_d_s = d.decode_s + d.next_s + d.memory_s
+    return PricedOption(
+        decode=d.decode,
+        prefill=p,
+        cost_s=ttft_s + on_p_s + on_d_s,
+        ttft_s=ttft_s,
+        harm_s=p.harm_s,
+        behind_s=p.behind_s,
+        decode_s=d.decode_s,
+        next_s=d.next_s,
+        memory_s=d.memory_s + p.memory_s,
+        wait_s=p.wait_s,
+    )
 
 
 def _lowest(values: list[float], places: Sequence[int], count: int) -> list[int]:
@@ -334,7 +347,7 @@ def _why_not(
     if not view.facts.offloadable:
         return _unless_small(size, Reason.NOT_OFFLOADABLE)
     if not offloads:
-        return _unless_small(size, Reason.NO_PEER)
+        return _unless_small(size, no_peer(view, best.decode))
     if best.cost_s - offloads[0].cost_s <= _margin_s(best):
         d_idle = not best.decode.load.decode_requests
         return _unless_small(size, Reason.D_IDLE if d_idle else Reason.MARGIN)

@@ -14,7 +14,14 @@ from proxy.core.config import RouterConfig
 from proxy.core.latency.model import Latency
 from proxy.core.placement.alternatives import COLOCATIONS_KEPT, Alternatives, PricedOption, unpriced
 from proxy.core.placement.candidates import Candidates
-from proxy.core.types import Candidate, Reason, RequestFacts, RouteClass, TransferRules
+from proxy.core.types import (
+    Candidate,
+    Instance,
+    Reason,
+    RequestFacts,
+    RouteClass,
+    TransferRules,
+)
 
 
 class Size(StrEnum):
@@ -40,6 +47,9 @@ PINNED_RATIO = 0.3
 class PlacementView:
     """Everything a decision may read. `free`: instances that may be chosen, at least one.
 
+    `prefill_only`, `decode_only`: instances that may be P of an offload, or D of one, and no more:
+    they are past a busy threshold of the other role. `busy_peers`: those that may not be P for a
+    busy threshold.
     `home` is the name of the session's instance, which need not be among the free ones;
     `mean_ongoing_tokens` is over all instances that are up, busy ones included; `latency`: the
     learned times, read only; `transfers`: what the KV connector allows; `slo_pressure`: the price
@@ -55,6 +65,9 @@ class PlacementView:
     latency: Latency
     transfers: TransferRules
     slo_pressure: float
+    prefill_only: Candidates | None
+    decode_only: Candidates | None
+    busy_peers: Sequence[Instance]
 
     def __init__(
         self,
@@ -67,11 +80,16 @@ class PlacementView:
         latency: Latency,
         transfers: TransferRules,
         slo_pressure: float = 1.0,
+        prefill_only: Candidates | None = None,
+        decode_only: Candidates | None = None,
+        busy_peers: Sequence[Instance] = (),
     ) -> None:
         self.config, self.facts, self.home, self.free = config, facts, home, free
         self.mean_ongoing_tokens = mean_ongoing_tokens
         self.now_s, self.latency = now_s, latency
         self.transfers, self.slo_pressure = transfers, slo_pressure
+        self.prefill_only, self.decode_only = prefill_only, decode_only
+        self.busy_peers = busy_peers
 
 
 @dataclass(slots=True, init=False)
@@ -160,7 +178,39 @@ def size_on(view: PlacementView, d: Candidate) -> Size:
 
 def peers(view: PlacementView, d: Candidate | None = None) -> list[Candidate]:
     """The instances that may prefill (for D), see `can_prefill`."""
-    return [c for c in view.free if c is not d and can_prefill(view, c)]
+    found = [c for c in view.free if c is not d and can_prefill(view, c)]
+    if view.prefill_only is not None:
+        found += [c for c in view.prefill_only if c is not d and can_prefill(view, c)]
+    return found
+
+
+def no_peer(view: PlacementView, d: Candidate) -> Reason:
+    """Why there is no P for D: a busy threshold stands against the peers, or there is none."""
+    busy = [i for i in view.busy_peers if i.name != d.instance.name]
+    if any(_can_transfer(view, i) for i in busy) and not peers(view, d):
+        return Reason.PEER_PAST_THRESHOLD
+    return Reason.NO_PEER
+
+
+def split(view: PlacementView) -> Choice | None:
+    """An offload of a HEAVY request where no instance is free to compute and to decode it.
+
+    D is the session's home where that may decode, else the instance with the fewest ongoing tokens;
+    P the one that is ready first.
+    """
+    ds = [c for c in view.decode_only or () if size_on(view, c) is Size.HEAVY]
+    ps = peers(view)
+    if not ds or not ps:
+        return None
+    d = min(ds, key=lambda c: (c.instance.name != view.home, c.load.ongoing_tokens, c.last_placed))
+    p = min(ps, key=lambda c: ready_s(view, c))
+    if ready_s(view, p) + transfer_s(view, p, d) >= view.config.prefill_timeout_s:
+        return None
+    return chosen(view, d, p, Reason.SPLIT_ROLES, placed=d.instance.name != view.home)
+
+
+def _can_transfer(view: PlacementView, instance: Instance) -> bool:
+    return not view.transfers.needs_bootstrap or instance.bootstrap_url is not None
 
 
 def can_prefill(view: PlacementView, c: Candidate) -> bool:
@@ -169,7 +219,7 @@ def can_prefill(view: PlacementView, c: Candidate) -> bool:
     Pinned KV is lost to the instance's own streams, so its amount is bounded.
     """
     rules = view.transfers
-    if rules.needs_bootstrap and c.instance.bootstrap_url is None:
+    if not _can_transfer(view, c.instance):
         return False
     if not rules.pins:
         return True

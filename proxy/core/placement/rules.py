@@ -22,6 +22,7 @@ from proxy.core.placement.decision import (
     PlacementView,
     Size,
     chosen,
+    no_peer,
     peers,
     size_on,
 )
@@ -62,7 +63,10 @@ DISRUPTION_FACTOR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class OffloadQuestion:
-    """The facts for an offload rule. Times in seconds, throughput in tokens per second."""
+    """The facts for an offload rule. Times in seconds, throughput in tokens per second.
+
+    `no_peer`: the reason to give where there is no `prefill`.
+    """
 
     decode: Candidate
     prefill: Candidate | None
@@ -72,6 +76,7 @@ class OffloadQuestion:
     prefill_throughput: float
     kv_transfer_time_s: float
     non_cached_tokens: int
+    no_peer: Reason = Reason.NO_PEER
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,7 @@ def should_offload(rule: str, q: OffloadQuestion) -> OffloadDecision:
     if q.decode.new_tokens < q.heavy_threshold:
         return colocate(Reason.BELOW_THRESHOLD)
     if q.prefill is None:
-        return colocate(Reason.NO_PEER)
+        return colocate(q.no_peer)
     return OFFLOAD_RULES[rule](q, q.prefill)
 
 
@@ -160,6 +165,11 @@ def ruled(rule: str) -> Decide:
     """The policy of an offload rule: `--placement` gives D, the rule says whether a P computes."""
 
     def decide(view: PlacementView) -> Choice:
+        home = _home_that_only_decodes(view)
+        if home is not None:
+            p, reason = _offload(view, rule, home)
+            if p is not None:
+                return chosen(view, home, p, reason, placed=False)
         d, placed = place(view)
         p, reason = _offload(view, rule, d)
         return chosen(view, d, p, reason, placed=placed)
@@ -182,6 +192,14 @@ def place(view: PlacementView) -> tuple[Candidate, bool]:
     return free.at(best[0]), True
 
 
+def _home_that_only_decodes(view: PlacementView) -> Candidate | None:
+    """The session's home, if it may not compute but may be D of an offload."""
+    if view.decode_only is None or view.config.placement not in STICKY:
+        return None
+    at = view.decode_only.place_of(view.home)
+    return None if at is None else view.decode_only.at(at)
+
+
 def _offload(view: PlacementView, rule: str, d: Candidate) -> tuple[Candidate | None, Reason]:
     """P (None: D computes) for a request that decodes on D, and the reason."""
     config = view.config
@@ -201,6 +219,7 @@ def _offload(view: PlacementView, rule: str, d: Candidate) -> tuple[Candidate | 
         prefill_throughput=config.prefill_throughput,
         kv_transfer_time_s=config.kv_transfer_time_s,
         non_cached_tokens=config.offload_non_cached_tokens,
+        no_peer=Reason.NO_PEER if p is not None else no_peer(view, d),
     )
     decision = should_offload(rule, question)
     return p if decision.offload else None, decision.reason

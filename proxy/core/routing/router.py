@@ -8,7 +8,7 @@ step. Drivers: the aiohttp proxy, the virtual-time simulator, the tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from proxy.core.admission.gate import ANY_MODEL, Busy, Gate
 from proxy.core.admission.retry_after import retry_after_s
@@ -28,7 +28,7 @@ from proxy.core.lease import Phase
 from proxy.core.ledger import Ledger, UnreleasedKv
 from proxy.core.placement.alternatives import Shadowed
 from proxy.core.placement.candidates import Candidates
-from proxy.core.placement.decision import Choice, Decide, PlacementView, route_class
+from proxy.core.placement.decision import Choice, Decide, PlacementView, route_class, split
 from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.wrappers import Shadow, failing_open
 from proxy.core.routing import time_limits
@@ -122,6 +122,7 @@ class Router:
     def remove(self, name: str) -> None:
         """Take an instance out; its live leases go on against its detached account."""
         self.fleet.remove(name)
+        self.gate.know_bases(self.fleet.bases())
         self._freed()
 
     def _sweep(self, dropped: InstanceState) -> None:
@@ -147,6 +148,32 @@ class Router:
         """The threshold that an instance is past, or None; KeyError for an unknown instance."""
         return self.gate.busy(name, model, self.ledger.load(name), now_s)
 
+    def busy_by_model(self, name: str, now_s: float) -> dict[str, Busy | None]:
+        """`busy` for each row of thresholds that holds for a model which the instance serves.
+
+        While its models are unknown, for every row.
+        """
+        return {model: self.busy(name, model, now_s) for model in self._rows_of(name)}
+
+    def lacks_kv_size(self, name: str) -> bool:
+        """Whether the KV threshold can't refuse anything: the engine has told no KV cache size."""
+        if self.gate.kv_tokens(name) is not None:
+            return False
+        in_force = map(self.gate.thresholds, self._rows_of(name))
+        return any(limits.active_decode_blocks_threshold is not None for limits in in_force)
+
+    def _rows_of(self, name: str) -> list[str]:
+        member = self.fleet.get(name)
+        models = member.models if member is not None else None
+        return self.gate.rows_of(models) if models else list(self.gate.configured())
+
+    def observe_models(self, name: str, models: Iterable[str], bases: Mapping[str, str]) -> None:
+        """Take in the models that an instance serves; `bases`: of adapters among them."""
+        known = self.fleet.bases()
+        self.fleet.observe_models(name, models, bases)
+        if (now := self.fleet.bases()) != known:
+            self.gate.know_bases(now)
+
     def is_usage_doubted(self, name: str) -> bool:
         """Whether nothing is learned from an instance's usage: it disagrees with the others'."""
         return self.fleet.states.of(name).is_usage_doubted
@@ -158,12 +185,28 @@ class Router:
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Choose D, the class and P, and charge them; or say why not and when to come back."""
-        free = self._free(facts, now_s, exclude=())
-        if isinstance(free, Reject):
-            return free
+        choice: Choice | None = None
+        shadowed: Shadowed | None = None
+        busy: list[tuple[Member, Busy]] = []
+        if facts.holder is not None:
+            free = self._at_holder(facts, facts.holder, now_s, exclude=())
+            if isinstance(free, Reject):
+                return free
+        else:
+            members, busy = self._past_gate(facts.model, now_s, exclude=())
+            if not members and not (self._may_split(facts) and _can_share(busy)):
+                return self._rejection(busy, now_s)
+            free = self._candidates(facts, self._warm(facts, members, now_s), now_s)
         view = self._view(facts, free, now_s)
-        choice = self._decide(view)
-        shadowed = self._shadow.look(view, choice) if self._shadow else None
+        if busy and self._may_split(facts):
+            self._add_one_role(view, busy)
+        if len(free):
+            choice = self._decide(view)
+            shadowed = self._shadow.look(view, choice) if self._shadow else None
+        elif self.config.offload_policy != "never":
+            choice = split(view)
+        if choice is None:
+            return self._rejection(busy, now_s)
         return self._reserve(facts, choice, shadowed, now_s)
 
     def give_back(self, route: Route, now_s: float) -> None:
@@ -330,27 +373,53 @@ class Router:
     def _free(
         self, facts: RequestFacts, now_s: float, exclude: Collection[str]
     ) -> Candidates | Reject:
+        """The instances that may compute and decode the request, or why there is none."""
         if facts.holder is not None:
             return self._at_holder(facts, facts.holder, now_s, exclude)
-        busy: list[tuple[str, Busy]] = []
-        members = self.fleet.serving(facts.model, exclude)
-        if members and self.gate.is_open(facts.model, now_s):
-            return self._candidates(facts, self._warm(facts, members, now_s), now_s)
+        free, busy = self._past_gate(facts.model, now_s, exclude)
+        if not free:
+            return self._rejection(busy, now_s)
+        return self._candidates(facts, self._warm(facts, free, now_s), now_s)
+
+    def _past_gate(
+        self, model: str, now_s: float, exclude: Collection[str]
+    ) -> tuple[list[Member], list[tuple[Member, Busy]]]:
+        """The members that may be chosen for a model: those that pass all checks, and the rest."""
+        members = self.fleet.serving(model, exclude)
+        busy: list[tuple[Member, Busy]] = []
+        if self.gate.is_open(model, now_s):
+            return members, busy
         free: list[Member] = []
         for member in members:
-            state = self.busy(member.instance.name, facts.model, now_s)
+            state = self.busy(member.instance.name, model, now_s)
             if state is None:
                 free.append(member)
             else:
-                busy.append((member.instance.name, state))
-        if free:
-            return self._candidates(facts, self._warm(facts, free, now_s), now_s)
-        if busy:
-            soonest = min((state for _, state in busy), key=lambda b: b.free_in_s)
-            tps = sum(self.gate.intake_tps(name, state.check, now_s) for name, state in busy)
-            wait_s = soonest.free_in_s
-            return Reject(soonest.check, retry_after_s([wait_s]), wait_s, tps)
-        return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
+                busy.append((member, state))
+        return free, busy
+
+    def _rejection(self, busy: list[tuple[Member, Busy]], now_s: float) -> Reject:
+        if not busy:
+            return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
+        soonest = min([state for _, state in busy], key=lambda b: b.free_in_s)
+        intake_tps, wait_s = self.gate.intake_tps, soonest.free_in_s
+        tps = sum([intake_tps(m.instance.name, state.check, now_s) for m, state in busy])
+        return Reject(soonest.check, retry_after_s([wait_s]), wait_s, tps)
+
+    def _may_split(self, facts: RequestFacts) -> bool:
+        """Whether an instance that may take one role only could be of use to the request."""
+        is_heavy = facts.prompt_tokens >= self.config.heavy_threshold
+        return is_heavy and facts.offloadable and self._transfers.can_offload
+
+    def _add_one_role(self, view: PlacementView, busy: list[tuple[Member, Busy]]) -> None:
+        """Add to a view the instances that a busy threshold leaves one role of an offload."""
+        for_p = [member for member, state in busy if state.may_prefill]
+        for_d = [member for member, state in busy if state.may_decode]
+        if for_p:
+            view.prefill_only = self._candidates(view.facts, for_p, view.now_s)
+        if for_d:
+            view.decode_only = self._candidates(view.facts, for_d, view.now_s)
+        view.busy_peers = [member.instance for member, state in busy if not state.may_prefill]
 
     def _at_holder(
         self, facts: RequestFacts, name: str, now_s: float, exclude: Collection[str]
@@ -462,6 +531,12 @@ class Router:
             kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
             self._tracker.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
+
+
+def _can_share(busy: list[tuple[Member, Busy]]) -> bool:
+    """Whether one of these instances may compute a prompt and another one decode it."""
+    states = [state for _, state in busy]
+    return any(s.may_prefill for s in states) and any(s.may_decode for s in states)
 
 
 def _hit_tokens(facts: RequestFacts, blocks: dict[str, int], names: list[str]) -> list[int]:

@@ -79,17 +79,20 @@ class Waiting:
 
         One that only one instance can serve does not wait, so it is not behind them.
         """
+        if self._advice.promises:
+            self._advice.came(_number(facts), now_s)
         if facts.holder is None and self.queue.has(facts.model):
             return self._ramp(facts.model).reject
         return self._router.admit(facts, now_s)
 
-    def refusal(self, reject: Reject, tokens: int, now_s: float) -> Reject:
-        """A refusal with its Retry-After; `tokens`: of the prompt."""
+    def refusal(self, reject: Reject, facts: RequestFacts, now_s: float) -> Reject:
+        """A refusal of a request with its Retry-After."""
         if reject.reason in (RejectReason.NO_INSTANCE, RejectReason.DRAINING):
             return reject
         tps = self.queue.drain_tps(reject.drain_tps, now_s)
         tps_known = replace(reject, drain_tps=tps)
-        return self._advice.advise(tps_known, tokens, self.queue.tokens, now_s)
+        tokens, backlog = facts.prompt_tokens, self.queue.tokens
+        return self._advice.advise(tps_known, tokens, backlog, now_s, _number(facts))
 
     def enter(
         self,
@@ -105,14 +108,13 @@ class Waiting:
         Turns go round among authenticated tenants only: any other name could be changed with every
         request, and each would have a share of its own.
         """
-        tokens = facts.prompt_tokens
         may_wait = self.queue.limits.requests and not self.is_closed
         if reject.reason is RejectReason.NO_INSTANCE or not may_wait:
-            return self.refusal(reject, tokens, now_s)
+            return self.refusal(reject, facts, now_s)
         queued = QueuedRequest(facts, priority, size_bytes, on_settled)
         offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s)
         if offer.refused is not None:
-            return self.refusal(replace(reject, reason=offer.refused), tokens, now_s)
+            return self.refusal(replace(reject, reason=offer.refused), facts, now_s)
         for displaced in offer.displaced:
             assert isinstance(displaced, QueuedRequest)
             self._refuse(displaced, RejectReason.QUEUE_FULL, now_s)
@@ -171,7 +173,7 @@ class Waiting:
     def _refuse(self, queued: QueuedRequest, reason: RejectReason, now_s: float) -> None:
         self.queue.leave(queued)
         reject = replace(self._ramp(queued.model).reject, reason=reason)
-        queued.settle(self.refusal(reject, queued.tokens, now_s))
+        queued.settle(self.refusal(reject, queued.facts, now_s))
 
     def _ramp(self, model: str) -> _Ramp:
         return self._ramps.get(model) or _Ramp(_FULL)
@@ -185,3 +187,13 @@ class Waiting:
             self._ramps[model] = _Ramp(reject)
         elif reject is not ramp.reject:
             ramp.reject, ramp.batch = reject, TRIALS
+
+
+def _number(facts: RequestFacts) -> int:
+    """A number that a request and its retry share: of the session and the prompt's last block.
+
+    A prompt shorter than a block has its length instead.
+    """
+    hashes = facts.block_hashes
+    prompt = hashes[-1] if hashes else facts.prompt_tokens
+    return hash((facts.model, facts.tenant, facts.session_id, prompt))

@@ -35,6 +35,7 @@ process_start_time_seconds 1.7951760001e+09
 def test_two_ranks_of_a_new_engine() -> None:
     assert parse(NEW) == EngineStats(
         kv_used_ratio=0.75,
+        kv_used_by_rank=(0.25, 0.75),
         kv_total_tokens=32_000,
         requests_running=7,
         requests_waiting=1,
@@ -43,6 +44,24 @@ def test_two_ranks_of_a_new_engine() -> None:
         external_hit_ratio=0.25,
         start_s=1795176000.1,
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (b'kv_cache_usage_perc{engine="1"} 0.5|kv_cache_usage_perc{engine="0"} 0.25', (0.25, 0.5)),
+        (b'kv_cache_usage_perc{engine="10"} 1|kv_cache_usage_perc{engine="9"} 0', (0.0, 1.0)),
+        (b'kv_cache_usage_perc{engine="0"} 0.5|cache_config_info{engine="1"} 1', (0.5, None)),
+        (b'kv_cache_usage_perc{engine="0"} 0.5|cache_config_info{block_size="16"} 1', (0.5,)),
+        (b'kv_cache_usage_perc{engine="0"} 0.5|kv_cache_usage_perc{engine="1"} 7', (0.5, None)),
+        (b"kv_cache_usage_perc 0.5", ()),
+        (b'kv_cache_usage_perc{engine="x"} 0.5', ()),
+        (b"|".join(b'kv_cache_usage_perc{engine="%d"} 0' % n for n in range(1025)), ()),
+    ],
+)
+def test_usage_is_kept_per_rank(lines: bytes, expected: tuple[float | None, ...]) -> None:
+    text = b"".join(b"vllm:%b\n" % line for line in lines.split(b"|"))
+    assert parse(text).kv_used_by_rank == expected
 
 
 def test_old_names() -> None:

@@ -139,6 +139,36 @@ class TestBlocksCheck:
         assert check(g, Load()) is None
 
 
+class TestRanks:
+    @pytest.mark.parametrize(
+        ("used_by_rank", "own", "prefill_tokens", "expected"),
+        [
+            ((0.9, 0.1), 0, 0, None),
+            ((0.9, 0.85), 0, 0, None),
+            ((0.9, 0.86), 0, 0, BLOCKS),
+            ((0.9, None), 0, 0, None),
+            ((0.9, 0.1), 851, 0, BLOCKS),
+            ((0.1, 0.1), 0, 2000, None),
+            ((0.1, 0.1), 0, 2001, TOKENS),
+            ((0.1, 0.1, 0.1), 0, 3000, None),
+            ((0.9,), 0, 0, BLOCKS),
+            ((0.1,), 0, 1001, TOKENS),
+            ((), 0, 1001, TOKENS),
+        ],
+    )
+    def test_busy_only_while_all_ranks_are(
+        self,
+        used_by_rank: tuple[float | None, ...],
+        own: int,
+        prefill_tokens: int,
+        expected: str | None,
+    ) -> None:
+        g = gate(0.85, 1000)
+        fullest = max((used for used in used_by_rank if used is not None), default=None)
+        g.observe_engine("i", EngineKv(1000, fullest, used_by_rank), 0.0)
+        assert check(g, Load(prefill_tokens=prefill_tokens, decode_tokens=own)) == expected
+
+
 class TestMark:
     @pytest.mark.parametrize(
         ("now_s", "expected"), [(0.0, 5.0), (4.5, 0.5), (5.0, None), (9.0, None)]
@@ -171,12 +201,39 @@ class TestThresholds:
         with pytest.raises(TypeError):
             Thresholds().merged({"active_prefil_tokens_threshold": 1})
 
-    def test_a_models_own_limits_hold_instead_of_those_for_all(self) -> None:
+    def test_what_a_model_does_not_set_follows_all(self) -> None:
         g = gate(tokens=100)
         g.set("m", Thresholds(0.9))
+        assert g.thresholds("m") == Thresholds(0.9, 100)
+        g.set(ANY_MODEL, Thresholds(0.5, 200, 2.0))
+        assert g.thresholds("m") == Thresholds(0.9, 200, 2.0)
+        assert check(g, Load(prefill_tokens=201)) == TOKENS
+        g.set(ANY_MODEL, Thresholds(0.5))
         assert g.thresholds("m") == Thresholds(0.9)
-        assert check(g, Load(prefill_tokens=101)) is None
-        assert check(g, Load(prefill_tokens=101), model="other") == TOKENS
+        assert g.own("m") == Thresholds(0.9)
+        assert check(g, Load(prefill_tokens=10**9)) is None
+
+    def test_an_adapter_follows_its_base(self) -> None:
+        g = gate(0.5, tokens=100)
+        g.set("m", Thresholds(0.9))
+        g.know_bases({"Lora": "M"})
+        assert g.thresholds("lora") == Thresholds(0.9, 100)
+        g.set("lora", Thresholds(None, None, 2.0))
+        assert g.thresholds("LORA") == Thresholds(0.9, 100, 2.0)
+        assert g.rows_of(["lora"]) == ["lora"]
+        g.unset("lora")
+        assert g.rows_of(["lora", "m"]) == ["m"]
+        g.know_bases({})
+        assert g.thresholds("lora") == Thresholds(0.5, 100)
+        assert g.rows_of(["lora", "m"]) == [ANY_MODEL, "m"]
+
+    @pytest.mark.parametrize("name", ["Sim-8B", "sim-8b", "SIM-8B"])
+    def test_names_are_compared_without_case(self, name: str) -> None:
+        g = gate()
+        g.set("Sim-8B", Thresholds(0.9))
+        assert g.thresholds(name) == Thresholds(0.9)
+        g.unset(name)
+        assert g.configured() == {ANY_MODEL: Thresholds()}
 
     def test_they_hold_at_once_and_until_unset(self) -> None:
         g, load = gate(), Load(prefill_tokens=101)
@@ -277,21 +334,28 @@ class Reference:
     """The rules as they read, from scratch for each question."""
 
     limits: dict[str, Thresholds] = field(default_factory=lambda: {ANY_MODEL: Thresholds()})
+    bases: dict[str, str] = field(default_factory=dict)
     reports: dict[str, tuple[EngineKv, float]] = field(default_factory=dict)
     marks: dict[str, float] = field(default_factory=dict)
 
     def is_busy(self, name: str, model: str, load: Load, now_s: float) -> bool:
-        limits = self.limits[model] if model in self.limits else self.limits[ANY_MODEL]
-        blocks, tokens, frac = (getattr(limits, name) for name in THRESHOLD_FIELDS)
+        named = (model.lower(), self.bases.get(model.lower()), ANY_MODEL)
+        rows = [self.limits[name] for name in named if name in self.limits]
+        blocks, tokens, frac = (
+            next((v for row in rows if (v := getattr(row, field)) is not None), None)
+            for field in THRESHOLD_FIELDS
+        )
         kv, seen_s = self.reports.get(name, (EngineKv(), 0.0))
-        own = load.decode_tokens + load.inbound_tokens
+        own, prefill = load.decode_tokens + load.inbound_tokens, load.prefill_tokens
         over = [self.marks.get(name, 0.0) > now_s]
-        over.append(tokens is not None and load.prefill_tokens > tokens)
-        over.append(frac is not None and load.prefill_tokens > int(frac * BATCHED))
+        ranks = kv.used_by_rank or (kv.used_ratio,)
+        # The even split is the one with which all ranks are over the soonest.
+        over.append(tokens is not None and all(prefill / len(ranks) > tokens for _ in ranks))
+        over.append(frac is not None and prefill / len(ranks) > frac * BATCHED)
         if blocks is not None and kv.total_tokens:
             over.append(own / kv.total_tokens > blocks)
-            fresh = kv.used_ratio is not None and now_s - seen_s <= STALE_S
-            over.append(fresh and (kv.used_ratio or 0) > blocks)
+            is_fresh = now_s - seen_s <= STALE_S
+            over.append(is_fresh and all(used is not None and used > blocks for used in ranks))
         return any(over)
 
 
@@ -304,7 +368,12 @@ limits = st.builds(
 )
 
 
-kvs = st.builds(EngineKv, st.none() | st.sampled_from([0, 1000, 4000]), ratios())
+kvs = st.builds(
+    EngineKv,
+    st.none() | st.sampled_from([0, 1000, 4000]),
+    ratios(),
+    st.lists(ratios(), max_size=3).map(tuple),
+)
 
 
 amounts = st.sampled_from([0, 1, 250, 251, 500, 850, 851, 1000, 1001, 2457, 2458, 8192, 8193])
@@ -316,12 +385,13 @@ loads = st.builds(Load, prefill_tokens=amounts, inbound_tokens=amounts, decode_t
 instances = st.sampled_from(["i", "j"])
 
 
-models = st.sampled_from(["m", "n", ANY_MODEL])
+models = st.sampled_from(["m", "M", "n", "lora", ANY_MODEL])
 
 
 steps = st.one_of(
     st.tuples(st.just("set"), models, limits),
     st.tuples(st.just("unset"), models, st.none()),
+    st.tuples(st.just("base"), st.just("lora"), st.sampled_from(["m", "n", "N", "unknown"])),
     st.tuples(st.just("report"), instances, kvs),
     st.tuples(st.just("mark"), instances, st.floats(0, 20)),
     st.tuples(st.just("forget"), instances, st.none()),
@@ -335,10 +405,13 @@ def test_any_history_agrees_with_the_rules_as_they_read(history: list[Any]) -> N
     for (kind, name, value), instance, model, load in history:
         if kind == "set":
             g.set(name, value)
-            ref.limits[name] = value
+            ref.limits[name.lower()] = value
+        elif kind == "base":
+            g.know_bases({name: value})
+            ref.bases = {name: value.lower()}
         elif kind == "unset":
             g.unset(name)
-            ref.limits.pop(name, None)
+            ref.limits.pop(name.lower(), None)
             ref.limits.setdefault(ANY_MODEL, Thresholds())
         elif kind == "report":
             g.observe_engine(name, value, now_s)

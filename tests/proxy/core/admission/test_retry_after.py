@@ -7,10 +7,15 @@ import sys
 from dataclasses import dataclass, field, replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
-from proxy.core.admission.retry_after import RetryAdvice, milliseconds
-from proxy.core.types import Reject, RejectReason
+from proxy.core.admission.retry_after import PROMISES, RetryAdvice, milliseconds
+from proxy.core.config import RouterConfig
+from proxy.core.routing.router import Router
+from proxy.core.routing.waiting import Waiting
+from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, Thresholds
 
 BUSY = Reject(RejectReason.PREFILL_TOKENS, 1, 0.4, 1000.0)
 
@@ -37,6 +42,113 @@ def test_whole_seconds_and_milliseconds_are_bounded(wait_s: float, whole_s: int,
 
 def test_a_refusal_without_a_prediction_has_milliseconds_too() -> None:
     assert milliseconds(Reject(RejectReason.NO_INSTANCE, 5)) == 5000
+
+
+def told_s(promises: RetryAdvice, now_s: float, request: int, tokens: int = 500) -> float:
+    return promises.advise(BUSY, tokens, 0, now_s, request).wait_s
+
+
+def test_clients_that_never_come_back_do_not_lengthen_the_wait_without_end() -> None:
+    """Five prompts a second are refused, each of a second of capacity; nobody comes again."""
+    promises = RetryAdvice()
+    waits_s = [told_s(promises, at / 5, request=at) for at in range(600)]
+    assert max(waits_s) > 10, "at first each is expected to come"
+    assert max(waits_s[-100:]) == pytest.approx(0.4, abs=0.2)
+    assert promises.promises < 50, "what has lapsed is forgotten"
+
+
+def test_who_comes_back_is_expected_again() -> None:
+    promises = RetryAdvice()
+    for at in range(400):
+        told_s(promises, at / 2, request=at)
+    assert promises.kept_ratio < 0.1
+    for at in range(100):
+        now_s = 1000.0 + 40 * at
+        promises.came(7, now_s + told_s(promises, now_s, request=7))
+    assert promises.kept_ratio > 0.9
+
+
+def test_a_client_that_comes_too_early_keeps_no_promise() -> None:
+    promises = RetryAdvice()
+    promises.kept_ratio = 0.5
+    told_s(promises, 0.0, request=7)
+    promises.came(7, 0.1)
+    assert promises.kept_ratio == 0.5
+    promises.came(7, 0.4)
+    assert promises.kept_ratio == 0.55
+    promises.came(7, 0.5)
+    assert promises.kept_ratio == 0.55, "once for each refusal"
+
+
+def test_one_huge_prompt_reserves_half_a_minute_at_most() -> None:
+    promises = RetryAdvice()
+    told_s(promises, 0.0, request=1, tokens=10**9)
+    assert told_s(promises, 1.0, request=2, tokens=1) <= 30
+    assert told_s(promises, 61.0, request=3, tokens=1) == pytest.approx(0.4)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(), st.integers(0, 5), st.sampled_from([0.0, 0.4, 3.0, 40.0]), st.integers(1)
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_comes_or_does_not_the_books_are_bounded(
+    history: list[tuple[bool, int, float, int]],
+) -> None:
+    promises, now_s, refused = RetryAdvice(), 0.0, 0
+    for is_refused, request, later_s, tokens in history:
+        now_s += later_s
+        if is_refused:
+            refused += 1
+            assert 0 < told_s(promises, now_s, request, tokens) <= 30
+        else:
+            promises.came(request, now_s)
+        assert 0.0 <= promises.kept_ratio <= 1.0
+        assert promises.promises <= min(refused, 6)
+    promises.came(99, now_s + 100.0)
+    assert promises.promises == 0
+
+
+def test_promises_are_bounded() -> None:
+    promises = RetryAdvice()
+    for request in range(PROMISES + 10):
+        told_s(promises, 0.0, request)
+    assert promises.promises == PROMISES
+
+
+def test_a_wait_queue_knows_a_retry_by_session_and_prompt() -> None:
+    """Through the proxy's own admission: one that obeys is counted, others are forgotten."""
+    limits = Thresholds(active_prefill_tokens_threshold=0)
+    router = Router(RouterConfig(prefill_throughput=1000.0, thresholds=limits))
+    router.add(Instance("i", "http://i"))
+    waiting = Waiting(router, QueueLimits(0, 0, 1.0))
+
+    def asks(session: str, now_s: float) -> Reject | None:
+        facts = RequestFacts("m", session, 500, [1, 2], 250.0)
+        answer = waiting.admit(facts, now_s)
+        if not isinstance(answer, Reject):
+            return None
+        told = waiting.enter(facts, answer, now_s, lambda: None)
+        assert isinstance(told, Reject)
+        return told
+
+    assert asks("holds the instance", 0.0) is None
+    waits_s = []
+    for at in range(600):
+        told = asks(f"s{at}", at / 5)
+        assert told is not None
+        waits_s.append(told.wait_s)
+    assert max(waits_s) > 10
+    assert max(waits_s[-50:]) < 2
+    advice = waiting._advice
+    before, now_s = advice.kept_ratio, 120.0
+    told = asks("obeys", now_s)
+    assert told is not None
+    asks("obeys", now_s + told.wait_s)
+    assert advice.kept_ratio > before
 
 
 @dataclass
