@@ -8,6 +8,7 @@ Times are the target's (`time_scale`), except schedule lag and `client`, which a
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
 from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
@@ -30,6 +31,7 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
         "time_scale": time_scale,
         "duration_s": duration_s,
         "requests": _requests(rows, sent),
+        "refusals": refusals(sent),
         **errors(rows),
         "input_tokens": _total(ok, "prompt_tokens"),
         "output_tokens": _total(ok, "completion_tokens"),
@@ -53,6 +55,23 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
             "cpu_ms_per_request": _per_request_ms(facts.get("client_cpu_s"), len(sent)),
         },
         "degraded": degraded(facts, rows),
+    }
+
+
+def refusals(sent: Sequence[Row]) -> dict[str, Any]:
+    """Count answers with status 503, retries included, and the requests that met them.
+
+    `given_up`: requests whose last answer was one; `waited_s`: per request that was sent again.
+    """
+    refused = [row for row in sent if row.get("refusals")]
+    again = [row for row in refused if row["attempts"] > 1]
+    return {
+        "answers": _total(refused, "refusals"),
+        "requests": len(refused),
+        "retries": sum(row["attempts"] - 1 for row in again),
+        "ok_after_retry": sum(is_ok(row) for row in again),
+        "given_up": sum(row.get("status") == HTTPStatus.SERVICE_UNAVAILABLE for row in refused),
+        "waited_s": spread(sum(row["retry_waits_s"]) for row in again),
     }
 
 

@@ -162,6 +162,15 @@ def _requests(summary: Mapping[str, Any]) -> Iterator[str]:
     others = {name: n for name, n in requests["by_outcome"].items() if name != "ok"}
     listed = "".join(f", {number} {name}" for name, number in sorted(others.items()))
     yield f"requests: {requests['sent']} sent, {requests['ok']} ok{listed}"
+    refusals = summary.get("refusals") or {}
+    if refusals.get("answers"):
+        waited_s = refusals["waited_s"]["mean"]
+        waits = f"; waited {waited_s:,.1f} s each on average" if waited_s is not None else ""
+        yield (
+            f"refused: {refusals['answers']} answers with status 503 to {refusals['requests']} "
+            f"requests; {refusals['retries']} retries, {refusals['ok_after_retry']} ok after them, "
+            f"{refusals['given_up']} given up{waits}"
+        )
     for error in summary.get("errors", ()):
         status = "" if error["status"] is None else f" {error['status']}"
         yield f"  {error['count']} x {error['outcome']}{status}: {error['message']}"

@@ -59,6 +59,8 @@ def _seen(exchange: TimedExchange) -> dict[str, Any]:
         "status": exchange.status,
         "error": exchange.error,
         "attempts": exchange.attempts,
+        "refusals": exchange.refusals,
+        "retry_waits_s": exchange.retry_waits_s,
         "sent_s": exchange.sent_s,
         "first_byte_s": exchange.first_byte_s,
         "first_token_s": stream.first_token_s,

@@ -102,7 +102,8 @@ class Run:
                 ClientOptions(
                     url=f"{self.options.target}/v1/{path}",
                     timeout_s=self.options.request_timeout_s,
-                    retries_503=self.options.retry_503,
+                    retries=self.options.retry_503,
+                    seed=self.options.seed,
                 ),
                 self.clock,
             )

@@ -155,6 +155,7 @@ def test_options_that_change_what_is_sent(trace, tmp_path, more, sent):
         (["{trace}", "--target", "ftp://x"], "argument --target: must be http(s)://HOST:PORT"),
         (["{trace}", "--window", "90:91", "--out", "{out}"], "the selection leaves no request"),
         (["{trace}", "--prompt-form", "ids"], "ids needs --endpoint completions"),
+        (["{trace}", "--retry-503", "often"], "must be a number of retries or backoff"),
         (["{trace}", "--time-scale", "0"], "argument --time-scale: must be a number > 0"),
         (["{trace}", "--proxy-log", "{out}/no/log"], "--proxy-log: there is no folder {out}/no"),
         (["{trace}", "--proxy-log", "/"], "--proxy-log: / is a folder, not a file"),
