@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from analysis import phases
 from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
 
 LAG_LIMIT_S = 0.5  # above this p99 the load was not the trace's (AIPerf's limit, too)
@@ -46,6 +47,8 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
         "tokens_per_event": _tokens_per_event(ok),
         "goodput": _goodput(sent, facts.get("slo_s") or {}, duration_s),
         "by_route_class": by_route_class(ok),
+        "phases": phases.by_route_class(ok),
+        "slowest": phases.slowest(rows),
         "offload_policies": sorted(_counts(rows, "policy")),
         "offload_decision_reasons": _counts(rows, "offload_decision_reason"),
         "cache": _cache(sent, ok),
@@ -135,13 +138,21 @@ def degraded(facts: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     other = sum(
         row["completion_tokens"] != row["output_length"]
         for row in ok
-        if row.get("completion_tokens") is not None
+        if row.get("completion_tokens") is not None and row.get("output_length") is not None
     )
     if other:
         found.append(f"{other} answers of another length than the trace asks for")
     ratio = _length_ratio(ok)
     if ratio is not None and abs(ratio - 1) > LENGTH_TOLERANCE:
         found.append(f"the server counts {ratio:.2f} tokens for each token of the trace's prompts")
+    return found + _log_problems(facts)
+
+
+def _log_problems(facts: Mapping[str, Any]) -> list[str]:
+    """List what is wrong with the proxy's log."""
+    found = []
+    if facts.get("log_lines_skipped"):
+        found.append(f"{facts['log_lines_skipped']} lines of the log are no whole record")
     if facts.get("proxy_log_missing"):
         found.append(f"{facts['proxy_log_missing']} requests are not in the proxy's log")
     if facts.get("proxy_log_problem"):
