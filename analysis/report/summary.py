@@ -13,6 +13,7 @@ from typing import Any
 
 from analysis import phases
 from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
+from analysis.report.engine_cache import engine_cache
 
 LAG_LIMIT_S = 0.5  # above this p99 the load was not the trace's (AIPerf's limit, too)
 LENGTH_TOLERANCE = 0.1
@@ -24,6 +25,8 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """Compute the summary from rows as measured; ratios and times without data are None."""
     time_scale = facts.get("time_scale", 1.0)
     rows = in_target_time(rows, time_scale)
+    facts = dict(facts)
+    counters = facts.pop("engine_counters", None)
     ok = [row for row in rows if is_ok(row)]
     sent = [row for row in rows if row.get("sent_s") is not None]
     duration_s = max((row["end_s"] for row in sent), default=0.0)
@@ -52,6 +55,7 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
         "offload_policies": sorted(_counts(rows, "policy")),
         "offload_decision_reasons": _counts(rows, "offload_decision_reason"),
         "cache": _cache(sent, ok),
+        "engine_cache": engine_cache(counters),
         "client": {
             "duration_s": duration_s / time_scale,
             "cpu_s": facts.get("client_cpu_s"),

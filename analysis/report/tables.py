@@ -235,6 +235,7 @@ def findings(summary: Mapping[str, Any]) -> Iterator[str]:
             f"an event carried {per_event:.1f} tokens on average"
         )
     yield _cache(summary["cache"])
+    yield from _engine_cache(summary.get("engine_cache") or {})
     if summary["goodput"]["slo"]:
         slo = summary["goodput"]["slo"].items()
         limits = ", ".join(f"{name} <= {limit:g} s" for name, limit in slo)
@@ -297,6 +298,21 @@ def _cache(cache: Mapping[str, Any]) -> str:
     if ideal is not None and local > ideal:
         line += "; own is above ideal by text they held before, or by blocks finer than the trace's"
     return line
+
+
+def _engine_cache(cache: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the engines' counters say, and which could not be read."""
+    if cache.get("looked_up_tokens") is not None:
+        by = ", as the proxy last read them" if cache["source"] == "proxy" else ""
+        kinds = ("combined", "local", "external")
+        combined, local, external = (_percent(cache[f"{kind}_hit_ratio"]) for kind in kinds)
+        yield (
+            f"engines' own counters{by}: {cache['looked_up_tokens']:,.0f} prompt tokens looked up "
+            f"on {cache['engines_counted']} engines, "
+            f"hit {combined} = local {local} + external {external}"
+        )
+    for name, reason in cache.get("unread", {}).items():
+        yield f"engines' own counters: not of {name}: {reason}"
 
 
 def _number(value: float | None) -> str:

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from replayer.arguments import OneLineParser, count, not_negative, positive, positive_count
+from replayer.arguments import (
+    OneLineParser,
+    count,
+    names,
+    not_negative,
+    positive,
+    positive_count,
+)
 from replayer.replay.retries import NEVER, Retries
 from replayer.trace.loaders import LOADERS
 
@@ -31,6 +38,7 @@ class ReplayOptions:
     trace: Path
     format: str | None
     target: str
+    engines: tuple[str, ...]
     model: str | None
     api_key: str | None
     endpoint: str
@@ -110,6 +118,11 @@ def url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+def urls(text: str) -> tuple[str, ...]:
+    """Read base addresses joined by commas."""
+    return tuple(url(one) for one in names(text))
+
+
 def retries(text: str) -> Retries:
     """Read how often to send again what got a 503: a number, or the word backoff."""
     if text == "backoff":
@@ -153,6 +166,9 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("target")
     add = group.add_argument
     add("--target", type=url, default="http://127.0.0.1:8000", help="base address")
+    add("--engines", type=urls, default=(), metavar="URL,URL",
+        help="addresses of the engines, whose own prefix cache counters are read before and after "
+        "the run (default: the target's, or those of the instances that it names)")  # fmt: skip
     add("--model", help="model name (default: the first that GET /v1/models names)")
     add("--api-key", help="sent as a bearer token")
     add("--endpoint", choices=("chat", "completions"), default="chat", help="API to use")

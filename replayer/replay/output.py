@@ -96,6 +96,7 @@ def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) ->
         "interrupted": not finished,
         "client_cpu_s": run.cpu_s,
         "slo_s": options.slo_s,
+        "engine_counters": run.engine_counters.document(),
     }
 
 
