@@ -150,12 +150,22 @@ def rows_of_log(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 MOMENTS = ("sent_s", "first_token_s", "end_s")
 OF_LOG = ("request_id", "session_id", "turn", "status", "error", "prompt_tokens", "cached_tokens")
+NUMBERS = frozenset(("turn", "status", "retries"))  # and all fields in tokens or seconds
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Whether a record has an end, and values of the types that the proxy writes."""
+    fields = (*OF_LOG, *CARRIED, "osl_tokens", "outcome")
+    known = {name: record[name] for name in fields if record.get(name) is not None}
+    numbers = {name for name in known if name in NUMBERS or name.endswith(("_tokens", "_s"))}
+    return "outcome" in known and all(
+        isinstance(value, int | float if name in numbers else str) for name, value in known.items()
+    )
 
 
 def _row_of_log(record: dict[str, Any]) -> dict[str, Any] | None:
     """Make the row of a whole record, its moments in unix seconds; `sent_s`: when it came."""
-    carried = _carried(record)
-    if carried["phases_s"] is None or not isinstance(record.get("outcome"), str):
+    if not _is_whole(record) or (carried := _carried(record))["phases_s"] is None:
         return None
     row = {name: record.get(name) for name in OF_LOG} | carried
     return row | {

@@ -1,9 +1,18 @@
 """The proxy's log joined by request id, even while it is still being written."""
 
+import io
+from dataclasses import fields
+
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
 
-from analysis.runs import join_proxy_log, rows_of_log
+from analysis.report.summary import summarise
+from analysis.report.tables import print_report
+from analysis.runs import RunError, join_proxy_log, rows_of_log
+from proxy.telemetry.record import RequestRecord
 from tests.support.runs import row
 
 
@@ -95,3 +104,24 @@ def test_the_log_alone_makes_rows(tmp_path):
         5,
         None,
     )
+
+
+VALUES = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(0, 9) | st.text(max_size=3)
+ANY = VALUES | st.lists(VALUES, max_size=2) | st.dictionaries(st.text(max_size=2), VALUES)
+RECORD = {"request_id": "a", "outcome": "ok", "route_class": "WARM", **TIMES}
+WRONG = st.dictionaries(st.sampled_from([field.name for field in fields(RequestRecord)]), ANY)
+
+
+@settings(max_examples=50)
+@given(st.lists(WRONG, max_size=4))
+def test_a_log_of_any_values_makes_a_summary_or_one_line(tmp_path_factory, records):
+    log = tmp_path_factory.getbasetemp() / "wrong.jsonl"
+    log.write_bytes(b"".join(orjson.dumps(RECORD | wrong) + b"\n" for wrong in records))
+    try:
+        rows, skipped = rows_of_log(log)
+    except RunError:
+        return
+    assert len(rows) + skipped == len(records)
+    summary = summarise({}, rows)
+    assert summary["requests"]["sent"] == len(rows)
+    print_report(summary, Console(file=io.StringIO()))
