@@ -10,6 +10,7 @@ from typing import Any
 
 COUNTERS = ("local_queries", "local_hits", "external_queries", "external_hits", "external_in_place")
 """Tokens; `external_in_place`: of `external_hits` those that did come."""
+START = "start_s"
 Counts = Mapping[str, float]
 
 
@@ -46,13 +47,14 @@ def engine_cache(read: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _growth(before: Counts, after: Counts) -> Counts:
-    return {name: after[name] - value for name, value in before.items() if name in after}
+    """Return what was counted in between; a counter that appeared in between was 0."""
+    return {name: value - before.get(name, 0.0) for name, value in after.items() if name != START}
 
 
 def _is_new(before: Counts, after: Counts) -> bool:
     """Whether the second reading is of another process than the first."""
-    grown = _growth(before, after)
-    return grown.get("start_s", 0.0) != 0 or min(grown.values(), default=0.0) < 0
+    started = {one[START] for one in (before, after) if START in one}
+    return len(started) > 1 or min(_growth(before, after).values(), default=0.0) < 0
 
 
 def _looked_up(grown: Counts) -> float | None:

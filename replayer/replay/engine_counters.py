@@ -9,7 +9,6 @@ import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import aiohttp
 import orjson
@@ -91,15 +90,6 @@ class EngineCounters:
     after: dict[str, Counters] = field(default_factory=dict)
     unread: dict[str, str] = field(default_factory=dict)
 
-    def document(self) -> dict[str, Any]:
-        """Return it for the facts of a run."""
-        return {
-            "source": self.source,
-            "before": self.before,
-            "after": self.after,
-            "unread": self.unread,
-        }
-
 
 class CounterReader:
     """Reads the counters of the engines behind one target, twice."""
@@ -159,7 +149,10 @@ class CounterReader:
 
     async def _text(self, base: str, path: str, name: str | None = None) -> str:
         """Return what a GET answers; empty if it fails, which `unread` notes of `name`."""
-        headers = self._headers if base == self._target else {}
+        # The run's session decompresses nothing, and vLLM's /metrics compress where they may.
+        headers = {"Accept-Encoding": "identity"}
+        if base == self._target:
+            headers |= self._headers
         try:
             async with (
                 asyncio.timeout(METRICS_TIMEOUT_S),

@@ -5,6 +5,7 @@ unknown or that it did not happen.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) ->
         "interrupted": not finished,
         "client_cpu_s": run.cpu_s,
         "slo_s": options.slo_s,
-        "engine_counters": run.engine_counters.document(),
+        "engine_counters": asdict(run.engine_counters),
     }
 
 

@@ -37,6 +37,8 @@ OLD = {"local_queries": 0.0, "local_hits": 0.0}
             read((ZERO | {"external_in_place": 5.0}, NOW | {"external_in_place": 25.0})),
             (0.5, 0.2, 0.7),
         ),
+        # A counter that a first transfer makes appear was 0 before it.
+        (read((OLD, NOW | {"external_in_place": 20.0})), (0.5, 0.2, 0.7)),
         # No local cache: all of a prompt is looked up at the connector.
         (
             read((ZERO, {**ZERO, "external_queries": 100.0, "external_hits": 30.0})),

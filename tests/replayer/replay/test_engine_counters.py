@@ -6,7 +6,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from replayer.replay.client import open_session
 from replayer.replay.engine_counters import CounterReader, engine_counters, proxy_counters
 
 NOW = """\
@@ -125,5 +128,22 @@ async def test_who_is_asked(
     assert (found.source, found.unread) == (source, unread)
     assert found.before.keys() == found.after.keys() == read
     for (_method, url), calls in answers.requests.items():
-        sent = [bool(call.kwargs["headers"]) for call in calls]
+        sent = ["Authorization" in call.kwargs["headers"] for call in calls]
         assert set(sent) == {url.host == "t"}, "the key is for the target alone"
+
+
+async def test_an_engine_that_compresses_is_asked_not_to() -> None:
+    """As vLLM's /metrics do; the session of a run decompresses nothing."""
+
+    async def metrics(_request: web.Request) -> web.Response:
+        response = web.Response(text=NOW)
+        response.enable_compression()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    async with TestServer(app, host="127.0.0.1") as server, open_session() as session:
+        url = str(server.make_url("")).rstrip("/")
+        reader = CounterReader(session, url, {})
+        await reader.read_before()
+    assert reader.counters.before == {url: ALL}
