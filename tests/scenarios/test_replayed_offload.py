@@ -51,5 +51,6 @@ def test_times_and_hits_of_a_run_add_up(tmp_path: Path, capsys: pytest.CaptureFi
     capsys.readouterr()
     assert analyze(["report", str(log), "--html", str(tmp_path / "page.html")]) == 0
     printed = capsys.readouterr().out
+    assert f"written: {tmp_path}/page.html" in printed
     assert "requests: 4 sent, 4 ok" in printed
     assert "HEAVY_P2P transfer" in printed
