@@ -18,7 +18,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 PERCENTS = (50, 90, 95, 99)
-TIME_SUFFIX = "_s"  # fields with this ending are times in seconds, or lists of times
+TIME_SUFFIX = "_s"  # fields with this ending are seconds: one, a list, or some by name
 INFINITE = "inf"  # +inf in JSON, which has no number for it; null means unknown
 
 
@@ -43,13 +43,19 @@ def in_target_time(rows: Sequence[Row], time_scale: float) -> Sequence[Row]:
 
 def _scaled(row: Row, time_scale: float) -> Row:
     times = {
-        name: value * time_scale
-        if isinstance(value, int | float)
-        else [one * time_scale for one in value]
+        name: _times(value, time_scale)
         for name, value in row.items()
         if name.endswith(TIME_SUFFIX) and value is not None
     }
     return {**row, **times, "time_scale": time_scale}
+
+
+def _times(value: Any, time_scale: float) -> Any:
+    if isinstance(value, int | float):
+        return value * time_scale
+    if isinstance(value, Mapping):
+        return {name: one * time_scale for name, one in value.items()}
+    return [one * time_scale for one in value]
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

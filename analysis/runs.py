@@ -1,10 +1,11 @@
 """A finished run read back: its summary, its requests as a table, joined with the proxy's log.
 
 The join is by the request id that was sent. Only differences of the proxy's times, unix seconds,
-are used, so the clocks of client and proxy never mix.
+are used, so the clocks of client and proxy never mix. The log alone makes rows too.
 """
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import orjson
 import pandas as pd
 
 from analysis.measures import METRICS, in_target_time
+from analysis.phases import phases_of, time_of
 from replayer.arguments import InputError
 
 NEEDED_COLUMNS = ("request_id", "outcome", "sent_s", "end_s", "output_digest", "route_class")
@@ -92,6 +94,7 @@ CARRIED = (
     "hit_tokens",
     "new_tokens",
     "predicted_ttft_s",
+    "predicted_prefill_s",
     "predicted_transfer_s",
     "retries",
     "fallback",
@@ -108,21 +111,79 @@ class Join(NamedTuple):
 
 
 def read_log(path: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
-    """Read the records of the wanted request ids; lines that are not JSON are skipped.
+    """Read the last record of each wanted request id; lines that are no record are skipped.
 
     The proxy may still be writing the last line.
     """
-    found: dict[str, dict[str, Any]] = {}
+    return {name: record for name, record in _records(path) if record and name in wanted}
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each line's request id and record; both empty where it is no record of a request."""
     with path.open("rb") as file:
         for line in file:
             try:
                 record = orjson.loads(line)
             except orjson.JSONDecodeError:
-                continue
+                record = None
             name = record.get("request_id") if isinstance(record, dict) else None
-            if isinstance(name, str) and name in wanted:
-                found[record["request_id"]] = record
-    return found
+            yield (name, record) if isinstance(name, str) and name else ("", {})
+
+
+def rows_of_log(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Make rows, as in `requests.jsonl`, of the proxy's log alone; raises RunError.
+
+    Times count from the first receipt. Returns also the number of lines that are no whole record.
+    """
+    try:
+        found = [_row_of_log(record) for _name, record in _records(path)]
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+    rows = sorted((row for row in found if row is not None), key=lambda row: row["sent_s"])
+    if not rows:
+        raise RunError(f"{path}: has no record of the proxy's request log")
+    origin_s = rows[0]["sent_s"]
+    for row in rows:
+        row |= {name: row[name] - origin_s for name in MOMENTS if row[name] is not None}
+    return rows, len(found) - len(rows)
+
+
+MOMENTS = ("sent_s", "first_token_s", "end_s")
+OF_LOG = ("request_id", "session_id", "turn", "status", "error", "prompt_tokens", "cached_tokens")
+NUMBERS = frozenset(("turn", "status", "retries"))  # and all fields in tokens or seconds
+
+
+def _is_whole(record: dict[str, Any]) -> bool:
+    """Whether a record has an end, and values of the types that the proxy writes."""
+    fields = (*OF_LOG, *CARRIED, "osl_tokens", "outcome")
+    known = {name: record[name] for name in fields if record.get(name) is not None}
+    numbers = {name for name in known if name in NUMBERS or name.endswith(("_tokens", "_s"))}
+    return "outcome" in known and all(
+        isinstance(value, int | float if name in numbers else str) for name, value in known.items()
+    )
+
+
+def _row_of_log(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Make the row of a whole record, its moments in unix seconds; `sent_s`: when it came."""
+    if not _is_whole(record) or (carried := _carried(record))["phases_s"] is None:
+        return None
+    row = {name: record.get(name) for name in OF_LOG} | carried
+    return row | {
+        "outcome": record["outcome"],
+        "sent_s": record["t_proxy_recv"],
+        "first_token_s": time_of(record, "t_first_token"),
+        "end_s": record["t_done"],
+        "completion_tokens": record.get("osl_tokens"),
+    }
+
+
+def _carried(record: dict[str, Any]) -> dict[str, Any]:
+    """Return what a row has of the proxy's record: the known CARRIED, and durations."""
+    return {name: record[name] for name in CARRIED if record.get(name) is not None} | {
+        "proxy_ttft_s": _difference(record, "t_proxy_recv", "t_first_token"),
+        "prefill_leg_s": _difference(record, "t_prefill_sent", "t_prefill_done"),
+        "phases_s": phases_of(record),
+    }
 
 
 def join_proxy_log(
@@ -130,29 +191,38 @@ def join_proxy_log(
 ) -> Join:
     """Add the proxy's record to each row.
 
-    The proxy writes its log after the answers: waits up to two seconds for missing records.
+    The proxy writes its log after the answers: waits up to two seconds for missing records. A
+    request that was sent again has a record for each attempt; the last one counts.
     """
     sent = {row["sent_as"]: row for row in rows if row.get("sent_as")}
-    records, problem = _try_log(path, set(sent))
+    attempts = {name: row.get("attempts", 1) for name, row in sent.items()}
+    records, whole, problem = _try_log(path, attempts)
     for _step in range(WAIT_STEPS):
-        if len(records) == len(sent):
+        if whole:
             break
         sleep(WAIT_STEP_S)
-        records, problem = _try_log(path, set(sent))
+        records, whole, problem = _try_log(path, attempts)
     for sent_as, record in records.items():
-        sent[sent_as] |= {name: record[name] for name in CARRIED if record.get(name) is not None}
-        sent[sent_as]["proxy_ttft_s"] = _difference(record, "t_proxy_recv", "t_first_token")
-        sent[sent_as]["prefill_leg_s"] = _difference(record, "t_prefill_sent", "t_prefill_done")
+        sent[sent_as] |= _carried(record)
     return Join(len(sent) - len(records), problem)
 
 
-def _try_log(path: Path, wanted: set[str]) -> tuple[dict[str, dict[str, Any]], str | None]:
+def _try_log(
+    path: Path, attempts: Mapping[str, int]
+) -> tuple[dict[str, dict[str, Any]], bool, str | None]:
+    """Return each request's last record, and whether there is one for every attempt."""
+    seen: Counter[str] = Counter()
+    last: dict[str, dict[str, Any]] = {}
     try:
-        return read_log(path, wanted), None
+        for name, record in _records(path):
+            if name in attempts:
+                seen[name] += 1
+                last[name] = record
     except OSError as error:
-        return {}, f"the proxy's log {path} cannot be read: {error.strerror}"
+        return {}, False, f"the proxy's log {path} cannot be read: {error.strerror}"
+    return last, all(seen[name] >= number for name, number in attempts.items()), None
 
 
 def _difference(record: dict[str, Any], start: str, end: str) -> float | None:
-    started, ended = record.get(start), record.get(end)
+    started, ended = time_of(record, start), time_of(record, end)
     return None if started is None or ended is None else ended - started

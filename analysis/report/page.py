@@ -9,16 +9,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from analysis.measures import METRICS
-from analysis.report.plots import figures
+from analysis.phases import PHASES
+from analysis.report.plots import figures, phase_bars, waterfall
 from analysis.report.tables import (
     COLUMNS,
     FAILURES_AS_INF,
+    PHASES_TITLE,
+    PREDICTED_HEAD,
+    PREDICTED_TITLE,
     class_cells,
     class_columns,
     findings,
     latency_cells,
+    phase_cells,
+    predicted_cells,
     setting,
     time_scale,
+    title,
     unit,
 )
 from analysis.runs import table
@@ -34,20 +41,21 @@ TEMPLATES = Environment(
 PLOTLY_CONFIG = {"displaylogo": False, "displayModeBar": False}
 
 
-def write_html(folder: Path, summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write `report.html` into a run's folder; `rows` are those of `requests.jsonl`."""
-    text = page(summary, table(rows, time_scale(summary)))
-    (folder / "report.html").write_text(text, encoding="utf-8")
+def write_html(path: Path, summary: Mapping[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Write the page of a run; `rows` are those of `requests.jsonl`."""
+    path.write_text(page(summary, table(rows, time_scale(summary))), encoding="utf-8")
 
 
 def page(summary: Mapping[str, Any], requests: pd.DataFrame) -> str:
     """Render the page of one run; `requests` as `analysis.runs.table` makes them."""
+    phases = summary.get("phases")
+    drawn = [phase_bars(phases), waterfall(summary["slowest"])] if phases else []
     drawings = [
         Markup(figure.to_html(full_html=False, include_plotlyjs=at == 0, config=PLOTLY_CONFIG))
-        for at, figure in enumerate(figures(requests))
+        for at, figure in enumerate((*drawn, *figures(requests)))
     ]
     return TEMPLATES.get_template("page.html").render(
-        title=f"Replay of {setting(summary)['trace']}",
+        title=title(summary),
         setting=setting(summary),
         time_scale=time_scale(summary),
         unit=unit(summary),
@@ -56,6 +64,12 @@ def page(summary: Mapping[str, Any], requests: pd.DataFrame) -> str:
         latency=[latency_cells(summary, tag) for tag in (*METRICS, FAILURES_AS_INF)],
         class_head=("", *class_columns()),
         classes=list(class_cells(summary)),
+        phases_title=PHASES_TITLE,
+        phases=phase_cells(summary) if phases else (),
+        definitions={name.replace("_", " "): text for name, text in PHASES.items()},
+        predicted_title=PREDICTED_TITLE,
+        predicted_head=PREDICTED_HEAD,
+        predicted=list(predicted_cells(summary)) if phases else (),
         findings=[line.strip() for line in findings(summary)],
         drawings=drawings,
     )

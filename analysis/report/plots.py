@@ -4,12 +4,14 @@ Latencies are in milliseconds, times since the start in seconds; both in the tar
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from analysis.measures import METRICS
+from analysis.phases import PHASES
 
 ALL = "all"
 NO_CLASS = "no class"
@@ -23,6 +25,15 @@ COLOURS = {
     NOT_OK: "#111111",
 }
 OTHER_COLOUR = "#3a7ca5"
+PHASE_COLOURS = {
+    "decide": "#9aa5b1",
+    "queue": "#d1495b",
+    "prefill_leg": "#7b4fd0",
+    "decode_wait": "#e76f51",
+    "transfer": "#e9a23b",
+    "first_token": "#3a7ca5",
+    "stream": "#cfe3dd",
+}
 STEPS = (1, 2, 5)  # labelled ticks per decade
 LOG_FROM_RATIO = 5  # largest to smallest value from which on an axis is logarithmic
 LAYOUT = {
@@ -41,6 +52,60 @@ def figures(requests: pd.DataFrame) -> Iterator[go.Figure]:
         yield cdf(ok, tag)
     yield timeline(requests)
     yield in_flight(requests)
+
+
+def phase_bars(classes: Mapping[str, Any]) -> go.Figure:
+    """Draw the mean time of each phase, a bar for each route class; `classes`: the summary's."""
+    names = sorted(classes, key=_rank, reverse=True)
+    figure = go.Figure()
+    for phase in PHASES:
+        spreads = [classes[name]["time_s"][phase] for name in names]
+        _add_bars(
+            figure,
+            phase,
+            [f"{name} ({classes[name]['requests']})" for name in names],
+            [one["mean"] for one in spreads],
+            [f"p90 {one['p90'] * 1e3:,.1f} ms" for one in spreads],
+        )
+    return _stacked(figure, "Where the time went: mean by route class", len(names))
+
+
+def waterfall(slowest: Sequence[Mapping[str, Any]]) -> go.Figure:
+    """Draw the phases of the requests that waited longest, the slowest on top."""
+    shown = slowest[::-1]
+    # Numbered, as an id may occur twice, and bars of one name would be one bar.
+    names = [f"{one['request_id']} #{len(shown) - at}" for at, one in enumerate(shown)]
+    notes = [f"{one['route_class'] or NO_CLASS}, {one['outcome']}" for one in shown]
+    figure = go.Figure()
+    for phase in PHASES:
+        times_s = [one["phases_s"].get(phase, 0.0) for one in shown]
+        _add_bars(figure, phase, names, times_s, notes)
+    title = f"The {len(shown)} requests that waited longest for a first token"
+    return _stacked(figure, title, len(names))
+
+
+def _add_bars(
+    figure: go.Figure, phase: str, names: list[str], times_s: list[float], notes: list[str]
+) -> None:
+    figure.add_bar(
+        orientation="h",
+        name=phase.replace("_", " "),
+        y=names,
+        x=[seconds * 1e3 for seconds in times_s],
+        customdata=notes,
+        marker={"color": PHASE_COLOURS[phase]},
+        hovertemplate="%{y}: %{x:,.1f} ms, %{customdata}",
+    )
+
+
+def _stacked(figure: go.Figure, title: str, bars: int) -> go.Figure:
+    """Lay out stacked horizontal bars, with the legend between title and bars."""
+    figure.update_layout(LAYOUT, title_text=title, barmode="stack", height=150 + 26 * bars)
+    figure.update_layout(title={"yref": "container", "y": 0.97}, margin={"t": 84})
+    figure.update_layout(legend={"traceorder": "normal"})
+    figure.update_xaxes(title="ms from the proxy's receipt")
+    figure.update_yaxes(automargin=True)
+    return figure
 
 
 def by_class(requests: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:

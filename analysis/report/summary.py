@@ -8,9 +8,12 @@ Times are the target's (`time_scale`), except schedule lag and `client`, which a
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any
 
+from analysis import phases
 from analysis.measures import METRICS, Row, in_target_time, is_good, is_ok, samples_of, spread
+from analysis.report.engine_cache import engine_cache
 
 LAG_LIMIT_S = 0.5  # above this p99 the load was not the trace's (AIPerf's limit, too)
 LENGTH_TOLERANCE = 0.1
@@ -22,6 +25,8 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """Compute the summary from rows as measured; ratios and times without data are None."""
     time_scale = facts.get("time_scale", 1.0)
     rows = in_target_time(rows, time_scale)
+    facts = dict(facts)
+    counters = facts.pop("engine_counters", None)
     ok = [row for row in rows if is_ok(row)]
     sent = [row for row in rows if row.get("sent_s") is not None]
     duration_s = max((row["end_s"] for row in sent), default=0.0)
@@ -30,6 +35,7 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
         "time_scale": time_scale,
         "duration_s": duration_s,
         "requests": _requests(rows, sent),
+        "refusals": refusals(sent),
         **errors(rows),
         "input_tokens": _total(ok, "prompt_tokens"),
         "output_tokens": _total(ok, "completion_tokens"),
@@ -44,15 +50,35 @@ def summarise(facts: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
         "tokens_per_event": _tokens_per_event(ok),
         "goodput": _goodput(sent, facts.get("slo_s") or {}, duration_s),
         "by_route_class": by_route_class(ok),
+        "phases": phases.by_route_class(ok),
+        "slowest": phases.slowest(rows),
         "offload_policies": sorted(_counts(rows, "policy")),
         "offload_decision_reasons": _counts(rows, "offload_decision_reason"),
         "cache": _cache(sent, ok),
+        "engine_cache": engine_cache(counters),
         "client": {
             "duration_s": duration_s / time_scale,
             "cpu_s": facts.get("client_cpu_s"),
             "cpu_ms_per_request": _per_request_ms(facts.get("client_cpu_s"), len(sent)),
         },
         "degraded": degraded(facts, rows),
+    }
+
+
+def refusals(sent: Sequence[Row]) -> dict[str, Any]:
+    """Count answers with status 503, retries included, and the requests that met them.
+
+    `given_up`: requests whose last answer was one; `waited_s`: per request that was sent again.
+    """
+    refused = [row for row in sent if row.get("refusals")]
+    again = [row for row in refused if row["attempts"] > 1]
+    return {
+        "answers": _total(refused, "refusals"),
+        "requests": len(refused),
+        "retries": sum(row["attempts"] - 1 for row in again),
+        "ok_after_retry": sum(is_ok(row) for row in again),
+        "given_up": sum(row.get("status") == HTTPStatus.SERVICE_UNAVAILABLE for row in refused),
+        "waited_s": spread(sum(row["retry_waits_s"]) for row in again),
     }
 
 
@@ -116,13 +142,21 @@ def degraded(facts: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     other = sum(
         row["completion_tokens"] != row["output_length"]
         for row in ok
-        if row.get("completion_tokens") is not None
+        if row.get("completion_tokens") is not None and row.get("output_length") is not None
     )
     if other:
         found.append(f"{other} answers of another length than the trace asks for")
     ratio = _length_ratio(ok)
     if ratio is not None and abs(ratio - 1) > LENGTH_TOLERANCE:
         found.append(f"the server counts {ratio:.2f} tokens for each token of the trace's prompts")
+    return found + _log_problems(facts)
+
+
+def _log_problems(facts: Mapping[str, Any]) -> list[str]:
+    """List what is wrong with the proxy's log."""
+    found = []
+    if facts.get("log_lines_skipped"):
+        found.append(f"{facts['log_lines_skipped']} lines of the log are no whole record")
     if facts.get("proxy_log_missing"):
         found.append(f"{facts['proxy_log_missing']} requests are not in the proxy's log")
     if facts.get("proxy_log_problem"):

@@ -1,6 +1,6 @@
 """The tables and sentences of a run's report, for the terminal and the page."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.measures import METRICS, PERCENTS
+from analysis.phases import PHASES
 
 COLUMNS = ("mean", *(f"p{percent}" for percent in PERCENTS))
 FAILURES_AS_INF = "ttft_s_failures_as_inf"
 TITLE_AS_INF = "TTFT, failed = inf"
+PHASES_TITLE = "Where the time went at the proxy, mean / p90"
+PREDICTED_TITLE = "Predicted at the decision and realised, mean"
 LAG = "schedule_lag_s"
 CLASSES = ("WARM", "MEDIUM", "HEAVY_P2P", "HEAVY_COLO")
 CLASS_COLUMNS = (
@@ -19,6 +22,8 @@ CLASS_COLUMNS = (
     ("TPOT", "tpot_s", ("p50", "p90")),
     ("E2E", "e2e_s", ("p50",)),
 )
+PREDICTED_HEAD = ("", "n", "predicted", "realised", "ratio p50", "ratio p90")
+SLOW_SHOWN = 3
 WHOLE_FROM_MS = 1000
 
 
@@ -27,6 +32,9 @@ def print_report(summary: Mapping[str, Any], console: Console) -> None:
     print_table(console, f"Latency of ok requests, {unit(summary)}", latency_table(summary))
     if summary.get("by_route_class"):
         print_table(console, f"By route class, {unit(summary)}", class_table(summary))
+    if summary.get("phases"):
+        print_table(console, f"{PHASES_TITLE}, {unit(summary)}", phase_table(summary))
+        print_table(console, f"{PREDICTED_TITLE}, {unit(summary)}", predicted_table(summary))
     for line in facts(summary):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     for warning in summary.get("degraded", ()):
@@ -82,11 +90,83 @@ def class_columns() -> Iterator[str]:
 def class_cells(summary: Mapping[str, Any]) -> Iterator[list[str]]:
     """Format each route class: name, number of requests, milliseconds; lightest class first."""
     classes = summary.get("by_route_class") or {}
-    known = [name for name in CLASSES if name in classes]
-    for name in (*known, *(name for name in classes if name not in CLASSES)):
+    for name in lightest_first(classes):
         spreads = ((classes[name][tag], names) for _title, tag, names in CLASS_COLUMNS)
         cells = (milliseconds(spread.get(one)) for spread, names in spreads for one in names)
         yield [name, str(classes[name]["requests"]), *cells]
+
+
+def lightest_first(classes: Iterable[str]) -> list[str]:
+    """Sort names of route classes, unknown ones last."""
+    order = {name: at for at, name in enumerate(CLASSES)}
+    return sorted(classes, key=lambda name: (order.get(name, len(order)), name))
+
+
+def phase_table(summary: Mapping[str, Any]) -> Table:
+    """Make the table of phases, a column for each route class."""
+    head, *lines = phase_cells(summary)
+    shown = Table()
+    shown.add_column("", no_wrap=True)
+    for column in head[1:]:
+        shown.add_column(column, justify="right", min_width=len(column))
+    for cells in lines:
+        shown.add_row(*cells)
+    return shown
+
+
+def phase_cells(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Format the mean and p90 of each phase by route class, in milliseconds, below a head.
+
+    Only the means of a class add up, to the last line.
+    """
+    classes = summary["phases"]
+    names = lightest_first(classes)
+    lines = [["", *names], ["n", *(str(classes[name]["requests"]) for name in names)]]
+    for phase in PHASES:
+        spreads = [classes[name]["time_s"][phase] for name in names]
+        lines.append([phase.replace("_", " "), *map(_mean_and_p90, spreads)])
+    sums = (sum(one["mean"] for one in classes[name]["time_s"].values()) for name in names)
+    return [*lines, ["all", *map(milliseconds, sums)]]
+
+
+def _mean_and_p90(spread: Mapping[str, Any]) -> str:
+    if not spread["max"]:
+        return "-"
+    return f"{milliseconds(spread['mean'])} / {milliseconds(spread['p90'])}"
+
+
+def predicted_table(summary: Mapping[str, Any]) -> Table:
+    """Make the table of predictions."""
+    shown = Table()
+    for at, column in enumerate(PREDICTED_HEAD):
+        shown.add_column(column, justify="right" if at else "left", no_wrap=not at)
+    for cells in predicted_cells(summary):
+        shown.add_row(*cells)
+    return shown
+
+
+def predicted_cells(summary: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Format each class's predictions: times in milliseconds, and realised to predicted."""
+    for name in lightest_first(summary["phases"]):
+        for what, one in summary["phases"][name]["predicted"].items():
+            means = (milliseconds(one[side]["mean"]) for side in ("predicted_s", "realised_s"))
+            ratios = (_number(one["ratio"][rank]) for rank in ("p50", "p90"))
+            label = "TTFT" if what == "ttft" else what.replace("_", " ")
+            yield [f"{name} {label}", str(one["count"]), *means, *ratios]
+
+
+def _slowest(summary: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each of the slowest requests: its wait, and its phases."""
+    for one in (summary.get("slowest") or ())[:SLOW_SHOWN]:
+        way = " > ".join(filter(None, (one["prefill_instance"], one["decode_instance"])))
+        what = ", ".join(filter(None, (one["route_class"], one["outcome"], way)))
+        phases = ", ".join(
+            f"{name.replace('_', ' ')} {milliseconds(seconds)}"
+            for name, seconds in one["phases_s"].items()
+            if milliseconds(seconds) != milliseconds(0.0)
+        )
+        wait = milliseconds(one["wait_s"])
+        yield f"slowest: {one['request_id']} ({what}) waited {wait} ms; {phases}"
 
 
 def milliseconds(value: float | str | None) -> str:
@@ -113,18 +193,30 @@ def unit(summary: Mapping[str, Any]) -> str:
 
 def setting(summary: Mapping[str, Any]) -> dict[str, str]:
     """Return the run's settings by name; unknown ones are left out."""
-    concurrency = summary.get("concurrency")
+    concurrency, mode = summary.get("concurrency"), summary.get("mode")
     slots = f", {concurrency} at a time" if concurrency else ""
     scale = time_scale(summary)
     known = {
-        "trace": Path(str(summary.get("trace"))).name,
+        "trace": _name(summary.get("trace")),
+        "request log": _name(summary.get("request_log")),
         "model": summary.get("model"),
-        "mode": f"{summary.get('mode')}{slots}",
+        "mode": f"{mode}{slots}" if mode else None,
         "speedup": _factor(summary.get("speedup")),
         "time scale": None if scale == 1 else _factor(scale),
         "offload policy": ", ".join(summary.get("offload_policies") or ()),
     }
     return {name: str(value) for name, value in known.items() if value}
+
+
+def title(summary: Mapping[str, Any]) -> str:
+    """Name a run, or a log that was read alone."""
+    if log := summary.get("request_log"):
+        return f"Request log {_name(log)}"
+    return f"Replay of {_name(summary.get('trace'))}"
+
+
+def _name(path: Any) -> str | None:
+    return Path(path).name if isinstance(path, str) else None
 
 
 def facts(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -143,6 +235,7 @@ def findings(summary: Mapping[str, Any]) -> Iterator[str]:
             f"an event carried {per_event:.1f} tokens on average"
         )
     yield _cache(summary["cache"])
+    yield from _engine_cache(summary.get("engine_cache") or {})
     if summary["goodput"]["slo"]:
         slo = summary["goodput"]["slo"].items()
         limits = ", ".join(f"{name} <= {limit:g} s" for name, limit in slo)
@@ -153,8 +246,10 @@ def findings(summary: Mapping[str, Any]) -> Iterator[str]:
     if reasons:
         listed = ", ".join(f"{name} {number}" for name, number in sorted(reasons.items()))
         yield f"offload decisions: {listed}"
+    yield from _slowest(summary)
+    subject = "log" if summary.get("request_log") else "trace"
     for note in summary.get("notes", ()):
-        yield f"trace: {note}"
+        yield f"{subject}: {note}"
 
 
 def _requests(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -162,6 +257,15 @@ def _requests(summary: Mapping[str, Any]) -> Iterator[str]:
     others = {name: n for name, n in requests["by_outcome"].items() if name != "ok"}
     listed = "".join(f", {number} {name}" for name, number in sorted(others.items()))
     yield f"requests: {requests['sent']} sent, {requests['ok']} ok{listed}"
+    refusals = summary.get("refusals") or {}
+    if refusals.get("answers"):
+        waited_s = refusals["waited_s"]["mean"]
+        waits = f"; waited {waited_s:,.1f} s each on average" if waited_s is not None else ""
+        yield (
+            f"refused: {refusals['answers']} answers with status 503 to {refusals['requests']} "
+            f"requests; {refusals['retries']} retries, {refusals['ok_after_retry']} ok after them, "
+            f"{refusals['given_up']} given up{waits}"
+        )
     for error in summary.get("errors", ()):
         status = "" if error["status"] is None else f" {error['status']}"
         yield f"  {error['count']} x {error['outcome']}{status}: {error['message']}"
@@ -194,6 +298,21 @@ def _cache(cache: Mapping[str, Any]) -> str:
     if ideal is not None and local > ideal:
         line += "; own is above ideal by text they held before, or by blocks finer than the trace's"
     return line
+
+
+def _engine_cache(cache: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the engines' counters say, and which could not be read."""
+    if cache.get("looked_up_tokens") is not None:
+        by = ", as the proxy last read them" if cache["source"] == "proxy" else ""
+        kinds = ("combined", "local", "external")
+        combined, local, external = (_percent(cache[f"{kind}_hit_ratio"]) for kind in kinds)
+        yield (
+            f"engines' own counters{by}: {cache['looked_up_tokens']:,.0f} prompt tokens looked up "
+            f"on {cache['engines_counted']} engines, "
+            f"hit {combined} = local {local} + external {external}"
+        )
+    for name, reason in cache.get("unread", {}).items():
+        yield f"engines' own counters: not of {name}: {reason}"
 
 
 def _number(value: float | None) -> str:

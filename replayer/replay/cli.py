@@ -98,7 +98,7 @@ def write_rows_and_report(
     write_rows(options.out / "requests.jsonl", rows)
     write_summary(options.out / "summary.json", summary)
     if options.report:
-        write_html(options.out, summary, rows)
+        write_html(options.out / "report.html", summary, rows)
     print_report(summary, Console())
 
 

@@ -13,11 +13,15 @@ from asyncio import sleep, timeout
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from http import HTTPStatus
+from random import Random
 from typing import Any
 
 import aiohttp
 import orjson
 import xxhash
+
+from replayer.replay.retries import NEVER, Retries
 
 CONTENT_KEYS = ("content", "reasoning_content", "reasoning", "tool_calls")
 DONE = b"[DONE]"
@@ -124,7 +128,6 @@ READ_BUFFER_BYTES = 1 << 20  # at the default 64 KiB long answers stop and go
 LARGE_BODY_BYTES = 1 << 20  # from this size on aiohttp wants a body that it can send in pieces
 ERROR_CHARS = 300
 MESSAGE_KEYS = ("message", "error", "detail")
-MAX_RETRY_AFTER_S = 60.0
 
 
 class ReplayOutcome(StrEnum):
@@ -160,6 +163,8 @@ class TimedExchange:
     status: int | None = None
     error: str | None = None
     attempts: int = 0
+    refusals: int = 0  # attempts that got a 503
+    retry_waits_s: list[float] = field(default_factory=list)
     first_byte_s: float | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     retry_after_s: float | None = None
@@ -180,11 +185,12 @@ class TimedExchange:
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Where to send, time limit of an attempt (0: none), and how often to retry a 503."""
+    """Where to send, time limit of an attempt (0: none), what follows a 503; `seed`: of jitter."""
 
     url: str
     timeout_s: float = 600.0
-    retries_503: int = 0
+    retries: Retries = NEVER
+    seed: int = 0
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -207,6 +213,7 @@ class Client:
         self._session = session
         self._options = options
         self._clock = clock
+        self._random = Random(options.seed)
 
     def open_exchange(self) -> TimedExchange:
         """Make the record of a call that is sent now."""
@@ -214,24 +221,30 @@ class Client:
         return TimedExchange(sent_s=now_s, end_s=now_s)
 
     async def run(self, call: Call, exchange: TimedExchange) -> None:
-        """Send a call, and again while it is rejected and retries remain; fills in `exchange`.
+        """Send a call, and again while it gets a 503 and retries remain; fills in `exchange`.
 
         `sent_s` stays that of the first attempt, since the client has waited since then.
         """
         try:
-            for left in range(self._options.retries_503, -1, -1):
+            retries = self._options.retries
+            for number in range(retries.most + 1):
                 await self._attempt(call, exchange)
-                if exchange.outcome is not ReplayOutcome.REJECTED or not left:
+                if exchange.status != HTTPStatus.SERVICE_UNAVAILABLE:
                     return
-                await sleep(min(exchange.retry_after_s or 1.0, MAX_RETRY_AFTER_S))
+                exchange.refusals += 1
+                if number == retries.most:
+                    return
                 exchange.outcome = ReplayOutcome.INTERRUPTED
+                wait_s = retries.wait_s(number, exchange.retry_after_s, self._random.random())
+                exchange.retry_waits_s.append(wait_s)
+                await sleep(wait_s)
         finally:
             exchange.end_s = self._clock()
 
     async def _attempt(self, call: Call, exchange: TimedExchange) -> None:
         exchange.attempts += 1
         exchange.stream = StreamScanner()
-        exchange.first_byte_s = None
+        exchange.status = exchange.first_byte_s = None
         try:
             async with timeout(self._options.timeout_s or None):
                 await self._send(call, exchange)

@@ -6,10 +6,18 @@ Values are checked only here; all other modules rely on them.
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from replayer.arguments import OneLineParser, count, not_negative, positive, positive_count
+from replayer.arguments import (
+    OneLineParser,
+    count,
+    names,
+    not_negative,
+    positive,
+    positive_count,
+)
+from replayer.replay.retries import NEVER, Retries
 from replayer.trace.loaders import LOADERS
 
 SLO_METRICS = ("ttft", "tpot", "e2e")
@@ -30,6 +38,7 @@ class ReplayOptions:
     trace: Path
     format: str | None
     target: str
+    engines: tuple[str, ...]
     model: str | None
     api_key: str | None
     endpoint: str
@@ -50,7 +59,7 @@ class ReplayOptions:
     proxy_log: Path | None
     slo_s: dict[str, float]
     request_timeout_s: float
-    retry_503: int
+    retry_503: Retries
     max_failures: int
     save_text: bool
     progress: bool
@@ -61,7 +70,7 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
     """Adds the default to an option's help, unless it is empty, zero or a flag's."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if not action.default or isinstance(action.default, bool):
+        if not action.default or isinstance(action.default, bool | Retries):
             return action.help
         return super()._get_help_string(action)
 
@@ -109,6 +118,20 @@ def url(text: str) -> str:
     return text.rstrip("/").removesuffix("/v1")
 
 
+def urls(text: str) -> tuple[str, ...]:
+    """Read base addresses joined by commas."""
+    return tuple(url(one) for one in names(text))
+
+
+def retries(text: str) -> Retries:
+    """Read how often to send again what got a 503: a number, or the word backoff."""
+    if text == "backoff":
+        return Retries.backoff()
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a number of retries or backoff, not {text!r}")
+    return Retries(count(text))
+
+
 def readable_log(text: str) -> Path:
     """Read the path of a log that exists, or that may be created during the run."""
     path = Path(text)
@@ -143,6 +166,9 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("target")
     add = group.add_argument
     add("--target", type=url, default="http://127.0.0.1:8000", help="base address")
+    add("--engines", type=urls, default=(), metavar="URL,URL",
+        help="addresses of the engines, whose own prefix cache counters are read before and after "
+        "the run (default: the target's, or those of the instances that it names)")  # fmt: skip
     add("--model", help="model name (default: the first that GET /v1/models names)")
     add("--api-key", help="sent as a bearer token")
     add("--endpoint", choices=("chat", "completions"), default="chat", help="API to use")
@@ -152,9 +178,11 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
         help="completions only: text or token ids")  # fmt: skip
     add("--request-timeout", dest="request_timeout_s", type=not_negative, default=600.0,
         help="seconds for one attempt; 0: none")  # fmt: skip
-    add("--retry-503", type=count, default=0, metavar="N",
-        help="send a rejected request again up to N times, after its Retry-After; the time since "
-        "its first sending counts")  # fmt: skip
+    add("--retry-503", type=retries, default=NEVER, metavar="N|backoff",
+        help="send a request that got a 503 again: up to N times, each after the answer's "
+        "Retry-After; or with backoff, five tries in all, min(60, 2**attempt + U(0,1)) of the "
+        "target's seconds between them (attempt from 0). The time since the first sending counts "
+        "(default: never)")  # fmt: skip
 
 
 def _add_pace(parser: argparse.ArgumentParser) -> None:
@@ -214,4 +242,4 @@ def parse_options(arguments: Sequence[str] | None = None) -> ReplayOptions:
     options = ReplayOptions(**vars(parser.parse_args(arguments)))
     if options.prompt == "ids" and options.endpoint != "completions":
         parser.error("argument --prompt-form: ids needs --endpoint completions")
-    return options
+    return replace(options, retry_503=replace(options.retry_503, time_scale=options.time_scale))

@@ -5,6 +5,7 @@ unknown or that it did not happen.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def _seen(exchange: TimedExchange) -> dict[str, Any]:
         "status": exchange.status,
         "error": exchange.error,
         "attempts": exchange.attempts,
+        "refusals": exchange.refusals,
+        "retry_waits_s": exchange.retry_waits_s,
         "sent_s": exchange.sent_s,
         "first_byte_s": exchange.first_byte_s,
         "first_token_s": stream.first_token_s,
@@ -94,6 +97,7 @@ def run_facts(run: Run, plan: Plan, started_unix_s: float, *, finished: bool) ->
         "interrupted": not finished,
         "client_cpu_s": run.cpu_s,
         "slo_s": options.slo_s,
+        "engine_counters": asdict(run.engine_counters),
     }
 
 

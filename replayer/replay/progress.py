@@ -20,7 +20,7 @@ class Tally:
     def __init__(self, time_scale: float = 1.0) -> None:
         """Start at zero; the target's time runs `time_scale` times faster than real time."""
         self._time_scale = time_scale
-        self.sent_count = 0
+        self.sent_count = self.refusal_count = 0
         self.outcomes: Counter[ReplayOutcome] = Counter()
         self._recent_ttft_s: deque[float] = deque(maxlen=RECENT)
 
@@ -39,6 +39,7 @@ class Tally:
             self.outcomes[ReplayOutcome.SKIPPED] += 1
             return
         self.outcomes[result.exchange.outcome] += 1
+        self.refusal_count += result.exchange.refusals
         first_token_s = result.exchange.stream.first_token_s
         if first_token_s is not None:
             ttft_s = (first_token_s - result.exchange.sent_s) * self._time_scale
@@ -49,7 +50,8 @@ class Tally:
         in_flight = self.sent_count - (self.ended_count - self.outcomes[ReplayOutcome.SKIPPED])
         failed = self.ended_count - self.outcomes[ReplayOutcome.OK]
         ttft = f"{median(self._recent_ttft_s):.3f} s" if self._recent_ttft_s else "-"
-        return f"in flight {in_flight}  not ok {failed}  TTFT p50 {ttft} (last {RECENT})"
+        refused = f"  refused {self.refusal_count}" if self.refusal_count else ""
+        return f"in flight {in_flight}  not ok {failed}{refused}  TTFT p50 {ttft} (last {RECENT})"
 
 
 class ProgressLine(Progress):

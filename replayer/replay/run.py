@@ -25,6 +25,7 @@ from replayer.replay.client import (
     explain,
     open_session,
 )
+from replayer.replay.engine_counters import CounterReader, EngineCounters
 from replayer.replay.options import ReplayOptions
 from replayer.replay.prompts import BodyForm, PromptWriter
 from replayer.replay.schedule import Due, Pace, PaceRules
@@ -80,6 +81,7 @@ class Run:
     origin_s: float = field(default_factory=time.monotonic)
     cpu_s: float = 0.0
     model: str | None = None
+    engine_counters: EngineCounters = field(default_factory=EngineCounters)
 
     def clock(self) -> float:
         """Return the seconds since the origin of the run."""
@@ -102,10 +104,16 @@ class Run:
                 ClientOptions(
                     url=f"{self.options.target}/v1/{path}",
                     timeout_s=self.options.request_timeout_s,
-                    retries_503=self.options.retry_503,
+                    retries=self.options.retry_503,
+                    seed=self.options.seed,
                 ),
                 self.clock,
             )
+            reader = CounterReader(
+                session, self.options.target, authorization(self.options), self.options.engines
+            )
+            self.engine_counters = reader.counters
+            await reader.read_before()
             driver = ReplayDriver(self, client, PromptWriter(form, self.requests))
             cpu_s = time.process_time()
             self.origin_s = time.monotonic()
@@ -113,6 +121,7 @@ class Run:
                 await driver.drive(Pace(self.requests, pace_rules(self.options)))
             finally:
                 self.cpu_s = time.process_time() - cpu_s
+            await reader.read_after()
 
 
 def pace_rules(options: ReplayOptions) -> PaceRules:

@@ -28,6 +28,46 @@ def test_report_prints_the_table_and_writes_the_page(tmp_path, capsys):
     assert "WARM (1)" in html
 
 
+def test_report_reads_a_proxys_log_alone(tmp_path, capsys):
+    log = tmp_path / "proxy.jsonl"
+    times = {"t_proxy_recv": 1e9, "t_decided": 1e9 + 1, "t_decode_sent": 1e9 + 1}
+    ok = {"request_id": "a", "outcome": "ok", "stream": True, "route_class": "WARM", **times}
+    ok |= {"t_first_token": 1e9 + 3, "t_done": 1e9 + 7, "osl_tokens": 5, "decode_instance": "d"}
+    refused = {"request_id": "b", "outcome": "rejected", "status": 503, "error": "busy"}
+    refused |= {"t_proxy_recv": 1e9, "t_decided": 1e9 + 1, "t_done": 1e9 + 1}
+    lines = [orjson.dumps(ok | {"predicted_ttft_s": 1.0}), orjson.dumps(refused), b'{"half']
+    log.write_bytes(b"\n".join(lines))
+    assert main(["report", str(log)]) == 0
+    printed = capsys.readouterr().out
+    assert "run: request log proxy.jsonl\n" in printed
+    assert "requests: 2 sent, 1 ok, 1 rejected" in printed
+    assert "WARM TTFT" in printed
+    assert "slowest: a (WARM, ok, d) waited 3,000 ms; decide 1,000, first token 2,000" in printed
+    assert "1 lines of the log are no whole record" in printed
+    page = tmp_path / "proxy.jsonl.report.html"
+    assert f"written: {page}" in printed
+    assert "<title>Request log proxy.jsonl</title>" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "said"),
+    [
+        ("none.jsonl", (), "none.jsonl: neither the folder of a run nor a proxy's request log"),
+        ("other.jsonl", (), "other.jsonl: has no record of the proxy's request log"),
+        ("log.jsonl", ("--html", "{0}/no/x.html"), "no/x.html: cannot be written: No such file"),
+    ],
+)
+def test_a_log_that_makes_no_report_is_one_line_and_status_2(tmp_path, capsys, name, more, said):
+    (tmp_path / "other.jsonl").write_bytes(b'{"request_id":"a","sent_s":1}\n[1]\n')
+    whole = {"request_id": "a", "outcome": "bad_request", "t_proxy_recv": 1.0, "t_done": 2.0}
+    (tmp_path / "log.jsonl").write_bytes(orjson.dumps(whole))
+    asked = [one.format(tmp_path) for one in more]
+    assert main(["report", str(tmp_path / name), *asked]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"analyze: {tmp_path}/{said}")
+    assert error.count("\n") == 1
+
+
 def test_a_page_can_be_made_of_failures_alone():
     rows = [failed("x"), skipped("y")]
     assert "</html>" in page(run(*rows), table(rows))

@@ -18,6 +18,7 @@ ROW = {
     "end_s": 6.5,
     "completion_tokens": 5,
     "itl_s": [0.5, 1.5],
+    "phases_s": {"decide": 0.5, "stream": 4.0},
 }
 EXPECTED = {
     "ttft_s": [1.0],
@@ -79,6 +80,11 @@ def test_every_metric_but_the_clients_own_follows_the_targets_clock(tag):
     scaled = samples_of(tag, in_target_time([ROW], 6.0))
     assert scaled == pytest.approx([value * scale for value in EXPECTED[tag]])
     assert ROW["sent_s"] == 1.5
+
+
+def test_times_by_name_follow_the_targets_clock_too():
+    [scaled] = in_target_time([ROW], 6.0)
+    assert scaled["phases_s"] == {"decide": 3.0, "stream": 24.0}
 
 
 def test_a_clock_that_is_the_clients_changes_no_row():

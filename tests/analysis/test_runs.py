@@ -1,9 +1,18 @@
 """The proxy's log joined by request id, even while it is still being written."""
 
+import io
+from dataclasses import fields
+
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
 
-from analysis.runs import join_proxy_log
+from analysis.report.summary import summarise
+from analysis.report.tables import print_report
+from analysis.runs import RunError, join_proxy_log, rows_of_log
+from proxy.telemetry.record import RequestRecord
 from tests.support.runs import row
 
 
@@ -52,3 +61,67 @@ def test_a_log_that_cannot_be_read_is_named(tmp_path):
     assert joined.problem == (
         f"the proxy's log {tmp_path}/none cannot be read: No such file or directory"
     )
+
+
+def test_a_request_that_was_sent_again_has_its_last_record(tmp_path):
+    """The log has one for each attempt, and the last is written after the others."""
+    log = tmp_path / "p.jsonl"
+    last = {"request_id": "a.run", "route_class": "MEDIUM"}
+    append(log, {"request_id": "a.run", "outcome": "rejected", "route_class": "WARM"})
+    rows = [row("a", attempts=2)]
+    assert join_proxy_log(rows, log, lambda _s: append(log, last)) == (0, None)
+    assert rows[0]["route_class"] == "MEDIUM"
+    lost_on_the_way = [row("a", attempts=3)]
+    assert join_proxy_log(lost_on_the_way, log, lambda _s: None) == (0, None)
+    assert lost_on_the_way[0]["route_class"] == "MEDIUM"
+
+
+TIMES = {"t_proxy_recv": 1e9, "t_decided": 1e9 + 1, "t_decode_sent": 1e9 + 1, "t_done": 1e9 + 7}
+
+
+def test_the_log_alone_makes_rows(tmp_path):
+    log = tmp_path / "p.jsonl"
+    first = {"request_id": "a", "outcome": "ok", **TIMES, "t_first_token": 1e9 + 4, "osl_tokens": 4}
+    later = {name: value + 5 for name, value in TIMES.items()}
+    append(
+        log,
+        {"request_id": "b", "outcome": "rejected", "status": 503, **later},
+        first | {"route_class": "WARM", "candidates": [{"ttft_s": 1}], "predicted_prefill_s": 2.0},
+        {"request_id": "c", "outcome": None, **TIMES},
+        {"request_id": "d", "outcome": "ok", **TIMES, "t_done": None},
+        b"7\n",
+        b'{"half',
+    )
+    rows, others = rows_of_log(log)
+    assert others == 4
+    assert [one["request_id"] for one in rows] == ["a", "b"]
+    assert (rows[0]["sent_s"], rows[0]["first_token_s"], rows[0]["end_s"]) == (0.0, 4.0, 7.0)
+    assert rows[0]["phases_s"] == {"decide": 1, "decode_wait": 0, "first_token": 3, "stream": 3}
+    assert (rows[0]["completion_tokens"], rows[0]["predicted_prefill_s"]) == (4, 2.0)
+    assert "candidates" not in rows[0]
+    assert (rows[1]["outcome"], rows[1]["sent_s"], rows[1]["first_token_s"]) == (
+        "rejected",
+        5,
+        None,
+    )
+
+
+VALUES = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(0, 9) | st.text(max_size=3)
+ANY = VALUES | st.lists(VALUES, max_size=2) | st.dictionaries(st.text(max_size=2), VALUES)
+RECORD = {"request_id": "a", "outcome": "ok", "route_class": "WARM", **TIMES}
+WRONG = st.dictionaries(st.sampled_from([field.name for field in fields(RequestRecord)]), ANY)
+
+
+@settings(max_examples=50)
+@given(st.lists(WRONG, max_size=4))
+def test_a_log_of_any_values_makes_a_summary_or_one_line(tmp_path_factory, records):
+    log = tmp_path_factory.getbasetemp() / "wrong.jsonl"
+    log.write_bytes(b"".join(orjson.dumps(RECORD | wrong) + b"\n" for wrong in records))
+    try:
+        rows, skipped = rows_of_log(log)
+    except RunError:
+        return
+    assert len(rows) + skipped == len(records)
+    summary = summarise({}, rows)
+    assert summary["requests"]["sent"] == len(rows)
+    print_report(summary, Console(file=io.StringIO()))

@@ -29,6 +29,26 @@ def failed(name, outcome="timeout", **fields):
     return row(name, outcome=outcome, first_token_s=None, output_digest=None) | fields
 
 
+def placed(name, route_class="WARM", **fields):
+    """A row that was joined with the proxy's record."""
+    is_moved = route_class == "HEAVY_P2P"
+    legs = {"prefill_leg": 0.5, "transfer": 0.25} if is_moved else {"first_token": 0.75}
+    return (
+        row(
+            name,
+            route_class=route_class,
+            prefill_instance="p" if is_moved else None,
+            decode_instance="d",
+            proxy_ttft_s=1.0,
+            predicted_ttft_s=0.5,
+            predicted_prefill_s=0.5,
+            predicted_transfer_s=0.5 if is_moved else None,
+            phases_s={"decide": 0.25, **legs, "stream": 2.0},
+        )
+        | fields
+    )
+
+
 def skipped(name):
     return {"request_id": name, "outcome": "skipped", "intended_s": None, "input_length": 100}
 

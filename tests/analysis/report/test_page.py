@@ -3,7 +3,7 @@
 from analysis.report.page import page
 from analysis.runs import table
 from tests.support.printed import CLASSES
-from tests.support.runs import row, run
+from tests.support.runs import placed, row, run
 
 
 def test_the_page_says_what_was_run():
@@ -17,3 +17,13 @@ def test_the_page_says_what_was_run():
     assert "<dt>offload policy</dt><dd>seed-cost</dd>" in html
     assert "one second measured is 6 seconds" in html
     assert "<td>HEAVY_COLO</td><td>1</td><td>6,000</td>" in html
+
+
+def test_the_page_shows_where_the_time_went():
+    rows = [placed(name, name) for name in CLASSES]
+    html = page(run(*rows), table(rows))
+    assert "Where the time went: mean by route class" in html
+    assert "The 4 requests that waited longest for a first token" in html
+    assert "<td>transfer</td><td>-</td><td>-</td><td>250.0 / 250.0</td><td>-</td>" in html
+    assert "<b>decode wait</b>: from P&#39;s answer, or the decision" in html
+    assert "Where the time went" not in page(run(row("a")), table([row("a")]))

@@ -31,6 +31,24 @@ def test_failing_more_requests_never_makes_the_censored_percentiles_better(waits
         assert after[name] == "inf" or after[name] >= before[name]
 
 
+def test_refusals_and_retries_are_counted():
+    rows = [
+        row("a", attempts=1, refusals=0, retry_waits_s=[]),
+        row("b", attempts=3, refusals=2, retry_waits_s=[1.0, 2.0]),
+        failed("c", "rejected", status=503, attempts=2, refusals=2, retry_waits_s=[1.0]),
+        failed("d", "http_error", status=503, attempts=1, refusals=1, retry_waits_s=[]),
+        failed("e", status=None, attempts=2, refusals=1, retry_waits_s=[1.0]),
+        skipped("f"),
+    ]
+    refusals = run(*rows, time_scale=2.0)["refusals"]
+    waited = refusals.pop("waited_s")
+    assert (waited["count"], waited["max"]) == (3, 6.0)
+    assert refusals == {
+        "answers": 6, "requests": 4, "retries": 4, "ok_after_retry": 1, "given_up": 2,
+    }  # fmt: skip
+    assert run(row("a"))["refusals"]["answers"] == 0
+
+
 def test_goodput_is_of_what_was_sent():
     summary = run(row("a"), row("b", first_token_s=2.5), failed("c"), slo_s={"ttft": 2.0})
     assert summary["goodput"]["ratio_of_sent"] == pytest.approx(1 / 3)

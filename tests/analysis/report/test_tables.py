@@ -7,7 +7,7 @@ from rich.console import Console
 
 from analysis.report.tables import facts, milliseconds, print_report
 from tests.support.printed import CLASSES
-from tests.support.runs import failed, row, run
+from tests.support.runs import failed, placed, row, run
 
 
 def printed(summary, width=80):
@@ -67,3 +67,25 @@ def test_the_engines_hits_are_split_where_the_proxys_log_tells():
     warm = list(facts(run(row("a", hit_tokens=90, isl_tokens=100, cached_tokens=90))))
     assert any("own is above ideal" in line for line in warm)
     assert any(line.endswith("engines 40.0%") for line in facts(run(row("a"))))
+
+
+def test_where_the_time_went_is_printed_with_what_was_predicted():
+    rows = [placed(name, name) for name in CLASSES]
+    lost = placed("lost", None, outcome="rejected", phases_s={"queue": 9.0}, proxy_ttft_s=None)
+    text = printed(run(*rows, lost, time_scale=2.0))
+    assert "…" not in text
+    assert "Where the time went at the proxy, mean / p90, ms of the target's time" in text
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines()]
+    assert ["prefill leg", "-", "-", "1,000 / 1,000", "-"] in lines
+    assert ["first token", "1,500 / 1,500", "1,500 / 1,500", "-", "1,500 / 1,500"] in lines
+    assert ["all", "6,000", "6,000", "6,000", "6,000"] in lines
+    assert ["HEAVY_P2P transfer", "1", "1,000", "500.0", "0.50", "0.50"] in lines
+    assert "slowest: lost (rejected, d) waited 18,000 ms; queue 18,000\n" in text
+    way = "HEAVY_P2P, ok, p > d) waited 2,000 ms; decide 500.0, prefill leg 1,000, transfer 500.0"
+    assert way in " ".join(facts(run(placed("HEAVY_P2P", "HEAVY_P2P"), time_scale=2.0)))
+
+
+def test_without_the_proxys_log_there_are_no_phases():
+    summary = run(row("a"))
+    assert (summary["phases"], summary["slowest"]) == ({}, [])
+    assert "Where the time went" not in printed(summary)

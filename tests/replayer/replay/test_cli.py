@@ -34,6 +34,7 @@ SUMMARY_KEYS = {
     "goodput",
     "by_route_class",
     "cache",
+    "engine_cache",
     "degraded",
 }
 
@@ -51,6 +52,8 @@ def test_a_whole_run(trace, tmp_path, capsys):
     assert summary["goodput"]["ratio_of_sent"] == 1.0
     assert summary["by_route_class"]["WARM"]["requests"] == 5
     assert summary["model"] == "tiny"
+    assert summary["engine_cache"]["combined_hit_ratio"] is None
+    assert summary["engine_cache"]["unread"] == {engine.url: "GET /instances answers 404"}
     one = rows["s:2"]
     assert one["intended_s"] <= one["sent_s"] <= one["first_token_s"] <= one["end_s"]
     assert rows["s:0"]["end_s"] <= rows["s:1"]["intended_s"]
@@ -155,6 +158,7 @@ def test_options_that_change_what_is_sent(trace, tmp_path, more, sent):
         (["{trace}", "--target", "ftp://x"], "argument --target: must be http(s)://HOST:PORT"),
         (["{trace}", "--window", "90:91", "--out", "{out}"], "the selection leaves no request"),
         (["{trace}", "--prompt-form", "ids"], "ids needs --endpoint completions"),
+        (["{trace}", "--retry-503", "often"], "must be a number of retries or backoff"),
         (["{trace}", "--time-scale", "0"], "argument --time-scale: must be a number > 0"),
         (["{trace}", "--proxy-log", "{out}/no/log"], "--proxy-log: there is no folder {out}/no"),
         (["{trace}", "--proxy-log", "/"], "--proxy-log: / is a folder, not a file"),
@@ -227,7 +231,12 @@ def test_against_a_simulated_engine_the_cache_hits_as_ideal(tmp_path):
     assert summary["requests"]["ok"] == 12
     assert summary["output_tokens"] == 36
     assert {row["completion_tokens"] for row in rows_of_run.values()} == {3}
-    cache = summary["cache"]
+    cache, counted = summary["cache"], summary["engine_cache"]
+    looked_up = sum(row["prompt_tokens"] for row in rows_of_run.values())
+    hit = sum(row["cached_tokens"] for row in rows_of_run.values())
+    assert (counted["source"], counted["unread"]) == ("engines", {})
+    assert (counted["looked_up_tokens"], counted["during"]["local_hits"]) == (looked_up, hit)
+    assert counted["combined_hit_ratio"] == counted["local_hit_ratio"] == cache["engine_hit_ratio"]
     assert cache["engine_hit_ratio"] == pytest.approx(cache["ideal_hit_ratio"], abs=0.12)
     assert [row["output_digest"] for row in rows_of_run.values()] == [
         rows_again[name]["output_digest"] for name in rows_of_run

@@ -60,3 +60,23 @@ def test_the_report_is_in_the_targets_time_and_the_rows_are_as_measured(trace, t
     assert analyze(["report", str(tmp_path / "out")]) == 0
     assert "measured x 60" in capsys.readouterr().out
     assert "one second measured is 60 seconds" in (tmp_path / "out/report.html").read_text()
+
+
+def test_refusals_and_retries_are_told(trace, tmp_path, capsys):
+    """The founding strategy: what was refused on the way shows, though every request ends ok."""
+    engine = Engine(rejections={"s:0": 2, "s:1": 1})
+    with in_thread(serving(engine)):
+        more = ("--retry-503", "backoff", "--time-scale", "100000", "--request-timeout", "0")
+        status, summary, rows = run(trace, engine, tmp_path, *more)
+    assert (status, summary["requests"]["ok"]) == (0, 5)
+    refusals = summary["refusals"]
+    assert refusals["waited_s"].pop("count") == 2
+    assert 1 <= refusals.pop("waited_s")["mean"] < 5
+    assert refusals == {
+        "answers": 3, "requests": 2, "retries": 3, "ok_after_retry": 2, "given_up": 0,
+    }  # fmt: skip
+    assert (rows["s:0"]["refusals"], rows["s:0"]["attempts"]) == (2, 3)
+    said = "3 answers with status 503 to 2 requests; 3 retries, 2 ok after them, 0 given up"
+    assert said in capsys.readouterr().out
+    assert analyze(["report", str(tmp_path / "out")]) == 0
+    assert said in (tmp_path / "out/report.html").read_text()

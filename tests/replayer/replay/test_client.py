@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from replayer.replay.client import Call, Client, ClientOptions, ReplayOutcome, explain, open_session
+from replayer.replay.retries import Retries
 from tests.support.sse_server import Engine, serving
 
 BODY = b'{"messages":[{"role":"user","content":"a b c"}],"max_tokens":3,"stream":true}'
@@ -74,23 +75,47 @@ async def test_nobody_listening_is_a_disconnect():
 
 async def test_a_rejected_call_is_sent_again_and_its_time_goes_on():
     async with serving(Engine(rejections={"r": 2})) as engine:
-        seen = await exchange(engine, retries_503=2)
-    assert (seen.outcome, seen.attempts) == (ReplayOutcome.OK, 3)
+        seen = await exchange(engine, retries=Retries(2))
+    assert (seen.outcome, seen.attempts, seen.refusals) == (ReplayOutcome.OK, 3, 2)
     assert seen.sent_s == 0.0
-    assert seen.retry_after_s == 0.01
+    assert seen.retry_waits_s == [0.01, 0.01]
+
+
+QUICK = 1e6  # the founding waits, in the seconds of a target this much faster
 
 
 async def test_retries_end():
     async with serving(Engine(rejections={"r": 9})) as engine:
-        seen = await exchange(engine, retries_503=1)
-    assert (seen.outcome, seen.attempts) == (ReplayOutcome.REJECTED, 2)
+        once = await exchange(engine, retries=Retries(1))
+        five = await exchange(engine, retries=Retries.backoff(time_scale=QUICK))
+    assert (once.outcome, once.attempts, once.refusals) == (ReplayOutcome.REJECTED, 2, 2)
+    assert (five.outcome, five.attempts, five.refusals) == (ReplayOutcome.REJECTED, 5, 5)
+    waits = [wait_s * QUICK for wait_s in five.retry_waits_s]
+    assert len(waits) == 4
+    assert all(2**k <= wait < 2**k + 1 for k, wait in enumerate(waits))
 
 
-async def test_another_503_is_an_error_not_a_rejection():
-    engine = Engine(plan={"r": "unavailable"})
-    async with serving(engine):
-        seen = await exchange(engine, retries_503=3)
-    assert (seen.outcome, seen.attempts) == (ReplayOutcome.HTTP_ERROR, 1)
+@pytest.mark.parametrize(
+    ("behaviour", "attempts", "outcome"),
+    [
+        ("unavailable", 5, ReplayOutcome.HTTP_ERROR),  # a 503, though not for lack of capacity
+        ("http_error", 1, ReplayOutcome.HTTP_ERROR),
+        ("refuse", 1, ReplayOutcome.HTTP_ERROR),
+        ("close_before", 1, ReplayOutcome.DISCONNECT_BEFORE_FIRST),
+    ],
+)
+async def test_only_a_503_is_sent_again(behaviour, attempts, outcome):
+    async with serving(Engine(plan={"r": behaviour})) as engine:
+        seen = await exchange(engine, retries=Retries.backoff(time_scale=QUICK))
+    assert (seen.outcome, seen.attempts) == (outcome, attempts)
+    assert seen.refusals == (attempts if attempts > 1 else 0)
+
+
+async def test_an_attempt_is_judged_by_its_own_answer():
+    async with serving(Engine(rejections={"r": 1}, plan={"r": "close_before"})) as engine:
+        seen = await exchange(engine, retries=Retries(1))
+    assert (seen.outcome, seen.status) == (ReplayOutcome.DISCONNECT_BEFORE_FIRST, None)
+    assert seen.refusals == 1
 
 
 async def test_cancelling_leaves_an_interrupted_exchange():

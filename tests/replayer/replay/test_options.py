@@ -13,11 +13,13 @@ from replayer.replay.options import (
     SessionSample,
     parse_options,
     readable_log,
+    retries,
     sample,
     slo,
     url,
     window,
 )
+from replayer.replay.retries import Retries
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,8 @@ from replayer.replay.options import (
         (sample, "0.1", SessionSample(ratio=0.1)),
         (sample, "1.0", SessionSample(ratio=1.0)),
         (slo, "ttft:2,tpot:0.05", {"ttft": 2.0, "tpot": 0.05}),
+        (retries, "3", Retries(3)),
+        (retries, "backoff", Retries.backoff()),
         (url, "host:8000", "http://host:8000"),
         (url, "https://host/", "https://host"),
         (url, "http://host:8000/v1", "http://host:8000"),

@@ -29,6 +29,14 @@ def test_a_tally_counts_what_is_under_way_and_what_failed():
     assert tally.line() == "in flight 1  not ok 2  TTFT p50 0.250 s (last 64)"
 
 
+def test_refusals_show_while_a_run_goes_on():
+    tally = Tally()
+    exchange = TimedExchange(sent_s=1.0, end_s=3.0, outcome=ReplayOutcome.OK, refusals=2)
+    tally.sent()
+    tally.ended(Result(REQUEST, "r.run", 1.0, exchange))
+    assert tally.line() == "in flight 0  not ok 0  refused 2  TTFT p50 - (last 64)"
+
+
 def test_a_tally_tells_the_targets_own_time():
     tally = Tally(time_scale=4.0)
     ended(tally, ReplayOutcome.OK)
