@@ -16,7 +16,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than 3.11: give another with make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[replay]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
