@@ -143,6 +143,7 @@ ABOUT_THE_PROXY = ("decisions", "http-api", "metrics", "operations", "request-lo
 OTHER_FLAGS = {
     *("help", "version", "print-config", "print-file"),
     *("enable-prompt-tokens-details", "max-model-len"),  # of vLLM
+    *("health-cmd", "stop-timeout"),  # of container engines
 }
 
 
