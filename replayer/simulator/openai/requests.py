@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from replayer.engine.tokens import (
+    ASSISTANT,
     IM_END,
     IM_START,
     MAX_TOKEN_ID,
@@ -142,7 +143,7 @@ def render_chat(body: dict[str, Any]) -> str:
     if body.get("continue_final_message"):
         parts.pop()
     elif body.get("add_generation_prompt", True):
-        parts += [IM_START, "assistant"]
+        parts += [IM_START, ASSISTANT]
     return " ".join(parts)
 
 
