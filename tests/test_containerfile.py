@@ -25,4 +25,6 @@ def test_the_sources_that_are_copied_exist_and_no_link_leads_out_of_them() -> No
     sources = {ROOT / source for text in copied for source in shlex.split(text)[:-1]}
     assert all(source.exists() for source in sources)
     links = [path for source in sources for path in source.rglob("*") if path.is_symlink()]
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().split() if line[0] == "!"}
+    assert {source.name for source in sources} == sent
     assert all({link.resolve(), *link.resolve().parents} & sources for link in links)
