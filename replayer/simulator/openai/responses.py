@@ -106,7 +106,7 @@ def messages_of(given: str | list[Any]) -> list[dict[str, Any]]:
         return [{"role": "user", "content": given}]
     messages: list[dict[str, Any]] = []
     for item in given:
-        kind = item.get("type") if isinstance(item, dict) else type(item).__name__
+        kind = str(item.get("type")) if isinstance(item, dict) else type(item).__name__
         if kind in _CALLS:
             asked = {"name": item.get("name"), "arguments": item.get(_CALLS[kind])}
             call = {"id": item.get("call_id"), "type": "function", "function": asked}

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
 import orjson
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from replayer.simulator.host import SimEngine, SimFleet
 from replayer.simulator.messages import as_chat
+from replayer.simulator.openai.errors import ApiError
+from replayer.simulator.openai.requests import render_chat
+from replayer.simulator.openai.responses import ResponseStore
 from tests.support.sim_http import decode_leg, post
 
 PATH = "/v1/messages"
@@ -150,3 +156,26 @@ def test_system_and_tools_are_a_part_of_the_prompt_and_a_billing_header_is_not()
     assert chat["messages"] == [{"role": "system", "content": "be brief"}, *HELLO]
     function = {"name": "read", "description": "reads", "parameters": {"type": "object"}}
     assert chat["tools"] == [{"type": "function", "function": function}]
+
+
+WORDS = ["type", "role", "user", "assistant", "content", "text", "name", "input", "tool_use"]
+WORDS += ["tool_result", "function_call", "function_call_output", "output", "system"]
+SCALARS = st.none() | st.booleans() | st.integers() | st.sampled_from(WORDS) | st.text(max_size=3)
+JSON = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@example([{"type": []}], None, None)
+@example([{"type": "function_call", "arguments": 1}], ["x"], {})
+@given(JSON, JSON, JSON)
+def test_any_json_is_a_chat_or_an_error_of_vllms(given_: Any, system: Any, tools: Any) -> None:
+    message = BASE | {"messages": given_, "system": system, "tools": tools}
+    response = {"input": given_, "instructions": system, "tools": tools}
+    for read, body in ((as_chat, message), (ResponseStore().as_chat, response)):
+        with suppress(ApiError):
+            assert isinstance(render_chat(read(body)), str)
