@@ -44,7 +44,8 @@ def as_chat(body: Mapping[str, Any], *, counts_only: bool = False) -> dict[str, 
     limit = body.get("max_tokens")
     if isinstance(limit, int) and limit <= 0:
         text = "max_tokens must be positive"
-        raise invalid("value_error", "body.max_tokens", f"Value error, {text}", limit, text)
+        error = ValueError(text)
+        raise invalid("value_error", "body.max_tokens", f"Value error, {text}", str(limit), error)
     if not isinstance(body["messages"], list):
         text = "Input should be a valid list"
         raise invalid("list_type", "body.messages", text, body["messages"])
@@ -52,7 +53,8 @@ def as_chat(body: Mapping[str, Any], *, counts_only: bool = False) -> dict[str, 
     for message in body["messages"]:
         messages += _messages(message)
     chat = {name: body[name] for name in _SAME_IN_CHAT if name in body}
-    return chat | {"messages": messages, "max_tokens": limit, "tools": _tools(body)}
+    chat |= {"messages": messages, "tools": _tools(body)}
+    return chat | {"max_tokens": limit, "max_completion_tokens": limit}
 
 
 def _system(body: Mapping[str, Any]) -> str:

@@ -237,10 +237,12 @@ def _choice(
     if chat:
         limit = _integer(body, "max_completion_tokens", limit, least=1)
     if limit is not None and limit > limits.max_model_len:
+        newer = chat and body.get("max_completion_tokens") is not None
+        name = "max_completion_tokens" if newer else "max_tokens"
         raise wrong(
-            f"max_tokens={limit} cannot be greater than max_model_len={limits.max_model_len}. "
+            f"{name}={limit} cannot be greater than max_model_len={limits.max_model_len}. "
             "Please request fewer output tokens.",
-            "max_tokens",
+            name,
             limit,
         )
     min_tokens = _integer(body, "min_tokens", 0, least=0)

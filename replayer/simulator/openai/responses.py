@@ -37,7 +37,7 @@ _REPEATED: dict[str, Any] = {
     "reasoning": None,
     "service_tier": "auto",
     "text": None,
-    "top_logprobs": 0,
+    "top_logprobs": None,
     "truncation": "disabled",
     "user": None,
     "presence_penalty": 0.0,
@@ -83,7 +83,8 @@ class ResponseStore:
         """
         given = body.get("input")
         if not isinstance(given, str | list):
-            raise invalid("missing", "body.input", "Field required", dict(body))
+            # By then vLLM has added a member to the body, and says how many it has.
+            raise invalid("missing", "body.input", "Field required", {"input": None, **body})
         messages: list[Any] = []
         if body.get("instructions"):
             messages.append({"role": "system", "content": body["instructions"]})
@@ -144,7 +145,6 @@ class ResponsesAnswer(Answer):
         self._said: list[str] = []
         self._item_id = f"msg_{request_id}"
         self._where = {"content_index": 0, "item_id": self._item_id, "output_index": 0}
-        repeated = {name: body.get(name) for name in _REPEATED}
         self._response: dict[str, Any] = {
             "id": str(body.get("request_id") or f"resp_{request_id}"),
             "created_at": created_s,
@@ -152,7 +152,7 @@ class ResponsesAnswer(Answer):
             "model": ask.model,
             "object": "response",
             "output": [],
-            **{name: _REPEATED[name] if v is None else v for name, v in repeated.items()},
+            **_repeated(body),
             "max_output_tokens": body.get("max_output_tokens"),
             "status": "in_progress",
             "usage": None,
@@ -243,18 +243,28 @@ class ResponsesAnswer(Answer):
             "input_tokens_details": {
                 "cached_tokens": details["cached_tokens"],
                 "cache_write_tokens": details["created_cache_tokens"],
-                "input_tokens_per_turn": [prompt],
-                "cached_tokens_per_turn": [details["cached_tokens"]],
+                "input_tokens_per_turn": [],
+                "cached_tokens_per_turn": [],
             },
             "output_tokens": output,
             "output_tokens_details": {
                 "reasoning_tokens": 0,
                 "tool_output_tokens": 0,
-                "output_tokens_per_turn": [output],
-                "tool_output_tokens_per_turn": [0],
+                "output_tokens_per_turn": [],
+                "tool_output_tokens_per_turn": [],
             },
             "total_tokens": counts["total_tokens"],
         }
+
+
+def _repeated(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of _REPEATED as the body has them."""
+    repeated = dict(_REPEATED)
+    for name, default in _REPEATED.items():
+        if (value := body.get(name)) is not None:
+            is_whole = isinstance(default, float) and isinstance(value, int)
+            repeated[name] = float(value) if is_whole else value
+    return repeated
 
 
 def _part(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:

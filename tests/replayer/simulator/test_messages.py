@@ -80,7 +80,11 @@ async def test_an_answer_ends_by_itself_since_a_limit_must_be_given(
     ("changed", "status", "told"),
     [
         ({"model": "nobody"}, 404, ("error", "NotFoundError", "model `nobody` does not exist")),
-        ({"max_tokens": 10**6}, 400, ("error", "BadRequestError", "max_tokens=1000000 cannot")),
+        (
+            {"max_tokens": 10**6},
+            400,
+            ("error", "BadRequestError", "max_completion_tokens=1000000 "),
+        ),
         ({"max_tokens": None}, 400, (None, "Bad Request", "body.max_tokens")),
         ({"max_tokens": 0}, 400, (None, "Bad Request", "max_tokens must be positive")),
         ({"model": None}, 400, (None, "Bad Request", "body.model")),
