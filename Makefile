@@ -10,13 +10,13 @@ TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol prox
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-vllm chaos soak soak-hostile lint bench bench-core bench-shell clean
+.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-install test-vllm chaos soak soak-hostile lint bench bench-core bench-shell clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than 3.11: give another with make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[replay]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
@@ -49,6 +49,10 @@ test: $(VENV)/.installed-dev
 test-compiled: compiled
 	$(BIN)/pytest -q -o pythonpath='.cache/compiled .' -o cache_dir=.cache/compiled/.pytest_cache \
 		$(TESTS_COMPILED)
+
+## The Containerfile's steps run in a folder, and what they installed: no container engine needed.
+test-install: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q tests/install
 
 ## The project as `pip install .` installs it where there is a C compiler.
 compiled: .cache/compiled/.installed

@@ -9,9 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
-from replayer.arguments import InputError, OneLineParser
+from replayer.arguments import InputError, OneLineParser, missing_for_reports
 from replayer.trace.rows import TraceError
 
 COMMANDS = {
@@ -32,6 +30,11 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `analyze`: 0 done, 1 outputs differ (--require-identical) or check fails, 2 bad input."""
+    if missing := missing_for_reports():
+        print(f"analyze: {missing}", file=sys.stderr)
+        return 2
+    from rich.console import Console
+
     given = list(sys.argv[1:] if arguments is None else arguments)
     chosen = next((word for word in given if word in COMMANDS), None)
     parser: argparse.ArgumentParser = OneLineParser(

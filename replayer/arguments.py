@@ -1,6 +1,7 @@
-"""For all command lines: parse errors in one line, types of numbers, JSON files."""
+"""For all command lines: errors in one line, types of numbers, JSON files."""
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -8,10 +9,21 @@ import orjson
 
 DIGITS = 12
 """Most digits of an integer on a command line."""
+REPORTS_NEED = ("jinja2", "numpy", "pandas", "plotly", "rich", "scipy")
+"""The packages of the extra `replay`, which an installation of the proxy alone does not have."""
 
 
 class InputError(ValueError):
     """What a user gave cannot be used; the text is one line for them."""
+
+
+def missing_for_reports() -> str:
+    """What has to be installed for `replay` and `analyze`, in one line; empty if nothing has."""
+    missing = [name for name in REPORTS_NEED if find_spec(name) is None]
+    if not missing:
+        return ""
+    command = "pip install -c constraints.txt '.[replay]'"
+    return f"not installed: {', '.join(missing)}; run {command} in the project's folder"
 
 
 class OneLineParser(argparse.ArgumentParser):

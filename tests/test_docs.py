@@ -142,7 +142,11 @@ def test_the_request_log_has_every_field():
 
 
 ABOUT_THE_PROXY = ("decisions", "http-api", "metrics", "operations", "request-log", "security")
-OTHER_FLAGS = {"help", "version", "print-config", "enable-prompt-tokens-details", "max-model-len"}
+OTHER_FLAGS = {
+    *("help", "version", "print-config", "print-file"),
+    *("enable-prompt-tokens-details", "max-model-len"),  # of vLLM
+    *("health-cmd", "stop-timeout"),  # of container engines
+}
 
 
 @pytest.mark.parametrize("name", ABOUT_THE_PROXY)

@@ -247,6 +247,7 @@ TESTED_ELSEWHERE = {
     "replayer.data.make_sample": "trace/test_loaders.py reads what it made",
     "replayer.demo.__main__": "tests/test_demo.py",
     "replayer.engine.types": "vocabulary only",
+    "replayer.replay.__main__": "tests/test_extras.py: it says what is not installed",
     "replayer.simulator.driver": "simulator/test_api.py and test_host.py",
     "replayer.virtual.arrivals": "virtual/test_load.py",
     "replayer.virtual.hooks": "virtual/test_fleet.py: what observers hear",

@@ -43,7 +43,8 @@ class Loaded:
 def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
     """Merge flags (`argv` without the program's name), environment, file and defaults.
 
-    Raises `ConfigError` for anything wrong; `--help` and `--version` print and raise `SystemExit`.
+    Raises `ConfigError` for anything wrong; `--help`, `--version` and `--print-file` print and
+    raise `SystemExit`.
     """
     flags, print_wanted = parse_flags(Settings, argv)
     given = _merged(flags, read_env(Settings, environ))

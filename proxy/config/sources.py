@@ -7,6 +7,7 @@ source gives text or a list of texts, so a value means the same in each of them.
 import argparse
 import difflib
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from msgspec import Meta
 
 from proxy import described
+from proxy.config.files import file_names, file_text
 from proxy.config.model import FieldInfo, Model
 from proxy.config.secrets import SecretStr
 from proxy.config.values import ByteSize, value_text
@@ -205,6 +207,25 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
+class _PrintFile(argparse.Action):
+    """Writes a file of `file_names` to stdout, or their list where none is named, and exits."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        del namespace
+        try:
+            text = "".join(f"{name}\n" for name in file_names())
+            sys.stdout.write(text if values is None else file_text(str(values)))
+        except ValueError as error:
+            raise ConfigError(f"{option_string} {str(values)[:40]!r}: {error}") from error
+        parser.exit()
+
+
 def _parser(model: type[Model]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="cache-proxy",
@@ -221,6 +242,14 @@ def _parser(model: type[Model]) -> argparse.ArgumentParser:
         action="store_true",
         default=False,
         help="print every value with its origin",
+    )
+    parser.add_argument(
+        "--print-file",
+        action=_PrintFile,
+        nargs="?",
+        metavar="NAME",
+        help="print a file that comes with the proxy (alerts, dashboard, systemd unit, ...); "
+        "without NAME their names",
     )
     for topic, members in grouped(model).items():
         group = parser.add_argument_group(topic)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+from replayer.arguments import missing_for_reports
 from replayer.demo.checks import Evidence, checks, metric_sum
 from replayer.demo.processes import RECORD, ChildProcess, Children, Stopped, write_record
 
@@ -79,9 +80,7 @@ class Demo:
         command = [*self.load, "--target", target, "--out", str(self.out)]
         command += ["--proxy-log", str(self.out / "proxy.jsonl")]
         with self.killing():
-            return self.children.start_in_view(
-                "replay", "replayer.replay.cli", *command
-            ).child.wait()
+            return self.children.start_in_view("replay", "replayer.replay", *command).child.wait()
 
     @property
     def load(self) -> tuple[str, ...]:
@@ -156,6 +155,9 @@ def main() -> int:
     """Run the demo; 0 only when every check holds."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     options = _options()
+    if missing := missing_for_reports():
+        _log.error("demo: %s", missing)
+        return 1
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     for old in (*out.glob("*.jsonl"), *out.glob("*.out"), *out.glob(RECORD)):

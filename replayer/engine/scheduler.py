@@ -80,9 +80,10 @@ class Scheduler:
             request.computed_tokens += tokens
             self.publish(request)
             if request.computed_tokens == request.known_tokens:
-                request.known_tokens += 1
-                request.output_tokens += 1
-                self._counters.generated += 1
+                if request.job.output_tokens:
+                    request.known_tokens += 1
+                    request.output_tokens += 1
+                    self._counters.generated += 1
                 notable.append(request)
         for request in work.decodes:
             request.computed_tokens += steps

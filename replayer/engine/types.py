@@ -69,7 +69,8 @@ class Job:
 
     `block_hashes` has one chained hash per full prompt block, at the engine's block size.
     `output_hashes(n)` returns the hashes of the blocks completed by the first n output tokens; it
-    is called once, when the request releases its blocks. `send_as` makes it a prefill leg whose KV
+    is called once, when the request releases its blocks. Without output tokens (an embedding) only
+    the prompt is computed. `send_as` makes it a prefill leg whose KV
     is kept for that transfer id, `fetch` a decode leg that waits for another engine's KV.
     """
 

@@ -1,16 +1,18 @@
 """vLLM's HTTP API for one simulated engine: routes, streaming, errors, cancellation.
 
-A stream gets status 200 and its headers at once and its first bytes with the first token, as with
-vLLM; a later error is an event in the stream. When a client leaves, its requests are aborted. The
+A stream gets status 200 and its headers at once and its first bytes with the first token (that of
+/v1/responses says at once that it was created), as with vLLM; a later error is an event in the
+stream. When a client leaves, its requests are aborted. The
 handlers hold no state; requests are in the engine model.
 """
 
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -19,8 +21,11 @@ from replayer.engine.tokens import detokenize
 from replayer.engine.types import Job, RemoteKv, SimRequest
 from replayer.simulator.driver import EngineDriver, LiveJob
 from replayer.simulator.faults import Faults
+from replayer.simulator.messages import MessagesAnswer, MessagesError
+from replayer.simulator.messages import as_chat as chat_of_messages
 from replayer.simulator.metrics import EngineMetrics
-from replayer.simulator.openai.answers import DONE, Answer
+from replayer.simulator.openai.answers import Answer
+from replayer.simulator.openai.embeddings import parse_embedding
 from replayer.simulator.openai.errors import ApiError, json_response, like_vllm, model_card
 from replayer.simulator.openai.kv_params import handing_of, nixl_answer
 from replayer.simulator.openai.requests import (
@@ -82,6 +87,8 @@ class Api:
             eos_with_limit=options.eos_with_limit,
             connector=options.kv_connector,
         )
+        # A message must have a limit, so that it says nothing of the length that is wanted.
+        self._ends_early = replace(self._limits, eos_with_limit=True)
 
     def app(self) -> web.Application:
         """Make the aiohttp application."""
@@ -91,6 +98,9 @@ class Api:
         app.router.add_post("/v1/responses", self.responses)
         app.router.add_get("/v1/responses/{id}", self.response)
         app.router.add_post("/v1/responses/{id}/cancel", self.cancel_response)
+        app.router.add_post("/v1/messages", self.messages)
+        app.router.add_post("/v1/messages/count_tokens", self.count_tokens)
+        app.router.add_post("/v1/embeddings", self.embeddings)
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/detokenize", self.detokenize)
         app.router.add_get("/v1/models", self.models)
@@ -117,8 +127,10 @@ class Api:
         chat = self._responses.as_chat(body)
 
         def answer_of(ask: Ask, request_id: str, created_s: int) -> Answer:
-            store, messages = self._responses, chat["messages"]
-            return ResponsesAnswer(ask, request_id, created_s, body, store, messages)
+            keep = partial(self._responses.keep, messages=chat["messages"])
+            limit = chat["max_tokens"] or self._limits.max_model_len - ask.prompt_tokens
+            told = body | {"max_output_tokens": limit}
+            return ResponsesAnswer(ask, request_id, created_s, told, keep)
 
         return await self._generate(request, chat, chat=True, answer_of=answer_of)
 
@@ -129,6 +141,42 @@ class Api:
     async def cancel_response(self, request: web.Request) -> web.Response:
         """POST /v1/responses/{id}/cancel."""
         return json_response(self._responses.cancel(request.match_info["id"]))
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """POST /v1/messages."""
+        chat = chat_of_messages(parse_body(await request.read()))
+        try:
+            return await self._generate(
+                request, chat, chat=True, answer_of=MessagesAnswer, limits=self._ends_early
+            )
+        except ApiError as error:
+            raise error if error.is_early else MessagesError(error) from error
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """POST /v1/messages/count_tokens."""
+        chat = chat_of_messages(parse_body(await request.read()), counts_only=True)
+        try:
+            check_model(chat, self._limits.model)
+            tokens = len(prompt_of(chat))
+        except ApiError as error:
+            raise error if error.is_early else MessagesError(error) from error
+        counts = {"input_tokens": tokens}
+        return json_response(counts | {"context_management": {"original_input_tokens": tokens}})
+
+    async def embeddings(self, request: web.Request) -> web.Response:
+        """POST /v1/embeddings; unlike a real engine this one serves them beside text."""
+        embedding = parse_embedding(parse_body(await request.read()), self._limits)
+        self._check_queue()
+        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        created_s = int(self._driver.unix_s(self._driver.now_s()))
+        jobs = embedding.jobs(request_id)
+        lives = [self._driver.submit(job, streams=False) for job in jobs]
+        try:
+            await self._ended(lives)
+            return json_response(embedding.answer(request_id, created_s))
+        finally:
+            for live in lives:
+                self._driver.abort(live)
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """POST /tokenize, for a prompt or messages."""
@@ -186,9 +234,10 @@ class Api:
         *,
         chat: bool,
         answer_of: Callable[[Ask, str, int], Answer] = Answer,
+        limits: RequestLimits | None = None,
     ) -> web.StreamResponse:
         try:
-            ask = parse_ask(body, self._limits, chat=chat)
+            ask = parse_ask(body, limits or self._limits, chat=chat)
             self._check_transfer(ask)
             self._check_queue()
         except ApiError as error:
@@ -234,13 +283,18 @@ class Api:
             self._metrics.rejected += 1
             raise ApiError(503, _BUSY)
 
-    async def _whole(self, request_id: str, answer: Answer, lives: list[LiveJob]) -> web.Response:
+    async def _ended(self, lives: Sequence[LiveJob]) -> list[SimRequest]:
+        """Wait for the end of all requests; ApiError where the engine failed at one."""
         for live in lives:
             while live.request.finish_reason is None:
                 await live.changed()
         requests = [live.request for live in lives]
         if any(request.finish_reason == "error" for request in requests):
             raise ApiError(500, "Internal server error")
+        return requests
+
+    async def _whole(self, request_id: str, answer: Answer, lives: list[LiveJob]) -> web.Response:
+        requests = await self._ended(lives)
         return web.Response(
             body=answer.whole(requests, self._kv_params(requests[0])),
             content_type="application/json",
@@ -282,14 +336,7 @@ class Api:
     async def _stream(
         self, request: web.Request, request_id: str, answer: Answer, lives: list[LiveJob], ask: Ask
     ) -> web.StreamResponse:
-        response = web.StreamResponse(
-            headers={
-                "Content-Type": "text/event-stream; charset=utf-8",
-                "X-Request-Id": request_id,
-                "Vary": "Origin",
-            }
-        )
-        await response.prepare(request)
+        response = await _begun(request, request_id, answer)
         sent = [0] * len(lives)
         opening = answer.opening()
         pending = list(range(len(lives)))
@@ -301,8 +348,7 @@ class Api:
                 live = lives[index]
                 finished = live.request.finish_reason
                 if finished == "error":
-                    error = ApiError(500, "Internal server error").body()
-                    await response.write(b"data: " + error + b"\n\n" + DONE)
+                    await response.write(answer.failure())
                     return response
                 if live.request.output_tokens > sent[index] or finished is not None:
                     parts.append(answer.delta(index, sent[index], live.request))
@@ -318,6 +364,21 @@ class Api:
             if is_faulty and await self._apply_stream_fault(request):
                 return response
         return response
+
+
+async def _begun(request: web.Request, request_id: str, answer: Answer) -> web.StreamResponse:
+    """A stream with its headers and what it says at once."""
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "X-Request-Id": request_id,
+            "Vary": "Origin",
+        }
+    )
+    await response.prepare(request)
+    if greeting := answer.greeting():
+        await response.write(greeting)
+    return response
 
 
 def _jobs(ask: Ask, request_id: str) -> list[Job]:

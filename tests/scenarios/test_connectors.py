@@ -83,7 +83,7 @@ async def test_kv_of_a_moved_session_comes_from_its_old_home(tmp_path: Path) -> 
         text = words(2000)
         await ask(proxy, text, max_tokens=1)
         computed = {e.url: e.stats()["prompt_computed_tokens"] for e in fleet.engines}
-        await ask(proxy, text + " " + words(50, "more"))
+        await ask(proxy, text + " " + words(30, "m"))
         first, second = await proxy.records(2)
         assert second["prefill_instance"] == first["decode_instance"]
         assert second["decode_instance"] != first["decode_instance"]

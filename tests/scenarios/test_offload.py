@@ -79,7 +79,8 @@ async def test_output_is_that_of_a_colocated_run(tmp_path: Path, stream: bool) -
 
 
 async def test_the_session_stays_on_d(tmp_path: Path) -> None:
-    async with proxied(tmp_path, **ALWAYS) as (proxy, _):
+    warm = {"warm_threshold": 250}  # more than a block of text that is not full
+    async with proxied(tmp_path, **ALWAYS | warm) as (proxy, _):
         text = words(2000)
         await ask(proxy, text)
         await ask(proxy, text + " more")

@@ -49,6 +49,24 @@ async def test_chat_and_completions(tmp_path: Path, said: Any) -> None:
         await proxy.at_rest()
 
 
+async def test_responses_and_embeddings(tmp_path: Path) -> None:
+    """The client checks the order of a response's events, and unpacks vectors from base64."""
+    async with proxied(tmp_path, 2) as (proxy, _):
+        async with openai.AsyncOpenAI(base_url=f"{proxy.server.url}/v1", api_key="x") as client:
+            ask: Any = {"model": "sim-8b", "input": "hello there", "max_output_tokens": 6}
+            whole = await client.responses.create(**ask)
+            async with client.responses.stream(**ask) as stream:
+                deltas = [e.delta async for e in stream if e.type == "response.output_text.delta"]
+                streamed = await stream.get_final_response()
+            assert "".join(deltas) == streamed.output_text == whole.output_text
+            assert streamed.usage is not None
+            assert streamed.usage.output_tokens == 6
+            vectors = await client.embeddings.create(model="sim-8b", input=["a b", "c"])
+            assert [len(one.embedding) for one in vectors.data] == [1024, 1024]
+            assert vectors.usage.prompt_tokens == 3
+        await proxy.at_rest()
+
+
 async def test_it_obeys_the_time_it_is_told(tmp_path: Path, said: Any) -> None:
     """Busy once, free when it comes again: its caller notices nothing."""
     async with proxied(tmp_path, 1, active_prefill_tokens_threshold=0, max_queue=0) as (proxy, _):

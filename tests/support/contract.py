@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 RECORDED = Path(__file__).parent / "vllm_contract.json"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
 TALK: list[dict[str, Any]] = [{"role": "user", "content": "hello there"}]
 TRANSPORT = {"date", "server", "content-length", "connection", "transfer-encoding", "keep-alive"}
 """Headers of the server's own making, none of vLLM's."""
@@ -40,6 +41,15 @@ def completion(**more: Any) -> dict[str, Any]:
 def chat(**more: Any) -> dict[str, Any]:
     base = {"model": "MODEL", "messages": TALK, "max_tokens": 3, "temperature": 0}
     return base | {"ignore_eos": True} | more
+
+
+def message(**more: Any) -> dict[str, Any]:
+    return {"model": "MODEL", "messages": TALK, "max_tokens": 3, "temperature": 0} | more
+
+
+def response(**more: Any) -> dict[str, Any]:
+    base = {"model": "MODEL", "input": "hello there", "max_output_tokens": 3, "temperature": 0}
+    return base | more
 
 
 LONG = {"stream": True, "max_tokens": 24}
@@ -75,6 +85,17 @@ CASES = (
     Case("KV parameters are no object", COMPLETIONS, completion(kv_transfer_params=["x"])),
     Case("no JSON", CHAT, raw=b'{"model":'),
     Case("a list", CHAT, raw=b"[1]"),
+    Case("message", MESSAGES, message()),
+    Case("message streamed", MESSAGES, message(**LONG)),
+    Case("message of an unknown model", MESSAGES, message(model="nobody")),
+    Case("message without a limit", MESSAGES, {"model": "MODEL", "messages": TALK}),
+    Case("no tokens wanted in a message", MESSAGES, message(max_tokens=0)),
+    Case("more asked than fits a message", MESSAGES, message(max_tokens=2_000_000)),
+    Case("tokens of a message", COUNT, {"model": "MODEL", "messages": TALK}),
+    Case("response", RESPONSES, response()),
+    Case("response streamed", RESPONSES, response(stream=True, max_output_tokens=24)),
+    Case("response of an unknown model", RESPONSES, response(model="nobody")),
+    Case("response to nothing", RESPONSES, {"model": "MODEL"}),
     Case("tokenize", "/tokenize", {"model": "MODEL", "prompt": "hello there"}),
     Case("tokenize a chat", "/tokenize", {"model": "MODEL", "messages": TALK}),
     Case("detokenize", "/detokenize", {"model": "MODEL", "tokens": [5, 6]}),
@@ -126,7 +147,7 @@ def _events(raw: bytes, model: str) -> list[Any]:
     forms: dict[str, Any] = {}
     order: list[str] = []
     for event in filter(None, raw.split(b"\n\n")):
-        text = event.removeprefix(b"data: ")
+        text = event.rpartition(b"data: ")[2]
         parsed = None if text == b"[DONE]" else orjson.loads(text)
         kind = _kind(parsed)
         forms[kind] = _merged(forms.get(kind), _shape(parsed, model))
@@ -138,6 +159,8 @@ def _events(raw: bytes, model: str) -> list[Any]:
 def _kind(event: Any) -> str:
     if event is None:
         return "done"
+    if "type" in event:
+        return str(event["type"])
     if not event["choices"]:
         return "usage"
     choice = event["choices"][0]
@@ -162,7 +185,10 @@ def _shape(value: Any, model: str) -> Any:
     if isinstance(value, dict):
         if "error" in value:
             return orjson.loads(orjson.dumps(value).replace(model.encode(), b"MODEL"))
-        return {key: _shape(inner, model) for key, inner in value.items()}
+        return {
+            key: f"={inner}" if key == "type" else _shape(inner, model)
+            for key, inner in value.items()
+        }
     if isinstance(value, list):
         return [_shape(inner, model) for inner in value[:1]]
     if value in ("length", "stop", "assistant", "list", "model"):

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from replayer.engine.types import SimRequest
+from replayer.simulator.openai.errors import ApiError
 from replayer.simulator.openai.requests import AnswerChoice, Ask
 
 DONE = b"data: [DONE]\n\n"
@@ -74,6 +75,14 @@ class Answer:
             "completion_tokens": output,
             "prompt_tokens_details": details,
         }
+
+    def greeting(self) -> bytes:
+        """Return what a stream has at once, before the engine has computed anything: nothing."""
+        return b""
+
+    def failure(self) -> bytes:
+        """Return the end of a stream whose engine has failed."""
+        return b"data: %b\n\n%b" % (ApiError(500, "Internal server error").body(), DONE)
 
     def opening(self) -> bytes:
         """Return the chunks before the first token: a role chunk per choice, for chat only."""

@@ -49,7 +49,9 @@ def wrong(message: str, param: str, value: object = None) -> ApiError:
     return ApiError(400, f"{message} (parameter={param}{shown})", param)
 
 
-def invalid(kind: str, where: str, message: str, given: Any, context: str = "") -> ApiError:
+def invalid(
+    kind: str, where: str, message: str, given: Any, context: str | ValueError = ""
+) -> ApiError:
     """Make the error for a body that fails validation; `where` is the path of the field."""
     details: dict[str, Any] = {"type": kind, "loc": where, "msg": message, "input": _shown(given)}
     if context:

@@ -5,12 +5,14 @@ strings, logprobs, echo, priorities, response formats, continuous_usage_stats.
 """
 
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from replayer.engine.tokens import (
+    ASSISTANT,
     IM_END,
     IM_START,
     MAX_TOKEN_ID,
@@ -115,7 +117,7 @@ def parse_ask(body: dict[str, Any], limits: RequestLimits, *, chat: bool) -> Ask
     )
 
 
-def check_model(body: dict[str, Any], served: str) -> None:
+def check_model(body: Mapping[str, Any], served: str) -> None:
     """Refuse a model that is not served; a body without a model means the only one."""
     model = body.get("model")
     if model not in (None, served):
@@ -127,6 +129,26 @@ def check_model(body: dict[str, Any], served: str) -> None:
 def prompt_of(body: dict[str, Any]) -> TokenIds:
     """Return the ids of a /tokenize body: `messages` like a chat, or one `prompt`."""
     return _chat_ids(body) if "messages" in body else _completion_ids(body)[0]
+
+
+def embedded_ids(body: Mapping[str, Any]) -> list[TokenIds]:
+    """Return the ids of each prompt of an /v1/embeddings body: its `input`, or one chat."""
+    if "messages" in body:
+        return [_chat_ids({"add_generation_prompt": False} | dict(body))]
+    if body.get("input") is None:
+        raise invalid("missing", "body.input", "Field required", dict(body))
+    return _completion_ids({"prompt": body["input"]})
+
+
+def too_long(prompt: Prompt, limits: RequestLimits) -> ApiError:
+    """Make the error for a prompt that the model's context has no room for."""
+    return wrong(
+        f"This model's maximum context length is {limits.max_model_len} tokens. However, your "
+        f"prompt contains {prompt.tokens} input tokens, which exceeds this limit even without "
+        "any output tokens. Please reduce the length of the input prompt.",
+        "input_tokens",
+        prompt.tokens,
+    )
 
 
 def render_chat(body: dict[str, Any]) -> str:
@@ -142,7 +164,7 @@ def render_chat(body: dict[str, Any]) -> str:
     if body.get("continue_final_message"):
         parts.pop()
     elif body.get("add_generation_prompt", True):
-        parts += [IM_START, "assistant"]
+        parts += [IM_START, ASSISTANT]
     return " ".join(parts)
 
 
@@ -209,22 +231,18 @@ def _choice(
     """Fix the output's length: the client's limit, the context's end, or a natural end."""
     room = limits.max_model_len - prompt.tokens
     if room < 1:
-        raise wrong(
-            f"This model's maximum context length is {limits.max_model_len} tokens. However, your "
-            f"prompt contains {prompt.tokens} input tokens, which exceeds this limit even without "
-            "any output tokens. Please reduce the length of the input prompt.",
-            "input_tokens",
-            prompt.tokens,
-        )
+        raise too_long(prompt, limits)
     default = None if chat else _COMPLETIONS_MAX_TOKENS
     limit = _integer(body, "max_tokens", default, least=1)
     if chat:
         limit = _integer(body, "max_completion_tokens", limit, least=1)
     if limit is not None and limit > limits.max_model_len:
+        newer = chat and body.get("max_completion_tokens") is not None
+        name = "max_completion_tokens" if newer else "max_tokens"
         raise wrong(
-            f"max_tokens={limit} cannot be greater than max_model_len={limits.max_model_len}. "
+            f"{name}={limit} cannot be greater than max_model_len={limits.max_model_len}. "
             "Please request fewer output tokens.",
-            "max_tokens",
+            name,
             limit,
         )
     min_tokens = _integer(body, "min_tokens", 0, least=0)

@@ -1,12 +1,13 @@
 """`/v1/responses` as vLLM serves it with its store on: answers, their events, and what is kept.
 
 What a response was made of and what it said stays in its engine's memory, and is found by its id
-there only. Background requests are not modelled.
+there only. Answers are text: tools are read as a part of the prompt and never called. Background
+requests, reasoning and encrypted content are not modelled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -17,6 +18,32 @@ from replayer.simulator.openai.errors import ApiError, invalid
 from replayer.simulator.openai.requests import Ask
 
 PREVIOUS = "previous_response_id"
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+"""Types of items that call a tool, and their member with what the tool is given."""
+_RESULTS = ("function_call_output", "custom_tool_call_output")
+_SAME_IN_CHAT = ("model", "stream", "tools", "cache_salt", "ignore_eos")
+_REPEATED: dict[str, Any] = {
+    "instructions": None,
+    "metadata": None,
+    "parallel_tool_calls": True,
+    "temperature": 1.0,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": 1.0,
+    "background": False,
+    "max_tool_calls": None,
+    PREVIOUS: None,
+    "prompt": None,
+    "reasoning": None,
+    "service_tier": "auto",
+    "text": None,
+    "top_logprobs": None,
+    "truncation": "disabled",
+    "user": None,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""Members of a response that say again what the request had, with their defaults."""
 
 
 def not_found(response_id: str) -> ApiError:
@@ -44,29 +71,64 @@ class ResponseStore:
         raise ApiError(400, text, "response_id", "invalid_request_error")
 
     def keep(self, response: dict[str, Any], messages: list[Any]) -> None:
-        """Keep a complete response for ever, as vLLM does."""
-        self._kept[response["id"]] = (response, messages)
+        """Keep a complete response, and the messages that it answers, for ever as vLLM does."""
+        text = "".join(part["text"] for item in response["output"] for part in item["content"])
+        spoken = {"role": "assistant", "content": text}
+        self._kept[response["id"]] = (response, [*messages, spoken])
 
     def as_chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The chat request that a body means, after what it continues."""
+        """The chat request that a body means, after what it continues.
+
+        Instructions hold for one response: those of the continued ones are left out.
+        """
         given = body.get("input")
-        messages = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        if not isinstance(messages, list):
-            raise invalid("missing", "body.input", "Field required", dict(body))
+        if not isinstance(given, str | list):
+            # By then vLLM has added a member to the body, and says how many it has.
+            raise invalid("missing", "body.input", "Field required", {"input": None, **body})
+        messages: list[Any] = []
+        if body.get("instructions"):
+            messages.append({"role": "system", "content": body["instructions"]})
         previous = body.get(PREVIOUS)
         if previous is not None:
             self.get(str(previous))
-            messages = [*self._kept[str(previous)][1], *messages]
-        elif body.get("instructions"):
-            messages = [{"role": "system", "content": body["instructions"]}, *messages]
-        names = ("model", "stream", "tools", "cache_salt", "ignore_eos")
-        chat = {name: body[name] for name in names if name in body}
-        chat["max_tokens"] = body.get("max_output_tokens")
-        return chat | {"messages": messages}
+            told = self._kept[str(previous)][1]
+            messages += [message for message in told if message.get("role") != "system"]
+        messages += messages_of(given)
+        chat = {name: body[name] for name in _SAME_IN_CHAT if name in body}
+        return chat | {"messages": messages, "max_tokens": body.get("max_output_tokens")}
+
+
+def messages_of(given: str | list[Any]) -> list[dict[str, Any]]:
+    """The chat messages that a request's `input` stands for.
+
+    Calls of tools join the assistant's message before them. ApiError for an item of another type.
+    """
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    messages: list[dict[str, Any]] = []
+    for item in given:
+        kind = str(item.get("type")) if isinstance(item, dict) else type(item).__name__
+        if kind in _CALLS:
+            asked = {"name": item.get("name"), "arguments": item.get(_CALLS[kind])}
+            call = {"id": item.get("call_id"), "type": "function", "function": asked}
+            if not messages or messages[-1].get("role") != "assistant":
+                messages.append({"role": "assistant"})
+            messages[-1].setdefault("tool_calls", []).append(call)
+        elif kind in _RESULTS:
+            messages.append({"role": "tool", "content": item.get("output")})
+        elif isinstance(item, dict) and "role" in item:
+            messages.append(dict(item))
+        elif kind != "reasoning":  # templates leave out the reasoning of earlier turns
+            raise ApiError(400, f"Unsupported input item type: {kind}", "input")
+    return messages
 
 
 class ResponsesAnswer(Answer):
-    """Renders one request's answer as a response, and keeps it once it is complete."""
+    """Renders one request's answer as a response.
+
+    `body` is the request's, with the limit of output that it has from the context where it set
+    none. `keep` gets the complete response if the request wants it kept.
+    """
 
     def __init__(
         self,
@@ -74,29 +136,30 @@ class ResponsesAnswer(Answer):
         request_id: str,
         created_s: int,
         body: Mapping[str, Any],
-        store: ResponseStore,
-        messages: list[Any],
+        keep: Callable[[dict[str, Any]], None],
     ) -> None:
         super().__init__(ask, request_id, created_s)
-        self._store, self._messages = store, messages
+        self._keep = keep
         self._keeps = body.get("store", True) is not False
         self._events = 0
         self._said: list[str] = []
+        self._item_id = f"msg_{request_id}"
+        self._where = {"content_index": 0, "item_id": self._item_id, "output_index": 0}
         self._response: dict[str, Any] = {
             "id": str(body.get("request_id") or f"resp_{request_id}"),
             "created_at": created_s,
             "incomplete_details": None,
-            "instructions": body.get("instructions"),
-            "metadata": body.get("metadata"),
             "model": ask.model,
             "object": "response",
             "output": [],
-            "parallel_tool_calls": True,
-            "tools": body.get("tools") or [],
-            "background": False,
-            PREVIOUS: body.get(PREVIOUS),
+            **_repeated(body),
+            "max_output_tokens": body.get("max_output_tokens"),
             "status": "in_progress",
             "usage": None,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "input_messages": None,
+            "output_messages": None,
         }
 
     def whole(
@@ -107,47 +170,103 @@ class ResponsesAnswer(Answer):
         self._said = [self._text(0, 0, requests[0].output_tokens)]
         return orjson.dumps(self._complete(requests))
 
-    def opening(self) -> bytes:
-        """The events before the first token."""
-        item = {"id": "msg_0", "type": "message", "status": "in_progress", "content": []}
+    def greeting(self) -> bytes:
+        """The events before any output, which are sent as soon as the request is taken."""
         return b"".join(
-            (
-                self._event("response.created", response=self._response),
-                self._event("response.in_progress", response=self._response),
-                self._event("response.output_item.added", item=item, output_index=0),
-            )
+            self._event(kind, response=self._response)
+            for kind in ("response.created", "response.in_progress")
+        )
+
+    def opening(self) -> bytes:
+        """The events that begin the answer's only item and its only part."""
+        item = self._message("in_progress")
+        return self._event("response.output_item.added", item=item, output_index=0) + self._event(
+            "response.content_part.added", **self._where, part=_part("", [])
         )
 
     def delta(self, index: int, start: int, request: SimRequest) -> bytes:
         """The event of some output tokens; empty where only the end has come."""
         text = self._text(index, start, request.output_tokens)
         self._said.append(text)
-        where = {"content_index": 0, "item_id": "msg_0", "output_index": 0}
-        return self._event("response.output_text.delta", **where, delta=text) if text else b""
+        if not text:
+            return b""
+        return self._event("response.output_text.delta", **self._where, delta=text, logprobs=[])
 
     def closing(self, requests: Sequence[SimRequest]) -> bytes:
-        """The last event, with the complete response."""
-        return self._event("response.completed", response=self._complete(requests))
+        """The events that end part and item, and the last one, with the complete response."""
+        text, item = "".join(self._said), self._message("completed")
+        done = {"item": item, "output_index": 0}
+        return b"".join(
+            (
+                self._event("response.output_text.done", **self._where, text=text, logprobs=[]),
+                self._event("response.content_part.done", **self._where, part=_part(text)),
+                self._event("response.output_item.done", **done),
+                self._event("response.completed", response=self._complete(requests)),
+            )
+        )
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = fields | {"sequence_number": self._events, "type": kind}
         self._events += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps(data))
 
+    def _message(self, status: str) -> dict[str, Any]:
+        """The answer's item, with what has been said."""
+        text = "".join(self._said)
+        return {
+            "id": self._item_id,
+            "content": [_part(text)] if text else [],
+            "role": "assistant",
+            "status": status,
+            "type": "message",
+            "phase": None,
+        }
+
     def _complete(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
-        text, counts = "".join(self._said), self.usage(requests)
-        said = {"type": "output_text", "text": text, "annotations": []}
-        message = {"id": "msg_0", "type": "message", "role": "assistant", "content": [said]}
-        usage = {
-            "input_tokens": counts["prompt_tokens"],
+        is_cut = requests[0].finish_reason == "length"
+        response = self._response | {
+            "output": [self._message("completed")] if any(self._said) else [],
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": self._token_counts(requests),
+        }
+        if self._keeps:
+            self._keep(response)
+        return response
+
+    def _token_counts(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
+        counts = self.usage(requests)
+        prompt, output = counts["prompt_tokens"], counts["completion_tokens"]
+        details = counts["prompt_tokens_details"]
+        return {
+            "input_tokens": prompt,
             "input_tokens_details": {
-                "cached_tokens": counts["prompt_tokens_details"]["cached_tokens"]
+                "cached_tokens": details["cached_tokens"],
+                "cache_write_tokens": details["created_cache_tokens"],
+                "input_tokens_per_turn": [],
+                "cached_tokens_per_turn": [],
             },
-            "output_tokens": counts["completion_tokens"],
+            "output_tokens": output,
+            "output_tokens_details": {
+                "reasoning_tokens": 0,
+                "tool_output_tokens": 0,
+                "output_tokens_per_turn": [],
+                "tool_output_tokens_per_turn": [],
+            },
             "total_tokens": counts["total_tokens"],
         }
-        response = self._response | {"output": [message], "status": "completed", "usage": usage}
-        if self._keeps:
-            spoken = {"role": "assistant", "content": text}
-            self._store.keep(response, [*self._messages, spoken])
-        return response
+
+
+def _repeated(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of _REPEATED as the body has them."""
+    repeated = dict(_REPEATED)
+    for name, default in _REPEATED.items():
+        if (value := body.get(name)) is not None:
+            is_whole = isinstance(default, float) and isinstance(value, int)
+            repeated[name] = float(value) if is_whole else value
+    return repeated
+
+
+def _part(text: str, logprobs: list[Any] | None = None) -> dict[str, Any]:
+    """A piece of a message's content."""
+    return {"annotations": [], "text": text, "type": "output_text", "logprobs": logprobs}

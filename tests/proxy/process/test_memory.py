@@ -102,7 +102,7 @@ async def test_freed_memory_is_kept_while_giants_come(
         await until(lambda: seen.count("look") > 4)
         return seen
 
-    async with proxied(tmp_path, 1) as (proxy, _):
+    async with proxied(tmp_path, 1, sim={"max_model_len": 200_000}) as (proxy, _):
         state, is_busy = proxy.server.state, True
         monkeypatch.setattr(background, "give_back", lambda: seen.append("give back"))
         monkeypatch.setattr(background, "resident_bytes", look)

@@ -1,12 +1,25 @@
 """Words, ids and hashes: what makes two runs comparable token by token."""
 
 from array import array
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replayer.engine.tokens import WORDS, Output, detokenize, make_prompt, tokenize
+from replayer.engine.tokens import (
+    ASSISTANT,
+    IM_END,
+    IM_START,
+    WORDS,
+    Output,
+    detokenize,
+    make_prompt,
+    tokenize,
+)
+from replayer.replay.prompts import word_vocabulary
+
+ROOT = Path(__file__).parents[3]
 
 TEXT = "the quick brown fox jumps over the lazy dog " * 7
 
@@ -16,7 +29,36 @@ def test_the_vocabulary_is_a_thousand_distinct_plain_words():
     assert all(word.isascii() and word.isalpha() for word in WORDS)
 
 
-def test_a_word_is_a_token_however_it_is_spaced():
+@pytest.mark.parametrize(
+    "path", ["LICENSE", "README.md", "docs/decisions.md", "proxy/app.py", "configs/alerts.yml"]
+)
+def test_text_has_four_to_five_bytes_per_token_as_with_real_vocabularies(path):
+    text = (ROOT / path).read_text("utf-8")
+    assert 4.0 <= len(text.encode()) / len(tokenize(text)) <= 5.0
+
+
+def test_words_that_prompts_and_answers_are_made_of_are_one_token_each():
+    ours = [*WORDS, *(word.decode() for word in word_vocabulary().words)]
+    ours += [IM_START, IM_END, ASSISTANT]
+    assert [len(tokenize(word)) for word in ours] == [1] * len(ours)
+
+
+@given(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8")))
+def test_tokens_of_a_text_stay_when_words_follow(one, other):
+    assert tokenize(f"{one} {other}") == tokenize(one) + tokenize(other)
+    assert len(tokenize(one)) <= len(one.encode())
+
+
+@pytest.mark.parametrize(
+    ("word", "tokens"),
+    [("prefix", 1), ("caching", 2), ("disaggregated", 4), ("日本語", 2), ("é", 1)],
+)
+def test_a_long_word_is_several_tokens(word, tokens):
+    assert len(tokenize(word)) == tokens
+    assert tokenize("abcdefghi") != tokenize("abcdef ghi")
+
+
+def test_white_space_is_nothing():
     assert tokenize("a  b\nc\t a") == tokenize("a b c a")
     assert len(tokenize(TEXT)) == 63
     assert detokenize(tokenize(" ".join(WORDS[5:9]))) == " ".join(WORDS[5:9])
