@@ -97,7 +97,9 @@ def metric_table():
             metric.labels(*metric.label_names)
     router = Router(RouterConfig(prefill_throughput=20000))
     router.add(Instance("a", "http://a:1"))
-    stats = EngineStats(kv_used_ratio=0.5, hit_ratio=0.5, external_hit_ratio=0.5)
+    stats = EngineStats(
+        kv_used_ratio=0.5, looked_up_tokens=4, local_hit_tokens=2, external_hit_tokens=1
+    )
     metrics.registry.register(FleetCollector(router, {"a": stats}))
     rows = {}
     for family in metrics.registry.collect():
