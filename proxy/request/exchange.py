@@ -165,6 +165,7 @@ class Exchange:
     async def _serve(self) -> web.StreamResponse:
         owners, settings = self.owners, self.owners.options.settings
         if owners.memory.level is Level.NOTHING:
+            owners.telemetry.metrics.issued.inc()
             return self._reject(SHORT_OF_MEMORY)
         limits = client_request.BodyLimits(settings.max_body_bytes, settings.body_timeout)
         grant = owners.access.grant(self.request.headers)
