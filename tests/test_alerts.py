@@ -184,7 +184,9 @@ def test_every_expression_can_be_evaluated() -> None:
     ]
     for at_s in (0.0, WINDOW_S):
         scrapes.add(at_s, "".join(f"{name} {at_s}\n" for name in names), **TARGET)
-    blocks = re.findall(r"^```\n(.*?)^```", METRICS_PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```\n(.*?)^```", METRICS_PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
     assert len(blocks) > 2, "the page has examples"
     for expression in (*EXPRESSIONS, *blocks):
         assert scrapes.value(as_drawn(expression)) is not None, expression

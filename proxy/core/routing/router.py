@@ -164,7 +164,9 @@ class Router:
         view = self._view(facts, free, now_s)
         choice = self._decide(view)
         shadowed = self._shadow.look(view, choice) if self._shadow else None
-        return self._reserve(facts, choice, shadowed, now_s)
+        route = self._reserve(facts, choice, shadowed, now_s)
+        route.home = view.home
+        return route
 
     def give_back(self, route: Route, now_s: float) -> None:
         """The present attempt has failed: take back its charges, before the next one is placed."""
