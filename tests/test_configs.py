@@ -1,6 +1,7 @@
 """The files in configs/ and the tables of docs/options.md say what the code says."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import orjson
@@ -39,6 +40,7 @@ WORDS: dict[str, set[str]] = {
 }
 
 
+@cache
 def exported():
     """Every sample name of the proxy's /metrics with its labels, one child of each metric made."""
     metrics = Metrics()
@@ -49,7 +51,9 @@ def exported():
     router = Router(RouterConfig(prefill_throughput=20000, thresholds=thresholds))
     router.add(Instance("a", "http://a:1"))
     router.gate.observe_engine("a", EngineKv(1000, 0.5), 0.0)
-    stats = EngineStats(kv_used_ratio=0.5, hit_ratio=0.5, external_hit_ratio=0.5)
+    stats = EngineStats(
+        kv_used_ratio=0.5, looked_up_tokens=4, local_hit_tokens=2, external_hit_tokens=1
+    )
     metrics.registry.register(FleetCollector(router, {"a": stats}))
     labels: dict[str, set[str]] = {}
     for family in metrics.registry.collect():

@@ -1,7 +1,7 @@
 """The documents: links lead somewhere, and tables and quotes say what the code says."""
 
 import re
-from dataclasses import fields
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,14 @@ from proxy.config.options import Settings
 from proxy.config.values import value_text
 from proxy.core.admission.engine_reports import EngineKv, EngineStats
 from proxy.core.config import RouterConfig
+from proxy.core.placement.alternatives import Alternatives, unpriced
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, Outcome, Thresholds
+from proxy.core.types import Instance, Thresholds
 from proxy.fleet.gauges import FleetCollector
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.record import RequestRecord
+from tests.support.glossary import described, glossary, log_fields, shadow_fields
+from tests.support.scenes import candidate
 from tests.test_layers import DIRECTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -99,7 +101,9 @@ def metric_table():
     router = Router(RouterConfig(prefill_throughput=20000, thresholds=thresholds))
     router.add(Instance("a", "http://a:1"))
     router.gate.observe_engine("a", EngineKv(1000, 0.5), 0.0)
-    stats = EngineStats(kv_used_ratio=0.5, hit_ratio=0.5, external_hit_ratio=0.5)
+    stats = EngineStats(
+        kv_used_ratio=0.5, looked_up_tokens=4, local_hit_tokens=2, external_hit_tokens=1
+    )
     metrics.registry.register(FleetCollector(router, {"a": stats}))
     rows = {}
     for family in metrics.registry.collect():
@@ -133,12 +137,39 @@ def test_the_limits_of_the_threat_model_are_the_defaults_and_their_metrics_exist
 
 
 def test_the_request_log_has_every_field():
-    table = marked("docs/request-log.md", "request log")
-    named = {
-        name for cell in re.findall(r"^\| `([^`]+)`", table, re.MULTILINE) for name in cell.split()
-    }
-    assert named == {field.name for field in fields(RequestRecord)}
-    assert all(f"`{outcome}`" in table for outcome in Outcome)
+    # To renew it: python -c "from tests.support.glossary import *; print(log_fields())",
+    # and shadow_fields() for the part about --shadow-policy.
+    assert marked("docs/request-log.md", "request log") == log_fields()
+    assert marked("docs/request-log.md", "shadow") == shadow_fields()
+
+
+def test_the_request_log_has_every_key_of_a_candidate():
+    text = (ROOT / "docs/request-log.md").read_text("utf-8")
+    section = text.partition("## Candidates")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    alone = unpriced(candidate("d"), 1.0)
+    pair = unpriced(candidate("d"), 1.0)
+    pair.prefill = alone
+    rows = Alternatives([alone, pair], candidate("d").instance, None).rows()
+    assert named == {key for row in rows for key in row}
+
+
+def test_the_glossary_has_every_reason_status_and_class():
+    # To renew it: python -c "from tests.support.glossary import *; print(glossary())"
+    assert marked("docs/glossary.md", "glossary") == glossary()
+
+
+def test_what_has_no_description_is_found():
+    class Undescribed(StrEnum):
+        """Its first member has none."""
+
+        A = "a"
+        B = "b"
+        """Described."""
+
+    with pytest.raises(AssertionError, match=r"Undescribed\.A has no docstring"):
+        list(described(Undescribed))
 
 
 ABOUT_THE_PROXY = ("decisions", "http-api", "metrics", "operations", "request-log", "security")

@@ -109,6 +109,8 @@ SERIES = (
     "vllm:prompt_tokens_by_source_total",
     "vllm:prefix_cache_queries_total",
     "vllm:prefix_cache_hits_total",
+    "vllm:external_prefix_cache_queries_total",
+    "vllm:external_prefix_cache_hits_total",
     "vllm:cache_config_info",
 )
 LABELS: tuple[str, ...] = (
@@ -129,7 +131,8 @@ VALUES = ("1", "NaN", "+Inf", "-Inf", "-5", "1e400", "", "x", "1 2", "0x1", "1_0
 def test_an_engines_metrics(rows: list[tuple[str, str, str]], noise: bytes) -> None:
     text = "\n".join(f"{name}{labels} {value}" for name, labels, value in rows)
     stats = parse(text.encode() + b"\n" + noise)
-    for value in (stats.kv_used_ratio, stats.hit_ratio, stats.external_hit_ratio):
+    ratios = stats.hit_ratio, stats.external_hit_ratio, stats.combined_hit_ratio
+    for value in (stats.kv_used_ratio, *ratios):
         assert value is None or 0 <= value <= 1
     for count in (stats.requests_running, stats.requests_waiting, stats.kv_total_tokens):
         assert count is None or count >= 0

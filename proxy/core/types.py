@@ -23,49 +23,88 @@ class RouteClass(StrEnum):
     """Size of a request and where it is computed; scripts read these names."""
 
     WARM = "WARM"
+    """Fewer new tokens than `--warm-threshold`; computed on D."""
     MEDIUM = "MEDIUM"
+    """Between the two thresholds; computed on D."""
     HEAVY_P2P = "HEAVY_P2P"
+    """`--heavy-threshold` new tokens or more, computed on P (an offload)."""
     HEAVY_COLO = "HEAVY_COLO"
+    """As many, computed on D (colocated); also an offload that fell back to D."""
 
 
 class Reason(StrEnum):
     """Why a request was offloaded or colocated; scripts read these names."""
 
     P_IDLE_D_BUSY = "p_idle_d_busy"
+    """Offloaded: D decodes, and P has less to do; with `cost`: the pair of P and D is cheapest."""
     P_OVERLOADED = "p_overloaded"
+    """Colocated: P has too much to do. With `cost`: each peer that could prefill has a queue of
+    over 4 s. With `seed-cost`: the offload would pay if P were idle. With `seed-heuristic`: P
+    carries less than D, but over 1.5 times the mean; the emptiest of all instances never does, so
+    this is seen only where not every instance may prefill."""
     D_IDLE = "d_idle"
+    """Colocated: D decodes nothing that a prefill could hold up."""
     BELOW_THRESHOLD = "below_threshold"
+    """Colocated: fewer new tokens than an offload is considered for (WARM, MEDIUM; with
+    `threshold`: `--offload-non-cached-tokens`)."""
     P_BUSIER_THAN_D = "p_busier_than_d"
+    """Colocated, `seed-heuristic`: P carries as many ongoing tokens as D or more."""
     KV_PULL = "kv_pull"
+    """Offloaded, `cost`: P has most of the prompt cached, mostly as the old home."""
     MARGIN = "margin"
+    """Colocated: an offload would not win by enough; with `cost` by 15 %, with `seed-cost` not
+    with an idle P either."""
     NO_PEER = "no_peer"
+    """Colocated: no other free instance can prefill. It needs a bootstrap server where the
+    connector has one, and room to pin the KV."""
     PEER_PAST_THRESHOLD = "peer_past_threshold"
-    """Every instance that could prefill is past a busy threshold, or its engine said that it is."""
+    """Colocated: every instance that could prefill is past a busy threshold, or its engine said
+    that it is."""
     SPLIT_ROLES = "split_roles"
-    """No instance passed all busy thresholds, but P those of prefill and D that of decode."""
+    """Offloaded: no instance passed all busy thresholds, but P those of prefill and D that of
+    decode."""
     NO_CONNECTOR = "no_connector"
+    """Colocated: `--kv-connector none`."""
     NOT_OFFLOADABLE = "not_offloadable"
+    """Colocated: two legs could answer this request differently (several prompts, `n` above 1,
+    `echo`, one output token, ...)."""
     POLICY_ALWAYS = "policy_always"
+    """Offloaded: `--offload-policy always`."""
     POLICY_NEVER = "policy_never"
+    """Colocated: `--offload-policy never`."""
     NON_CACHED_TOKENS = "non_cached_tokens"
+    """Offloaded, `threshold`: prompt and new tokens both reach `--offload-non-cached-tokens`."""
     POLICY_FAILED = "policy_failed"
+    """Colocated: the policy raised an exception, so the request was placed by load."""
     PREFILL_FAILED = "prefill_failed"
+    """An offload that ended colocated: P gave no KV; `fallback` says why."""
     TRANSFER_FAILED = "transfer_failed"
+    """An offload that ended colocated: D could not fetch the KV; `fallback` says why."""
 
 
 class Fallback(StrEnum):
     """Why an offload ended before the client's first byte; the request is then colocated."""
 
     P_REFUSED = "p_refused"
+    """No connection to P could be made."""
     P_ERROR = "p_error"
+    """P failed in another way: a reset, an error status, an answer that is no JSON or too long."""
     P_TIMEOUT = "p_timeout"
+    """P took longer than the limit of its leg, `--prefill-timeout` at most."""
     P_LATE = "p_late"
+    """D had computed the prompt itself before P was ready (a hedge)."""
     P_FINISH_REASON = "p_finish_reason"
+    """P ended its leg otherwise than by its one token."""
     P_GONE = "p_gone"
+    """P went down while it computed, or while D fetched from it."""
     KV_PARAMS = "kv_params"
+    """P's answer names no KV that D could fetch."""
     ENGINE_ID_UNKNOWN = "engine_id_unknown"
+    """P's bootstrap server does not tell the id of its engine."""
     TRANSFER_TIMEOUT = "transfer_timeout"
+    """D had no first token in time after P was ready, `--transfer-timeout` at most."""
     D_FAILED = "d_failed"
+    """D failed with the KV of P, and was asked to compute the prompt itself."""
 
 
 class FailureKind(StrEnum):
@@ -76,16 +115,23 @@ class FailureKind(StrEnum):
     UNREACHABLE = "unreachable"
     """No connection, though nobody refused it: not in time, no route, no address, no TLS."""
     RESET = "reset"
+    """A connection without an answer: reset or closed by the instance."""
     BUSY = "busy"
+    """The instance says that it is at capacity: 429, 503 or 529."""
     SERVER_ERROR = "server_error"
+    """Any other 5xx, or a stream whose first event is a server error."""
     TIMEOUT = "timeout"
+    """No first token within `--ttft-timeout`."""
     LATE = "late"
     """No first token within the limit scaled by the prediction: another instance may be asked."""
     MALFORMED = "malformed"
+    """The answer is no HTTP."""
     REDIRECT = "redirect"
     """The answer is a redirection, which is never followed: any instance would give the same."""
     PEER_GONE = "peer_gone"
+    """P went down while D fetched from it."""
     WENT_DOWN = "went_down"
+    """The instance was ejected or removed while the request waited there."""
     NO_MODEL = "no_model"
     """A 404 that says, in words that a client may have chosen, that the model is not served."""
     NO_ROOM = "no_room"
@@ -96,30 +142,48 @@ class RejectReason(StrEnum):
     """Why a request was refused."""
 
     DECODE_BLOCKS = "decode_blocks"
+    """Every instance is busy, the soonest one past `--active-decode-blocks-threshold`."""
     PREFILL_TOKENS = "prefill_tokens"
+    """Every instance is busy, the soonest one past `--active-prefill-tokens-threshold`."""
     PREFILL_FRAC = "prefill_frac"
+    """Every instance is busy, the soonest one past `--active-prefill-tokens-threshold-frac`."""
     UPSTREAM_BUSY = "upstream_busy"
+    """Every instance is busy, the soonest one as its engine has said itself."""
     NO_INSTANCE = "no_instance"
+    """No instance that serves the model is up."""
     HOLDER_DOWN = "holder_down"
     """The one instance that holds what the request is about may not be used now."""
     QUEUE_FULL = "queue_full"
+    """The wait queue has no room for the request, or gave its place to another tenant."""
     QUEUE_DEADLINE = "queue_deadline"
+    """The predicted wait is longer than `--max-queue-seconds`."""
     QUEUE_TIMEOUT = "queue_timeout"
+    """The request has waited for `--max-queue-seconds`."""
     DRAINING = "draining"
+    """The proxy stops while the request waits."""
     MEMORY = "memory"
+    """The proxy is near `--max-memory-bytes`."""
 
 
 class Outcome(StrEnum):
     """The terminal state of a request."""
 
     OK = "ok"
+    """The client has the whole answer, of a status below 400."""
     REJECTED = "rejected"
+    """The client got a busy answer; `error` is the reason."""
     CLIENT_GONE = "client_gone"
+    """The client left, or read nothing for too long, before the end."""
     UPSTREAM_ERROR = "upstream_error"
+    """The instances failed, or answered with a 5xx."""
     UPSTREAM_TIMEOUT = "upstream_timeout"
+    """An instance, or all of the request, took longer than a limit."""
     UPSTREAM_TRUNCATED = "upstream_truncated"
+    """The answer broke off after its first byte."""
     BAD_REQUEST = "bad_request"
+    """The request was at fault: a 4xx, of the proxy or an engine."""
     PROXY_STOPPED = "proxy_stopped"
+    """The proxy stopped, and its drain time was over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Parse an engine's `/metrics` to EngineStats: the few series that decisions and dashboards use.
 
 Only lines of those series are parsed: a whole vLLM exposition takes tens of milliseconds, which
-would delay every stream. Older vLLM names of a series are accepted too.
+would delay every stream. Older vLLM names of a series are accepted too; while vLLM renamed one, it
+had the same counts under both names, so the first name that is there is read alone.
 """
 
 from __future__ import annotations
@@ -19,15 +20,31 @@ MOST_RANKS = 1024
 """An engine that names more data-parallel ranks is taken for one without."""
 _USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 _CONFIG = ("vllm:cache_config_info",)
-_SOURCES = ("vllm:prompt_tokens_by_source_total",)
+_SOURCES = ("vllm:prompt_tokens_by_source_total", "vllm:prompt_tokens_by_source")
+_EXTERNAL = "external_kv_transfer"
+"""The source of prompt tokens whose KV a connector brought."""
 _RUNNING = ("vllm:num_requests_running",)
 _WAITING = ("vllm:num_requests_waiting",)
-_QUERIES = ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total")
-_HITS = ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total")
+_QUERIES = (
+    *("vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries"),
+    *("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries"),
+)
+_HITS = (
+    *("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits"),
+    *("vllm:gpu_prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits"),
+)
+_EXTERNAL_QUERIES = (
+    "vllm:external_prefix_cache_queries_total",
+    "vllm:external_prefix_cache_queries",
+)
+_EXTERNAL_HITS = ("vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_hits")
 _STARTED = ("process_start_time_seconds",)
 _WANTED = tuple(
     name.encode()
-    for names in (_USAGE, _CONFIG, _SOURCES, _RUNNING, _WAITING, _QUERIES, _HITS, _STARTED)
+    for names in (
+        *(_USAGE, _CONFIG, _SOURCES, _RUNNING, _WAITING, _STARTED),
+        *(_QUERIES, _HITS, _EXTERNAL_QUERIES, _EXTERNAL_HITS),
+    )
     for name in names
 )
 
@@ -38,11 +55,6 @@ def parse(exposition: bytes) -> EngineStats:
     used = [s.value for s in samples if s.name in _USAGE and s.value <= 1]
     by_rank = _used_by_rank(samples)
     total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG]
-    sources = {s.labels.get("source"): 0.0 for s in samples if s.name in _SOURCES}
-    for sample in samples:
-        if sample.name in _SOURCES:
-            sources[sample.labels.get("source")] += sample.value
-    external = sources.get("external_kv_transfer")
     started = [s.value for s in samples if s.name in _STARTED]
     known = [tokens for tokens in total if tokens]
     return EngineStats(
@@ -51,9 +63,9 @@ def parse(exposition: bytes) -> EngineStats:
         kv_total_tokens=_whole(sum(known)) if known else None,
         requests_running=_whole(_sum(samples, _RUNNING)),
         requests_waiting=_whole(_sum(samples, _WAITING)),
-        hit_ratio=_ratio(_sum(samples, _HITS), _sum(samples, _QUERIES)),
-        external_tokens=external,
-        external_hit_ratio=_ratio(external, sum(sources.values())),
+        looked_up_tokens=_looked_up(samples),
+        local_hit_tokens=_sum(samples, _HITS),
+        external_hit_tokens=_external_hits(samples),
         start_s=max(started, default=None),
     )
 
@@ -87,12 +99,30 @@ def _used_by_rank(samples: list[Sample]) -> tuple[float | None, ...]:
 
 
 def _sum(samples: list[Sample], names: tuple[str, ...]) -> float | None:
-    values = [s.value for s in samples if s.name in names]
-    return sum(values) if values else None
+    """The sum of a series over its ranks, under the first of its names that is there."""
+    for name in names:
+        if values := [s.value for s in samples if s.name == name]:
+            return sum(values)
+    return None
 
 
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return min(1.0, part / whole) if part is not None and whole else None
+def _looked_up(samples: list[Sample]) -> float | None:
+    """Prompt tokens looked up: all of a prompt locally, and what is not there at the connector.
+
+    Without a local prefix cache all of a prompt is looked up at the connector.
+    """
+    counts = (_sum(samples, _QUERIES), _sum(samples, _EXTERNAL_QUERIES))
+    return max((count for count in counts if count is not None), default=None)
+
+
+def _external_hits(samples: list[Sample]) -> float | None:
+    """Tokens that a connector brought: as they were in place, in older engines as they were due.
+
+    `external_prefix_cache_hits` counts a transfer that never comes, too.
+    """
+    came = [s for s in samples if s.labels.get("source") == _EXTERNAL]
+    in_place = _sum(came, _SOURCES)
+    return in_place if in_place is not None else _sum(samples, _EXTERNAL_HITS)
 
 
 def _whole(value: float | None) -> int | None:

@@ -37,11 +37,37 @@ _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ..
         "KV in use on the fullest data-parallel rank, as the engine reports",
         lambda s: s.kv_used_ratio,
     ),
-    ("prefix_cache_hit_ratio", "Local prefix hits per token looked up", lambda s: s.hit_ratio),
+    (
+        "prefix_cache_hit_ratio",
+        "Tokens found in the own cache per token looked up, since the engine's start",
+        lambda s: s.hit_ratio,
+    ),
     (
         "external_prefix_cache_hit_ratio",
-        "Tokens from a peer per prompt token",
+        "Tokens from a peer or a shared store per token looked up, since the engine's start",
         lambda s: s.external_hit_ratio,
+    ),
+    (
+        "combined_prefix_cache_hit_ratio",
+        "Tokens from either per token looked up, since the engine's start",
+        lambda s: s.combined_hit_ratio,
+    ),
+)
+_ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float | None]], ...] = (
+    (
+        "prefix_cache_queries",
+        "Prompt tokens looked up, as the engine counts",
+        lambda s: s.looked_up_tokens,
+    ),
+    (
+        "prefix_cache_hits",
+        "Tokens found in the own cache, as the engine counts",
+        lambda s: s.local_hit_tokens,
+    ),
+    (
+        "external_prefix_cache_hits",
+        "Tokens from a peer or a shared store, as the engine counts",
+        lambda s: s.external_hit_tokens,
     ),
 )
 
@@ -168,13 +194,15 @@ class FleetCollector(Collector):
         yield from (ratios, sizes, ranks, without)
 
     def _engine(self, names: list[str]) -> Iterator[Metric]:
-        for name, text, read in _ENGINE_GAUGES:
-            family = _gauge(name, text, "upstream")
-            for upstream in names:
-                value = read(self._stats[upstream]) if upstream in self._stats else None
-                if value is not None:
-                    family.add_metric([upstream], value)
-            yield family
+        """What the engines report; a counter starts at 0 again where its engine does."""
+        reports = [(name, self._stats[name]) for name in names if name in self._stats]
+        for rows, make in ((_ENGINE_GAUGES, _gauge), (_ENGINE_COUNTERS, _counter)):
+            for name, text, read in rows:
+                family = make(name, text, "upstream")
+                for upstream, report in reports:
+                    if (value := read(report)) is not None:
+                        family.add_metric([upstream], value)
+                yield family
 
     def _frozen(self, names: list[str]) -> Metric:
         text = "1 while an engine's /metrics are ignored: they do not change although it serves"
@@ -193,3 +221,7 @@ class FleetCollector(Collector):
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"{PREFIX}_{name}", text, labels=labels)

@@ -18,8 +18,11 @@ class HandshakeEnd(StrEnum):
     """Why a TLS handshake was not finished: the label of a metric."""
 
     LATE = "late"
+    """The client did not finish it in time."""
     DISPLACED = "displaced"
+    """Its place was needed for a newer one."""
     FAILED = "failed"
+    """It broke off, or the two sides have no protocol or cipher in common."""
 
 
 def for_clients(settings: Settings) -> ssl.SSLContext | None:

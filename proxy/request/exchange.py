@@ -176,6 +176,7 @@ class Exchange:
     async def _serve(self) -> web.StreamResponse:
         owners, settings = self.owners, self.owners.options.settings
         if owners.memory.level is Level.NOTHING:
+            owners.telemetry.metrics.issued.inc()
             return self._reject(SHORT_OF_MEMORY)
         limits = client_request.BodyLimits(settings.max_body_bytes, settings.body_timeout)
         grant = owners.access.grant(self.request.headers)
@@ -365,6 +366,7 @@ class Exchange:
         if self.owners.in_flight.is_cutting:
             error = StoppingError("the proxy is stopping (--drain-seconds)")
         else:
+            self.record.limit, self.record.limit_s = "total", total_s
             self.owners.telemetry.failed(self.record, "total_timeout", late)
         if self._stream is None or not self._stream.has_begun:
             return self._refuse(error)
@@ -414,6 +416,7 @@ class Exchange:
             telemetry_record.move_times(record, drift_s)
         if route is not None:
             record.route_class, record.offload_decision_reason = route.route_class, route.reason
+            telemetry_record.note_decode(record, route.decode.name)
             if route.tried:
                 self.owners.telemetry.policy_failed(route)  # when it was placed again
         if record.outcome is None:

@@ -59,7 +59,7 @@ class Metrics:
     def _of_requests(self) -> None:
         count = self._counter
         self.requests = count("requests", "Finished requests", "endpoint", "route_class", "outcome")
-        self.issued = count("issued", "Requests that reached admission")
+        self.issued = count("issued", "Requests that were placed or refused as busy")
         self.rejected = count("rejected", "Requests refused with a busy answer", "reason")
         self.hit_tokens = count(
             "hit_tokens", "Prompt tokens predicted to be cached on their instance"

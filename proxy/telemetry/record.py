@@ -17,48 +17,96 @@ class RequestRecord:
     """One line of the request log; filled while the request runs, written once at its end."""
 
     request_id: str
+    """The client's `X-Request-Id`, or the one that the proxy gave."""
     session_id: str | None = None
+    """The session's name, if the request has one."""
     turn: int | None = None
+    """Number of the request in its session, from 0."""
     endpoint: str = ""
+    """The path of the request."""
     tenant: str | None = None
+    """The tenant of the client's key; null without `--api-key`."""
     model: str | None = None
+    """The model that the request asks for."""
     stream: bool | None = None
+    """Whether the request asks for a stream."""
     route_class: str | None = None
+    """Size of the request and where it was computed."""
     offload_decision_reason: str | None = None
+    """Why the request was offloaded or colocated."""
     policy: str | None = None
+    """`--offload-policy` at the decision."""
     prefill_instance: str | None = None
+    """P; null where D computed the prompt from the start."""
     decode_instance: str | None = None
+    """D, the last one that was asked."""
+    home_instance: str | None = None
+    """Where the session lived when the request came; null for a request without a session, for a
+    new session, and where the process of its home is gone."""
+    rehomed: bool | None = None
+    """Whether the session moved from there to D, to stay; null without a home."""
     isl_tokens: int | None = None
+    """Estimated tokens of the prompt."""
     hit_tokens: int | None = None
+    """Tokens of the prompt that were believed cached on D at the decision."""
     new_tokens: int | None = None
+    """Tokens of the prompt that D lacked: `isl_tokens` less `hit_tokens`."""
     new_tokens_prefill: int | None = None
+    """Tokens of the prompt that P lacked; null without a P."""
     prompt_tokens: int | None = None
+    """Tokens of the prompt as the engine counted them. This and the next two are read from answers
+    in one piece and from the last event of streams with `stream_options.include_usage`; not from
+    those of `/v1/messages` and `/v1/responses`, which name them otherwise."""
     cached_tokens: int | None = None
+    """Tokens of the prompt that D had cached or was handed, as the engine counted them."""
     osl_tokens: int | None = None
+    """Tokens of the output as the engine counted them."""
     t_proxy_recv: float = 0.0
+    """When the request's head had come."""
     t_queued: float | None = None
+    """When the request began to wait for an instance, the last time; null where it did not."""
     t_decided: float | None = None
+    """When the request was placed or refused; one that waited did so until then."""
     t_prefill_sent: float | None = None
+    """When P was asked; null for a colocated request."""
     t_prefill_done: float | None = None
+    """When P had answered with KV for D."""
     t_decode_sent: float | None = None
+    """When D was asked, the last time."""
     t_first_token: float | None = None
+    """When the first token came from D."""
     t_done: float | None = None
+    """When the request was over."""
     predicted_ttft_s: float | None = None
+    """Seconds to the first token, as the decision expected."""
     predicted_ttft_bound_s: float | None = None
+    """A first token later than this is late: `predicted_ttft_s` times the 95th percentile of
+    realised to predicted lately."""
     predicted_prefill_s: float | None = None
+    """Seconds until the prompt is computed, queue included, as the decision expected."""
     predicted_transfer_s: float | None = None
+    """Seconds to move the KV, as the decision expected; null without a P."""
     candidates: Alternatives | None = None
+    """The options of the decision, see below."""
     shadow: Shadowed | None = None
+    """With `--shadow-policy`: what that policy would have done, see below. It changes nothing."""
     outcome: Outcome | None = None
+    """How the request ended."""
     status: int | None = None
+    """The HTTP status; 499 where the client left."""
     error: str | None = None
+    """What went wrong, in words; of a busy answer the reason."""
     retries: int = 0
+    """Repetitions on the same or another instance."""
     fallback: str | None = None
+    """Why an offload ended colocated."""
     hedge: str | None = None
+    """Where P was late and D computed as well, which was ready first: `peer` (P), `local` (D), or
+    `none`."""
     limit: str | None = None
-    """The last time limit that expired (prefill, transfer, ttft, idle, total); `limit_s`: its
-    seconds."""
+    """The time limit that was met last: `prefill`, `transfer`, `ttft`, `idle` or `total`."""
     limit_s: float | None = None
+    """Seconds of that limit."""
 
     def ttft_s(self) -> float | None:
         """Seconds from the proxy's receipt to the first token."""
@@ -108,7 +156,8 @@ def note_route(record: RequestRecord, route: Route) -> None:
     """Note the decision as it was made first; the request's end is noted separately."""
     record.turn, record.policy = route.turn, route.policy
     record.route_class, record.offload_decision_reason = route.route_class, route.reason
-    record.decode_instance = route.decode.name
+    record.home_instance = route.home
+    note_decode(record, route.decode.name)
     record.hit_tokens, record.new_tokens = route.hit_tokens, route.new_tokens
     record.predicted_ttft_s = route.predicted_ttft_s
     if route.prefill is not None:
@@ -120,11 +169,24 @@ def note_route(record: RequestRecord, route: Route) -> None:
     record.candidates, record.shadow = route.options, route.shadow
 
 
+def note_decode(record: RequestRecord, name: str) -> None:
+    """Note D, and whether the session has moved there from its home."""
+    home = record.home_instance
+    record.decode_instance = name
+    record.rehomed = None if home is None else home != name
+
+
 def note_route_again(record: RequestRecord, route: Route) -> None:
-    """Note the decision of a request that has waited again, in place of the one before."""
+    """Note the decision of a request that has waited again, in place of the one before.
+
+    Its home is still where the session lived before the request came.
+    """
+    home = record.home_instance
     record.prefill_instance = record.new_tokens_prefill = record.fallback = record.hedge = None
     record.t_prefill_sent = record.t_prefill_done = record.t_decode_sent = None
     note_route(record, route)
+    record.home_instance = home
+    note_decode(record, route.decode.name)
 
 
 def note_end(

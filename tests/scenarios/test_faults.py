@@ -261,6 +261,7 @@ async def test_the_total_timeout_cuts_a_running_stream(tmp_path: Path) -> None:
             assert b"--total-timeout" in await read_until_cut(response)
         (record,) = await proxy.records(1)
         assert record["outcome"] == "upstream_timeout"
+        assert (record["limit"], record["limit_s"]) == ("total", 1.0)
         await proxy.at_rest()
 
 

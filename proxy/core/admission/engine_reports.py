@@ -24,11 +24,35 @@ class EngineStats:
     kv_total_tokens: int | None = None
     requests_running: int | None = None
     requests_waiting: int | None = None
-    hit_ratio: float | None = None
-    external_tokens: float | None = None
-    external_hit_ratio: float | None = None
+    looked_up_tokens: float | None = None
+    """Prompt tokens that were looked up in a cache since the process started."""
+    local_hit_tokens: float | None = None
+    """Those of them that were found in the engine's own prefix cache."""
+    external_hit_tokens: float | None = None
+    """Those of them that came from a peer or a shared store."""
     start_s: float | None = None
     """Start time of the engine's process, unix seconds."""
+
+    @property
+    def hit_ratio(self) -> float | None:
+        """Local hits per token looked up, 0..1."""
+        return _ratio(self.local_hit_tokens, self.looked_up_tokens)
+
+    @property
+    def external_hit_ratio(self) -> float | None:
+        """External hits per token looked up, 0..1."""
+        return _ratio(self.external_hit_tokens, self.looked_up_tokens)
+
+    @property
+    def combined_hit_ratio(self) -> float | None:
+        """Local and external hits per token looked up, 0..1; None where either is unknown."""
+        if self.local_hit_tokens is None or self.external_hit_tokens is None:
+            return None
+        return _ratio(self.local_hit_tokens + self.external_hit_tokens, self.looked_up_tokens)
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return min(1.0, part / whole) if part is not None and whole else None
 
 
 @dataclass(frozen=True, slots=True)

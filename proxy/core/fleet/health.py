@@ -63,9 +63,14 @@ class State(StrEnum):
     """The states in the order of the metric `breaker_state`, which shows the position."""
 
     HEALTHY = "healthy"
+    """Requests go there."""
     SUSPECT = "suspect"
+    """A probe or request has failed lately; requests still go there."""
     EJECTED = "ejected"
+    """Probes or requests fail; requests go there only while more than half of the fleet is
+    ejected."""
     PROBING = "probing"
+    """Ejected, and probes are answered again, or a trial is under way."""
 
 
 class Change(StrEnum):

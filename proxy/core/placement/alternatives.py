@@ -152,11 +152,18 @@ class Shadowed:
     """What the shadow policy would have chosen; if it raised, only `policy` and `error` are set."""
 
     policy: str
+    """`--shadow-policy` at the decision."""
     agrees: bool | None = None
     """Whether D and P are those of the policy in force."""
     decode_instance: str | None = None
+    """Its D."""
     prefill_instance: str | None = None
+    """Its P; null where it colocates."""
     route_class: RouteClass | None = None
+    """Its class, as `route_class`."""
     reason: Reason | None = None
+    """Its reason, as `offload_decision_reason`."""
     predicted_ttft_s: float | None = None
+    """Its seconds to the first token."""
     error: str | None = None
+    """What it raised, if it did; then all but this and `policy` is null."""

@@ -49,7 +49,7 @@ from proxy.core.placement.decision import (
     no_peer,
     transfer_s,
 )
-from proxy.core.types import Reason
+from proxy.core.types import Candidate, Reason
 
 MARGIN_S: Final = 0.020
 MARGIN_RATIO: Final = 0.15
@@ -102,7 +102,7 @@ def by_cost(view: PlacementView, weights: Weights | None = None) -> Choice:
     warm, heavy = view.config.warm_threshold, view.config.heavy_threshold
     size = classify(best.decode.new_tokens, warm, heavy)
     offloads = _offloads(view, prices, weights) if prices.may_offload(best, size) else []
-    reason = _why_not(view, best, size, offloads)
+    reason = _why_not(view, prices, best, size, offloads)
     taken = best
     if reason is None:
         taken = offloads[0]
@@ -259,6 +259,17 @@ class Prices:
         """The candidates that may prefill for another, cheapest first."""
         return [self.option(at) for at in self._prefillers()]
 
+    def is_blocked_by_queues(self, d: Candidate) -> bool:
+        """Whether D has peers that could prefill for it, and each has too long a queue."""
+        has_peer = False
+        for at, wait_s in enumerate(self._waits_s):
+            peer = self._free.at(at)
+            if peer is not d and can_prefill(self._view, peer):
+                if wait_s <= MAX_WAIT_S:
+                    return False
+                has_peer = True
+        return has_peer
+
     def _prefillers(self) -> list[int]:
         """Indexes of the candidates that may prefill for another, cheapest first.
 
@@ -339,23 +350,33 @@ def _cost(option: PricedOption) -> float:
 
 
 def _why_not(
-    view: PlacementView, best: PricedOption, size: Size, offloads: list[PricedOption]
+    view: PlacementView,
+    prices: Prices,
+    best: PricedOption,
+    size: Size,
+    offloads: list[PricedOption],
 ) -> Reason | None:
     """Why no offload beats the best colocation; None when one does."""
+    if offloads and best.cost_s - offloads[0].cost_s > _margin_s(best):
+        return None
+    if size is not Size.HEAVY:
+        return Reason.BELOW_THRESHOLD
     if not view.transfers.can_offload:
-        return _unless_small(size, Reason.NO_CONNECTOR)
+        return Reason.NO_CONNECTOR
     if not view.facts.offloadable:
-        return _unless_small(size, Reason.NOT_OFFLOADABLE)
-    if not offloads:
-        return _unless_small(size, no_peer(view, best.decode))
-    if best.cost_s - offloads[0].cost_s <= _margin_s(best):
-        d_idle = not best.decode.load.decode_requests
-        return _unless_small(size, Reason.D_IDLE if d_idle else Reason.MARGIN)
-    return None
+        return Reason.NOT_OFFLOADABLE
+    return _why_colocated(view, prices, best.decode, offloads)
 
 
-def _unless_small(size: Size, reason: Reason) -> Reason:
-    return reason if size is Size.HEAVY else Reason.BELOW_THRESHOLD
+def _why_colocated(
+    view: PlacementView, prices: Prices, d: Candidate, offloads: list[PricedOption]
+) -> Reason:
+    """Why a HEAVY request is not offloaded although it could be."""
+    if offloads and not d.load.decode_requests:
+        return Reason.D_IDLE
+    if prices.is_blocked_by_queues(d):
+        return Reason.P_OVERLOADED
+    return Reason.MARGIN if offloads else no_peer(view, d)
 
 
 def _why(offload: PricedOption) -> Reason:

@@ -62,6 +62,7 @@ class ReleaseResult(StrEnum):
     """What became of KV on P that nobody will fetch."""
 
     RELEASED = "released"
+    """P was told to free it."""
     FAILED = "failed"
     """Nobody could be reached, or an instance did not refuse the leg."""
     STRANDED = "stranded"

@@ -35,7 +35,8 @@ class Route:
     have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
     attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
     `times`: those of the instance that computes, where that is reserved; None when it is over.
-    `mistake`: what the policy raised when this attempt was placed, by load.
+    `mistake`: what the policy raised when this attempt was placed, by load. `home`: the instance
+    on which the session lived before, None where it had none.
     """
 
     decode: Instance
@@ -56,6 +57,7 @@ class Route:
     options: Alternatives | None
     shadow: Shadowed | None
     mistake: str | None
+    home: str | None
     fallback: Fallback | None
     times: Times | None
     reserved_s: float
@@ -99,6 +101,7 @@ class Route:
         self.options = options
         self.shadow = None
         self.mistake = None
+        self.home = None
         self.times = None
         self.fallback = None
         self.reserved_s = self.beside_step_s = 0.0

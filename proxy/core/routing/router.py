@@ -207,7 +207,9 @@ class Router:
             choice = split(view)
         if choice is None:
             return self._rejection(busy, now_s)
-        return self._reserve(facts, choice, shadowed, now_s)
+        route = self._reserve(facts, choice, shadowed, now_s)
+        route.home = view.home
+        return route
 
     def give_back(self, route: Route, now_s: float) -> None:
         """The present attempt has failed: take back its charges, before the next one is placed."""

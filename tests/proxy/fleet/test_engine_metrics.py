@@ -39,9 +39,9 @@ def test_two_ranks_of_a_new_engine() -> None:
         kv_total_tokens=32_000,
         requests_running=7,
         requests_waiting=1,
-        hit_ratio=0.4,
-        external_tokens=25.0,
-        external_hit_ratio=0.25,
+        looked_up_tokens=1000.0,
+        local_hit_tokens=400.0,
+        external_hit_tokens=25.0,
         start_s=1795176000.1,
     )
 
@@ -65,10 +65,64 @@ def test_usage_is_kept_per_rank(lines: bytes, expected: tuple[float | None, ...]
 
 
 def test_old_names() -> None:
-    old = b"vllm:gpu_cache_usage_perc 0.5\nvllm:gpu_prefix_cache_queries_total 10\n"
-    old += b"vllm:gpu_prefix_cache_hits_total 5\n"
-    stats = parse(old)
-    assert (stats.kv_used_ratio, stats.hit_ratio) == (0.5, 0.5)
+    assert parse(b"vllm:gpu_cache_usage_perc 0.5\n").kv_used_ratio == 0.5
+
+
+LOCAL = """
+vllm:prefix_cache_queries_total{engine="0"} 600
+vllm:prefix_cache_queries_total{engine="1"} 400
+vllm:prefix_cache_hits_total{engine="0"} 100
+vllm:prefix_cache_hits_total{engine="1"} 150
+"""
+EXTERNAL = """
+vllm:external_prefix_cache_queries_total{engine="0"} 750
+vllm:external_prefix_cache_hits_total{engine="0"} 500
+"""
+IN_PLACE = """
+vllm:prompt_tokens_by_source_total{engine="0",source="local_compute"} 300
+vllm:prompt_tokens_by_source_total{engine="0",source="local_cache_hit"} 250
+vllm:prompt_tokens_by_source_total{engine="0",source="external_kv_transfer"} 250
+vllm:prompt_tokens_by_source_total{engine="1",source="external_kv_transfer"} 50
+"""
+CREATED = "vllm:prefix_cache_queries_created 1.7e9\nvllm:prefix_cache_hits_created 1.7e9\n"
+
+
+@pytest.mark.parametrize(
+    ("exposition", "ratios"),
+    [
+        (LOCAL + EXTERNAL + IN_PLACE, (0.25, 0.3, 0.55)),
+        (LOCAL + EXTERNAL, (0.25, 0.5, 0.75)),
+        (LOCAL + CREATED, (0.25, None, None)),
+        (LOCAL.replace(":prefix", ":gpu_prefix"), (0.25, None, None)),
+        (LOCAL + LOCAL.replace(":prefix", ":gpu_prefix"), (0.25, None, None)),
+        ((LOCAL + EXTERNAL).replace("_total", ""), (0.25, 0.5, 0.75)),
+        (EXTERNAL, (None, pytest.approx(2 / 3), None)),
+        ((LOCAL + EXTERNAL).translate(str.maketrans("123456789", "0" * 9)), (None, None, None)),
+        (IN_PLACE, (None, None, None)),
+    ],
+    ids=[
+        "newest: transfers that came",
+        "until there were sources: transfers that were due",
+        "until connectors were counted",
+        "the oldest names",
+        "both names while one was given up",
+        "counters without their suffix",
+        "no local prefix cache",
+        "nothing served yet",
+        "nothing that says what was looked up",
+    ],
+)
+def test_hits_of_every_version_have_one_denominator(
+    exposition: str, ratios: tuple[float | None, ...]
+) -> None:
+    """All per prompt token looked up, so that local and external may be added."""
+    stats = parse(exposition.encode())
+    assert (stats.hit_ratio, stats.external_hit_ratio, stats.combined_hit_ratio) == ratios
+
+
+def test_counts_under_two_names_are_counted_once() -> None:
+    both = parse((LOCAL + LOCAL.replace(":prefix", ":gpu_prefix")).encode())
+    assert (both.looked_up_tokens, both.local_hit_tokens) == (1000.0, 250.0)
 
 
 def test_stated_size_wins() -> None:

@@ -102,6 +102,27 @@ def test_reasons_where_there_is_no_offload() -> None:
     assert by_cost(scene(warm)).reason is Reason.BELOW_THRESHOLD
 
 
+@pytest.mark.parametrize(
+    ("bootstrap", "wait_s", "prompt", "reason"),
+    [
+        (True, MAX_WAIT_S + 0.1, 0, Reason.P_OVERLOADED),
+        (True, MAX_WAIT_S - 0.1, 0, Reason.MARGIN),
+        (False, MAX_WAIT_S + 0.1, 0, Reason.MARGIN),
+        (True, MAX_WAIT_S + 0.1, 39_500, Reason.BELOW_THRESHOLD),
+    ],
+    ids=["its queue is too long", "just not", "it cannot prefill anyway", "not HEAVY on D"],
+)
+def test_a_peer_is_overloaded_where_only_its_queue_forbids_an_offload(
+    bootstrap: bool, wait_s: float, prompt: int, reason: Reason
+) -> None:
+    """D decodes; its one peer could compute the prompt, were it not for those before it."""
+    d, p = candidate("d", prompt, decode=10_000), candidate("p", decode=10_000)
+    if not bootstrap:
+        p = replace(p, instance=replace(p.instance, bootstrap_url=None))
+    choice = by_cost(scene([d, p], "d", busy_s={"p": wait_s}))
+    assert (names(choice), choice.reason) == (("d", None), reason)
+
+
 candidates = st.lists(
     st.tuples(st.integers(0, PROMPT - 1), st.integers(0, 400_000), st.floats(0, 20)),
     min_size=1,

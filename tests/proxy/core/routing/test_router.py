@@ -187,6 +187,29 @@ class TestOffload:
             r.add(Instance(name, f"http://{name}"))
         assert admitted(r, facts("s", 20_000)).reason is Reason.NO_PEER
 
+    def test_the_one_peer_that_may_prefill_can_be_overloaded(self) -> None:
+        """It carries less than D, but more than 1.5 times what all instances do on average."""
+        r = Router(RouterConfig(prefill_throughput=20_000, offload_policy="seed-heuristic"))
+        r.add(Instance("p", "http://p", "http://p:8998"))
+        for name in ("d", "x", "y"):
+            r.add(Instance(name, f"http://{name}"))
+        decoding(r, "p", 20_000)
+        decoding(r, "d", 30_000)
+        r.sessions.assign("s", r.fleet.states["d"].cache, 0.0)
+        assert admitted(r, facts("s", 20_000)).reason is Reason.P_OVERLOADED
+
+    @given(st.lists(st.integers(0, 90_000), min_size=2, max_size=6), st.integers(0, 5))
+    @settings(max_examples=30)
+    def test_no_peer_is_overloaded_where_each_may_prefill(
+        self, loads: list[int], home: int
+    ) -> None:
+        """The emptiest is asked, which never carries more than the mean: P is busier than D."""
+        r = router(len(loads))
+        for at, tokens in enumerate(loads):
+            decoding(r, f"i{at}", tokens)
+        r.sessions.assign("s", r.fleet.states[f"i{home % len(loads)}"].cache, 0.0)
+        assert admitted(r, facts("s", 20_000)).reason is not Reason.P_OVERLOADED
+
     def test_not_without_a_connector(self) -> None:
         r = router(offload_policy="always", kv_connector="none")
         assert admitted(r, facts("s", 20_000)).reason is Reason.NO_CONNECTOR
