@@ -79,8 +79,8 @@ class Gate:
         self._own = {ANY_MODEL: thresholds}
         self._spelled = {ANY_MODEL: ANY_MODEL}
         self._bases: dict[str, str] = {}
-        # In force where a model or `*` has own limits, else that of its base, else that of `*`.
-        # Thresholds equal to OFF are stored as OFF itself, so `is_open` compares by identity.
+        # What is in force for each key of `_own`, with what it follows. Thresholds equal to OFF are
+        # stored as OFF itself, so `is_open` compares by identity.
         self._in_force = {ANY_MODEL: OFF}
         self._renew()
         self._batched = max_batched_tokens
