@@ -10,7 +10,7 @@ from typing import Any
 from analysis.measures import Row, spread
 
 PHASES = {
-    "decide": "from the receipt to the decision, less the queue: body read and parsed, placed",
+    "decide": "from the receipt to the last decision, less the queue: body read, parsed, placed",
     "queue": "in the proxy's queue, while every instance was busy",
     "prefill_leg": "from P's leg being sent to P's answer, or until D was asked without it",
     "decode_wait": "from P's answer, or the decision, to D's leg being sent: repetitions, pauses",
