@@ -213,7 +213,7 @@ def _relative(one: Summary, base: Summary | None, name: str) -> str:
     mine, theirs = one[name], base[name]
     if not math.isfinite(theirs):
         return "-"
-    return f"{(mine / theirs - 1) * 100:+.0f}" if math.isfinite(mine) else "inf"
+    return f"{round((mine / theirs - 1) * 100):+d}" if math.isfinite(mine) else "inf"
 
 
 def _number(value: float, digits: int) -> str:
