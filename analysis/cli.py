@@ -1,4 +1,4 @@
-"""The command `analyze`: reports and comparisons of replayed runs; league, regret, check.
+"""The command `analyze`: reports and comparisons of replayed runs; league, elastic, regret, check.
 
 Only the chosen command's module is imported: some of them load pandas, plotly or scipy, which takes
 longer than a small league.
@@ -18,6 +18,10 @@ COMMANDS = {
     "league": (
         "analysis.league.cli",
         "compare published routing rules on one trace, in virtual time",
+    ),
+    "elastic": (
+        "analysis.elastic.cli",
+        "compare offload rules on sessions in a closed loop: the founding experiment",
     ),
     "regret": ("analysis.regret.cli", "compare policies with an oracle that tries every action"),
     "check": (

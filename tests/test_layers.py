@@ -18,7 +18,7 @@ DIRECTIONS = {
     "proxy.core": "routing | placement | config | admission, fleet | ledger | instances"
     " | kvcache, connectors, admission.engine_reports | latency, lease | types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments",
-    "analysis": "cli | regret | check, league, report | rivals, runs | phases | measures",
+    "analysis": "cli | regret, elastic | check, league, report | rivals, runs | phases | measures",
 }
 """A part imports only from parts on its right, behind a bar; never from a neighbour at a comma."""
 BETWEEN = {

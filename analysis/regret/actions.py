@@ -46,15 +46,15 @@ def is_heavy(scene: PlacementView, choice: Choice) -> bool:
     )
 
 
-def actions(scene: PlacementView, choice: Choice) -> list[Action]:
-    """Return the policy's own action, then the others.
+def actions(scene: PlacementView, choice: Choice, *, offloads: bool = True) -> list[Action]:
+    """Return the policy's own action, then the others, those with a P if `offloads`.
 
     They are: compute on each instance; prefill on each P for home, for the chosen D and for the D
     with the fewest ongoing tokens; and hand over from home to each other instance. With 4 instances
     that is at most 14, with 8 at most 36.
     """
     found = [action_of(choice), *(Action(c.instance.name) for c in scene.free)]
-    if scene.transfers.can_offload and scene.facts.offloadable:
+    if offloads and scene.transfers.can_offload and scene.facts.offloadable:
         least = min(scene.free, key=lambda c: c.load.ongoing_tokens)
         ds = {choice.decode.instance.name, least.instance.name, scene.home}
         for d in scene.free:

@@ -14,6 +14,7 @@ from analysis.league.summary import TABLE_WIDTH
 from analysis.regret.regret import ORACLES, RegretOptions, compute_regret, document
 from analysis.regret.tables import print_regret
 from analysis.rivals.registry import BASELINE
+from proxy.core.latency.slo import Slo
 from replayer.arguments import names, positive, write_json
 
 
@@ -22,7 +23,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     add = parser.add_argument
     add("trace", type=Path, help="trace file, as for replay")
-    add("--oracle", choices=ORACLES, default="rollout", help="kind of the oracle")
+    add(
+        "--oracle",
+        choices=ORACLES,
+        default="rollout",
+        help="rollout tries every action; places only those without an offload",
+    )
     add("--instances", type=int, default=4, help="engines")
     add("--load", type=positive, default=0.8, help="load, as a part of the saturation rate")
     add(
@@ -51,6 +57,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
         default=60.0,
         help="seconds to the first token after which a request fails",
     )
+    add(
+        "--tpot-slo",
+        type=positive,
+        default=Slo().tpot_s,
+        help="TPOT target of the router and of J, seconds",
+    )
     add("--jobs", type=int, default=os.cpu_count() or 1, help="worker processes")
     add("--json", type=Path, help="file for summary, runs and decisions")
 
@@ -59,6 +71,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Compute the regret, print and write the results."""
     wanted = RegretOptions(
         trace=options.trace,
+        oracle=options.oracle,
         instances=options.instances,
         load=options.load,
         policies=options.policies,
@@ -71,6 +84,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         load_horizon_s=options.load_horizon,
         think_cap_s=options.think_cap,
         timeout_s=options.timeout,
+        tpot_slo_s=options.tpot_slo,
         jobs=options.jobs,
         given=options.scale,
     )

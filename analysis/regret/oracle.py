@@ -36,15 +36,26 @@ class Mode(Enum):
 
 
 class Probe:
-    """A Decide that wraps the policy's. `wanted`: numbers of the decisions to try; None: all."""
+    """A Decide that wraps the policy's. `wanted`: numbers of the decisions to try; None: all.
 
-    def __init__(self, policy: Decide, mode: Mode, wanted: frozenset[int] | None = None) -> None:
+    Without `offloads` only the instances that compute and decode alone are tried.
+    """
+
+    def __init__(
+        self,
+        policy: Decide,
+        mode: Mode,
+        wanted: frozenset[int] | None = None,
+        *,
+        offloads: bool = True,
+    ) -> None:
         self.decisions: list[JudgedDecision] = []
         self.seen = 0
         """HEAVY decisions so far."""
         self._policy = policy
         self._mode = mode
         self._wanted = wanted
+        self._offloads = offloads
         self._fleet: BranchingFleet | None = None
         self._postponed: LiveRequest | None = None
 
@@ -69,11 +80,12 @@ class Probe:
     def _look(
         self, fleet: BranchingFleet, scene: PlacementView, choice: Choice, number: int
     ) -> Choice:
-        decision = _noted(fleet, scene, choice, number)
-        for tried in decision.tried if self._mode is not Mode.PLACEBO else decision.tried[:1]:
-            if not self._play(fleet, scene, decision, tried):
-                own = tried is decision.chosen
-                return choice if own else forced(scene, tried.action)
+        tried = [Tried(one) for one in actions(scene, choice, offloads=self._offloads)]
+        decision = _noted(fleet, scene, choice, number, tried)
+        for one in decision.tried if self._mode is not Mode.PLACEBO else decision.tried[:1]:
+            if not self._play(fleet, scene, decision, one):
+                own = one is decision.chosen
+                return choice if own else forced(scene, one.action)
         if self._mode is not Mode.ROLLOUT:
             self._try_placebo(fleet, scene, decision)
         self.decisions.append(decision)
@@ -119,7 +131,7 @@ class Probe:
 
 
 def _noted(
-    fleet: BranchingFleet, scene: PlacementView, choice: Choice, number: int
+    fleet: BranchingFleet, scene: PlacementView, choice: Choice, number: int, tried: list[Tried]
 ) -> JudgedDecision:
     live = fleet.asked
     return JudgedDecision(
@@ -131,5 +143,5 @@ def _noted(
         home=scene.home,
         predicted_ttft_s=choice.predicted_ttft_s,
         views=tuple(view(scene, c) for c in scene.free),
-        tried=[Tried(one) for one in actions(scene, choice)],
+        tried=tried,
     )

@@ -17,7 +17,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from analysis.regret.outcomes import RegretRun
 from analysis.regret.summary import Regret, summarise_regret
 from analysis.regret.worker import call
 from analysis.rivals.registry import BASELINE, RIVALS
+from proxy.core.latency.slo import Slo
 from proxy.core.placement.policies import POLICIES
 from proxy.core.routing.router import Router
 from replayer.arguments import InputError
@@ -37,7 +38,8 @@ from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.load import Source, load_source
 from replayer.virtual.requests import VirtualRun
 
-ORACLES = ("rollout",)
+ORACLES = ("rollout", "places")
+"""`places` tries no offloads: beside `rollout` it says what offloads are worth."""
 MODES = ("watch", "rollout", "placebo")
 
 
@@ -50,6 +52,7 @@ class RegretOptions:
     """The options of a regret; times in virtual seconds."""
 
     trace: Path
+    oracle: str = "rollout"
     instances: int = 4
     load: float = 0.8
     policies: tuple[str, ...] = ("cost", BASELINE)
@@ -62,6 +65,7 @@ class RegretOptions:
     load_horizon_s: float = 900.0
     think_cap_s: float = 60.0
     timeout_s: float = 60.0
+    tpot_slo_s: float = Slo().tpot_s
     jobs: int = 1
     given: Scale | None = None
 
@@ -92,7 +96,7 @@ class RegretTask:
     """One run to compute. `decisions`: most decisions to try other actions at, in a watched run.
 
     `horizon_s`: length of a branch, virtual seconds; `futures`: how many resampled futures a branch
-    has; 1 is the real one.
+    has; 1 is the real one; `offloads`: whether actions with a P are tried.
     """
 
     policy: str
@@ -103,6 +107,7 @@ class RegretTask:
     decisions: int
     horizon_s: float = math.inf
     futures: int = 1
+    offloads: bool = True
 
 
 def run_regret(source: Source, task: RegretTask) -> RegretRun:
@@ -145,7 +150,7 @@ def run_probed(
     rule = make_rule(rival, task.fleet)
     config, options = setting(rival, task.fleet, block_tokens)
     policy = rule or POLICIES[config.offload_policy]
-    probe = Probe(policy, mode, wanted)
+    probe = Probe(policy, mode, wanted, offloads=task.offloads)
     terms = Terms(task.rules.slo, task.horizon_s, task.futures, task.rules.seed)
     observers = [] if rule is None else [rule]
     router = Router(config, decide=probe)
@@ -173,16 +178,25 @@ def compute_regret(options: RegretOptions, progress: Callable[[int, int], None])
 
 
 def _unit_rules(options: RegretOptions) -> LoadRules:
-    return LoadRules(1.0, options.load_horizon_s, think_cap_s=options.think_cap_s)
+    return LoadRules(
+        1.0,
+        options.load_horizon_s,
+        think_cap_s=options.think_cap_s,
+        slo=Slo(tpot_s=options.tpot_slo_s),
+    )
 
 
 def _tasks(options: RegretOptions, scale: Scale, source: Source) -> Iterator[RegretTask]:
     same = engines(options.instances, scale.kv_tokens, source.block_tokens)
-    fleet = EngineFleet(same, options.timeout_s, source.longest_tokens)
+    fleet = EngineFleet(
+        same,
+        options.timeout_s,
+        source.longest_tokens,
+        options={"tpot_slo_s": options.tpot_slo_s},
+    )
     for policy in options.policies:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            rate = options.load * scale.rate
-            rules = LoadRules(rate, options.load_horizon_s, seed, options.think_cap_s)
+            rules = replace(_unit_rules(options), rate=options.load * scale.rate, seed=seed)
             for mode in MODES:
                 yield RegretTask(
                     policy,
@@ -193,6 +207,7 @@ def _tasks(options: RegretOptions, scale: Scale, source: Source) -> Iterator[Reg
                     options.decisions,
                     options.horizon_s,
                     options.futures,
+                    offloads=options.oracle != "places",
                 )
 
 
@@ -200,6 +215,8 @@ def document(regret: Regret, options: RegretOptions) -> dict[str, Any]:
     """Return the JSON form; null is infinite, unknown or absent."""
     return {
         "trace": options.trace.name,
+        "oracle": options.oracle,
+        "tpot_slo_s": options.tpot_slo_s,
         "instances": options.instances,
         "load": options.load,
         "horizon_s": options.horizon_s if options.horizon_s < float("inf") else None,

@@ -9,10 +9,14 @@ process, every copy gets private blocks beside the common ones, and think times 
 to a cap. Any other source is sped up from a random point of the trace on: it keeps order, relative
 gaps and blocks, and equal timestamps of a coarse clock are spread evenly over its tick. With
 `burst` it keeps only the order.
+
+`plan_slots` makes a closed loop instead: so many units at a time, a fixed number in all. There a
+slow fleet gets fewer requests per second, and no request belongs to it that another fleet does not
+get.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -37,6 +41,20 @@ class LoadRules:
     think_cap_s: float = 10.0
     burst: float = 1.0
     slo: Slo = field(default_factory=Slo)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRules:
+    """`slots` units run at a time, each followed by the next of its slot; `units` in all.
+
+    The first unit of each slot starts within `spread_s`.
+    """
+
+    slots: int
+    units: int
+    seed: int = 0
+    think_cap_s: float = 10.0
+    spread_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +90,24 @@ def plan(source: Source, rules: LoadRules) -> list[Planned]:
     return _within_horizon(made, rules)
 
 
+def plan_slots(source: Source, rules: SlotRules) -> list[Planned]:
+    """Make the requests of a closed loop; every unit of the source must be a session's.
+
+    Units are drawn in shuffled rounds and dealt to the slots in turn, so that every fleet gets the
+    same sessions in the same slots.
+    """
+    draw = random.Random(f"slots {rules.seed}")
+    starts_s = [rules.spread_s * draw.random() for _ in range(rules.slots)]
+    planned: list[Planned] = []
+    ends: list[tuple[int, ...]] = [()] * rules.slots
+    for number, unit in zip(range(rules.units), _rounds(source, draw), strict=False):
+        slot = number % rules.slots
+        copied = _copy(unit, number, len(planned), rules.think_cap_s, starts_s[slot], ends[slot])
+        ends[slot] = tuple(range(len(planned), len(planned) + len(copied)))
+        planned += copied
+    return planned
+
+
 def _starts_s(rules: LoadRules, draw: random.Random) -> list[float]:
     """Draw a renewal process of a fixed number of starts: seeds differ in times, not in load."""
     shape = 1.0 / rules.burst
@@ -91,14 +127,31 @@ def _copies(source: Source, rules: LoadRules, draw: random.Random) -> list[Plann
     planned: list[Planned] = []
     starts_s = _starts_s(rules, draw)
     for number, (start_s, unit) in enumerate(zip(starts_s, _rounds(source, draw), strict=False)):
-        first = len(planned)
-        for turn in unit:
-            waits = tuple([first + other for other in turn.wait_for])
-            earliest_s = 0.0 if waits else start_s + min(turn.offset_s, rules.think_cap_s)
-            delay_s = min(turn.delay_s, rules.think_cap_s)
-            name = f"{turn.session}#{number}"
-            salt = (number + 1) << SALT_BITS
-            planned.append(Planned(turn, name, earliest_s, delay_s, waits, salt))
+        planned += _copy(unit, number, len(planned), rules.think_cap_s, start_s)
+    return planned
+
+
+def _copy(
+    unit: Sequence[TraceTurn],
+    number: int,
+    first: int,
+    think_cap_s: float,
+    start_s: float,
+    after: tuple[int, ...] = (),
+) -> list[Planned]:
+    """Copy `number` of a unit, at position `first` of the load.
+
+    It starts at `start_s`, or when the requests `after` have ended.
+    """
+    planned = []
+    for turn in unit:
+        waits = tuple([first + other for other in turn.wait_for])
+        offset_s, delay_s = min(turn.offset_s, think_cap_s), min(turn.delay_s, think_cap_s)
+        earliest_s = 0.0 if waits else start_s + offset_s
+        if not waits and after:
+            earliest_s, waits, delay_s = 0.0, after, offset_s
+        name = f"{turn.session}#{number}"
+        planned.append(Planned(turn, name, earliest_s, delay_s, waits, (number + 1) << SALT_BITS))
     return planned
 
 

@@ -6,10 +6,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.core.latency.slo import Slo
 from replayer.trace.loaders import TraceRequest
-from replayer.virtual.arrivals import LoadRules, Planned, plan
+from replayer.virtual.arrivals import LoadRules, Planned, SlotRules, plan, plan_slots
 from replayer.virtual.load import Source, as_source, chains
 
 
@@ -153,3 +155,31 @@ def test_bursts_have_the_variance_asked_for() -> None:
 
     assert spread(1.0) == pytest.approx(1.0, rel=0.15)
     assert spread(10.0) == pytest.approx(10.0, rel=0.25)
+
+
+@given(slots=st.integers(1, 5), units=st.integers(0, 12), seed=st.integers(0, 3))
+def test_a_slot_runs_one_session_after_another(slots: int, units: int, seed: int) -> None:
+    planned = plan_slots(as_source(TWO_SESSIONS), SlotRules(slots, units, seed, think_cap_s=4.0))
+    numbers = [int(one.session_id.partition("#")[2]) for one in planned]
+    assert set(numbers) == set(range(units))
+    assert len({one.salt for one in planned}) == units
+    for index, one in enumerate(planned):
+        before = {numbers[other] for other in one.wait_for}
+        if one.turn.wait_for:
+            assert before == {numbers[index]}
+        else:
+            # A slot's first session starts by itself, a later one when the one before has ended.
+            assert before == {numbers[index] - slots} & set(range(units))
+            assert all(other in one.wait_for for other in _requests_of(numbers, before))
+        assert one.earliest_s == 0.0 or (not one.wait_for and one.earliest_s <= 10.0)
+        assert one.delay_s <= 4.0
+
+
+def _requests_of(numbers: list[int], units: set[int]) -> list[int]:
+    return [index for index, number in enumerate(numbers) if number in units]
+
+
+def test_a_closed_loop_is_the_same_for_equal_seeds_only() -> None:
+    source = as_source(TWO_SESSIONS)
+    load, same, other = (plan_slots(source, SlotRules(2, 6, seed)) for seed in (1, 1, 2))
+    assert load == same != other

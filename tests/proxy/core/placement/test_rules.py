@@ -1,4 +1,7 @@
-"""Golden tests of the rules: four properties, three regimes, the reasons; all policies."""
+"""Golden tests of the rules: four properties, the reasons; all policies.
+
+What they do to requests under load: tests/analysis/elastic/test_experiment.py.
+"""
 
 from __future__ import annotations
 
@@ -72,34 +75,6 @@ class TestSeedHeuristic:
     ) -> None:
         decision = should_offload("seed-heuristic", question(new, d, p, others=others))
         assert (decision.offload, decision.reason) == expected, name
-
-    @pytest.mark.parametrize(
-        ("regime", "loads", "offloads"),
-        [
-            # One busy instance, seven free: P is nearly always free.
-            ("low", [load(0, 30_000)] + [IDLE] * 7, 7),
-            # Eight sessions: half of the instances decode, half are between turns.
-            ("medium", [load(0, 30_000)] * 4 + [IDLE] * 4, 4),
-            # Everybody alike busy: pure combined mode.
-            ("high", [load(20_000, 60_000)] * 8, 0),
-        ],
-    )
-    def test_load_regimes(self, regime: str, loads: list[Load], offloads: int) -> None:
-        """How many peers the busiest D could hand a HEAVY request to."""
-        d, *peers = sorted(loads, key=lambda x: -x.ongoing_tokens)
-        decided = [
-            should_offload(
-                "seed-heuristic",
-                question(
-                    30_000,
-                    d,
-                    p,
-                    others=tuple(o.ongoing_tokens for o in loads if o is not d and o is not p),
-                ),
-            )
-            for p in peers
-        ]
-        assert sum(decision.offload for decision in decided) == offloads, regime
 
 
 class TestSeedCost:

@@ -1,0 +1,1 @@
+"""`analyze elastic`: the experiment of the design that offloading began with."""

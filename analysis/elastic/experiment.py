@@ -1,0 +1,241 @@
+"""The founding experiment: offload rules in a closed loop of sessions, in virtual time.
+
+Every rule serves the same sessions in the same slots on the same placement (a session stays where
+it began), so that two rows of a load differ by the offloads alone; `cost` also places by its own
+prices. Loads are numbers of sessions at a time. A client gives up when no first token has come
+within its time limit.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from analysis.elastic.readings import RULES
+from analysis.league.fleet import EngineFleet, engines
+from analysis.league.simulate import run_rival
+from analysis.measures import percentile
+from proxy.core.latency.slo import Slo
+from proxy.core.types import RouteClass
+from replayer.arguments import InputError
+from replayer.engine.types import EngineOptions
+from replayer.virtual.arrivals import SlotRules, plan_slots
+from replayer.virtual.load import Source, load_source
+from replayer.virtual.requests import VirtualRow, keeps_slo
+
+BASELINE = "never"
+"""Sessions stay at home and everything is computed there."""
+COMPARED = (BASELINE, "always", "seed-heuristic", "seed-cost", "cost")
+UNITS_PER_SLOT = 4
+"""Sessions per slot, at least; a load also has every session of the trace once, at least."""
+
+
+class ElasticError(InputError):
+    """The experiment cannot be run as asked; the text is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticOptions:
+    """The options of the experiment; `sessions` is its loads, times are virtual seconds."""
+
+    trace: Path
+    instances: int = 4
+    sessions: tuple[int, ...] = (2, 8, 32)
+    rules: tuple[str, ...] = COMPARED
+    seeds: int = 3
+    first_seed: int = 0
+    think_cap_s: float = 10.0
+    timeout_s: float = 60.0
+    tpot_slo_s: float = 0.05
+    kv_tokens: int = EngineOptions().num_blocks * EngineOptions().block_size
+    jobs: int = 1
+
+    def check(self) -> None:
+        """Raise ElasticError for an unknown rule, or a fleet in which nothing can be offloaded."""
+        wrong = [name for name in self.rules if name not in RULES]
+        if wrong or not self.rules:
+            found = wrong[0] if wrong else "nothing"
+            raise ElasticError(f"--rules: must be of {', '.join(RULES)}, not {found}")
+        if self.instances < 2:
+            raise ElasticError(f"--instances: must be at least 2, not {self.instances}")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request of a run, virtual or real; times in seconds, None if it failed before."""
+
+    ok: bool
+    ttft_s: float | None
+    tpot_s: float | None
+    e2e_s: float | None
+    route_class: str
+    reason: str
+    keeps_slo: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The runs of all rules on one load: a number of sessions at a time, and a seed."""
+
+    sessions: int
+    seed: int
+
+
+def check_source(source: Source, options: ElasticOptions) -> None:
+    """Raise ElasticError for a trace without sessions, or with prompts beyond an engine's KV."""
+    if not source.replicable:
+        raise ElasticError(f"{options.trace}: must have sessions (session_id)")
+    if source.longest_tokens > options.kv_tokens:
+        raise ElasticError(
+            f"--kv-tokens: must be at least {source.longest_tokens}, the longest prompt with its "
+            f"output, not {options.kv_tokens}"
+        )
+
+
+def run_task(source: Source, options: ElasticOptions, task: Task) -> list[dict[str, Any]]:
+    """Simulate every rule on a load and return their rows."""
+    units = max(len(source.units), UNITS_PER_SLOT * task.sessions)
+    planned = plan_slots(source, SlotRules(task.sessions, units, task.seed, options.think_cap_s))
+    fleet = EngineFleet(
+        engines(options.instances, options.kv_tokens, source.block_tokens),
+        options.timeout_s,
+        options={"tpot_slo_s": options.tpot_slo_s},
+    )
+    slo = Slo(tpot_s=options.tpot_slo_s)
+    runs = {
+        rule: run_rival(RULES[rule], planned, fleet, source.block_tokens) for rule in options.rules
+    }
+    at_home = runs[BASELINE].rows if BASELINE in runs else None
+    rows = []
+    for rule, run in runs.items():
+        answered = [row for row in run.rows if row.ttft_s is not None]
+        computed = sum(row.computed_tokens for row in answered)
+        rows.append(
+            {
+                "rule": rule,
+                "sessions": task.sessions,
+                "seed": task.seed,
+                **figures([_served(row, slo) for row in run.rows]),
+                "makespan_s": run.makespan_s,
+                "hit_ratio": 1.0 - computed / max(1, sum(row.prompt_tokens for row in answered)),
+                "fallbacks": sum(row.fallback is not None for row in run.rows),
+                "drift": run.drift,
+                "beside_home": None if at_home is None else beside_home(run.rows, at_home),
+            }
+        )
+    return rows
+
+
+def beside_home(rows: Sequence[VirtualRow], at_home: Sequence[VirtualRow]) -> dict[str, Any]:
+    """Compare the offloaded requests with the same ones computed at home, and the others' TTFT.
+
+    Sums over the requests that have a first token in both runs: `ttft_s` and `computed_tokens` of
+    the offloaded ones, with those at home, and what all other requests wait longer.
+    """
+    both = [
+        (one, home)
+        for one, home in zip(rows, at_home, strict=True)
+        if one.ttft_s is not None and home.ttft_s is not None
+    ]
+    offloaded = [pair for pair in both if pair[0].route_class == RouteClass.HEAVY_P2P]
+    later_s = [(one.ttft_s or 0.0) - (home.ttft_s or 0.0) for one, home in both]
+    moved_s = [(one.ttft_s or 0.0) - (home.ttft_s or 0.0) for one, home in offloaded]
+    return {
+        "offloaded": len(offloaded),
+        "ttft_s": math.fsum(one.ttft_s or 0.0 for one, _home in offloaded),
+        "ttft_at_home_s": math.fsum(home.ttft_s or 0.0 for _one, home in offloaded),
+        "computed_tokens": sum(one.computed_tokens for one, _home in offloaded),
+        "computed_tokens_at_home": sum(home.computed_tokens for _one, home in offloaded),
+        "others": len(both) - len(offloaded),
+        "others_later_s": math.fsum(later_s) - math.fsum(moved_s),
+    }
+
+
+def _served(row: VirtualRow, slo: Slo) -> Served:
+    ok = row.outcome == "ok"
+    return Served(
+        ok=ok,
+        ttft_s=row.ttft_s if ok else None,
+        tpot_s=row.tpot_s if ok else None,
+        e2e_s=row.e2e_s if ok else None,
+        route_class=row.route_class,
+        reason=row.reason,
+        keeps_slo=keeps_slo(row, slo),
+    )
+
+
+def figures(rows: Sequence[Served]) -> dict[str, Any]:
+    """Compute a run's figures; times in seconds.
+
+    A failed request is infinitely late in TTFT and E2E, which is None here; `ttft_ok_s` is of the
+    requests that succeeded, as the founding text reports it. `heavy_reasons`: the reasons of the
+    HEAVY requests that were computed where they decode, with their numbers.
+    """
+    ok = [row for row in rows if row.ok]
+    offloaded = sum(row.route_class == RouteClass.HEAVY_P2P for row in rows)
+    stayed = [row.reason for row in rows if row.route_class == RouteClass.HEAVY_COLO]
+    good = [row.keeps_slo for row in rows if row.keeps_slo is not None]
+    return {
+        "requests": len(rows),
+        "success_ratio": len(ok) / max(1, len(rows)),
+        "goodput_ratio": sum(good) / len(good) if good else None,
+        "ttft_s": _percentiles([math.inf if row.ttft_s is None else row.ttft_s for row in rows]),
+        "ttft_ok_s": _percentiles([row.ttft_s for row in ok if row.ttft_s is not None]),
+        "tpot_s": _percentiles([row.tpot_s for row in ok if row.tpot_s is not None]),
+        "e2e_s": _percentiles([math.inf if row.e2e_s is None else row.e2e_s for row in rows]),
+        "heavy": offloaded + len(stayed),
+        "heavy_offloaded": offloaded,
+        "heavy_reasons": dict(Counter(stayed).most_common()),
+    }
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float | None]:
+    ordered = sorted(values)
+    found = {f"p{at}": percentile(ordered, at) if ordered else math.inf for at in (50, 90)}
+    return {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+
+_run: tuple[Source, ElasticOptions] | None = None
+
+
+def _start_worker(options: ElasticOptions) -> None:
+    global _run  # noqa: PLW0603 - a worker process reads its trace once
+    _run = load_source(options.trace), options
+
+
+def _rows(task: Task) -> list[dict[str, Any]]:
+    if _run is None:
+        raise RuntimeError("no trace was read")
+    return run_task(*_run, task)
+
+
+def run_elastic(
+    options: ElasticOptions, progress: Callable[[int, int], None]
+) -> list[dict[str, Any]]:
+    """Run every rule at every load and seed; rows do not depend on the number of processes."""
+    options.check()
+    source = load_source(options.trace)
+    check_source(source, options)
+    tasks = [
+        Task(sessions, seed)
+        for sessions in options.sessions
+        for seed in range(options.first_seed, options.first_seed + options.seeds)
+    ]
+    rows: list[dict[str, Any]] = []
+    if options.jobs == 1:
+        for done, task in enumerate(tasks, start=1):
+            rows += run_task(source, options, task)
+            progress(done, len(tasks))
+        return rows
+    # Spawned, not forked: workers share nothing of this process but the arguments.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.jobs, _start_worker, (options,)) as pool:
+        for done, made in enumerate(pool.imap(_rows, tasks, 1), start=1):
+            rows += made
+            progress(done, len(tasks))
+    return rows

@@ -1,0 +1,53 @@
+"""Finished runs through real sockets as rows of the experiment.
+
+A run is a folder of `replay --mode sessions --proxy-log ...`, as `python -m replayer.demo` makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.elastic.experiment import Served, figures
+from analysis.measures import Row, in_target_time, is_ok, samples_of
+from analysis.runs import RunError, read_rows, read_summary
+
+
+def read_runs(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """Read a row per run; runs of one rule and load are told apart by `seed`, in their order."""
+    rows: list[dict[str, Any]] = []
+    for folder in folders:
+        row = read_run(folder)
+        alike = [(o["rule"], o["sessions"]) for o in rows].count((row["rule"], row["sessions"]))
+        rows.append({**row, "seed": alike})
+    return rows
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Read one run; RunError unless its requests were sent as sessions under one policy."""
+    summary = read_summary(folder / "summary.json")
+    sessions, rules = summary.get("concurrency"), summary.get("offload_policies")
+    if not isinstance(sessions, int):
+        raise RunError(f"{folder}: must be a run of replay --mode sessions")
+    if not isinstance(rules, list) or len(rules) != 1:
+        raise RunError(f"{folder}: must name one offload policy; was --proxy-log given?")
+    measured = in_target_time(read_rows(folder / "requests.jsonl"), summary.get("time_scale", 1.0))
+    sent = [row for row in measured if row.get("sent_s") is not None]
+    return {"rule": rules[0], "sessions": sessions, **figures([_served(row) for row in sent])}
+
+
+def _served(row: Row) -> Served:
+    ok = is_ok(row)
+    return Served(
+        ok=ok,
+        ttft_s=_one("ttft_s", row) if ok else None,
+        tpot_s=_one("tpot_s", row) if ok else None,
+        e2e_s=_one("e2e_s", row) if ok else None,
+        route_class=row.get("route_class") or "",
+        reason=row.get("offload_decision_reason") or "",
+    )
+
+
+def _one(tag: str, row: Row) -> float | None:
+    return next(iter(samples_of(tag, [row])), None)
