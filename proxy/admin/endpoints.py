@@ -77,6 +77,7 @@ class HealthPaths:
                 "is_up": m.health.is_up,
                 "state": m.health.state(now_s),
                 "last_error": m.health.last_error,
+                "warnings": list(self._instances.warnings.get(m.instance.name, {}).values()),
             }
             for m in fleet.members()
         }

@@ -47,6 +47,8 @@ class Instances:
         self.connect_options = connect_options
         self.by_name: dict[str, Upstream] = {}
         self.reports: dict[str, EngineStats] = {}
+        self.warnings: dict[str, dict[str, str]] = {}
+        """What an operator should know of an instance that serves, by its name and a topic."""
         self.probe_wanted, self.trial_wanted = asyncio.Event(), asyncio.Event()
         """Set where an instance was added, or is in doubt: a probe or trial is due at once."""
         self._on_replay, self._on_removed = on_replay, on_removed
@@ -90,6 +92,7 @@ class Instances:
         self.router.remove(name)
         self._on_removed(name)
         self.reports.pop(name, None)
+        self.warnings.pop(name, None)
         if (upstream := self.by_name.pop(name, None)) is not None:
             self._keep_names()
             upstream.went_down()
@@ -113,6 +116,35 @@ class Instances:
             self.observe_start(name, stats.start_s)
             self.reports[name] = stats
             self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
+
+    def warn(self, name: str, topic: str, text: str | None) -> None:
+        """Log and show what an operator should know of an instance; None: it is over.
+
+        Of a topic the same text is logged once.
+        """
+        told = self.warnings.setdefault(name, {})
+        if text is None:
+            if told.pop(topic, None) is not None:
+                _log.info("instance %s: %s: in order again", name, topic)
+        elif told.get(topic) != text:
+            told[topic] = text
+            _log.warning("instance %s: %s", name, text)
+
+    def use_bootstrap(self, name: str, url: str) -> None:
+        """Offload to an instance from now on: a bootstrap server was found."""
+        if (upstream := self.by_name.get(name)) is not None:
+            self.router.use_bootstrap(upstream.use_bootstrap(url))
+            _log.info("instance %s: its bootstrap server is at %s: offloads are on", name, url)
+
+    def is_alone_on_its_host(self, name: str) -> bool:
+        """Whether no other instance has an address of this one's.
+
+        False as well while another one's name has no address yet.
+        """
+        last = self.connect_options.resolver.last
+        hosts = {n: urlsplit(u.instance.url).hostname or "" for n, u in self.by_name.items()}
+        own, others = last(hosts.pop(name)), [last(host) for host in hosts.values()]
+        return bool(own) and all(theirs and own.isdisjoint(theirs) for theirs in others)
 
     def usage_judged(self, name: str, model: str) -> None:
         """Log that an instance's usage is doubted from now on, or no longer."""
