@@ -122,6 +122,8 @@ class Instances:
 
         Of a topic the same text is logged once.
         """
+        if name not in self.by_name:
+            return  # it was removed meanwhile
         told = self.warnings.setdefault(name, {})
         if text is None:
             if told.pop(topic, None) is not None:

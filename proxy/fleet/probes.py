@@ -35,7 +35,7 @@ MODELS_EVERY = 15
 """Models are read at every n-th probe: adapters change rarely. Also at the next one after an
 instance has denied a model."""
 FIRST_PROBES = 3
-"""Probes of a new process at each of which its bootstrap server is looked for."""
+"""Probes at the beginning at each of which an instance's bootstrap server is looked for."""
 FIRST_LOOK_S = 10.0
 FIRST_LOOK_EVERY_S = 0.25
 _JSON = b"Content-Type: application/json\r\n"
@@ -185,24 +185,26 @@ class Probes:
         member = self._fleet.get(name)
         if member is None:
             return
-        probes, url, why = member.health.probes, upstream.instance.bootstrap_url, ""
+        probes = member.health.probes
         try:
             with Limit(settings.health_timeout):
-                if url is None:
+                if upstream.instance.bootstrap_url is None:
                     if probes <= FIRST_PROBES or probes % MODELS_EVERY == 0:
                         await self._find_bootstrap(upstream)
-                else:
-                    if probes % ENGINE_ID_EVERY == 0:
-                        await upstream.look_up_engine_id()
-                    why = "" if await upstream.engine_id() else "it knows no engine"
+                    return
+                if probes % ENGINE_ID_EVERY == 0:
+                    await upstream.look_up_engine_id()
+                await upstream.engine_id()
         except UpstreamFailure as failure:
-            why = failure.detail
+            _log.debug("instance %s: %s", name, failure)
         except TimeoutError:
-            why = f"no answer in {settings.health_timeout:g} s"
-        member.is_kv_known = upstream.known_engine_id() is not None
-        if url is not None and not (why and member.is_kv_known):
-            text = f"its bootstrap server {url} gives no engine id ({why}): it is not offloaded to"
-            self._instances.warn(name, "bootstrap", text if why else None)
+            upstream.bootstrap_fault = f"no answer in {settings.health_timeout:g} s"
+        finally:
+            member.is_kv_known = upstream.known_engine_id() is not None
+        fault = None if member.is_kv_known else upstream.bootstrap_fault
+        url = upstream.instance.bootstrap_url
+        text = f"its bootstrap server {url} gives no engine id ({fault}): no offload to it succeeds"
+        self._instances.warn(name, "bootstrap", text if fault else None)
 
     async def _find_bootstrap(self, upstream: Upstream) -> None:
         """Look for a Mooncake bootstrap server at the usual port, and use it where one answers.

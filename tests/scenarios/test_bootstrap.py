@@ -83,8 +83,8 @@ async def test_one_that_gives_no_id_is_named_until_it_does(
             await until(warnings, "warned")
             url = engine.bootstrap_url
             assert await warnings() == [
-                f"its bootstrap server {url} gives no engine id (it knows no engine): it is not "
-                "offloaded to"
+                f"its bootstrap server {url} gives no engine id (it knows no engine): no offload "
+                "to it succeeds"
             ]
             assert peers(proxy) == (1, 0)
             engine.faults.query = ""
@@ -96,6 +96,19 @@ async def test_one_that_gives_no_id_is_named_until_it_does(
             assert peers(proxy) == (1, 1)
             logged = [m for m in caplog.messages if "bootstrap" in m]
             assert [m.rpartition(": ")[2] for m in logged] == [
-                "it is not offloaded to",
+                "no offload to it succeeds",
                 "in order again",
             ]
+
+
+async def test_one_that_never_answers_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it is not asked for a time, because it failed so often, nothing else is said of it."""
+    async with SimFleet(1, **FAST) as fleet:
+        spec = f"a={fleet.engines[0].url};bootstrap=1"
+        async with ServedProxy(tmp_path / "log", [spec], health_interval=0.01) as proxy:
+            member = proxy.router.fleet.get("a")
+            await until(lambda: member.health.probes > 30, "asked often")
+            assert sum("gives no engine id" in m for m in caplog.messages) == 1
+            assert peers(proxy) == (1, 0)

@@ -68,6 +68,8 @@ class Upstream:
         self.throttle = Throttle()
         """Throttle of log lines about this instance's answers."""
         self._id = EngineId()
+        self.bootstrap_fault: str | None = None
+        """Why the bootstrap server told no engine id when it was asked last."""
         self.has_new_engine = False
         """Another engine id was seen than before; reset by the caller that acts on it."""
         self.watchers: set[Scope] = set()
@@ -159,9 +161,11 @@ class Upstream:
         loop = asyncio.get_running_loop()
         try:
             found = read_engine_id(await _get(self._bootstrap, "/query", self._connect_timeout_s))
-        except UpstreamFailure:
+        except UpstreamFailure as failure:
             self._id.failed(loop.time())
+            self.bootstrap_fault = failure.detail
             raise
+        self.bootstrap_fault = None if found is not None else "it knows no engine"
         self.has_new_engine |= self._id.answered(found, loop.time())
 
     def forget_engine_id(self) -> None:
