@@ -10,17 +10,21 @@ import signal
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from textwrap import dedent
 
 from aiohttp import web
 
+from proxy import __version__
 from proxy.admin.auth import Denials, Handler, audited
 from proxy.admin.busy_threshold import BusyThreshold
 from proxy.admin.endpoints import FleetPaths, HealthPaths, ModelsPath
+from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
 from proxy.fleet import probes
 from proxy.fleet.probes import Probes
 from proxy.net import tcp, tls
+from proxy.net.server import cors
 from proxy.net.server.connection import Rules, Runner
 from proxy.net.server.listener import ConnectionLimit, GuardedSite, Site, client_cap, no_listener
 from proxy.net.server.refusals import RefusalLog
@@ -30,7 +34,14 @@ from proxy.process.drain import Drain, closing, first_of
 from proxy.process.hot_restart import HotRestart, InheritedSockets
 from proxy.process.memory import cgroup_limit
 from proxy.process.reload import Reloader
-from proxy.protocol.endpoints import BESIDE_V1, OFFLOADABLE
+from proxy.protocol.endpoints import (
+    BESIDE_V1,
+    MODELS,
+    OFFLOADABLE,
+    endpoint_of,
+    is_relayed,
+    why_not_relayed,
+)
 from proxy.request.attempts import LegOwners
 from proxy.request.exchange import Exchange, RequestOwners
 from proxy.request.kv_release import KvReleases
@@ -51,17 +62,51 @@ def _only(methods: Iterable[str]) -> Handler:
 
     async def refuse(request: web.Request) -> web.Response:
         message = f"method: {request.method} is not for this path; allowed: {allowed}"
-        response = error_response(405, message)
-        response.headers["Allow"] = allowed
-        return response
+        return error_response(405, message, {"Allow": allowed})
 
     return refuse
 
 
 async def _not_found(request: web.Request) -> web.Response:
     """Answer 404: paths are an allow-list, without an engine's sleep, reset or abort."""
+    return error_response(404, why_not_relayed(request.path))
+
+
+LOOKS = ("GET", "HEAD")
+"""Methods of what can only be looked at."""
+_ABOUT = dedent(
+    f"""\
+    cache-proxy {__version__}: one OpenAI-compatible API in front of several vLLM servers.
+
+    clients     base URL http://THIS-HOST:PORT/v1
+                POST /v1/chat/completions, /v1/responses, /v1/messages and others
+                GET /v1/models
+    state       GET /health (of every instance) /ready /live; /metrics for Prometheus
+    operators   GET /instances /decisions /busy_threshold (on the admin port, where there is one)
+    options     cache-proxy --help; docs/ of the project has the rest
+    """
+)
+
+
+async def _about(request: web.Request) -> web.Response:
+    """One page of text: what this is, and where things are."""
     del request
-    return error_response(404, "no such path, or not with this method")
+    return web.Response(text=_ABOUT)
+
+
+def _to_pages(
+    options: OptionsInForce,
+) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    """Hook that lets pages of allowed origins read the proxy's own answers on clients' paths."""
+
+    async def let_in(request: web.Request, response: web.StreamResponse) -> None:
+        settings = options.settings
+        if allowed := settings.cors_allowed_origins:
+            path = request.path
+            if path.startswith("/v1/") or is_relayed(path, settings.extra_paths):
+                response.headers.update(cors.fields(request.headers.get("Origin"), allowed))
+
+    return let_in
 
 
 class Routes:
@@ -116,8 +161,9 @@ class Routes:
         if admin:
             app.add_routes(self._admin())
         if public:
+            app.on_response_prepare.append(_to_pages(self._state.options))
             app.add_routes(self._relayed())
-        app.add_routes([web.route("*", "/{tail:.*}", _not_found)])
+        app.add_routes([web.route("*", "/{tail:.*}", self.elsewhere if public else _not_found)])
         return app
 
     def _looks(self) -> list[web.RouteDef]:
@@ -128,9 +174,10 @@ class Routes:
             ("/ready", health.ready),
             ("/health", health.health),
             ("/metrics", health.metrics),
+            ("/", _about),
         )
         looks = [web.get(path, handler) for path, handler in rows]
-        return looks + [web.route("*", path, _only(("GET", "HEAD"))) for path, _ in rows]
+        return looks + [web.route("*", path, _only(LOOKS)) for path, _ in rows]
 
     def _admin(self) -> list[web.RouteDef]:
         """The paths that show or change the fleet, for operators with the token if there is one."""
@@ -156,14 +203,26 @@ class Routes:
 
     def _relayed(self) -> list[web.RouteDef]:
         return [
-            web.get("/v1/models", self._models.models),
+            web.get(MODELS, self._models.models),
+            web.options(MODELS, self.relay),
+            web.route("*", MODELS, _only(LOOKS)),
             web.route("*", "/v1/{tail:.+}", self.relay),
-            *(web.post(path, self.relay) for path in BESIDE_V1),
+            *(web.route("*", path, self.relay) for path in BESIDE_V1),
         ]
 
     async def relay(self, request: web.Request) -> web.StreamResponse:
         """Serve a request by an instance."""
+        if request.method == "OPTIONS":
+            methods = LOOKS if request.path == MODELS else endpoint_of(request.path).methods
+            origins = self._state.options.settings.cors_allowed_origins
+            return cors.preflight(request, methods, origins)
         return await Exchange(self._requests, request).run()
+
+    async def elsewhere(self, request: web.Request) -> web.StreamResponse:
+        """A path without a route of its own: one of `--extra-paths`, or none."""
+        if is_relayed(request.path, self._state.options.settings.extra_paths):
+            return await self.relay(request)
+        return await _not_found(request)
 
     def take_short_cut(self, server: web.Server) -> None:
         """Bypass aiohttp's router for the frequent paths: it costs as much as a decision."""
@@ -171,7 +230,7 @@ class Routes:
 
         def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             is_short = request.raw_path in OFFLOADABLE and "Expect" not in request.headers
-            if is_short and isinstance(request, web.Request):
+            if is_short and request.method == "POST" and isinstance(request, web.Request):
                 return Exchange(owners, request).run()
             return routed(request)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -20,6 +22,7 @@ from proxy.net.server.connection import has_c_parser
 from proxy.process.hot_restart import InheritedSockets
 from proxy.process.memory import collect_rarely, keep_big_blocks, share_the_interpreter
 from proxy.process.notify import Notifier
+from proxy.protocol.endpoints import is_for_operators
 from proxy.telemetry import log
 
 EXIT_SYSTEM, EXIT_OPTION, EXIT_CONFIG = 1, 2, 78
@@ -93,13 +96,23 @@ async def _serve(loaded: Loaded, given: Sequence[str], inherited: InheritedSocke
 def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
     """Log settings that may surprise an operator."""
     rules = transfer_rules(CONNECTORS[settings.kv_connector])
-    without = [spec.name for spec in settings.instances if spec.bootstrap_url is None]
-    if rules.needs_bootstrap and without:
+    without = [spec for spec in settings.instances if spec.bootstrap_url is None]
+    hosts = Counter(urlsplit(spec.url).hostname for spec in settings.instances)
+    port = settings.bootstrap_port
+    alone = [spec.name for spec in without if port and hosts[urlsplit(spec.url).hostname] == 1]
+    if rules.needs_bootstrap and alone:
+        text = "offloads to %s: where a Mooncake bootstrap server answers at port %d of their hosts"
+        logger.info(text, ", ".join(alone), port)
+    if rules.needs_bootstrap and len(without) > len(alone):
         logger.warning(
             "no bootstrap address for %s: they take no offloaded prefill; "
-            "give host:port;bootstrap=PORT, or --kv-connector none",
-            ", ".join(without),
+            "give 'host:port;bootstrap=PORT' (in quotes), or --kv-connector none",
+            ", ".join(spec.name for spec in without if spec.name not in alone),
         )
+    if never := [path for path in settings.extra_paths if is_for_operators(path)]:
+        logger.warning("extra_paths: %s: never relayed, as it changes one engine", never[0])
+    if len(settings.instances) == 1:
+        logger.info("one instance: if more were given, put the list in quotes (a shell cuts at ;)")
     is_open = settings.admin_port is None and settings.admin_token is None
     if is_open and not is_loopback(settings.host):
         logger.warning(

@@ -1,6 +1,7 @@
-"""For all command lines: errors in one line, types of numbers, JSON files."""
+"""For all command lines: --version, errors in one line, types of numbers, JSON files."""
 
 import argparse
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,8 +27,28 @@ def missing_for_reports() -> str:
     return f"not installed: {', '.join(missing)}; run {command} in the project's folder"
 
 
+class _Version(argparse.Action):
+    """Prints the version of the installed project, which is looked up only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"{parser.prog} {version('cache-proxy')}\n")
+        parser.exit()
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line."""
+    """An ArgumentParser with --version, whose errors are one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_argument(
+            "--version",
+            action=_Version,
+            nargs=0,
+            default=argparse.SUPPRESS,
+            help="print the version and exit",
+        )
 
     def error(self, message: str) -> NoReturn:
         """Print one line and exit with status 2."""

@@ -104,6 +104,10 @@ CASES: dict[str, tuple[dict[str, Change], dict[str, Change]]] = {
     "CacheProxyLoadImbalance": (loaded(16_000, 4000), loaded(14_000, 6000)),
     "CacheProxyAccountingDrift": (one("accounting_drift", 0, -1), one("accounting_drift", 0)),
     "CacheProxyPolicyFailed": (policy("policy_failed"), policy("margin")),
+    "CacheProxyOffloadImpossible": (
+        one("kv_peers_configured", 2) | one("kv_peers_known", 0),
+        one("kv_peers_configured", 2) | one("kv_peers_known", 1),
+    ),
     "CacheProxyOffloadFallbacks": (offloads(FALLBACKS, 0.06), offloads(FALLBACKS, 0.04)),
     "CacheProxyKvMisses": (offloads(MISSES, 0.06), offloads(MISSES, 0.04)),
     "CacheProxyEngineReportFrozen": (

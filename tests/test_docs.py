@@ -14,6 +14,7 @@ from proxy.core.placement.alternatives import Alternatives, unpriced
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, Thresholds
 from proxy.fleet.gauges import FleetCollector
+from proxy.protocol.endpoints import RELAYED
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
 from tests.support.glossary import described, glossary, log_fields, shadow_fields
@@ -187,6 +188,21 @@ def test_flags_that_a_page_names_are_options(name):
     known = {field.replace("_", "-") for field in Settings.model_fields}
     assert named <= known | OTHER_FLAGS
     assert named or name == "metrics"
+
+
+def path_table():
+    """The table of docs/http-api.md: every path that is relayed, and what it is for."""
+    names = [row.path for row in RELAYED[:-1]] + [f"{RELAYED[-1].path}..."]
+    named = zip(names, RELAYED, strict=True)
+    rows = [f"| `{name}` | {', '.join(row.methods)} | {row.use} |" for name, row in named]
+    return (
+        "\n".join(("| path | methods | what clients want of it |", "|---|---|---|", *rows)) + "\n"
+    )
+
+
+def test_the_relayed_paths_are_those_with_a_row():
+    # To renew them: python -c "from tests.test_docs import *; print(path_table(), end='')"
+    assert marked("docs/http-api.md", "relayed paths") == path_table().strip()
 
 
 def test_admin_and_probe_paths_are_documented():

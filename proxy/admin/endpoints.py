@@ -15,7 +15,6 @@ from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
 from proxy.core.latency.model import Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
-from proxy.core.types import THRESHOLD_FIELDS
 from proxy.fleet.instances import Instances
 from proxy.net.addresses import ForbiddenAddressError, check
 from proxy.net.server import responses
@@ -77,12 +76,10 @@ class HealthPaths:
                 "is_up": m.health.is_up,
                 "state": m.health.state(now_s),
                 "last_error": m.health.last_error,
+                "warnings": list(self._instances.warnings.get(m.instance.name, {}).values()),
             }
             for m in router.fleet.members()
         }
-        for name, said in instances.items():
-            if router.lacks_kv_size(name):
-                said["without_effect"] = [THRESHOLD_FIELDS[0]]
         serving = self._instances.is_serving
         body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
         if (last_reload := self._last_reload()) is not None:

@@ -22,12 +22,14 @@ from proxy.config.secrets import (
 from proxy.config.sources import Option
 from proxy.config.values import (
     INSTANCE_FORM,
+    ORIGINS_FORM,
     WEIGHTS_FORM,
     ByteSize,
     InstanceSpec,
     TenantWeight,
     cidr_list,
     instance_list,
+    origin_list,
     path_list,
     weight_list,
 )
@@ -50,6 +52,8 @@ TOPICS = (
 WORD = r"^\S+$"
 Word = Annotated[str, Meta(pattern=WORD)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
+EVERY_ADDRESS = ("0.0.0.0", "::")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST = 10**12
 """Largest count or number of tokens: whatever is computed from it stays finite."""
 MOST_S = 1e9
@@ -60,7 +64,6 @@ Tokens = Annotated[int, Meta(ge=0, le=MOST)]
 Seconds = Annotated[float, Meta(gt=0, le=MOST_S)]
 NonNegative = Annotated[float, Meta(ge=0, le=MOST_S)]
 Instances = Annotated[tuple[InstanceSpec, ...], Before(instance_list), Meta(min_length=1)]
-SaltedPath = Annotated[str, Meta(pattern=r"^/v1/[!-~]+$")]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], Meta(min_length=1)]
 SECRET_FORM = "text, never shown, or @FILE that holds it, or none"
 NEEDS = (
@@ -190,7 +193,7 @@ class Settings(Model):
         ),
     ] = None
     salted_paths: Annotated[
-        tuple[SaltedPath, ...],
+        tuple[str, ...],
         Before(path_list),
         Option(
             ACCESS,
@@ -198,6 +201,28 @@ class Settings(Model):
             "with --cache-salt-secret, a request to any other path that computes a prompt is "
             "refused. vLLM 0.32 salts /v1/messages, /v1/embeddings, /v1/rerank and /v1/score.",
             allowed="paths like /v1/messages,/v1/embeddings",
+            reloadable=True,
+        ),
+    ] = ()
+    extra_paths: Annotated[
+        tuple[str, ...],
+        Before(path_list),
+        Option(
+            ACCESS,
+            "Paths that are relayed beside those of docs/http-api.md; /* at the end: all below. "
+            "Those for operators of an engine (/v1/admin, LoRA adapters) never are.",
+            allowed="paths like /v1/images/generations,/v1/images/*",
+            reloadable=True,
+        ),
+    ] = ()
+    cors_allowed_origins: Annotated[
+        tuple[str, ...],
+        Before(origin_list),
+        Option(
+            ACCESS,
+            "Origins whose web pages may use the relayed paths and /v1/models; *: any. Empty: "
+            "browsers refuse the answers to pages of other origins.",
+            allowed=ORIGINS_FORM,
             reloadable=True,
         ),
     ] = ()
@@ -276,7 +301,8 @@ class Settings(Model):
         Option(
             FLEET,
             "vLLM servers, comma separated (TOML: an array). With --kv-connector mooncake an "
-            "instance without the address of its bootstrap server never prefills for another.",
+            "instance prefills for others where its bootstrap server is given or found; see "
+            "--bootstrap-port.",
             allowed=INSTANCE_FORM,
             reloadable=True,
         ),
@@ -368,6 +394,16 @@ class Settings(Model):
             "share; none: requests are never offloaded.",
         ),
     ] = "mooncake"
+    bootstrap_port: Annotated[
+        int | None,
+        Meta(ge=1, le=65535),
+        Option(
+            DECISIONS,
+            "Port at which an instance without ;bootstrap= that is alone on its host is asked for "
+            "a Mooncake bootstrap server; none: it is not asked.",
+            reloadable=True,
+        ),
+    ] = 8998
     offload_policy: Annotated[
         OffloadPolicy,
         Option(
@@ -639,6 +675,15 @@ class Settings(Model):
             raise _pair(
                 "admin_host", "is no loopback address, which is refused with", "admin_token"
             )
+        own = next((spec for spec in self.instances if self._is_own_address(spec)), None)
+        if own is not None:
+            raise OptionError("instances", f"{own.name!r} is where this proxy listens (--port)")
+
+    def _is_own_address(self, spec: InstanceSpec) -> bool:
+        """Whether an instance would be the proxy's own listener."""
+        host, _, port = spec.url.partition("://")[2].rpartition(":")
+        ways_in = {self.host.lower(), *(LOOPBACK if self.host in EVERY_ADDRESS else ())}
+        return int(port) == self.port and host.strip("[]") in ways_in
 
 
 def _pair(name: str, what: str, other: str) -> OptionError:

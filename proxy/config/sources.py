@@ -26,6 +26,9 @@ ENV_PREFIX = "CACHE_PROXY_"
 # Kubernetes sets these variables in every pod next to a Service named cache-proxy.
 _KUBERNETES = re.compile(rf"{ENV_PREFIX}(SERVICE_(HOST|PORT)|PORT_[0-9]+_)")
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<="}
+NOT_A_FLAG = (
+    "; it follows no option: a value is one word, a list has commas and no spaces (--option a,b)"
+)
 _KINDS: dict[Any, str] = {
     int: "integer",
     float: "number",
@@ -119,7 +122,8 @@ def parse_flags(model: type[Model], argv: Iterable[str]) -> tuple[Given, bool]:
     if unknown:
         known = [flag_of(name) for name in model.model_fields]
         word = unknown[0].partition("=")[0]  # the value may be a secret
-        raise ConfigError(f"unknown argument {word!r}{_closest(word, known)}")
+        hint = _closest(word, known) if word.startswith("-") else NOT_A_FLAG
+        raise ConfigError(f"unknown argument {word!r}{hint}")
     found = vars(parsed)
     print_config = found.pop("print_config")
     values: dict[str, str | list[str]] = {name: value_text(found[name]) for name in found}
@@ -202,6 +206,21 @@ def _bounds(field: FieldInfo) -> Iterator[str]:
                 yield f"{sign} {value_text(field.kind(bound))}"
 
 
+class _Once(argparse.Action):
+    """Stores the value of a list, which may be given once: a second one would replace it unseen."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        if hasattr(namespace, self.dest):
+            parser.error(f"{option_string} is given twice: join the values with commas")
+        setattr(namespace, self.dest, values)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -268,4 +287,5 @@ def _add_flag(group: Any, name: str, field: FieldInfo, option: Option) -> None:
         group.add_argument(flag_of(name), dest=name, action=action, help=text)
     else:
         metavar = _METAVARS.get(field.kind, "VALUE")
-        group.add_argument(flag_of(name), dest=name, metavar=metavar, help=text)
+        once = _Once if get_origin(field.kind) is tuple else None
+        group.add_argument(flag_of(name), dest=name, metavar=metavar, help=text, action=once)

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
+DEFAULT_PORT = 8000
+"""Port of an instance that is given by its host alone: that of `vllm serve`."""
 INSTANCE_FORM = (
-    "[name=]host:port or [name=]http(s)://host:port, then optionally ;bootstrap=PORT "
-    "or ;bootstrap=http(s)://host:port"
+    f"[name=]host:port (port {DEFAULT_PORT} where none is given) or [name=]http(s)://host:port, "
+    "then optionally ;bootstrap=PORT or ;bootstrap=http(s)://host:port, in quotes in a shell"
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
@@ -19,8 +21,28 @@ _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
 _ADDRESS = re.compile(
     r"(?:(?P<scheme>https?)://)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?"
 )
+_HOST_ONLY = re.compile(r"\[[0-9A-Fa-f:.]+\]|(?![0-9]+$)[A-Za-z0-9._-]+")
+_URL_WITHOUT_PORT = re.compile(r"https?://(\[[^]/]*\]|[^:/]+)/?")
+_HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r""), "an entry is empty: is there a comma too many?"),
+    (re.compile(r"[\[{(\"'].*[\]})\"']?", re.DOTALL), "a list has no brackets and no quotes in it"),
+    (re.compile(r".*[\]})\"']", re.DOTALL), "a list has no brackets and no quotes in it"),
+    (re.compile(r".*\s.*", re.DOTALL), "instances are separated by commas, without spaces"),
+    (re.compile(r"[0-9]+"), "a port needs its host: 127.0.0.1:8001"),
+    (_URL_WITHOUT_PORT, f"a URL needs its port: http://host:{DEFAULT_PORT}"),
+    (re.compile(r"https?://[^/]+/.+"), "only the server's address, without a path"),
+    (re.compile(r"[a-z]+://.*"), "the scheme is http or https"),
+    (re.compile(r"[^/@]+/.*"), "only the server's address, without a path"),
+    (re.compile(r"[0-9A-Fa-f]*(:[0-9A-Fa-f]*){2,}"), "an IPv6 address is in brackets: [::1]:8000"),
+    (re.compile(r"[^:]+:[0-9]+:[0-9]+"), "the bootstrap port goes behind ;bootstrap="),
+    (re.compile(r".*@.*"), "no user or password; --instance-api-key has the servers' key"),
+)
+"""What a text that is no address may have been meant as, by its form: the first that matches."""
 USERINFO = re.compile(r"[^\s'\",;/]+@")
 """Matches the user part of an address: passwords are hidden from terminals, logs and answers."""
+_PATH = re.compile(r"/[!-~]+")
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
+ORIGINS_FORM = "origins like https://app.example.com,http://localhost:3000, or *"
 MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 WEIGHTS_FORM = "tenant=weight, comma separated, weights 0.1 to 100"
 _WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
@@ -70,7 +92,10 @@ class InstanceSpec:
         named = _NAMED.fullmatch(head)
         if named is None:
             raise ValueError(f"{text!r} has a line break")
-        scheme, host, port = _address(named["address"])
+        address = named["address"]
+        if _HOST_ONLY.fullmatch(address):
+            address = f"{address}:{DEFAULT_PORT}"
+        scheme, host, port = _address(address)
         name = f"{host}:{port}" if named["name"] is None else named["name"]
         if named["name"] is not None and not _NAME.fullmatch(name):
             raise ValueError(f"name {name!r} has other characters than letters, digits, . _ : -")
@@ -131,10 +156,24 @@ def instance_list(value: object) -> object:
 
 
 def path_list(value: object) -> object:
-    """A list of paths from text, separated by commas; other values as they are."""
-    if not isinstance(value, str):
+    """A list of HTTP paths from `/a,/b` or a list of texts; raises `ValueError` for no path."""
+    return _texts(value, _PATH, "does not begin with a slash, or has a blank in it")
+
+
+def origin_list(value: object) -> object:
+    """A list of origins from `https://a,http://b:3000`, or `*`; raises `ValueError` for others."""
+    return _texts(value, _ORIGIN, "is no origin: scheme://host[:port], without a path or slash")
+
+
+def _texts(value: object, form: re.Pattern[str], wrong: str) -> object:
+    entries = value.split(",") if isinstance(value, str) else value
+    if not isinstance(entries, list | tuple):
         return value
-    return tuple(path.strip() for path in value.split(",") if path.strip())
+    texts = tuple(str(entry).strip() for entry in entries if str(entry).strip())
+    for text in texts:
+        if not form.fullmatch(text):
+            raise ValueError(f"{text!r} {wrong}")
+    return texts
 
 
 def cidr_list(value: object) -> object:
@@ -178,7 +217,8 @@ def _address(text: str) -> tuple[str | None, str, int]:
     found = _ADDRESS.fullmatch(text)
     if found is None:
         shown = USERINFO.sub("***@", text)
-        raise ValueError(f"{shown!r} is not host:port or http(s)://host:port")
+        hint = next((f"; {hint}" for form, hint in _HINTS if form.fullmatch(text)), "")
+        raise ValueError(f"{shown!r} is not host:port or http(s)://host:port{hint}")
     host, port = found["host"].lower(), int(found["port"])
     if not 1 <= port <= 65535:
         raise ValueError(f"port {port} is not within 1 to 65535")
@@ -193,7 +233,10 @@ def _address(text: str) -> tuple[str | None, str, int]:
 def _bootstrap(extras: list[str], instance_host: str) -> str:
     key, _, text = ";".join(extras).partition("=")
     if key.strip() != "bootstrap":
-        raise ValueError(f"unknown part {key.strip()!r} after ';', only bootstrap is known")
+        raise ValueError(
+            f"unknown part {key.strip()!r} after ';', only bootstrap is known; instances are "
+            "separated by commas"
+        )
     scheme, host, port = _address(f"http://{instance_host}:{text}" if text.isdecimal() else text)
     if scheme is None:
         raise ValueError(f"bootstrap {text!r} is neither a port nor http(s)://host:port")

@@ -93,6 +93,11 @@ class FleetCollector(Collector):
         yield self._health(names)
         yield self._breaker()
         panic = self._router.fleet.is_panicking()
+        configured, known = self._router.kv_peers()
+        text = "Instances that may prefill for others by the options"
+        yield single("kv_peers_configured", text, configured)
+        text = "Those of them whose KV engine's id is known, so that an offload is possible"
+        yield single("kv_peers_known", text, known)
         yield single("panic", "1 while ejected instances are used for lack of others", panic)
         yield self._busy(names)
         yield self._thresholds()

@@ -22,7 +22,7 @@ _WORDS = {
     Change.OPENED: "ejected, requests to it fail",
     Change.GONE: "down",
 }
-_KV_THRESHOLD = THRESHOLD_FIELDS[0]
+_KV_THRESHOLD, _SIZE_SERIES = THRESHOLD_FIELDS[0], "vllm:cache_config_info"
 _NONE_UP = "no instance is up: every request is refused"
 _PANIC = "more than half of the instances are out: ejected ones are used too"
 _FINE = "enough instances are up again"
@@ -48,11 +48,12 @@ class Instances:
         self.connect_options = connect_options
         self.by_name: dict[str, Upstream] = {}
         self.reports: dict[str, EngineStats] = {}
+        self.warnings: dict[str, dict[str, str]] = {}
+        """What an operator should know of an instance that serves, by its name and a topic."""
         self.probe_wanted, self.trial_wanted = asyncio.Event(), asyncio.Event()
         """Set where an instance was added, or is in doubt: a probe or trial is due at once."""
         self._on_replay, self._on_removed = on_replay, on_removed
         self._fleet_text = _FINE
-        self._without_kv_size: set[str] = set()
 
     def get(self, name: str) -> Upstream | None:
         """An instance's connections; None if it is not known."""
@@ -92,7 +93,7 @@ class Instances:
         self.router.remove(name)
         self._on_removed(name)
         self.reports.pop(name, None)
-        self._without_kv_size.discard(name)
+        self.warnings.pop(name, None)
         if (upstream := self.by_name.pop(name, None)) is not None:
             self._keep_names()
             upstream.went_down()
@@ -118,22 +119,45 @@ class Instances:
             self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
 
     def note_kv_size(self, name: str) -> None:
-        """Log that the KV threshold has no effect on an instance from now on, or has it again."""
+        """Warn where the KV threshold has no effect on an instance."""
         member = self.router.fleet.get(name)
         if member is None or not (member.health.was_seen and member.health.is_up):
             return
-        if not self.router.lacks_kv_size(name):
-            if name in self._without_kv_size:
-                self._without_kv_size.discard(name)
-                _log.info("instance %s: %s has its effect", name, _KV_THRESHOLD)
-        elif name not in self._without_kv_size:
-            self._without_kv_size.add(name)
-            _log.warning(
-                "instance %s: %s has no effect: its /metrics tell no KV cache size "
-                "(vllm:cache_config_info)",
-                name,
-                _KV_THRESHOLD,
-            )
+        lacks = (
+            f"{_KV_THRESHOLD} has no effect: its /metrics tell no KV cache size ({_SIZE_SERIES})"
+        )
+        self.warn(name, "KV threshold", lacks if self.router.lacks_kv_size(name) else None)
+
+    def warn(self, name: str, topic: str, text: str | None) -> None:
+        """Log and show what an operator should know of an instance; None: it is over.
+
+        Of a topic the same text is logged once.
+        """
+        if name not in self.by_name:
+            return  # it was removed meanwhile
+        told = self.warnings.setdefault(name, {})
+        if text is None:
+            if told.pop(topic, None) is not None:
+                _log.info("instance %s: %s: in order again", name, topic)
+        elif told.get(topic) != text:
+            told[topic] = text
+            _log.warning("instance %s: %s", name, text)
+
+    def use_bootstrap(self, name: str, url: str) -> None:
+        """Offload to an instance from now on: a bootstrap server was found."""
+        if (upstream := self.by_name.get(name)) is not None:
+            self.router.use_bootstrap(upstream.use_bootstrap(url))
+            _log.info("instance %s: its bootstrap server is at %s: offloads are on", name, url)
+
+    def is_alone_on_its_host(self, name: str) -> bool:
+        """Whether no other instance has an address of this one's.
+
+        False as well while another one's name has no address yet.
+        """
+        last = self.connect_options.resolver.last
+        hosts = {n: urlsplit(u.instance.url).hostname or "" for n, u in self.by_name.items()}
+        own, others = last(hosts.pop(name)), [last(host) for host in hosts.values()]
+        return bool(own) and all(theirs and own.isdisjoint(theirs) for theirs in others)
 
     def usage_judged(self, name: str, model: str) -> None:
         """Log that an instance's usage is doubted from now on, or no longer."""

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import orjson
 import xxhash
@@ -33,6 +34,8 @@ ENGINE_ID_EVERY = 3
 MODELS_EVERY = 15
 """Models are read at every n-th probe: adapters change rarely. Also at the next one after an
 instance has denied a model."""
+FIRST_PROBES = 3
+"""Probes at the beginning at each of which an instance's bootstrap server is looked for."""
 FIRST_LOOK_S = 10.0
 FIRST_LOOK_EVERY_S = 0.25
 _JSON = b"Content-Type: application/json\r\n"
@@ -151,32 +154,105 @@ class Probes:
             self._instances.probe_failed(name, failure)
             return
         self._instances.probe_answered(name)
-        try:
-            with Limit(settings.health_timeout):
-                await self._learn(upstream)
-        except (UpstreamFailure, TimeoutError) as failure:
-            _log.debug("instance %s: %s", name, failure)
+        await self._learn_models(upstream)
+        if self._options.connector.needs_engine_id:
+            await self._learn_engine_id(upstream)
         if upstream.has_new_engine:
             upstream.has_new_engine = False
             self._instances.engine_changed(name)
 
-    async def _learn(self, upstream: Upstream) -> None:
-        """Read the instance's models and its engine id, if they are due."""
+    async def _learn_models(self, upstream: Upstream) -> None:
+        """Read the instance's models, if they are due."""
         name, timeout_s = upstream.instance.name, self._options.settings.health_timeout
         member = self._fleet.get(name)
         if member is None:
             return
         is_due = member.health.probes % MODELS_EVERY == 0
-        if member.models is None or member.denies_model or is_due:
+        if member.models is not None and not (member.denies_model or is_due):
+            return
+        try:
             body = await upstream.get("/v1/models", timeout_s, limit=LIST_BYTES)
-            cards = model_cards(body)
-            models = {str(card["id"]): card.get("parent") for card in cards}
-            bases = {m: p for m, p in models.items() if isinstance(p, str) and p and p != m}
-            self._instances.router.observe_models(name, models, bases)
-        if self._options.connector.needs_engine_id:
-            if member.health.probes % ENGINE_ID_EVERY == 0:
-                await upstream.look_up_engine_id()
-            await upstream.engine_id()
+        except UpstreamFailure as failure:
+            if member.models is None:
+                self._instances.warn(name, "models", f"its models are not known: {failure.detail}")
+            return
+        cards = model_cards(body)
+        models = {str(card["id"]): card.get("parent") for card in cards}
+        bases = {m: p for m, p in models.items() if isinstance(p, str) and p and p != m}
+        self._instances.router.observe_models(name, models, bases)
+        self._instances.warn(name, "models", None)
+
+    async def _learn_engine_id(self, upstream: Upstream) -> None:
+        """Read the id of the instance's KV engine, if it is due or unknown."""
+        name, settings = upstream.instance.name, self._options.settings
+        member = self._fleet.get(name)
+        if member is None:
+            return
+        probes = member.health.probes
+        try:
+            with Limit(settings.health_timeout):
+                if upstream.instance.bootstrap_url is None:
+                    if probes <= FIRST_PROBES or probes % MODELS_EVERY == 0:
+                        await self._find_bootstrap(upstream)
+                    return
+                if probes % ENGINE_ID_EVERY == 0:
+                    await upstream.look_up_engine_id()
+                await upstream.engine_id()
+        except UpstreamFailure as failure:
+            _log.debug("instance %s: %s", name, failure)
+        except TimeoutError:
+            upstream.bootstrap_fault = f"no answer in {settings.health_timeout:g} s"
+        finally:
+            member.is_kv_known = upstream.known_engine_id() is not None
+        fault = None if member.is_kv_known else upstream.bootstrap_fault
+        url = upstream.instance.bootstrap_url
+        text = f"its bootstrap server {url} gives no engine id ({fault}): no offload to it succeeds"
+        self._instances.warn(name, "bootstrap", text if fault else None)
+
+    async def _find_bootstrap(self, upstream: Upstream) -> None:
+        """Look for a Mooncake bootstrap server at the usual port, and use it where one answers.
+
+        Only where the instance is alone on its host: else it could be another engine's. Raises
+        UpstreamFailure.
+        """
+        name, port = upstream.instance.name, self._options.settings.bootstrap_port
+        if port is None or not self._instances.is_alone_on_its_host(name):
+            return
+        host = urlsplit(upstream.instance.url).netloc.rpartition(":")[0]
+        url = f"http://{host}:{port}"
+        found = await upstream.try_bootstrap(url)
+        others = {u.known_engine_id() for u in self._instances.all()}
+        if found is not None and found not in others:
+            self._instances.use_bootstrap(name, url)
+            await upstream.look_up_engine_id()
+
+    async def _look_for_twin(self, upstream: Upstream, start_s: float | None) -> None:
+        """Warn where an instance named before this one is the same engine.
+
+        Engines give no id of their own: their start, which is known to 10 ms, and version are
+        compared, and the ids of their KV connectors where both are known.
+        """
+        name, reports = upstream.instance.name, self._instances.reports
+        own, limit_s = upstream.known_engine_id(), self._options.settings.health_timeout
+        text = None
+        for other in self._instances.all():
+            if other is upstream:
+                break
+            theirs, report = other.known_engine_id(), reports.get(other.instance.name)
+            if None not in (own, theirs):
+                is_same = own == theirs
+            elif start_s is None or report is None or report.start_s != start_s:
+                is_same = False
+            elif text_was := self._instances.warnings.get(name, {}).get("twin"):
+                text = text_was
+                break
+            else:
+                versions = [await u.get("/version", limit_s) for u in (upstream, other)]
+                is_same = versions[0] == versions[1]
+            if is_same:
+                text = f"is the same engine as {other.instance.name}: give each engine one name"
+                break
+        self._instances.warn(name, "twin", text)
 
     async def trial(self, upstream: Upstream) -> None:
         """Send an instance that is not trusted a request for one token, in place of a client's.
@@ -217,7 +293,10 @@ class Probes:
             return
         name, gate = upstream.instance.name, self._instances.router.gate
         was_frozen = gate.is_frozen(name)
-        self._instances.observe_report(name, parse(body), xxhash.xxh3_64_intdigest(body))
+        stats = parse(body)
+        self._instances.observe_report(name, stats, xxhash.xxh3_64_intdigest(body))
+        with suppress(UpstreamFailure):
+            await self._look_for_twin(upstream, stats.start_s)
         if gate.is_frozen(name) and not was_frozen:
             _log.warning(
                 "instance %s: its /metrics do not change although it serves, so they are ignored",

@@ -79,6 +79,13 @@ class Resolver:
         """Whether the name has been resolved for an instance."""
         return host in self._known
 
+    def last(self, host: str) -> frozenset[str]:
+        """The addresses that a host had when it was asked for last; a literal is its own."""
+        if literal(host) is not None:
+            return frozenset((host,))
+        known = self._known.get(host)
+        return frozenset(known.addresses) if known is not None else frozenset()
+
     def keep(self, hosts: Collection[str]) -> None:
         """Forget all names but these, the present instances'."""
         for table in (self._known, self._fences):

@@ -18,6 +18,7 @@ from proxy.config.in_force import router_config
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError, options
 from proxy.config.values import InstanceSpec
+from proxy.core.types import Instance
 from proxy.net import tls
 from proxy.state.access import bearer
 from proxy.state.proxy_state import ProxyState, instance_tls
@@ -132,10 +133,7 @@ class Reloader:
             same_url = [m for m in fleet.members() if m.instance.url == spec.url]
             if there is None and not same_url:
                 change.new.append(spec)
-            elif there is not None and (there.instance.url, there.instance.bootstrap_url) == (
-                spec.url,
-                spec.bootstrap_url,
-            ):
+            elif there is not None and _is_at(there.instance, spec):
                 change.back.append(spec.name)
             else:
                 raise ConfigError(
@@ -184,6 +182,11 @@ class Reloader:
 
 def _changed(old: Settings, new: Settings) -> set[str]:
     return {n for n in Settings.model_fields if getattr(old, n) != getattr(new, n)}
+
+
+def _is_at(instance: Instance, spec: InstanceSpec) -> bool:
+    """Whether an instance has an option's addresses; a bootstrap server may have been found."""
+    return instance.url == spec.url and spec.bootstrap_url in (None, instance.bootstrap_url)
 
 
 class _WatchedFile:

@@ -1,10 +1,13 @@
-"""The API paths that the proxy knows, one row each.
+"""The API paths that are relayed to instances, one row each; any other path is not.
 
-A path without a row is relayed too, as `OTHER`, if it is below /v1.
+An engine also has paths for its operators, some of them below /v1, and each release may add more.
+So a path passes only with a row that says what it is for, or where `--extra-paths` names it.
 """
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -35,20 +38,21 @@ class Salting(Enum):
 class Endpoint:
     """One API path.
 
-    `is_counted`: metrics count it under its own label. `offloadable`: it takes a JSON object by
-    POST only, and two instances may serve it, one for the prompt and one for the
-    answer. `salting`: what a tenant's salt does there. `last_events`: names of the events that end
-    its stream; none: [DONE] ends it. `operators_only`: it changes one engine, and is
-    refused to clients.
+    `use`: what clients want of it, which is why it is relayed. `methods`: those that it has.
+    `is_counted`: metrics count it under its own label. `offloadable`: it takes a JSON object, and
+    two instances may serve it, one for the prompt and one for the answer. `salting`: what a
+    tenant's salt does there. `last_events`: names of the events that end its stream; none: [DONE]
+    ends it.
     """
 
     path: str
+    use: str
+    methods: tuple[str, ...] = ("POST",)
     is_counted: bool = True
     offloadable: bool = False
     salting: Salting = Salting.SINCE
     last_events: tuple[str, ...] = ()
     error_form: ErrorForm = ErrorForm.OPENAI
-    operators_only: bool = False
 
     @property
     def label(self) -> str:
@@ -56,38 +60,80 @@ class Endpoint:
         return self.path if self.is_counted else "other"
 
 
-OTHER = Endpoint("", is_counted=False)
-"""Row of all paths without one."""
+MODELS = "/v1/models"
+"""Answered by the proxy itself."""
+ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+OTHER = Endpoint("", "as --extra-paths says", ANY_METHOD, is_counted=False)
+"""Row of the paths of `--extra-paths`."""
 _RESPONSES_END = ("response.completed", "response.incomplete", "response.failed")
 RESPONSES = "/v1/responses"
-_STORED = Endpoint("", is_counted=False, last_events=_RESPONSES_END, error_form=ErrorForm.RESPONSES)
+_STORED = Endpoint(
+    f"{RESPONSES}/",
+    "stored responses: read, list items, cancel, delete",
+    ("GET", "POST", "DELETE"),
+    is_counted=False,
+    last_events=_RESPONSES_END,
+    error_form=ErrorForm.RESPONSES,
+)
 """Row of the paths below RESPONSES: a stored response may be had as a stream too."""
 _ROWS = (
-    Endpoint("/v1/chat/completions", offloadable=True, salting=Salting.ALWAYS),
-    Endpoint("/v1/completions", offloadable=True, salting=Salting.ALWAYS),
+    Endpoint("/v1/chat/completions", "answers in a chat", offloadable=True, salting=Salting.ALWAYS),
+    Endpoint("/v1/completions", "text that goes on", offloadable=True, salting=Salting.ALWAYS),
+    Endpoint("/v1/chat/completions/batch", "several chats in one request", is_counted=False),
     Endpoint(
         RESPONSES,
+        "answers in OpenAI's newer form",
         salting=Salting.ALWAYS,
         last_events=_RESPONSES_END,
         error_form=ErrorForm.RESPONSES,
     ),
-    Endpoint("/v1/messages", last_events=("message_stop",), error_form=ErrorForm.MESSAGES),
-    Endpoint("/v1/messages/count_tokens", is_counted=False, salting=Salting.NO_KV),
-    Endpoint("/v1/embeddings"),
-    Endpoint("/v1/rerank"),
-    Endpoint("/v1/score"),
-    Endpoint("/tokenize", salting=Salting.NO_KV),
-    Endpoint("/detokenize", salting=Salting.NO_KV),
-    Endpoint("/v1/load_lora_adapter", is_counted=False, operators_only=True),
-    Endpoint("/v1/unload_lora_adapter", is_counted=False, operators_only=True),
+    Endpoint(
+        "/v1/messages",
+        "answers in Anthropic's form",
+        last_events=("message_stop",),
+        error_form=ErrorForm.MESSAGES,
+    ),
+    Endpoint(
+        "/v1/messages/count_tokens",
+        "tokens of a chat in Anthropic's form",
+        is_counted=False,
+        salting=Salting.NO_KV,
+    ),
+    Endpoint("/v1/embeddings", "embeddings in OpenAI's form"),
+    Endpoint("/v2/embed", "embeddings in Cohere's form", is_counted=False),
+    Endpoint("/pooling", "hidden states, rewards", is_counted=False),
+    Endpoint("/classify", "classes of texts", is_counted=False),
+    Endpoint("/v1/score", "scores of pairs of texts"),
+    Endpoint("/score", "the same", is_counted=False),
+    Endpoint("/v1/rerank", "documents in the order of their relevance, in Jina's form"),
+    Endpoint("/rerank", "the same", is_counted=False),
+    Endpoint("/v2/rerank", "the same in Cohere's form", is_counted=False),
+    Endpoint("/v1/audio/transcriptions", "speech to text", is_counted=False),
+    Endpoint("/v1/audio/translations", "speech to English text", is_counted=False),
+    Endpoint("/tokenize", "a prompt's tokens", salting=Salting.NO_KV),
+    Endpoint("/detokenize", "tokens as text", salting=Salting.NO_KV),
 )
 ENDPOINTS = {row.path: row for row in _ROWS}
 OFFLOADABLE = frozenset(row.path for row in _ROWS if row.offloadable)
 """The paths of nearly all requests; a set, since each request is looked up in it four times."""
 BESIDE_V1 = tuple(path for path in ENDPOINTS if not path.startswith("/v1/"))
 """Paths outside /v1 that are relayed."""
+RELAYED = (*_ROWS, _STORED)
+"""All rows, for the documentation; the last one is of the paths below its own."""
+OPERATORS_ONLY = ("/v1/admin", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+"""Paths that change one engine, with all below them; no option has them relayed."""
 LAST_EVENTS = tuple(dict.fromkeys(name for row in _ROWS for name in row.last_events))
 """Names of the events that end the stream of some endpoint."""
+_LONGEST = max(len(path) for path in ENDPOINTS) + 8
+"""Characters of a path beyond which it resembles none that is known."""
+_NO_HINT = "not relayed; docs/http-api.md lists what is, --extra-paths adds to it"
+_HINTS = (
+    ("/v1/realtime", "websockets are not relayed"),
+    ("/api/", "this is OpenAI's API below /v1, not Ollama's"),
+    ("/openai/", "this is OpenAI's API below /v1, not Azure's"),
+    ("/inference/", "tokens in and out are not for clients of a fleet"),
+)
+"""What to say of paths that begin like this."""
 
 
 def endpoint_of(path: str) -> Endpoint:
@@ -95,3 +141,57 @@ def endpoint_of(path: str) -> Endpoint:
     if (row := ENDPOINTS.get(path)) is not None:
         return row
     return _STORED if path.startswith(f"{RESPONSES}/") else OTHER
+
+
+def is_for_operators(path: str) -> bool:
+    """Whether a path changes one engine."""
+    return any(path == own or path.startswith(f"{own}/") for own in OPERATORS_ONLY)
+
+
+def is_relayed(path: str, extra_paths: Collection[str]) -> bool:
+    """Whether a path is relayed to instances: it has a row, or is one of the extra paths.
+
+    An extra path that ends in /* stands for all below it. A path with a segment `.` or `..` leads
+    elsewhere, and a backslash may.
+    """
+    if "\\" in path or not {".", ".."}.isdisjoint(path.split("/")) or is_for_operators(path):
+        return False
+    if endpoint_of(path) is not OTHER:
+        return not path.endswith("/")  # which an engine would redirect
+    return any(
+        path.startswith(extra[:-1]) if extra.endswith("/*") else path == extra
+        for extra in extra_paths
+    )
+
+
+def why_not_relayed(path: str) -> str:
+    """The text for a client that asked for a path which is not relayed, with what it may want.
+
+    It repeats nothing of the path.
+    """
+    if is_for_operators(path):
+        return "path: changes one engine only; ask that engine itself"
+    return f"path: {_hint(path) or _NO_HINT}"
+
+
+def _hint(path: str) -> str | None:
+    bare = "/".join(part for part in path.split("/") if part)
+    slashed = f"/{bare}"
+    known = {*ENDPOINTS, MODELS}
+    if slashed == "/v1":
+        return "/v1 ends a client's base URL; its requests go to paths below, /v1/chat/completions"
+    if slashed in known:
+        extra = "at its end" if path.endswith("/") else "too many"
+        return f"without the slash {extra}: {slashed}"
+    if f"/v1{slashed}" in known:
+        return f"/v1 is missing, with which a client's base URL ends: /v1{slashed}"
+    undoubled = slashed.replace("/v1/v1/", "/v1/", 1)
+    if undoubled != slashed and undoubled in known:
+        return f"/v1 is there twice, the base URL has it already: {undoubled}"
+    for start, text in _HINTS:
+        if slashed.startswith(start):
+            return text
+    close = (
+        difflib.get_close_matches(slashed.lower(), known, 1, 0.8) if len(path) <= _LONGEST else []
+    )
+    return f"did you mean {close[0]}?" if close else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from proxy.core.types import FailureKind, Outcome
 
@@ -96,9 +96,18 @@ class ResponseNotFoundError(BadRequestError):
 
 
 class MethodNotAllowedError(BadRequestError):
-    """The path is known, but only with POST."""
+    """The path is known, but not with this method; `allowed` is the header Allow."""
 
     status = 405
+    allowed = "POST"
+
+    @classmethod
+    def of(cls, method: str, allowed: Iterable[str]) -> MethodNotAllowedError:
+        """The error of a request with another method than these."""
+        named = ", ".join(allowed)
+        error = cls(f"method: {method} is not for this path; allowed: {named}")
+        error.allowed = named
+        return error
 
 
 class BodyTimeoutError(BadRequestError):

@@ -40,6 +40,10 @@ _OURS = HOP_BY_HOP | {
     b"x-cache-proxy-instance",
     b"x-cache-proxy-route",
     b"x-cache-proxy-reason",
+    # A browser refuses an answer that has one of these twice; see --cors-allowed-origins.
+    b"access-control-allow-origin",
+    b"access-control-allow-credentials",
+    b"access-control-expose-headers",
 }
 _PLAIN_CONNECTION = frozenset({b"", b"close", b"keep-alive"})
 _GOES: Memo[bytes, bool] = Memo(512)

@@ -20,7 +20,16 @@ from proxy.protocol.body import (
     brackets,
     is_small,
 )
-from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, RESPONSES, Salting, endpoint_of
+from proxy.protocol.endpoints import (
+    ENDPOINTS,
+    OFFLOADABLE,
+    RESPONSES,
+    Salting,
+    endpoint_of,
+    is_for_operators,
+    is_relayed,
+    why_not_relayed,
+)
 from proxy.protocol.errors import (
     BadRequestError,
     BodyTimeoutError,
@@ -53,16 +62,22 @@ class BodyLimits:
 
 
 async def read(
-    request: web.Request, name: str, limits: BodyLimits, grant: Grant, large: LargeBodies
+    request: web.Request,
+    name: str,
+    limits: BodyLimits,
+    grant: Grant,
+    large: LargeBodies,
+    extra_paths: Collection[str] = (),
 ) -> Outgoing:
     """Body and headers as instances will get them; raises ProxyError.
 
-    What could steer an engine's KV connector or rank is taken out, see `protocol/body.py`.
+    `extra_paths`: see `is_relayed`. What could steer an engine's KV connector or rank is taken out,
+    see `protocol/body.py`.
     """
     is_ours = request.raw_path in OFFLOADABLE
     path = request.raw_path if is_ours else request.path
     if not is_ours or request.method != "POST":
-        _check_path(request)
+        _check_path(request, extra_paths)
     is_ours = path in OFFLOADABLE
     # What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
     # Only a form upload goes unread: engines take it for nothing else.
@@ -115,18 +130,17 @@ def _check_salting(request: web.Request, grant: Grant, *, is_object: bool) -> No
         raise BadRequestError("body: must be a JSON object, to be salted (--cache-salt-secret)")
 
 
-def _check_path(request: web.Request) -> None:
-    """Only what stays below /v1 once an engine has resolved it, and changes no engine."""
-    segments = request.path.split("/")
-    if {".", ".."} & set(segments) or "\\" in request.path:
+def _check_path(request: web.Request, extra_paths: Collection[str]) -> None:
+    """Only what is on the list once an engine has resolved it, and with a method that it has."""
+    path = request.path
+    if not {".", ".."}.isdisjoint(path.split("/")) or "\\" in path:
         raise BadRequestError("path: must not have . or .. in it")
-    if endpoint_of(request.path.rstrip("/")).operators_only:
-        raise NotForClientsError("path: changes one engine only; ask that engine itself")
-    if request.path.endswith("/") and request.path.rstrip("/") in ENDPOINTS:
-        known = request.path.rstrip("/")
-        raise NoSuchPathError(f"path: without the slash at its end: {known}")
-    if request.path in OFFLOADABLE and request.method != "POST":
-        raise MethodNotAllowedError(f"method: {request.method} is not for this path, POST is")
+    if not is_relayed(path, extra_paths):
+        kind = NotForClientsError if is_for_operators(path) else NoSuchPathError
+        raise kind(why_not_relayed(path))
+    methods = endpoint_of(path).methods
+    if request.method not in methods:
+        raise MethodNotAllowedError.of(request.method, methods)
 
 
 async def _body(request: web.Request, limits: BodyLimits, *, is_json: bool) -> bytes:

@@ -29,7 +29,7 @@ from proxy.core.types import (
     RouteClass,
 )
 from proxy.fleet.instances import Instances
-from proxy.net.server import responses
+from proxy.net.server import cors, responses
 from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, RESPONSES, endpoint_of
@@ -182,7 +182,12 @@ class Exchange:
         grant = owners.access.grant(self.request.headers)
         self.record.tenant = grant.tenant
         self.out = await client_request.read(
-            self.request, self.request_id, limits, grant, owners.large_bodies
+            self.request,
+            self.request_id,
+            limits,
+            grant,
+            owners.large_bodies,
+            settings.extra_paths,
         )
         if len(self.out.members.raw) >= _GIANT_BYTES:
             owners.memory.note_giant(owners.clock.now_s())
@@ -384,6 +389,8 @@ class Exchange:
         lines = b"X-Request-Id: %b\r\n" % self.request_id.encode()
         if route is not None and owners.options.shows_route:
             lines += route_lines(route.decode.name, route.route_class, route.reason)
+        if origins := owners.options.settings.cors_allowed_origins:
+            lines += cors.lines(self.request.headers.get("Origin"), origins)
         return lines if owners.wants_keepalive else lines + CLOSE
 
     def _end(self, outcome: Outcome, status: int | None, error: str | None) -> None:

@@ -60,14 +60,18 @@ async def _faulty_answer(query: str) -> web.Response | None:
 
 
 def bootstrap_app(
-    engine_id: str, port_of: Callable[[], int], serve: Serve, faults: Faults
+    engine_id: str, address_of: Callable[[], tuple[str, int]], serve: Serve, faults: Faults
 ) -> web.Application:
-    """Make the bootstrap server of one engine; `serve` executes a pull from that engine."""
+    """Make the bootstrap server of one engine; `serve` executes a pull from that engine.
+
+    `address_of` gives the host and port at which others pull.
+    """
 
     async def query(_request: web.Request) -> web.Response:
         if (faulty := await _faulty_answer(faults.query)) is not None:
             return faulty
-        address = {"0": {"0": f"tcp://127.0.0.1:{port_of()}"}}
+        host, port = address_of()
+        address = {"0": {"0": f"tcp://{host}:{port}"}}
         body = {"0": {"engine_id": engine_id, "worker_addr": address}}
         return web.Response(body=orjson.dumps(body), content_type="application/json")
 

@@ -195,7 +195,7 @@ class SimEngine:
         life = _Incarnation(self, self._tasks, self._record)
         self._life = life
         bootstrap = bootstrap_app(
-            life.engine_id, lambda: self.bootstrap_port, life.driver.serve_pull, self.faults
+            life.engine_id, self.side_address, life.driver.serve_pull, self.faults
         )
         try:
             self.port = await self._listen(life.api.app(), self.port)

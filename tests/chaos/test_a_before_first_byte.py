@@ -283,7 +283,7 @@ def all_up(r: Rig) -> bool:
 async def test_f97_an_engine_redirects(rig: Floor) -> None:
     moved = plain(b"", "307 Temporary Redirect", "Location: http://10.0.0.7:8000/v1/audio\r\n")
     async with rig([poisoned(moved), poisoned(moved)], **SLOW_PROBES) as r:
-        for path in ("/v1/audio/", "/v1/chat/completions"):
+        for path in ("/v1/audio/translations", "/v1/chat/completions"):
             for _ in range(10):
                 got = await r.ask("belladonna", path=path)
                 assert (got.status, got.error["code"]) == (502, "bad_upstream")

@@ -27,7 +27,7 @@ async def test_another_method_of_a_known_path(tmp_path: Path) -> None:
                     assert error["type"] == "invalid_request_error"
                 return response.status, response.headers.get("Allow")
 
-        for path in ("/live", "/ready", "/health", "/metrics"):
+        for path in ("/", "/live", "/ready", "/health", "/metrics", "/v1/models"):
             assert await tried("POST", path) == (405, "GET, HEAD")
             assert await tried("HEAD", path) == (200, None)
         for method, path, allowed in (
@@ -39,10 +39,11 @@ async def test_another_method_of_a_known_path(tmp_path: Path) -> None:
         ):
             assert await tried(method, path, **GOOD) == (405, allowed)
             assert await tried(method, path) == (401, None)
-        for path in ("/", "/instances/x/y", "/sleep", "/lives"):
+        for path in ("/instances/x/y", "/sleep", "/lives"):
             assert await tried("POST", path) == (404, None)
-        assert await tried("GET", "/tokenize") == (404, None)
-        assert await tried("GET", "/v1/chat/completions") == (405, "POST")
+        for path in ("/tokenize", "/v1/embeddings", "/v1/chat/completions"):
+            assert await tried("GET", path) == (405, "POST")
+        assert await tried("PUT", "/v1/responses/r") == (405, "GET, POST, DELETE")
 
 
 async def test_operators_paths_are_unknown_beside_them(tmp_path: Path) -> None:

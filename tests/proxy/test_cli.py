@@ -102,7 +102,7 @@ async def test_a_drain_ends_at_its_limit_or_at_a_second_signal(options: tuple[st
     ("options", "code", "words"),
     [
         (("--instances", "x:1", "--warm-threshold", "many"), 2, ["--warm-threshold", "many"]),
-        (("--instances", "nowhere"), 2, ["instances", "nowhere"]),
+        (("--instances", "no where"), 2, ["instances", "no where"]),
         (("--instances", "x:1", "--no-such-option"), 2, ["--no-such-option"]),
         ((), 2, ["instances is not given"]),
         (
@@ -125,10 +125,13 @@ async def test_bad_options_are_one_line(
 def test_a_missing_bootstrap_address_is_news_only_where_one_is_needed(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = ["--host", "127.0.0.1", "--instances", "x:1", "--kv-connector", name]
+    """And only of what shares its host: what is alone there is asked at the usual port."""
+    caplog.set_level(logging.INFO)
+    given = ["--host", "127.0.0.1", "--instances", "x:1,x:2,y", "--kv-connector", name]
     warn_of_options(logging.getLogger("proxy"), load(given, {}).settings)
-    warned = [message for message in caplog.messages if "no bootstrap address for x:1" in message]
-    assert len(warned) == (name == "mooncake")
+    told = [record.getMessage() for record in caplog.records]
+    for start in ("no bootstrap address for x:1, x:2:", "offloads to y:8000: where a Mooncake"):
+        assert sum(message.startswith(start) for message in told) == (name == "mooncake")
 
 
 async def test_a_taken_port_is_one_line() -> None:

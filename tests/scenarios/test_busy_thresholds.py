@@ -171,21 +171,20 @@ async def test_a_threshold_without_effect_says_so(
             def said(words: str) -> int:
                 return sum(words in record.getMessage() for record in caplog.records)
 
-            async def health() -> list[str] | None:
-                seen: dict[str, Any] = (await call(proxy, "GET", "/health"))[1]["instances"]["e0"]
-                return seen.get("without_effect")
+            async def warnings() -> str:
+                return str((await call(proxy, "GET", "/health"))[1]["instances"]["e0"]["warnings"])
 
             none = f"instance e0: {DECODE} has no effect: its /metrics tell no KV cache size"
             await until(lambda: said(none), "logged")
-            assert await health() == [DECODE]
+            assert f"{DECODE} has no effect" in await warnings()
             assert proxy.metric("threshold_without_effect", upstream="e0") == 1
             body = {"model": "*", DECODE: 0.7}
             assert (await call(proxy, "POST", "/busy_threshold", body))[1]["without_effect_on"] == [
                 "e0"
             ]
             engine.gets["/metrics"] = report(0.25)
-            await until(lambda: said(f"instance e0: {DECODE} has its effect"), "logged")
-            assert await health() is None
+            await until(lambda: said("instance e0: KV threshold: in order again"), "logged")
+            assert DECODE not in await warnings()
             assert proxy.metric("threshold_without_effect", upstream="e0") == 0
             assert said(none) == 1, "once, not at every report"
 

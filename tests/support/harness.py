@@ -115,6 +115,7 @@ class ServedProxy:
             "health_interval": 0.05,
             "scrape_interval": 0.1,
             "request_log": str(log),
+            "bootstrap_port": None,  # another process of this machine may have the usual one
         }
         self._log = log
         self.settings = Settings(instances=instances, **(defaults | options))
@@ -237,6 +238,8 @@ class RawEngine:
         self.is_frozen = False
         """Like a stopped process: takes connections and bytes, answers nothing, no probe."""
         self.health = plain(b"")
+        self.other = plain(b'{"data":[{"id":"sim-8b"}]}')
+        """The answer to any other GET."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server
         self.port = 0
@@ -266,7 +269,7 @@ class RawEngine:
                     writer.write(self.health)
                     continue
                 if head.startswith(b"GET"):
-                    writer.write(plain(b'{"data":[{"id":"sim-8b"}]}'))
+                    writer.write(self.other)
                     continue
                 length = next(
                     int(line.split(b":")[1])

@@ -22,6 +22,7 @@ START_RATIO = 0.1
 class Member:
     """An instance in the fleet. `models` is None until asked; `bases`: of adapters, by name.
 
+    `is_kv_known`: its KV engine's id is known, so that others may fetch KV from it.
     `denies_model`: it answered a request as if it did not serve a model that it is known for; a
     client may have worded that, so its list of models is to be read again.
     `state`: what is known of the present incarnation, which is another object for every one;
@@ -37,6 +38,7 @@ class Member:
     models: frozenset[str] | None = None
     bases: dict[str, str] = field(default_factory=dict)
     denies_model: bool = False
+    is_kv_known: bool = False
     last_placed: int = 0
     credit: float = 0.0
 

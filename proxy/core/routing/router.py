@@ -348,6 +348,23 @@ class Router:
         self._block_uses.end_use(route)
         route.lease.close()
 
+    def use_bootstrap(self, instance: Instance) -> None:
+        """A bootstrap server of an instance was found: it may prefill for others."""
+        if (member := self.fleet.get(instance.name)) is not None:
+            member.instance = instance
+            self._members = []  # what is kept of the last decision names the old one
+
+    def kv_peers(self) -> tuple[int, int]:
+        """How many instances may prefill for others by the options, and how many of them can."""
+        rules = self._transfers
+        if not rules.can_offload or self.config.offload_policy == "never":
+            return 0, 0
+        members = self.fleet.members()
+        if not rules.needs_bootstrap:
+            return len(members), len(members)
+        given = [m for m in members if m.instance.bootstrap_url is not None]
+        return len(given), sum(m.is_kv_known for m in given)
+
     @property
     def pins_kv(self) -> bool:
         """Whether P keeps a prompt's KV until D has fetched it."""

@@ -78,7 +78,7 @@ def error(failed: ProxyError, headers: Headers) -> web.Response:
     if failed.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(failed, MethodNotAllowedError):
-        headers["Allow"] = "POST"
+        headers["Allow"] = failed.allowed
     if failed.retry_after_s is not None:
         headers["Retry-After"] = str(failed.retry_after_s)
     return _json(failed.status, failed.body(), headers)
@@ -141,7 +141,11 @@ def unavailable(body: object, retry_after_s: float) -> web.Response:
     return response
 
 
-def error_response(status: int, message: str) -> web.Response:
-    """An OpenAI-shaped error of an admin path."""
+def error_response(
+    status: int, message: str, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    """An OpenAI-shaped error of a path that no instance serves; `headers`: further fields."""
     error = openai_error(message, BadRequestError.type, status)
-    return json_response({"error": error}, status)
+    response = json_response({"error": error}, status)
+    response.headers.update(headers or {})
+    return response

@@ -7,8 +7,9 @@ client does not notice.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 import orjson
@@ -30,6 +31,13 @@ PROBE_BYTES = 64 << 10
 """Most bytes read of an answer to a probe."""
 LIST_BYTES = 1 << 20
 """Most bytes read of a list: models, metrics."""
+_MEANS: Mapping[int, str] = {
+    401: ": does it want a key (--instance-api-key)?",
+    403: ": does it want a key (--instance-api-key)?",
+    404: ": is this a vLLM server?",
+}
+"""What an instance's status on a probe most often means."""
+_PLAIN: Mapping[int, str] = {}
 OnSent = Callable[[UpstreamResponse], None]
 
 
@@ -60,6 +68,8 @@ class Upstream:
         self.throttle = Throttle()
         """Throttle of log lines about this instance's answers."""
         self._id = EngineId()
+        self.bootstrap_fault: str | None = None
+        """Why the bootstrap server told no engine id when it was asked last."""
         self.has_new_engine = False
         """Another engine id was seen than before; reset by the caller that acts on it."""
         self.watchers: set[Scope] = set()
@@ -107,7 +117,29 @@ class Upstream:
 
         At most `limit` bytes of it. A redirect is a failure like any other status.
         """
-        return await _get(self._pool, path, timeout_s, headers or self._connect_options.auth, limit)
+        auth = headers or self._connect_options.auth
+        return await _get(self._pool, path, timeout_s, auth, limit, _MEANS)
+
+    async def try_bootstrap(self, url: str) -> str | None:
+        """The engine's id as a bootstrap server tells it, which need not exist; None: no engine.
+
+        Raises UpstreamFailure.
+        """
+        pool = Pool(url, self._connect_timeout_s, self._connect_options)
+        try:
+            return read_engine_id(await _get(pool, "/query", self._connect_timeout_s))
+        finally:
+            await pool.close()
+
+    def use_bootstrap(self, url: str) -> Instance:
+        """Ask this bootstrap server from now on, where none was given; returns the new instance."""
+        self.instance = replace(self.instance, bootstrap_url=url)
+        self._bootstrap = Pool(url, self._connect_timeout_s, self._connect_options)
+        return self.instance
+
+    def known_engine_id(self) -> str | None:
+        """The KV engine's id, as far as it was told lately."""
+        return self._id.known(asyncio.get_running_loop().time())
 
     async def engine_id(self) -> str | None:
         """The KV engine's id, read from the bootstrap server if unknown; None without one.
@@ -129,9 +161,11 @@ class Upstream:
         loop = asyncio.get_running_loop()
         try:
             found = read_engine_id(await _get(self._bootstrap, "/query", self._connect_timeout_s))
-        except UpstreamFailure:
+        except UpstreamFailure as failure:
             self._id.failed(loop.time())
+            self.bootstrap_fault = failure.detail
             raise
+        self.bootstrap_fault = None if found is not None else "it knows no engine"
         self.has_new_engine |= self._id.answered(found, loop.time())
 
     def forget_engine_id(self) -> None:
@@ -190,7 +224,12 @@ async def _ask(
 
 
 async def _get(
-    pool: Pool, path: str, timeout_s: float, headers: bytes = b"", limit: int = PROBE_BYTES
+    pool: Pool,
+    path: str,
+    timeout_s: float,
+    headers: bytes = b"",
+    limit: int = PROBE_BYTES,
+    means: Mapping[int, str] = _PLAIN,
 ) -> bytes:
     try:
         with Limit(timeout_s):
@@ -204,7 +243,9 @@ async def _get(
     except TimeoutError as error:
         raise UpstreamFailure(FailureKind.TIMEOUT, f"no answer in {timeout_s:g} s") from error
     if reply.status != 200:
-        raise UpstreamFailure(FailureKind.SERVER_ERROR, f"status {reply.status}")
+        meaning = means.get(reply.status, "")
+        answer = f"GET {path} answers {reply.status}{meaning}"
+        raise UpstreamFailure(FailureKind.SERVER_ERROR, answer)
     return body
 
 

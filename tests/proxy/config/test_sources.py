@@ -113,7 +113,7 @@ def test_missing_file_and_folder_as_file(tmp_path):
     ("argv", "environ", "part"),
     [
         (["--prot", "1"], {}, "unknown argument '--prot'; did you mean --port?"),
-        (["8000"], {}, "unknown argument '8000'"),
+        (["8000"], {}, "unknown argument '8000'; it follows no option: a value is one word"),
         (["--por", "1"], {}, "unknown argument '--por'"),  # no abbreviations: they break later
         (["--port"], {}, "--port: expected one argument"),
         ([], {"CACHE_PROXY_PROT": "1"}, "CACHE_PROXY_PROT; did you mean CACHE_PROXY_PORT?"),

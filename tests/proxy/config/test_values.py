@@ -17,6 +17,9 @@ from proxy.config.values import InstanceSpec, TenantWeight, weight_list
         ("a=GPU:1", InstanceSpec("a", "http://gpu:1")),
         ("a=http://g:1;bootstrap=8998", InstanceSpec("a", "http://g:1", "http://g:8998")),
         (" g:1;bootstrap=https://b:2 ", InstanceSpec("g:1", "http://g:1", "https://b:2")),
+        ("h", InstanceSpec("h:8000", "http://h:8000")),
+        ("a=10.0.0.1", InstanceSpec("a", "http://10.0.0.1:8000")),
+        ("[::1];bootstrap=2", InstanceSpec("[::1]:8000", "http://[::1]:8000", "http://[::1]:2")),
         ("[::1]:8001", InstanceSpec("[::1]:8001", "http://[::1]:8001")),
         ("v6=[::1]:1;bootstrap=2", InstanceSpec("v6", "http://[::1]:1", "http://[::1]:2")),
     ],
@@ -30,7 +33,6 @@ def test_instance_forms(text, spec):
     ("text", "part"),
     [
         ("", "'' is not host:port"),
-        ("h", "'h' is not host:port"),
         (":1", "':1' is not host:port"),
         ("h:0", "port 0 is not within 1 to 65535"),
         ("h:65536", "port 65536"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from proxy.protocol.endpoints import ENDPOINTS, RESPONSES
 from tests.proxy.protocol.test_body_fields import SHAPES, pairs, shape, steers
 from tests.support.harness import WAIT_S, RawEngine, ServedProxy, plain, says, until
 
@@ -31,9 +33,9 @@ def post(path: str, body: bytes = b"{}", kind: str = "application/json") -> byte
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+async def test_an_engines_own_paths_are_out_of_reach(tmp_path: Path) -> None:
+    """Also where an option lets in all that is below /v1."""
+    paths = (
         "/v1/../sleep",
         "/v1/%2e%2e/sleep",
         "/v1/%2E%2e/reset_prefix_cache",
@@ -45,16 +47,44 @@ def post(path: str, body: bytes = b"{}", kind: str = "application/json") -> byte
         "//v1/../sleep",
         "/v1/load_lora_adapter",
         "/v1/unload_lora_adapter/",
+        "/v1/admin",
+        "/v1/admin/batch",
+        "/v1/%61dmin/batch?dry_run=1",
+        "/v1/responses/..%2fadmin/batch",
         "/sleep",
         "/v1",
-    ],
-)
-async def test_an_engines_own_paths_are_out_of_reach(tmp_path: Path, path: str) -> None:
+    )
+    own: dict[str, Any] = {"kv_connector": "none", "health_interval": 60}
     async with RawEngine(says(plain(b"{}"))) as engine:
-        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
-            answer = await raw(proxy, post(path))
-            assert answer.split(b" ", 2)[1] in (b"400", b"404"), answer
-            assert not engine.posts
+        for extra in ("", "/v1/*"):
+            log = tmp_path / "log"
+            async with ServedProxy(log, [engine.address], extra_paths=extra, **own) as proxy:
+                for path in paths:
+                    for method in ("POST", "GET", "OPTIONS"):
+                        answer = await raw(proxy, post(path).replace(b"POST", method.encode(), 1))
+                        assert answer.split(b" ", 2)[1] in (b"400", b"404", b"405"), path
+                        assert b'{"error":{' in answer
+        assert not engine.posts
+
+
+async def test_a_path_passes_with_a_row_or_by_option(tmp_path: Path) -> None:
+    """An option adds paths, below /v1 and beside it, with any method; else they are a 404."""
+    asked = ("/v1/images/generations", "/v1/files/7/content", "/v1/files", "/invocations")
+    own: dict[str, Any] = {"kv_connector": "none", "health_interval": 60}
+    async with RawEngine(says(plain(b'{"ok":1}'))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], **own) as proxy:
+            for path in (*ENDPOINTS, f"{RESPONSES}/r/cancel"):
+                assert (await raw(proxy, post(path))).startswith(b"HTTP/1.1 200 "), path
+            served = len(engine.posts)
+            for path in asked:
+                answer = await raw(proxy, post(path))
+                assert answer.startswith(b"HTTP/1.1 404 ")
+                assert b"path: not relayed; docs/http-api.md lists what is, --extra-paths" in answer
+            assert len(engine.posts) == served == len(ENDPOINTS) + 1
+        extra = "/v1/images/generations,/v1/files/*,/invocations"
+        async with ServedProxy(tmp_path / "log", [engine.address], extra_paths=extra, **own) as p:
+            got = [(await raw(p, post(path))).split(b" ", 2)[1] for path in asked]
+            assert got == [b"200", b"200", b"404", b"200"]
 
 
 async def test_what_is_asked_of_an_engine_is_what_the_client_wrote(tmp_path: Path) -> None:
@@ -77,7 +107,7 @@ async def test_what_is_asked_of_an_engine_is_what_the_client_wrote(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/plain", "", "application/octet-stream"])
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions/x", "/v1/messages"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/chat/completions/batch", "/v1/messages"])
 async def test_kv_transfer_params_do_not_hide_behind_a_content_type(
     tmp_path: Path, path: str, kind: str
 ) -> None:

@@ -254,10 +254,11 @@ async def test_head_passes_without_a_body(tmp_path: Path) -> None:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, ServedProxy(tmp_path / "log", [address], kv_connector="none") as proxy:
+    own = {"kv_connector": "none", "extra_paths": "/v1/files/*"}
+    async with server, ServedProxy(tmp_path / "log", [address], **own) as proxy:
         async with client(proxy) as raw:
             for _ in range(2):
-                raw.writer.write(b"HEAD /v1/embeddings HTTP/1.1\r\nHost: p\r\n\r\n")
+                raw.writer.write(b"HEAD /v1/files/7 HTTP/1.1\r\nHost: p\r\n\r\n")
                 head = await raw.reader.readuntil(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200 ")
                 assert b"Content-Length: 77\r\n" in head

@@ -181,6 +181,7 @@ async def test_what_cannot_be_salted_is_refused(
 ) -> None:
     """An engine that ignores the field would share KV between tenants, and nobody would see it."""
     options = {"api_key": KEYS, "cache_salt_secret": SECRET, "salted_paths": allowed}
+    options |= {"extra_paths": "/v1/unknown_to_us"}
     async with RawEngine(says(plain(b"{}"))) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
             await proxy.up()

@@ -34,7 +34,7 @@ async def test_given_up_is_closed() -> None:
 async def test_probes_get_bodies_and_reasons() -> None:
     async with serving(Peer([OK, plain(b"", "500 Oops"), b"junk"]).serve) as upstream:
         assert await upstream.get("/health", 2.0) == b'{"ok":1}'
-        with pytest.raises(UpstreamFailure, match="status 500"):
+        with pytest.raises(UpstreamFailure, match="GET /health answers 500"):
             await upstream.get("/health", 2.0)
         with pytest.raises(UpstreamFailure, match="not HTTP"):
             await upstream.get("/health", 2.0)
