@@ -211,3 +211,18 @@ def test_admin_and_probe_paths_are_documented():
     paths = set(re.findall(r'"(/[a-z_{}/]+)"', source))
     assert paths
     assert not {path for path in paths if path not in text}
+
+
+def test_every_requirement_of_the_founding_documents_is_shown():
+    """Rows are numbered; each names tests that exist, or a command of the project."""
+    text = (ROOT / "docs/founding.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) \|.*\| ([^|]*) \|$", text, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == [*range(1, 31), *range(40, 65)]
+    without = {"61"}  # sensors of GPUs
+    for number, shown in rows:
+        names = re.findall(r"`([^`]*)`", shown)
+        assert bool(names) is (number not in without), number
+        for name in names:
+            path, _, test = name.partition("::")
+            found = (ROOT / path).is_file() and f"def {test}(" in (ROOT / path).read_text("utf-8")
+            assert found or name.startswith("analyze elastic"), name
