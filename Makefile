@@ -41,9 +41,9 @@ demo-compare: $(VENV)/.installed
 demo-check: demo
 	$(BIN)/analyze check .cache/demo --json .cache/demo/check.json
 
-## Every test that needs no vLLM. Three workers on two cores: many tests wait for sockets and timers.
+## Every test that needs no vLLM. Four workers on two cores: many tests wait for sockets and timers.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal --ignore=tests/chaos
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal --ignore=tests/chaos
 
 ## The same for the core as it is installed with a C compiler at hand; see setup.py.
 test-compiled: compiled
