@@ -109,6 +109,8 @@ def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
             "give 'host:port;bootstrap=PORT' (in quotes), or --kv-connector none",
             ", ".join(spec.name for spec in without if spec.name not in alone),
         )
+    if "/*" in settings.extra_paths:
+        logger.warning("extra_paths: /*: relays what operators ask of one engine too, as /sleep")
     if never := [path for path in settings.extra_paths if is_for_operators(path)]:
         logger.warning("extra_paths: %s: never relayed, as it changes one engine", never[0])
     if len(settings.instances) == 1:

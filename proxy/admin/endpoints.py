@@ -176,7 +176,14 @@ class FleetPaths:
             return error_response(400, f"instance: {error}")
         fleet = self._router.fleet
         member = fleet.get(spec.name)
-        if member is not None and member.is_draining and member.instance.url == spec.url:
+        bootstrap_url = None if member is None else member.instance.bootstrap_url
+        is_same = spec.bootstrap_url in (None, bootstrap_url)
+        if (
+            member is not None
+            and member.is_draining
+            and member.instance.url == spec.url
+            and is_same
+        ):
             member.is_draining = False
             self._waiting.look_again()
             return json_response(self._describe(spec.name))

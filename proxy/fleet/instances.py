@@ -143,9 +143,10 @@ class Instances:
             told[topic] = text
             _log.warning("instance %s: %s", name, text)
 
-    def use_bootstrap(self, name: str, url: str) -> None:
+    def use_bootstrap(self, upstream: Upstream, url: str) -> None:
         """Offload to an instance from now on: a bootstrap server was found."""
-        if (upstream := self.by_name.get(name)) is not None:
+        name = upstream.instance.name
+        if self.by_name.get(name) is upstream:
             self.router.use_bootstrap(upstream.use_bootstrap(url))
             _log.info("instance %s: its bootstrap server is at %s: offloads are on", name, url)
 

@@ -201,11 +201,12 @@ class Probes:
         except UpstreamFailure as failure:
             _log.debug("instance %s: %s", name, failure)
         except TimeoutError:
-            upstream.bootstrap_fault = f"no answer in {settings.health_timeout:g} s"
+            if upstream.instance.bootstrap_url is not None:
+                upstream.bootstrap_fault = f"no answer in {settings.health_timeout:g} s"
         finally:
             member.is_kv_known = upstream.known_engine_id() is not None
-        fault = None if member.is_kv_known else upstream.bootstrap_fault
         url = upstream.instance.bootstrap_url
+        fault = None if member.is_kv_known or url is None else upstream.bootstrap_fault
         text = f"its bootstrap server {url} gives no engine id ({fault}): no offload to it succeeds"
         self._instances.warn(name, "bootstrap", text if fault else None)
 
@@ -223,14 +224,15 @@ class Probes:
         found = await upstream.try_bootstrap(url)
         others = {u.known_engine_id() for u in self._instances.all()}
         if found is not None and found not in others:
-            self._instances.use_bootstrap(name, url)
+            self._instances.use_bootstrap(upstream, url)
             await upstream.look_up_engine_id()
 
     async def _look_for_twin(self, upstream: Upstream, start_s: float | None) -> None:
         """Warn where an instance named before this one is the same engine.
 
-        Engines give no id of their own: their start, which is known to 10 ms, and version are
-        compared, and the ids of their KV connectors where both are known.
+        Engines give no id of their own. The ids of their KV connectors are compared where both are
+        known, else port, version and start: that is known to 10 ms, in which a script may start all
+        engines of a host, but each at a port of its own.
         """
         name, reports = upstream.instance.name, self._instances.reports
         own, limit_s = upstream.known_engine_id(), self._options.settings.health_timeout
@@ -239,9 +241,11 @@ class Probes:
             if other is upstream:
                 break
             theirs, report = other.known_engine_id(), reports.get(other.instance.name)
+            ports = {urlsplit(u.instance.url).port for u in (upstream, other)}
+            is_alike = report is not None and report.start_s == start_s and len(ports) == 1
             if None not in (own, theirs):
                 is_same = own == theirs
-            elif start_s is None or report is None or report.start_s != start_s:
+            elif start_s is None or not is_alike:
                 is_same = False
             elif text_was := self._instances.warnings.get(name, {}).get("twin"):
                 text = text_was

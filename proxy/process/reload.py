@@ -127,13 +127,15 @@ class Reloader:
         fleet = self._state.router.fleet
         came = [spec for spec in new.instances if spec not in old.instances]
         left = [spec for spec in old.instances if spec not in new.instances]
-        change = _Change([], [], [s.name for s in left if fleet.get(s.name) is not None])
+        named, before = {s.name for s in new.instances}, {s.name: s for s in old.instances}
+        gone = [s.name for s in left if s.name not in named and fleet.get(s.name) is not None]
+        change = _Change([], [], gone)
         for spec in came:
             there = fleet.get(spec.name)
             same_url = [m for m in fleet.members() if m.instance.url == spec.url]
             if there is None and not same_url:
                 change.new.append(spec)
-            elif there is not None and _is_at(there.instance, spec):
+            elif there is not None and _is_at(there.instance, spec, before.get(spec.name)):
                 change.back.append(spec.name)
             else:
                 raise ConfigError(
@@ -184,9 +186,14 @@ def _changed(old: Settings, new: Settings) -> set[str]:
     return {n for n in Settings.model_fields if getattr(old, n) != getattr(new, n)}
 
 
-def _is_at(instance: Instance, spec: InstanceSpec) -> bool:
-    """Whether an instance has an option's addresses; a bootstrap server may have been found."""
-    return instance.url == spec.url and spec.bootstrap_url in (None, instance.bootstrap_url)
+def _is_at(instance: Instance, spec: InstanceSpec, before: InstanceSpec | None) -> bool:
+    """Whether an instance has the addresses of an option; `before`: what it was, None if new.
+
+    A bootstrap server that was found may be named, or not; one that was given may not be left out.
+    """
+    may_be_found = before is None or before.bootstrap_url is None
+    known = (instance.bootstrap_url, None) if may_be_found else (instance.bootstrap_url,)
+    return instance.url == spec.url and spec.bootstrap_url in known
 
 
 class _WatchedFile:

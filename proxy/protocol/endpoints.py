@@ -144,7 +144,8 @@ def endpoint_of(path: str) -> Endpoint:
 
 
 def is_for_operators(path: str) -> bool:
-    """Whether a path changes one engine."""
+    """Whether a path changes one engine, also with slashes that a server in between merges."""
+    path = "/" + "/".join(filter(None, path.split("/")))
     return any(path == own or path.startswith(f"{own}/") for own in OPERATORS_ONLY)
 
 

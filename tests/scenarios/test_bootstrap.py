@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,28 @@ async def test_offloads_begin_where_a_bootstrap_server_is_found(
                 told = [m for m in caplog.messages if m.endswith("offloads are on")]
                 assert len(told) == 2
                 await proxy.at_rest()
+
+
+async def test_a_host_that_does_not_answer_at_the_usual_port_is_nothing_to_warn_of(
+    tmp_path: Path,
+) -> None:
+    """As behind a firewall that drops what it does not know: no offload was asked for."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)  # and never accepts: connections hang once its queue is full
+        port = silent.getsockname()[1]
+        full = [socket.socket() for _ in range(4)]
+        for one in full:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        async with SimFleet(1, **FAST) as fleet:
+            options = {"bootstrap_port": port, "health_timeout": 0.2, "health_interval": 0.01}
+            async with ServedProxy(tmp_path / "log", [fleet.engines[0].url], **options) as proxy:
+                (member,) = proxy.router.fleet.members()
+                await until(lambda: member.health.probes > 3, "asked")
+                assert not any(proxy.server.state.instances.warnings.values())
+        for one in full:
+            one.close()
 
 
 @pytest.mark.parametrize("second", ["127.0.0.1", "localhost"])

@@ -352,7 +352,8 @@ class Router:
         """A bootstrap server of an instance was found: it may prefill for others."""
         if (member := self.fleet.get(instance.name)) is not None:
             member.instance = instance
-            self._members = []  # what is kept of the last decision names the old one
+            # What is kept of the last decision names the old one.
+            self._members, self._instances, self._names = [], [], []
 
     def kv_peers(self) -> tuple[int, int]:
         """How many instances may prefill for others by the options, and how many of them can."""

@@ -27,17 +27,22 @@ _NOT_AMONG = "the page's origin is not among --cors-allowed-origins"
 
 
 def fields(origin: str | None, allowed: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Header fields of an answer to a page of this origin; none where it is not allowed.
+    """Header fields of an answer to a page of this origin; at most Vary where it is not allowed.
 
     `origin` is the request's Origin header, `allowed` the option.
     """
-    is_open = "*" in allowed
-    if origin is None or not (is_open or origin.lower() in allowed):
-        return []
     shared = [("Access-Control-Expose-Headers", EXPOSED)]
-    if is_open:
+    if origin is not None and "*" in allowed:
         return [("Access-Control-Allow-Origin", "*"), *shared]
-    return [("Access-Control-Allow-Origin", origin), ("Vary", "Origin"), *shared]
+    # Also without an origin: a cache in between may keep that answer for a page.
+    varies = [("Vary", "Origin")] if allowed and "*" not in allowed else []
+    if origin is None or not _is_let_in(origin, allowed):
+        return varies
+    return [("Access-Control-Allow-Origin", origin), *varies, *shared]
+
+
+def _is_let_in(origin: str | None, allowed: tuple[str, ...]) -> bool:
+    return origin is not None and ("*" in allowed or origin.lower() in allowed)
 
 
 def lines(origin: str | None, allowed: tuple[str, ...]) -> bytes:
@@ -54,7 +59,7 @@ def preflight(
     """
     named = ", ".join(methods)
     origin = request.headers.get("Origin")
-    if not fields(origin, allowed):
+    if not _is_let_in(origin, allowed):
         why = _NOT_AMONG if allowed else _OFF
         hint = f"; {why}" if origin is not None else ""
         text = f"method: OPTIONS is not for this path; allowed: {named}{hint}"

@@ -94,6 +94,25 @@ async def test_instances_and_thresholds_change_together(tmp_path: Path) -> None:
                 assert (await health.json())["config_reload"]["result"] == "unchanged"
 
 
+async def test_a_bootstrap_server_that_was_found_may_be_named_and_left_out(tmp_path: Path) -> None:
+    """Nothing is drained by that; one that was given can't change under the instance."""
+    async with SimFleet(1, speed=1.0, tick=0.0) as fleet:
+        a, engine = fleet.engines[0].url, fleet.engines[0]
+        log, found = str(tmp_path / "log.jsonl"), f"{a};bootstrap={engine.bootstrap_port}"
+        async with from_file(tmp_path, [a]) as (proxy, path):
+            (upstream,) = proxy.server.state.instances.all()
+            proxy.server.state.instances.use_bootstrap(upstream, engine.bootstrap_url)
+            (member,) = proxy.router.fleet.members()
+            rewrite(path, toml([found], request_log=log))
+            assert await proxy.server.reloader.reload("test") == "applied"
+            assert not member.is_draining
+            for refused in (a, f"{a};bootstrap=1"):
+                rewrite(path, toml([refused], request_log=log))
+                assert await proxy.server.reloader.reload("test") == "refused"
+                assert not member.is_draining
+            assert proxy.router.fleet.members() == [member]
+
+
 async def test_one_that_was_removed_comes_back(tmp_path: Path) -> None:
     async with SimFleet(2, speed=1.0, tick=0.0) as fleet:
         a, b = addresses(fleet)

@@ -93,6 +93,24 @@ def test_a_peer_past_a_threshold_is_logged_as_that(policy: str) -> None:
         assert placed(r, facts()) == ("i0", None, reason)
 
 
+@pytest.mark.parametrize("policy", ["always", "cost"])
+def test_roles_are_split_although_a_bootstrap_server_was_found_meanwhile(policy: str) -> None:
+    """What the router keeps of the last decision has gone with it, whole."""
+    r = router(FREE, FREE, offload_policy=policy)
+    r.finish(placed_route(r), 0.0)
+    for name, (prefill, decode) in (("i0", PREFILLS), ("i1", DECODES)):
+        r.ledger.open(r.ledger.charge(name, Phase.PREFILL, prefill) if prefill else ())
+        r.ledger.open(r.ledger.charge(name, Phase.DECODE, decode) if decode else ())
+    r.use_bootstrap(Instance("i0", "http://i0", "http://i0:8999"))
+    assert placed(r, facts()) == ("i0", "i1", Reason.SPLIT_ROLES)
+
+
+def placed_route(r: Router) -> Route:
+    route = r.admit(facts(100), 0.0)
+    assert isinstance(route, Route)
+    return route
+
+
 def test_nothing_is_split_against_the_policy_or_without_a_connector() -> None:
     for options in ({"offload_policy": "never"}, {"kv_connector": "none"}):
         r = router(PREFILLS, DECODES, home=0, **options)
