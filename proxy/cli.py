@@ -114,7 +114,9 @@ def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
     if never := [path for path in settings.extra_paths if is_for_operators(path)]:
         logger.warning("extra_paths: %s: never relayed, as it changes one engine", never[0])
     if len(settings.instances) == 1:
-        logger.info("one instance: if more were given, put the list in quotes (a shell cuts at ;)")
+        logger.warning(
+            "one instance: if more were given, put the list in quotes (a shell cuts at ;)"
+        )
     is_open = settings.admin_port is None and settings.admin_token is None
     if is_open and not is_loopback(settings.host):
         logger.warning(
