@@ -38,7 +38,7 @@ MOST_AT_ONCE = 64
 SILENT_S = 20.0
 NEST_BYTES = 12_000_000
 MANY_IDS = 160_000
-PROMPT_WORDS = 150
+PROMPT_WORDS = 50
 """Of every request that an engine serves, hostile or not: a longer one's prefill would hold up the
 others on its engine, which no proxy can prevent and nobody need be hostile for."""
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
