@@ -13,7 +13,7 @@ from multidict import CIMultiDict
 from proxy.admin.auth import small_object
 from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
-from proxy.core.latency.model import Times
+from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
 from proxy.fleet.instances import Instances
 from proxy.net.addresses import ForbiddenAddressError, check
@@ -140,6 +140,11 @@ class FleetPaths:
             "usage_doubted": router.is_usage_doubted(name),
             "learned_prefill_tps": round(router.latency.prefill_tps(name)),
             "residual_ratios": _ratios(router.latency.of(name)),
+            "ttft_prediction_ratios": _calibration(router.latency.of(name)),
+            "kv_tokens_assumed": member.state.assumed_kv_tokens,
+            "live_kv_tokens": round(
+                router.sessions.live(member.state.cache).tokens(router.sessions.curve, now_s)
+            ),
             "sessions": member.state.cache.sessions,
             "prefix_blocks": member.state.cache.blocks,
             "engine": asdict(stats) if stats else None,
@@ -242,6 +247,18 @@ def _auth(request: web.Request) -> bytes:
     """The client's Authorization as a header line, for engines that require a key."""
     given = [value for name, value in request.raw_headers if name.lower() == b"authorization"]
     return b"Authorization: %b\r\n" % given[0] if given else b""
+
+
+def _calibration(times: Times) -> dict[str, dict[str, dict[str, float | int | None]]]:
+    """Predicted over measured TTFT, by route class and by whether other prompts were before it."""
+    found: dict[str, dict[str, dict[str, float | int | None]]] = {}
+    for (route_class, queued), ratios in sorted(times.calibration.by.items()):
+        quantiles = {f"p{round(100 * q)}": ratios.quantile(q) for q in CALIBRATION_QUANTILES}
+        found.setdefault(route_class, {})["queued" if queued else "alone"] = {
+            "answers": len(ratios),
+            **quantiles,
+        }
+    return found
 
 
 def _ratios(times: Times) -> dict[str, dict[str, float | None]]:
