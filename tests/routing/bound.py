@@ -107,6 +107,7 @@ def endless(cell: Cell, work: Work) -> Run:
         max_model_len=blocks * block_tokens,
         step=STEP,
     )
+    # Sessions are dealt to slots in advance here, so the end of the run says nothing.
     config = RouterConfig(prefill_throughput=PREFILL_TPS, kv_connector="none")
     options = VirtualOptions((engine,) * cell.shape.engines, block_tokens, timeout_s=PATIENCE_S)
     run = simulate(plan_slots(source, slots), Router(config), options)
@@ -115,7 +116,7 @@ def endless(cell: Cell, work: Work) -> Run:
         for row in run.rows
         if row.ttft_s is not None and row.tpot_s is not None
     ]
-    return _row(cell, work, ENDLESS, answered, run.makespan_s)
+    return _row(cell, work, ENDLESS, answered)
 
 
 def _blocks(requests: Sequence[TraceRequest], block_tokens: int) -> int:
@@ -125,7 +126,13 @@ def _blocks(requests: Sequence[TraceRequest], block_tokens: int) -> int:
     return different + answers + len(requests)
 
 
-def _row(cell: Cell, work: Work, name: str, answered: Sequence[Answered], makespan_s: float) -> Run:
+def _row(
+    cell: Cell,
+    work: Work,
+    name: str,
+    answered: Sequence[Answered],
+    makespan_s: float | None = None,
+) -> Run:
     sent = len(work.requests)
     return Run(
         shape=cell.shape.name,

@@ -41,9 +41,11 @@ QUICK_SYSTEMS, QUICK_TURNS = ("dynamo-kv", OURS), 4
 WIDTH = 160
 """Of the tables where no terminal says how wide it is."""
 EXIT_SIGNAL = 128  # plus the signal's number
-CPUS_PER_FLEET = 1.0
-"""CPUs that one system with its engines and client keeps busy at speedup 1, on average."""
-SPEEDUPS = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+CPUS_PER_ENGINE = 0.05
+"""CPUs that an engine and its share of router and client keep busy at speedup 1."""
+SPEEDUPS = (0.5, 1.0, 1.5, 2.0)
+"""What is chosen from. Above 2 the routers' own ways weigh too much: they are in real time."""
+QUICK_SPEEDUP = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +160,9 @@ def _checked(result: Result) -> int:
     return 1 if found else 0
 
 
-def default_speedup(cpus: int, parallel: int) -> float:
+def default_speedup(cpus: int, engines: int, parallel: int) -> float:
     """The fastest of SPEEDUPS at which the machine stays under its limit, or the slowest."""
-    most = BUSY_LIMIT * cpus / (CPUS_PER_FLEET * parallel)
+    most = round(BUSY_LIMIT * cpus / (CPUS_PER_ENGINE * engines * parallel), 6)
     return max((one for one in SPEEDUPS if one <= most), default=SPEEDUPS[0])
 
 
@@ -175,19 +177,20 @@ def _options(given: argparse.Namespace) -> Options:
     runs = [
         (name, mode) for name in systems for mode in (modes if name in (OURS, BEFORE) else ("",))
     ]
-    parallel = given.parallel
-    cpus = len(os.sched_getaffinity(0))
+    fleets = tuple(map(shape_of, shapes))
+    engines = max(fleet.engines for fleet in fleets)
+    speedup = default_speedup(len(os.sched_getaffinity(0)), engines, given.parallel)
     if given.before is not None and not (given.before / "proxy").is_dir():
         raise RoutingError(f"--before: {given.before} has no clone of the project")
     return Options(
         trace=given.trace,
-        shapes=tuple(map(shape_of, shapes)),
+        shapes=fleets,
         loads=_chosen(given.loads, "--loads", SESSIONS_AT_A_TIME, default_loads),
         seeds=given.seeds or ((1,) if quick else tuple(range(1, SEEDS + 1))),
         turns=given.turns or (QUICK_TURNS if quick else TURNS),
         runs=tuple(runs),
-        speedup=given.speedup or default_speedup(cpus, parallel),
-        parallel=parallel,
+        speedup=given.speedup or (QUICK_SPEEDUP if quick else speedup),
+        parallel=given.parallel,
         work=given.work,
         out=given.out,
         before=given.before and given.before.resolve(),
@@ -231,8 +234,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--turns", type=positive_count, help=f"first turns of each session; default: {TURNS}")
     add("--trace", type=Path, default=TRACE, help="sessions in any form that `replay` reads")
     add("--speedup", type=positive, metavar="S",
-        help="engine time runs S times faster than real time; default: by the number of "
-        "CPUs")  # fmt: skip
+        help="engine time runs S times faster than real time; default: at most 2, by the "
+        "numbers of CPUs, engines and systems at a time")  # fmt: skip
     add("--parallel", type=positive_count, default=1, help="systems at a time, default %(default)s")
     add("--before", type=Path, metavar="CLONE", help="another clone of the project, beside this")
     add("--proxy-options", default="", metavar="TEXT", help=f"more options for {OURS}")

@@ -42,10 +42,10 @@ class Figures:
     ttft_p90_s: float
     ttft_p99_s: float
     tpot_p90_s: float
-    makespan_s: float
+    makespan_s: float | None
 
     @classmethod
-    def of(cls, answered: Sequence[Answered], makespan_s: float) -> Figures | None:
+    def of(cls, answered: Sequence[Answered], makespan_s: float | None) -> Figures | None:
         """The figures of these answers; None if there are none."""
         if not answered:
             return None
@@ -67,7 +67,8 @@ class Run:
     """One run of a system, or a bound that stands for one (`is_bound`).
 
     `mode` is empty where modes make no difference. `sent` counts the requests of the work, `lost`
-    those without a whole answer. `busy_ratio`: the machine's CPU time in use; None: nothing ran.
+    those without a whole answer. `makespan_s` None: not known. `busy_ratio`: the machine's CPU time
+    in use; None: nothing ran.
     """
 
     shape: str
@@ -78,7 +79,7 @@ class Run:
     sent: int
     lost: int
     answered: tuple[Answered, ...]
-    makespan_s: float
+    makespan_s: float | None
     busy_ratio: float | None = None
     is_bound: bool = False
     fault: str = ""

@@ -16,9 +16,10 @@ HEADERS = (
 
 
 def grids(result: Result) -> list[Grid]:
-    """A table per fleet and load, and that of the targets."""
+    """A table per fleet and load, and that of the targets, if any is for these runs."""
     cells = [_cell(result, shape, load) for shape, load in result.cells()]
-    return [*cells, targets(result)]
+    asked = targets(result)
+    return [*cells, asked] if asked.rows else cells
 
 
 def _cell(result: Result, shape: str, load: str) -> Grid:
@@ -47,8 +48,12 @@ def _medians(figures: Sequence[Figures]) -> list[str]:
             for name in ("mean", "p50", "p90", "p99")
         ),
         f"{median(one.tpot_p90_s for one in figures) * 1e3:.1f}",
-        f"{median(one.makespan_s for one in figures):.0f}",
+        _makespan([one.makespan_s for one in figures if one.makespan_s is not None]),
     ]
+
+
+def _makespan(values: Sequence[float]) -> str:
+    return f"{median(values):.0f}" if values else ""
 
 
 def _busy(runs: Sequence[Run]) -> str:
@@ -98,9 +103,10 @@ def line(run: Run) -> str:
         return f"{place} {run.fault or 'nothing answered'}"
     one = run.figures
     busy = "" if run.busy_ratio is None else f"  machine {_busy([run])}"
+    took = "" if one.makespan_s is None else f"  makespan {one.makespan_s:.0f} s"
     return (
         f"{place} hit {one.hit_ratio:.3f}  TTFT mean {one.ttft_mean_s:.2f}"
         f" p50 {one.ttft_p50_s:.2f} p90 {one.ttft_p90_s:.2f} p99 {one.ttft_p99_s:.2f} s"
-        f"  TPOT p90 {one.tpot_p90_s * 1e3:.1f} ms  makespan {one.makespan_s:.0f} s"
-        f"  lost {run.lost}/{run.sent}{busy}"
+        f"  TPOT p90 {one.tpot_p90_s * 1e3:.1f} ms"
+        f"{took}  lost {run.lost}/{run.sent}{busy}"
     )

@@ -41,9 +41,10 @@ def test_another_clone_runs_in_the_same_modes(tmp_path: Path) -> None:
 
 
 def test_more_cpus_and_fewer_systems_at_a_time_are_faster() -> None:
-    assert cli.default_speedup(2, 1) <= cli.default_speedup(16, 1) <= cli.default_speedup(64, 1)
-    assert cli.default_speedup(16, 4) <= cli.default_speedup(16, 1)
-    assert cli.default_speedup(1, 9) == cli.SPEEDUPS[0]
+    assert cli.default_speedup(2, 8, 1) == cli.SPEEDUPS[-1]
+    assert cli.default_speedup(2, 8, 2) == 1.5
+    assert cli.default_speedup(4, 8, 2) == cli.default_speedup(2, 4, 2) == cli.SPEEDUPS[-1]
+    assert cli.default_speedup(1, 8, 9) == cli.SPEEDUPS[0]
 
 
 @pytest.mark.parametrize(

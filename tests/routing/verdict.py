@@ -52,7 +52,7 @@ def _made(run: Run, name: str) -> float:
 TTFT_MEAN = Figure("TTFT mean", lambda run: _made(run, "ttft_mean_s"), lambda one: one.ttft_s)
 TTFT_P90 = Figure("TTFT p90", lambda run: _made(run, "ttft_p90_s"), lambda one: one.ttft_s, _p90)
 TPOT_P90 = Figure("TPOT p90", lambda run: _made(run, "tpot_p90_s"), lambda one: one.tpot_s, _p90)
-MAKESPAN = Figure("makespan", lambda run: run.makespan_s)
+MAKESPAN = Figure("makespan", lambda run: run.makespan_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
