@@ -56,12 +56,14 @@ class ChildProcess:
             if self.child.poll() is not None:
                 break
             time.sleep(0.05)
-        message = f"{self.name} did not start; its output is in {self.output}"
+        raise RuntimeError(f"{self.name} did not start; {self.said()}")
+
+    def said(self) -> str:
+        """Where its output is, and how that ends, for an error's text."""
+        where = f"its output is in {self.output}"
         lines = self.output.read_text(errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        if last:
-            message += f", at its end: {last.strip()[:LAST_CHARS]}"
-        raise RuntimeError(message)
+        last = next((line for line in reversed(lines) if line.strip()), "").strip()
+        return f"{where}, at its end: {last[:LAST_CHARS]}" if last else where
 
     def stop(self) -> None:
         """Send SIGTERM, and SIGKILL if it still runs after STOP_S."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -75,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    signal.signal(signal.SIGTERM, _stop)
     try:
         if given.report:
             return _report(Result.merged([Result.load(path) for path in given.report]), console)
@@ -91,6 +94,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bench-routing: stopped", file=sys.stderr)
         return 130
+
+
+def _stop(number: int, _frame: FrameType | None) -> None:
+    """SIGTERM ends what runs between the comparisons, such as an install; they see to their own."""
+    raise Stopped(number)
 
 
 def _compare(options: Options, console: Console) -> int:

@@ -262,7 +262,7 @@ def wait_for(condition: Callable[[], bool], needed: Sequence[ChildProcess]) -> N
         if ended or time.monotonic() > deadline_s:
             blamed = ended[0] if ended else needed[-1]
             what = "ended" if ended else f"did not answer within {START_S:g} s"
-            raise RoutingError(f"{blamed.name} {what}; its output is in {blamed.output}")
+            raise RoutingError(f"{blamed.name} {what}; {blamed.said()}")
         time.sleep(0.2)
 
 

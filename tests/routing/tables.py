@@ -7,7 +7,7 @@ from statistics import median
 
 from tests.bench.tables import Grid
 from tests.routing.measured import BUSY_LIMIT, Figures, Result, Run
-from tests.routing.verdict import Verdict, verdicts
+from tests.routing.verdict import Ratio, Verdict, verdicts
 
 HEADERS = (
     *("system", "seeds", "lost", "hit", "TTFT mean s", "p50", "p90", "p99", "TPOT p90 ms"),
@@ -77,11 +77,17 @@ def _target_row(verdict: Verdict) -> list[str]:
         f"{verdict.shape}, {verdict.load}",
         f"{target.figure.name}, {target.mode}",
         verdict.against,
-        "" if ratio is None else f"{ratio.middle:.2f} ({ratio.low:.2f}–{ratio.high:.2f})",
+        "" if ratio is None else _ratio(ratio),
         "" if ratio is None else str(ratio.seeds),
         f"{target.limit:g}",
         met,
     ]
+
+
+def _ratio(ratio: Ratio) -> str:
+    """Without its interval where there is nothing to draw: one run as a whole."""
+    spread = f" ({ratio.low:.2f}–{ratio.high:.2f})" if ratio.low < ratio.high else ""
+    return f"{ratio.middle:.2f}{spread}"
 
 
 def faults(result: Result) -> list[str]:
