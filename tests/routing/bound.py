@@ -107,7 +107,6 @@ def endless(cell: Cell, work: Work) -> Run:
         max_model_len=blocks * block_tokens,
         step=STEP,
     )
-    # Sessions are dealt to slots in advance here, so the end of the run says nothing.
     config = RouterConfig(prefill_throughput=PREFILL_TPS, kv_connector="none")
     options = VirtualOptions((engine,) * cell.shape.engines, block_tokens, timeout_s=PATIENCE_S)
     run = simulate(plan_slots(source, slots), Router(config), options)
@@ -116,6 +115,7 @@ def endless(cell: Cell, work: Work) -> Run:
         for row in run.rows
         if row.ttft_s is not None and row.tpot_s is not None
     ]
+    # Here sessions are dealt to slots in advance, so the end of the run would say nothing.
     return _row(cell, work, ENDLESS, answered)
 
 

@@ -24,6 +24,8 @@ from tests.routing.systems import Site, System
 REQUEST_LIMIT_S = 900.0
 RUN_LIMIT_S = 14_400.0
 """Longest answer, and longest run, in engine time; beyond them requests count as lost."""
+SETTLE_S = 2.0
+"""From a router's first answer to the first request: it may know only some of the engines yet."""
 LEAST_LIMIT_S = 60.0
 """Of real time: no request is given up earlier, however fast the engines are."""
 
@@ -77,6 +79,7 @@ class Runner:
         with children.stopped_at_the_end():
             try:
                 targets = self._start(systems, children)
+                time.sleep(SETTLE_S)
                 clients = [
                     self._client(children, system, target, trace, work.at_a_time, cell.seed)
                     for system, target in targets.items()

@@ -85,9 +85,9 @@ def _target_row(verdict: Verdict) -> list[str]:
 
 
 def _ratio(ratio: Ratio) -> str:
-    """Without its interval where there is nothing to draw: one run as a whole."""
-    spread = f" ({ratio.low:.2f}–{ratio.high:.2f})" if ratio.low < ratio.high else ""
-    return f"{ratio.middle:.2f}{spread}"
+    """Without its interval where that is nothing: of one run as a whole."""
+    low, high = f"{ratio.low:.2f}", f"{ratio.high:.2f}"
+    return f"{ratio.middle:.2f}" + ("" if low == high else f" ({low}–{high})")
 
 
 def faults(result: Result) -> list[str]:
