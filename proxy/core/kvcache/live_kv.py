@@ -90,7 +90,7 @@ class ReturnCurve:
 
     def _reckon(self, idle: list[float]) -> None:
         """S(k), the part of idle times that go beyond bin k; the chance is 1 - S(end) / S."""
-        if sum(self._returned) + sum(self._left) > MOST_SEEN:
+        if math.fsum(self._returned) + math.fsum(self._left) > MOST_SEEN:
             self._returned = [count / 2.0 for count in self._returned]
             self._left = [count / 2.0 for count in self._left]
         reached = 0.0
