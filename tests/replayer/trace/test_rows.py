@@ -57,6 +57,13 @@ def test_a_bad_field_is_named_with_file_line_and_what_is_allowed(tmp_path, bad, 
         (b'{"trace":{"time_unit":"s"}}\n{}', 'time_unit: must be "ms"'),
         (b'{"trace":{"hash_scope":"x"}}\n{}', 'hash_scope: must be "global" or "session"'),
         (b'{"trace":5}\n{}', "trace: must be an object"),
+        (b"ContextTokens,GeneratedTokens\n1", ":2: line: must have 2 columns, not 1"),
+        (b"a,b\n1,2", ":2: format: must be one of superset, mooncake"),
+        (
+            b"TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,5,5",
+            ':2: TIMESTAMP: must be a date and time as in 2023-11-16 18:17:03.97, not "noon"',
+        ),
+        (b"ContextTokens,TIMESTAMP\nmany,2023-11-16", "ContextTokens: must be an integer >= 1"),
         (b"\x1f\x8bnot gzip", "cannot be read"),
     ],
 )
