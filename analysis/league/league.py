@@ -17,7 +17,7 @@ from analysis.league.closed import HORIZON_S, KV_TOKENS, REGIME, ClosedLoad, clo
 from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.profiles import PROFILES
-from analysis.league.scale import REGIMES, Bench, load_doubt
+from analysis.league.scale import REGIMES, Bench, cell_doubt
 from analysis.league.simulate import Task, run_task
 from analysis.rivals.registry import BASELINE, RIVALS
 from replayer.arguments import InputError
@@ -181,7 +181,7 @@ def _doubts(rows: list[dict[str, Any]]) -> dict[Cell, str]:
     for row in rows:
         if row["perturb"] == "none":
             cells.setdefault((row["regime"], row["perturb"], row["load"]), []).append(row)
-    found = {cell: load_doubt(cell[2], part) for cell, part in cells.items()}
+    found = {cell: cell_doubt(cell[0], cell[2], part) for cell, part in cells.items()}
     return {cell: doubt for cell, doubt in found.items() if doubt}
 
 

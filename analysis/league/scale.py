@@ -11,8 +11,8 @@ set of `exceeds` is smaller (every row has its ratio): a fleet whose KV were exc
 the load could not take twice that load. Where it cannot exceed the KV even so, as the longest
 prompt alone needs much of an engine's, the scale says so.
 
-Every row says how far its policy kept up. `load_doubt` holds the baseline's against the load that
-a cell claims.
+Every row says how far its policy kept up and how large its working set was. `cell_doubt` holds the
+baseline's against what a cell claims.
 """
 
 from __future__ import annotations
@@ -176,19 +176,28 @@ def given_scale(text: str) -> Scale:
     return Scale("given", positive(kv_tokens), positive(rate), 0.0)
 
 
-def load_doubt(load: float, rows: Sequence[dict[str, Any]]) -> str:
-    """Say what speaks against a cell's load by its rows; empty if nothing does.
+def cell_doubt(regime: str, load: float, rows: Sequence[dict[str, Any]]) -> str:
+    """Say what speaks against a cell's load or regime by its rows; empty if nothing does.
 
     Load 1.0 is where the baseline just keeps up: below it does, above it does not. Without rows of
     the baseline the policy that keeps up best takes its place.
     """
-    done: dict[str, float] = {}
-    for policy in {row["policy"] for row in rows}:
-        done[policy] = fmean(row["work_done_ratio"] for row in rows if row["policy"] == policy)
+    done = _means(rows, "work_done_ratio")
     best = BASELINE if BASELINE in done else max(done, key=lambda policy: done[policy])
     least = LEAST_DONE_RATIO if load < 1.0 - NEAR_ONE else LEAST_DONE_RATIO_AT_ONE
     if load <= 1.0 + NEAR_ONE and done[best] < least:
         return f"{best} has done {done[best]:.0%} of its work at the horizon: the load is higher"
     if load >= 1.0 and done[best] > MOST_DONE_RATIO and best == BASELINE:
         return f"{best} has done {done[best]:.1%} of its work at the horizon: the load is lower"
+    held = _means(rows, "working_set_ratio")[best]
+    if regime == "exceeds" and load >= EXCEEDS_LOAD and held <= 1.0:
+        return f"the working set is {held:.2f} of the fleet's KV"
     return ""
+
+
+def _means(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
+    """Return the mean of a figure by policy."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        values.setdefault(row["policy"], []).append(row[name])
+    return {policy: fmean(found) for policy, found in values.items()}

@@ -9,7 +9,7 @@ import pytest
 from analysis.cli import main
 from analysis.league.fleet import EngineFleet, engines
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.scale import KEEP_UP_RATIO, Bench, ScaleError, exceeds, load_doubt
+from analysis.league.scale import KEEP_UP_RATIO, Bench, ScaleError, cell_doubt, exceeds
 from analysis.rivals.registry import BASELINE
 from replayer.trace.loaders import TraceRequest
 from replayer.virtual.arrivals import LoadRules
@@ -75,8 +75,8 @@ def test_a_working_set_that_cannot_exceed_the_kv_is_told() -> None:
     assert "60,020 tokens" in scale.doubt
 
 
-def _row(policy: str, done: float) -> dict[str, Any]:
-    return {"policy": policy, "work_done_ratio": done}
+def _row(policy: str, done: float, held: float = 1.2) -> dict[str, Any]:
+    return {"policy": policy, "work_done_ratio": done, "working_set_ratio": held}
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,22 @@ def _row(policy: str, done: float) -> dict[str, Any]:
 )
 def test_a_cell_is_held_against_its_load(load: float, done: float, doubted: str) -> None:
     rows = [_row(BASELINE, done), _row(BASELINE, done), _row("cost", 0.2)]
-    doubt = load_doubt(load, rows)
+    doubt = cell_doubt("fits", load, rows)
     assert doubt.endswith(doubted)
     assert bool(doubt) == bool(doubted)
 
 
+def test_a_cell_of_exceeds_that_does_not_exceed_is_marked() -> None:
+    rows = [_row(BASELINE, 0.95, 0.4)]
+    assert "0.40 of the fleet's KV" in cell_doubt("exceeds", 0.8, rows)
+    assert cell_doubt("exceeds", 0.5, rows) == cell_doubt("fits", 0.8, rows) == ""
+    assert cell_doubt("exceeds", 0.8, [_row(BASELINE, 0.95)]) == ""
+
+
 def test_without_the_baseline_the_policy_that_keeps_up_best_speaks() -> None:
     rows = [_row("cost", 0.97), _row("smetric", 0.5)]
-    assert load_doubt(0.5, rows) == load_doubt(1.0, rows) == ""
-    assert "smetric" in load_doubt(0.5, rows[1:])
+    assert cell_doubt("fits", 0.5, rows) == cell_doubt("fits", 1.0, rows) == ""
+    assert "smetric" in cell_doubt("fits", 0.5, rows[1:])
 
 
 def test_a_quarter_of_the_kv_still_takes_the_longest_request() -> None:
