@@ -17,7 +17,7 @@ from analysis.league.closed import HORIZON_S, KV_TOKENS, REGIME, ClosedLoad, clo
 from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.profiles import PROFILES
-from analysis.league.scale import REGIMES, Bench, cell_doubt
+from analysis.league.scale import REGIMES, Bench, cell_doubt, scale_work_tokens
 from analysis.league.simulate import Task, run_task
 from analysis.rivals.registry import BASELINE, RIVALS
 from replayer.arguments import InputError
@@ -172,17 +172,26 @@ def run_league(options: LeagueOptions, progress: Callable[[int, int], None]) -> 
         for row in pool.imap(_row, tasks, 1):
             rows.append(row)
             progress(len(rows), len(tasks))
-    return League(scales, rows, _read().left_out, {} if options.closed else _doubts(rows))
+    return League(scales, rows, _read().left_out, _doubts(options, scales, rows))
 
 
-def _doubts(rows: list[dict[str, Any]]) -> dict[Cell, str]:
-    """What speaks against the load of each cell; a perturbed one is not the load's to keep."""
+def _doubts(
+    options: LeagueOptions, scales: list[Scale], rows: list[dict[str, Any]]
+) -> dict[Cell, str]:
+    """What speaks against each cell; of a perturbed one and of a closed loop nothing is claimed."""
+    tokens = {}
+    for one in scales:
+        rules = LoadRules(one.rate, options.horizon_s, think_cap_s=options.think_cap_s)
+        tokens[one.regime] = scale_work_tokens(_read(), rules)
     cells: dict[Cell, list[dict[str, Any]]] = {}
     for row in rows:
-        if row["perturb"] == "none":
+        if row["perturb"] == "none" and row["regime"] in tokens:
             cells.setdefault((row["regime"], row["perturb"], row["load"]), []).append(row)
-    found = {cell: cell_doubt(cell[0], cell[2], part) for cell, part in cells.items()}
-    return {cell: doubt for cell, doubt in found.items() if doubt}
+    found = {}
+    for (regime, perturb, load), part in cells.items():
+        if doubt := cell_doubt(regime, load, part, tokens[regime]):
+            found[regime, perturb, load] = doubt
+    return found
 
 
 def _seeds(options: LeagueOptions) -> range:

@@ -49,9 +49,12 @@ RAISE = 2.0
 ROUNDS = 6
 NEAR_ONE = 0.1
 """A load this near 1.0 may be a little above or below what the baseline keeps up with."""
-LEAST_DONE_RATIO, LEAST_DONE_RATIO_AT_ONE, MOST_DONE_RATIO = 0.9, 0.75, 0.995
-"""The share of its work that the baseline does by the horizon at a load below 1.0, at it, at it or
-above, in a cell that has the load it claims."""
+LEAST_DONE_RATIO, LEAST_DONE_RATIO_AT_ONE = 0.9, 0.75
+"""The share of its work that the baseline does by the horizon at a load below 1.0, and at it."""
+MOST_GOODPUT_RATIO = 0.95
+"""The baseline's goodput at load 1.0 or above is no higher: there it is late at times."""
+OFF_FACTOR = 1.25
+"""A cell may offer so many times more work than its load says, or less: sessions differ."""
 
 
 class ScaleError(InputError):
@@ -176,19 +179,31 @@ def given_scale(text: str) -> Scale:
     return Scale("given", positive(kv_tokens), positive(rate), 0.0)
 
 
-def cell_doubt(regime: str, load: float, rows: Sequence[dict[str, Any]]) -> str:
+def scale_work_tokens(source: Source, rules: LoadRules) -> int:
+    """Return the work that a rate offers within the horizon, on the seed of the search."""
+    return sum(one.turn.work_tokens for one in plan(source, replace(rules, seed=SCALE_SEED)))
+
+
+def cell_doubt(
+    regime: str, load: float, rows: Sequence[dict[str, Any]], scale_tokens: float
+) -> str:
     """Say what speaks against a cell's load or regime by its rows; empty if nothing does.
 
-    Load 1.0 is where the baseline just keeps up: below it does, above it does not. Without rows of
-    the baseline the policy that keeps up best takes its place.
+    `scale_tokens`: the work that load 1.0 offers. Load 1.0 is where the baseline just keeps up:
+    below it does, above it does not. Without rows of the baseline the policy that keeps up best
+    takes its place.
     """
+    offered = fmean(row["work_tokens"] for row in rows) / max(1.0, load * scale_tokens)
+    if not 1.0 / OFF_FACTOR <= offered <= OFF_FACTOR:
+        return f"the requests of these seeds are {offered:.2f} times the work of this load"
     done = _means(rows, "work_done_ratio")
     best = BASELINE if BASELINE in done else max(done, key=lambda policy: done[policy])
     least = LEAST_DONE_RATIO if load < 1.0 - NEAR_ONE else LEAST_DONE_RATIO_AT_ONE
     if load <= 1.0 + NEAR_ONE and done[best] < least:
         return f"{best} has done {done[best]:.0%} of its work at the horizon: the load is higher"
-    if load >= 1.0 and done[best] > MOST_DONE_RATIO and best == BASELINE:
-        return f"{best} has done {done[best]:.1%} of its work at the horizon: the load is lower"
+    goodput = _means(rows, "goodput_ratio")[best]
+    if load >= 1.0 and best == BASELINE and goodput > MOST_GOODPUT_RATIO:
+        return f"{best} has a goodput of {goodput:.0%}: the load is lower"
     held = _means(rows, "working_set_ratio")[best]
     if regime == "exceeds" and load >= EXCEEDS_LOAD and held <= 1.0:
         return f"the working set is {held:.2f} of the fleet's KV"

@@ -144,6 +144,7 @@ def figures(
         "evicted_blocks": run.evicted_blocks,
         "drift": run.drift,
         "rate": rules.rate if isinstance(rules, LoadRules) else rules.units / run.makespan_s,
+        "work_tokens": sum(one.turn.work_tokens for one in planned),
         "work_done_ratio": work_done_ratio(run.rows, horizon_s) if is_open else None,
         "working_set_ratio": working_set_tokens(run.rows, horizon_s) / kv_tokens,
     }

@@ -46,6 +46,11 @@ class TraceTurn:
     delay_s: float
     offset_s: float
 
+    @property
+    def work_tokens(self) -> int:
+        """The least that an engine has to compute for it: new tokens and output."""
+        return self.new_tokens + self.output_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:

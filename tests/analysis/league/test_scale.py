@@ -75,35 +75,53 @@ def test_a_working_set_that_cannot_exceed_the_kv_is_told() -> None:
     assert "60,020 tokens" in scale.doubt
 
 
-def _row(policy: str, done: float, held: float = 1.2) -> dict[str, Any]:
-    return {"policy": policy, "work_done_ratio": done, "working_set_ratio": held}
+def _row(policy: str, done: float, **values: float) -> dict[str, Any]:
+    usual = {"work_tokens": 1e6, "goodput_ratio": 0.5, "working_set_ratio": 1.2}
+    return {"policy": policy, "work_done_ratio": done, **usual, **values}
+
+
+def _doubt(regime: str, load: float, rows: list[dict[str, Any]]) -> str:
+    return cell_doubt(regime, load, rows, 1e6 / load)
 
 
 @pytest.mark.parametrize(
     ("load", "done", "doubted"),
     [
         *((0.5, 1.0, ""), (0.5, 0.7, "higher"), (0.8, 0.85, "higher")),
-        *((1.0, 0.95, ""), (1.0, 0.5, "higher"), (1.0, 0.999, "lower"), (1.5, 0.4, "")),
+        *((1.0, 0.95, ""), (1.0, 0.5, "higher"), (1.5, 0.4, "")),
     ],
 )
 def test_a_cell_is_held_against_its_load(load: float, done: float, doubted: str) -> None:
     rows = [_row(BASELINE, done), _row(BASELINE, done), _row("cost", 0.2)]
-    doubt = cell_doubt("fits", load, rows)
+    doubt = _doubt("fits", load, rows)
     assert doubt.endswith(doubted)
     assert bool(doubt) == bool(doubted)
 
 
 def test_a_cell_of_exceeds_that_does_not_exceed_is_marked() -> None:
-    rows = [_row(BASELINE, 0.95, 0.4)]
-    assert "0.40 of the fleet's KV" in cell_doubt("exceeds", 0.8, rows)
-    assert cell_doubt("exceeds", 0.5, rows) == cell_doubt("fits", 0.8, rows) == ""
-    assert cell_doubt("exceeds", 0.8, [_row(BASELINE, 0.95)]) == ""
+    rows = [_row(BASELINE, 0.95, working_set_ratio=0.4)]
+    assert "0.40 of the fleet's KV" in _doubt("exceeds", 0.8, rows)
+    assert _doubt("exceeds", 0.5, rows) == _doubt("fits", 0.8, rows) == ""
+    assert _doubt("exceeds", 0.8, [_row(BASELINE, 0.95)]) == ""
+
+
+def test_a_load_that_the_baseline_does_not_feel_is_marked() -> None:
+    rows = [_row(BASELINE, 1.0, goodput_ratio=0.99), _row("cost", 1.0, goodput_ratio=1.0)]
+    assert _doubt("fits", 1.0, rows).endswith("lower")
+    assert _doubt("fits", 0.8, rows) == _doubt("fits", 1.0, rows[1:]) == ""
+
+
+@pytest.mark.parametrize(("offered", "doubted"), [(0.7, True), (0.9, False), (1.4, True)])
+def test_seeds_that_offer_another_load_are_marked(offered: float, doubted: bool) -> None:
+    rows = [_row(BASELINE, 1.0, work_tokens=1e6), _row(BASELINE, 1.0, work_tokens=2e6)]
+    doubt = cell_doubt("fits", 0.5, rows, 1.5e6 / 0.5 / offered)
+    assert (f"{offered:.2f} times" in doubt) == doubted
 
 
 def test_without_the_baseline_the_policy_that_keeps_up_best_speaks() -> None:
     rows = [_row("cost", 0.97), _row("smetric", 0.5)]
-    assert cell_doubt("fits", 0.5, rows) == cell_doubt("fits", 1.0, rows) == ""
-    assert "smetric" in cell_doubt("fits", 0.5, rows[1:])
+    assert _doubt("fits", 0.5, rows) == _doubt("fits", 1.0, rows) == ""
+    assert "smetric" in _doubt("fits", 0.5, rows[1:])
 
 
 def test_a_quarter_of_the_kv_still_takes_the_longest_request() -> None:
