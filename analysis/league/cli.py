@@ -128,7 +128,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         closed=options.closed,
         kv_tokens=options.kv_tokens,
     )
-    with Progress(console=Console(file=sys.stderr), transient=True) as bar:
+    shown = Console(file=sys.stderr)
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
         line = bar.add_task("league", total=None)
         league = run_league(wanted, lambda n, of: bar.update(line, completed=n, total=of))
     # Lines of the table are never cut or wrapped, even if the terminal is narrower.

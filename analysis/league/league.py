@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.league.closed import HORIZON_S, KV_TOKENS, REGIME, ClosedLoad, closed_source
+from analysis.league.closed import (
+    HORIZON_S,
+    KV_TOKENS,
+    OUTPUT_TOKENS,
+    REGIME,
+    ClosedLoad,
+    closed_source,
+)
 from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.perturbations import PERTURBATIONS
 from analysis.league.profiles import PROFILES
@@ -59,7 +66,7 @@ class LeagueOptions:
     kv_tokens: int = KV_TOKENS
 
     def check(self) -> None:
-        """Raise LeagueError for an unknown name."""
+        """Raise LeagueError for an unknown name, or engines too small for any request."""
         for option, names, known in (
             ("policies", self.policies, RIVALS.keys()),
             ("regime", self.regimes, REGIMES.keys()),
@@ -69,6 +76,10 @@ class LeagueOptions:
             wrong = [name for name in names if name not in known]
             if wrong:
                 raise LeagueError(f"--{option}: must be of {', '.join(known)}, not {wrong[0]}")
+        if self.closed and self.kv_tokens <= OUTPUT_TOKENS:
+            raise LeagueError(
+                f"--kv-tokens: must be more than an answer's {OUTPUT_TOKENS}, not {self.kv_tokens}"
+            )
 
     def load(self) -> Source:
         """Read the trace, as far as it is this league's load."""

@@ -6,7 +6,9 @@ late in every percentile and mean (null in JSON). Goodput: the share of requests
 2 s plus 0.1 ms per new token, new to an infinite cache of the session, and TPOT within 50 ms.
 `hit_ratio` is the share of the answered prompts' tokens that no engine computed, `hit_error_ratio`
 how far the part of a prompt that was predicted to be cached is from the one that was, as a mean
-over prompts computed where they decode. `work_done_ratio`: see the function.
+over prompts computed where they decode (`late`: without the first 100), `ttft_error` how far the
+predicted TTFT is from the realised one, as a part of it, without the first 50. `work_done_ratio`:
+see the function.
 
 A closed loop has no horizon: all its requests count.
 """
@@ -29,6 +31,8 @@ from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun, keeps_slo
 
 WARM_UP_RATIO = 0.25
+LATE_HITS, LATE_TTFT = 100, 50
+"""Requests from which on predictions should hold: the models have seen that many."""
 PREFILL_THROUGHPUT = 20_000.0
 
 
@@ -124,6 +128,7 @@ def figures(
     e2e_s = sorted(math.inf if row.e2e_s is None else row.e2e_s for row in rows)
     prompt = sum(row.prompt_tokens for row in run.rows if row.ttft_s is not None)
     computed = sum(row.computed_tokens for row in run.rows if row.ttft_s is not None)
+    by_arrival = sorted(run.rows, key=lambda row: row.arrival_s)
     return {
         "requests": len(rows),
         "requests_run": len(run.rows),
@@ -136,6 +141,8 @@ def figures(
         "makespan_s": run.makespan_s,
         "hit_ratio": 1.0 - computed / max(1, prompt),
         "hit_error_ratio": hit_error_ratio(run.rows),
+        "hit_error_late_ratio": hit_error_ratio(by_arrival[LATE_HITS:]),
+        "ttft_error": ttft_error(by_arrival[LATE_TTFT:]),
         "offloads": sum(row.prefill is not None for row in run.rows),
         "fallbacks": sum(row.fallback is not None for row in run.rows),
         "hedges": sum(row.hedge is not None for row in run.rows),
@@ -161,6 +168,19 @@ def hit_error_ratio(rows: Sequence[VirtualRow]) -> float | None:
         if row.ttft_s is not None and row.prefill is None
     ]
     return math.fsum(found) / len(found) if found else None
+
+
+def ttft_error(rows: Sequence[VirtualRow]) -> dict[str, float | None]:
+    """Return the distribution of the distance of predicted and realised TTFT, as a part of this.
+
+    Of requests that were answered where they were first placed.
+    """
+    found = [
+        abs(row.predicted_ttft_s / row.ttft_s - 1.0)
+        for row in rows
+        if row.ttft_s and row.predicted_ttft_s is not None and not (row.rejects or row.retries)
+    ]
+    return spread(sorted(found), (50, 90))
 
 
 def work_done_ratio(rows: Sequence[VirtualRow], horizon_s: float) -> float:

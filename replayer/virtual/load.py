@@ -95,8 +95,8 @@ def load_source(
     requests, left_out = servable(list(read_trace(path)), serves)
     if not requests:
         raise TraceError(
-            f"{path}: must have a prompt that an engine can serve in time; the shortest has "
-            f"{left_out.shortest_tokens:,} tokens"
+            f"{path}: must have a prompt that an engine can hold and serve in time; "
+            f"the shortest has {left_out.shortest_tokens:,} tokens"
         )
     return replace(as_source(requests, block_tokens), left_out=left_out)
 

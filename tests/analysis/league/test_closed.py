@@ -52,11 +52,21 @@ def test_a_wrong_load_is_one_line(wrong: str, capsys: pytest.CaptureFixture[str]
     assert "--closed" in told
 
 
+@pytest.mark.parametrize(
+    "wrong", ["--profile nothing", "--closed low --kv-tokens 400", "--closed low --policies nobody"]
+)
+def test_what_cannot_be_run_is_one_line(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["league", str(SAMPLE), *wrong.split()]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert wrong.split()[-2] in told
+
+
 def test_the_command_runs_closed_loops_on_foreign_engines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "rows.json"
-    options = "--profile foreign --closed 2/3,4/6 --instances 2 --policies cost,session-sticky"
+    options = "--profile foreign --closed 2/3,4/8 --instances 2 --policies cost,session-sticky"
     arguments = ["league", str(SAMPLE), *options.split(), "--seeds", "1", "--jobs", "1"]
     assert main([*arguments, f"--json={out}"]) == 0
     document = orjson.loads(out.read_bytes())
@@ -70,4 +80,7 @@ def test_the_command_runs_closed_loops_on_foreign_engines(
         assert row["failures"] == row["offloads"] == row["drift"] == 0
         assert 0.0 < row["hit_ratio"] < 1.0
         assert 0.0 <= row["hit_error_ratio"] < 0.2
+    # The smaller load has fewer than 50 requests, after which predictions are counted.
+    assert rows[0]["ttft_error"]["p50"] is None
+    assert 0.0 <= rows[2]["ttft_error"]["p50"] <= rows[2]["ttft_error"]["p90"]
     assert "closed, load 2" in capsys.readouterr().out
