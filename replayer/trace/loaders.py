@@ -32,6 +32,7 @@ SUPERSET_FIELDS = frozenset(
         *("input_tokens", "output_tokens", "hash_runs", "block_size", "messages", "prompt"),
     }
 )
+PROMPT_FIELDS = frozenset({"input_length", "input_tokens", "messages", "prompt"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +159,12 @@ def _read_superset(row: Row, meta: Meta) -> TraceRequest:
     )
 
 
+def _is_superset(first: Mapping[str, Any]) -> bool:
+    return bool(SUPERSET_FIELDS & first.keys() and PROMPT_FIELDS & first.keys())
+
+
 LOADERS: dict[str, Loader] = {
-    "superset": Loader(lambda first: bool(SUPERSET_FIELDS & first.keys()), _read_superset),
+    "superset": Loader(_is_superset, _read_superset),
     "mooncake": Loader(lambda first: {"timestamp", "input_length"} <= first.keys(), _read_mooncake),
     "azure": Loader(lambda first: "ContextTokens" in first, _read_azure, is_dated=True),
     "vidur": Loader(lambda first: "num_prefill_tokens" in first, _read_vidur),
