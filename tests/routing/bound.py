@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from proxy.core.config import RouterConfig
 from proxy.core.routing.router import Router
@@ -43,19 +42,15 @@ PATIENCE_S = 3_600.0
 """Of the virtual clients: they wait for every answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class MockerStep(StepCost):
-    """Step time of the engines of a run: prefill and decode each have a part of their own."""
-
-    def step_s(self, prefill_tokens: int, pairs: float, decodes: int, kv_tokens: int) -> float:
-        """Duration in seconds; a prefill does not depend on its context."""
-        del pairs
-        prefill_s = PREFILL_BASE_S + self.a1 * prefill_tokens if prefill_tokens else 0.0
-        decode_s = self.a0 + self.a3 * kv_tokens if decodes else 0.0
-        return prefill_s + decode_s
-
-
-STEP = MockerStep(a0=STEP_BASE_S, a1=1.0 / PREFILL_TPS, a2=0.0, a3=STEP_S_PER_KV_TOKEN, a4=0.0)
+STEP = StepCost(
+    a0=0.0,
+    a1=1.0 / PREFILL_TPS,
+    a2=0.0,
+    a3=STEP_S_PER_KV_TOKEN,
+    a4=0.0,
+    prefill_s=PREFILL_BASE_S,
+    token_s=STEP_BASE_S,
+)
 
 
 def bounds(cell: Cell, work: Work) -> list[Run]:
