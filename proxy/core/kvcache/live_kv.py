@@ -27,11 +27,11 @@ PRIOR_RETURNS: Final = 0.05
 """Of one session in each bin: what is assumed of idle times that nobody has reached."""
 MOST_SEEN: Final = 4096.0
 """Idle times remembered: beyond it all counts are halved."""
-RENEWED_AFTER: Final = 16
+RENEWED_AFTER, RENEWED_RATIO = 16, 1 / 32
 RENEWED_S: Final = 5.0
-"""The curve is reckoned anew after so many idle times, or so much time with any."""
-WEIGHED_S: Final = 1.0
-"""An instance's live KV is weighed anew after this time."""
+"""The curve is reckoned anew after so many idle times, of all that are remembered, or so long."""
+WEIGHED_S: Final = 2.0
+"""An instance's idle sessions are weighed anew after this time."""
 LEAST_WIDTH_S: Final = 1.0
 WIDTH_RATIO: Final = 0.125
 """A bucket of idle sessions is at most this part of its age wide, or LEAST_WIDTH_S."""
@@ -47,12 +47,9 @@ def bin_of(idle_s: float) -> int:
 
 
 class ReturnCurve:
-    """The chance that a session comes back, by the time it has been idle.
+    """The chance that a session comes back, by the time it has been idle."""
 
-    `version` changes with the curve.
-    """
-
-    __slots__ = ("_chances", "_left", "_new", "_renewed_s", "_returned", "version")
+    __slots__ = ("_chances", "_left", "_new", "_renewed_s", "_returned", "_seen")
 
     def __init__(self) -> None:
         self._returned = [0.0] * BINS
@@ -60,7 +57,7 @@ class ReturnCurve:
         self._chances = [1.0] * BINS
         self._new = 0
         self._renewed_s = 0.0
-        self.version = 0
+        self._seen = 0.0
         self._reckon([0.0] * BINS)
 
     def returned(self, idle_s: float) -> None:
@@ -80,7 +77,8 @@ class ReturnCurve:
     def renew(self, idle: Iterable[LiveKv], now_s: float) -> None:
         """Reckon the curve anew if it is due; `idle`: of all instances."""
         waited_s = now_s - self._renewed_s
-        if self._new < RENEWED_AFTER and 0.0 <= waited_s < RENEWED_S:
+        few = max(RENEWED_AFTER, RENEWED_RATIO * self._seen)
+        if self._new < few and 0.0 <= waited_s < RENEWED_S:
             return
         self._new, self._renewed_s = 0, now_s
         counts = [0.0] * BINS
@@ -90,7 +88,8 @@ class ReturnCurve:
 
     def _reckon(self, idle: list[float]) -> None:
         """S(k), the part of idle times that go beyond bin k; the chance is 1 - S(end) / S."""
-        if math.fsum(self._returned) + math.fsum(self._left) > MOST_SEEN:
+        self._seen = math.fsum(self._returned) + math.fsum(self._left)
+        if self._seen > MOST_SEEN:
             self._returned = [count / 2.0 for count in self._returned]
             self._left = [count / 2.0 for count in self._left]
         reached = 0.0
@@ -106,7 +105,6 @@ class ReturnCurve:
             # At the middle of the bin.
             self._chances[k] = 1.0 - beyond * math.sqrt(max(0.0, kept[k]))
             beyond *= max(0.0, kept[k])
-        self.version += 1
 
 
 class LiveKv:
@@ -120,7 +118,6 @@ class LiveKv:
         "_ends",
         "_starts",
         "_tokens",
-        "_version",
         "_weighed",
         "_weighed_s",
         "running",
@@ -134,7 +131,6 @@ class LiveKv:
         self._tokens: list[int] = []
         self._weighed = 0.0
         self._weighed_s = -math.inf
-        self._version = -1
 
     @property
     def idle_tokens(self) -> int:
@@ -154,7 +150,7 @@ class LiveKv:
             self._ends.append(at_s)
             self._counts.append(1)
             self._tokens.append(tokens)
-        self._weighed_s = -math.inf
+        self._weighed += tokens
         return at_s
 
     def leaves_idle(self, tokens: int, since_s: float) -> None:
@@ -164,11 +160,11 @@ class LiveKv:
         self._tokens[at] -= tokens
         if not self._counts[at]:
             del self._starts[at], self._ends[at], self._counts[at], self._tokens[at]
-        self._weighed_s = -math.inf
+        self._weighed = max(0.0, self._weighed - tokens) if self._starts else 0.0
 
     def tokens(self, curve: ReturnCurve, now_s: float) -> float:
         """Tokens that are or will be needed: of running sessions, and of idle ones by chance."""
-        if self._version != curve.version or not 0.0 <= now_s - self._weighed_s < WEIGHED_S:
+        if not 0.0 <= now_s - self._weighed_s < WEIGHED_S:
             self._weigh(curve, now_s)
         return self.running + self._weighed
 
@@ -184,7 +180,7 @@ class LiveKv:
         for at in range(len(self._starts)):
             idle_s = now_s - (self._starts[at] + self._ends[at]) / 2.0
             weighed += self._tokens[at] * curve.chance(idle_s)
-        self._weighed, self._weighed_s, self._version = weighed, now_s, curve.version
+        self._weighed, self._weighed_s = weighed, now_s
 
     def _merge(self, now_s: float) -> None:
         """Merge neighbours that are old enough to share a bucket."""

@@ -152,6 +152,7 @@ class Prices:
         self._turns = w.turns
         self._way_s = view.latency.way_s(free.prompt_tokens)
         self._kv = view.session_kv
+        self._kv_s: dict[int, tuple[float, float]] = {}
         self._may_split = (
             view.transfers.can_offload
             and view.facts.offloadable
@@ -165,11 +166,17 @@ class Prices:
         self._price()
 
     def _price(self) -> None:
-        """Fill the columns: this takes most of a decision's time."""
+        """Fill the columns: this takes most of a decision's time.
+
+        What the KV of others costs takes longest, and it is never below 0. So unless pairs are to
+        be priced, it is looked at only where the rest does not cost more than the cheapest place.
+        """
         costs_s, all_decoding_s = self.costs_s, self._decoding_s
         computing_s, waits_s, may_split = self._computing_s, self._waits_s, self._may_split
         least_p_s = least_d_s = math.inf
         for at in range(len(self._times)):
+            if may_split:
+                self._look_at_kv(at)
             ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s = self._terms(at)
             cost_s = ttft_s + harm_s + behind_s + decode_s + next_s + memory_s
             costs_s.append(cost_s)
@@ -181,12 +188,34 @@ class Prices:
                 least_p_s = min(least_p_s, cost_s - decode_s - next_s)
                 least_d_s = min(least_d_s, decoding_s)
         self._least_split_s = least_p_s + least_d_s
+        if not may_split and self._kv is not None:
+            home = self._free.place_of(self._view.home)
+            best = costs_s.index(min(costs_s))
+            for at in (best,) if home is None or home == best else (best, home):
+                costs_s[at] += self._look_at_kv(at)
+            least_s = min(costs_s[best], costs_s[home]) if home is not None else costs_s[best]
+            for at, cost_s in enumerate(costs_s):
+                if cost_s <= least_s + ALIKE_S and at not in self._kv_s:
+                    costs_s[at] += self._look_at_kv(at)
+                    least_s = min(least_s, costs_s[at])
+
+    def _look_at_kv(self, at: int) -> float:
+        """Price the KV that the prompt displaces there, and that does not fit from now on."""
+        free, kv, tokens = self._free, self._kv, self._prompt_tokens
+        kv_tokens = free.kv_tokens[at]
+        if kv is None or not kv_tokens:
+            return 0.0
+        name, hit = free.names[at], free.hit_tokens[at]
+        per_token_s = self._times[at].alone_s(tokens, 0) / tokens
+        displaced_s = self._displaced * per_token_s * kv.displaced_tokens(name, hit)
+        excess_s = self._turns * per_token_s * kv.excess_tokens(name, hit, kv_tokens)
+        self._kv_s[at] = displaced_s, excess_s
+        return displaced_s + excess_s
 
     def _terms(self, at: int) -> Terms:
-        """The cost terms of computing and decoding on one instance.
+        """The cost terms of computing and decoding on one instance, as far as it was looked at.
 
-        New KV displaces other sessions' KV where the cache is full. The output costs decode steps
-        on D, which take longer the more KV they read.
+        The output costs decode steps on D, which take longer the more KV they read.
         """
         free, times, prompt_tokens = self._free, self._times[at], self._prompt_tokens
         load, hit, full = free.loads[at], free.hit_tokens[at], free.kv_full[at]
@@ -210,11 +239,9 @@ class Prices:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
             memory_s = self._room * times.alone_s(TYPICAL, 0) * (in_use * in_use)
             memory_s += self._spread * full * times.alone_s(new, 0)
-            if self._kv is not None:
-                name, per_token_s = free.names[at], times.alone_s(prompt_tokens, 0) / prompt_tokens
-                memory_s += self._displaced * per_token_s * self._kv.displaced_tokens(name, hit)
-                excess = self._kv.excess_tokens(name, hit, kv_tokens)
-                next_s += self._turns * per_token_s * excess
+        if (kv_s := self._kv_s.get(at)) is not None:
+            memory_s += kv_s[0]
+            next_s += kv_s[1]
         return ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s
 
     def option(self, at: int) -> PricedOption:

@@ -13,8 +13,8 @@ from proxy.core.types import RequestFacts
 
 DOUBT_RATIO: Final = 1 / 7
 """Live KV is known to about this part of a cache."""
-CERTAIN: Final = 30.0
-"""Beyond so many times that part there is no doubt left."""
+CERTAIN: Final = 7.0
+"""Beyond so many times that part there is no doubt left: a thousandth of it."""
 
 
 class LiveSessionKv(SessionKv):
@@ -64,4 +64,6 @@ class LiveSessionKv(SessionKv):
 def _excess(tokens: float, doubt: float) -> float:
     """E[max(0, tokens)] where tokens are known to about `doubt`, as a softplus."""
     ratio = tokens / doubt
+    if ratio < -CERTAIN:
+        return 0.0
     return tokens if ratio > CERTAIN else doubt * math.log1p(math.exp(ratio))
