@@ -14,7 +14,7 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count, product
 from pathlib import Path
@@ -160,19 +160,21 @@ def measure(case: Case, repeats: int, batch: int, sessions: int) -> Cost:
     """The median cost of each step."""
     traffic, estimator = Traffic(case.size), TokenEstimator()
     router = busy_router(case, traffic, estimator, sessions)
-    clock = count(1)
-    samples = [_once(router, estimator, traffic.batch(batch), clock) for _ in range(repeats + 1)]
+    now_s, samples = 1.0, []
+    for _ in range(repeats + 1):
+        samples.append(_once(router, estimator, traffic.batch(batch), now_s))
+        now_s += batch / case.instances  # each instance has a request per second
     samples = samples[1:]  # the first one warms the caches
     return Cost(case, {step: median(sample[step] for sample in samples) for step in STEPS})
 
 
 def _once(
-    router: Router, estimator: TokenEstimator, raws: Sequence[bytes], clock: Iterator[int]
+    router: Router, estimator: TokenEstimator, raws: Sequence[bytes], now_s: float
 ) -> dict[str, float]:
     """A batch of requests, step by step: all are parsed, then all admitted, and so on."""
-    now_s, spent = float(next(clock)), {}
+    spent = {}
     parsed, spent["parse"] = _timed(lambda: [orjson.loads(raw) for raw in raws])
-    names = [f"session-{now_s:.0f}-{i}" for i in range(len(raws))]
+    names = [f"session-{now_s}-{i}" for i in range(len(raws))]
     pairs = list(zip(parsed, names, strict=True))
     facts, facts_s = _timed(lambda: [facts_of(estimator, body, name) for body, name in pairs])
     texts = [prompt_bytes(body) or b"" for body in parsed]

@@ -74,6 +74,10 @@ class ReturnCurve:
         """The chance 0..1 that a session comes back which has been idle for this time."""
         return self._chances[bin_of(idle_s)]
 
+    def chance_in(self, k: int) -> float:
+        """`chance` in a bin."""
+        return self._chances[k]
+
     def renew(self, idle: Iterable[LiveKv], now_s: float) -> None:
         """Reckon the curve anew if it is due; `idle`: of all instances."""
         waited_s = now_s - self._renewed_s
@@ -83,7 +87,7 @@ class ReturnCurve:
         self._new, self._renewed_s = 0, now_s
         counts = [0.0] * BINS
         for live in idle:
-            live.count(counts, now_s)
+            live.count(counts, self, now_s)
         self._reckon(counts)
 
     def _reckon(self, idle: list[float]) -> None:
@@ -114,6 +118,7 @@ class LiveKv:
     """
 
     __slots__ = (
+        "_by_bin",
         "_counts",
         "_ends",
         "_starts",
@@ -131,6 +136,7 @@ class LiveKv:
         self._tokens: list[int] = []
         self._weighed = 0.0
         self._weighed_s = -math.inf
+        self._by_bin = [0] * BINS
 
     @property
     def idle_tokens(self) -> int:
@@ -168,19 +174,20 @@ class LiveKv:
             self._weigh(curve, now_s)
         return self.running + self._weighed
 
-    def count(self, counts: list[float], now_s: float) -> None:
-        """Add the idle sessions to the counts of each bin."""
-        for at in range(len(self._starts)):
-            idle_s = now_s - (self._starts[at] + self._ends[at]) / 2.0
-            counts[bin_of(idle_s)] += self._counts[at]
+    def count(self, counts: list[float], curve: ReturnCurve, now_s: float) -> None:
+        """Add the idle sessions to the counts of each bin, as of their last weighing."""
+        self.tokens(curve, now_s)
+        for k in range(BINS):
+            counts[k] += self._by_bin[k]
 
     def _weigh(self, curve: ReturnCurve, now_s: float) -> None:
         self._merge(now_s)
-        weighed = 0.0
+        weighed, by_bin = 0.0, [0] * BINS
         for at in range(len(self._starts)):
-            idle_s = now_s - (self._starts[at] + self._ends[at]) / 2.0
-            weighed += self._tokens[at] * curve.chance(idle_s)
-        self._weighed, self._weighed_s = weighed, now_s
+            k = bin_of(now_s - (self._starts[at] + self._ends[at]) / 2.0)
+            by_bin[k] += self._counts[at]
+            weighed += self._tokens[at] * curve.chance_in(k)
+        self._weighed, self._weighed_s, self._by_bin = weighed, now_s, by_bin
 
     def _merge(self, now_s: float) -> None:
         """Merge neighbours that are old enough to share a bucket."""

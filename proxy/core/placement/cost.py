@@ -207,8 +207,9 @@ class Prices:
             return 0.0
         name, hit = free.names[at], free.hit_tokens[at]
         per_token_s = self._times[at].alone_s(tokens, 0) / tokens
-        displaced_s = self._displaced * per_token_s * kv.displaced_tokens(name, hit)
-        excess_s = self._turns * per_token_s * kv.excess_tokens(name, hit, kv_tokens)
+        displaced, excess = kv.tokens_too_much(name, hit, kv_tokens)
+        displaced_s = self._displaced * per_token_s * displaced
+        excess_s = self._turns * per_token_s * excess
         self._kv_s[at] = displaced_s, excess_s
         return displaced_s + excess_s
 

@@ -45,18 +45,15 @@ PINNED_RATIO = 0.3
 
 
 class SessionKv(ABC):
-    """The KV of the request's session among that of all others, on one instance by name.
-
-    `hit_tokens`: of the prompt that are there.
-    """
+    """The KV of the request's session among that of all others."""
 
     @abstractmethod
-    def displaced_tokens(self, name: str, hit_tokens: int) -> float:
-        """Tokens that the prompt displaces there and that are needed again, by chance."""
+    def tokens_too_much(self, name: str, hit_tokens: int, kv_tokens: int) -> tuple[float, float]:
+        """On an instance, tokens that are displaced now, and that do not fit from now on.
 
-    @abstractmethod
-    def excess_tokens(self, name: str, hit_tokens: int, kv_tokens: int) -> float:
-        """Tokens of live KV that do not fit there because the session lives there, on average."""
+        Displaced: by the prompt, of which `hit_tokens` are there, and needed again, by chance. Too
+        much: of live KV beyond `kv_tokens`, because the session lives there too, on average.
+        """
 
 
 @dataclass(slots=True, init=False)

@@ -6,6 +6,7 @@ import math
 from typing import Final
 
 from proxy.core.instances import InstanceStates
+from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.sessions import Sessions
 from proxy.core.placement.decision import SessionKv
@@ -32,23 +33,26 @@ class LiveSessionKv(SessionKv):
         self._sessions, self._prefixes, self._states = sessions, prefixes, states
         self._stay = sessions.stay(facts.session_id)
 
-    def displaced_tokens(self, name: str, hit_tokens: int) -> float:
+    def tokens_too_much(self, name: str, hit_tokens: int, kv_tokens: int) -> tuple[float, float]:
         """See `SessionKv`."""
+        cache = self._states.of(name).cache
+        displaced = self._displaced(cache, hit_tokens)
+        return displaced, self._excess(cache, hit_tokens, kv_tokens)
+
+    def _displaced(self, cache: EngineCache, hit_tokens: int) -> float:
         facts = self._facts
         if facts.block_tokens <= 0:
             return 0.0
-        cache, hit = self._states.of(name).cache, int(hit_tokens / facts.block_tokens)
+        hit = int(hit_tokens / facts.block_tokens)
         blocks, curve = 0.0, self._sessions.curve
         for count, used_s in self._prefixes.displaced(cache, facts.block_hashes, hit):
             blocks += count * curve.chance(self._now_s - used_s)
         return blocks * facts.block_tokens
 
-    def excess_tokens(self, name: str, hit_tokens: int, kv_tokens: int) -> float:
-        """See `SessionKv`."""
+    def _excess(self, cache: EngineCache, hit_tokens: int, kv_tokens: int) -> float:
         facts, stay, curve = self._facts, self._stay, self._sessions.curve
         if facts.session_id is None:
             return 0.0
-        cache = self._states.of(name).cache
         live = self._sessions.live(cache).tokens(curve, self._now_s)
         if stay is None:
             own = float(facts.prompt_tokens - hit_tokens)

@@ -46,8 +46,8 @@ def kv_of(r: Router, f: RequestFacts, now_s: float) -> LiveSessionKv:
 def test_where_there_is_room_nothing_is_displaced_and_nothing_too_much() -> None:
     r = router()
     kv = kv_of(r, facts("new", 2000), 0.0)
-    assert kv.displaced_tokens("a", 0) == 0.0
-    assert kv.excess_tokens("a", 0, KV_TOKENS) < 0.02 * KV_TOKENS
+    assert kv.tokens_too_much("a", 0, KV_TOKENS)[0] == 0.0
+    assert kv.tokens_too_much("a", 0, KV_TOKENS)[1] < 0.02 * KV_TOKENS
 
 
 def test_what_is_displaced_counts_by_the_chance_that_its_session_comes_back() -> None:
@@ -57,7 +57,7 @@ def test_what_is_displaced_counts_by_the_chance_that_its_session_comes_back() ->
         lives(r, f"old{at}", "a", 2000, 0.0)
         lives(r, f"young{at}", "b", 2000, 5000.0)
     kv = kv_of(r, facts("new", 4000), 5001.0)
-    old, young = (kv.displaced_tokens(name, 0) for name in "ab")
+    old, young = (kv.tokens_too_much(name, 0, KV_TOKENS)[0] for name in "ab")
     assert 0.0 < old < young <= 4000.0
 
 
@@ -67,7 +67,7 @@ def test_its_own_kv_is_not_displaced() -> None:
     lives(r, "mine", "a", 5000, 0.0)
     lives(r, "other", "a", 5000, 1.0)
     mine = facts("mine", 6000)
-    assert kv_of(r, mine, 2.0).displaced_tokens("a", 5000) == pytest.approx(
+    assert kv_of(r, mine, 2.0).tokens_too_much("a", 5000, KV_TOKENS)[0] == pytest.approx(
         1000 * r.sessions.curve.chance(1.0)
     )
 
@@ -77,8 +77,8 @@ def test_living_sessions_that_fill_a_cache_are_too_much_for_one_more() -> None:
     for at in range(6):
         lives(r, f"s{at}", "a", 2400, 0.0)
     kv = kv_of(r, facts("new", 3000), 1.0)
-    assert kv.excess_tokens("a", 0, KV_TOKENS) > 1500
-    assert kv.excess_tokens("b", 0, KV_TOKENS) < 100
+    assert kv.tokens_too_much("a", 0, KV_TOKENS)[1] > 1500
+    assert kv.tokens_too_much("b", 0, KV_TOKENS)[1] < 100
 
 
 def test_a_session_is_not_in_its_own_way() -> None:
@@ -87,7 +87,10 @@ def test_a_session_is_not_in_its_own_way() -> None:
     lives(r, "mine", "a", 8000, 0.0)
     lives(r, "other", "b", 8000, 0.0)
     kv = kv_of(r, facts("mine", 8100), 1.0)
-    at_home, elsewhere = kv.excess_tokens("a", 8000, KV_TOKENS), kv.excess_tokens("b", 0, KV_TOKENS)
+    at_home, elsewhere = (
+        kv.tokens_too_much("a", 8000, KV_TOKENS)[1],
+        kv.tokens_too_much("b", 0, KV_TOKENS)[1],
+    )
     assert at_home < elsewhere / 5
 
 
@@ -96,8 +99,8 @@ def test_a_request_without_a_session_does_not_come_back() -> None:
     lives(r, "other", "a", 9000, 0.0)
     f = facts("x", 5000)
     f.session_id = None
-    assert kv_of(r, f, 1.0).excess_tokens("a", 0, KV_TOKENS) == 0.0
-    assert kv_of(r, f, 1.0).displaced_tokens("a", 0) > 0.0
+    assert kv_of(r, f, 1.0).tokens_too_much("a", 0, KV_TOKENS)[1] == 0.0
+    assert kv_of(r, f, 1.0).tokens_too_much("a", 0, KV_TOKENS)[0] > 0.0
 
 
 def test_what_an_instance_lost_is_lost() -> None:
@@ -105,7 +108,7 @@ def test_what_an_instance_lost_is_lost() -> None:
     lives(r, "s", "a", 9000, 0.0)
     r.fleet.states.add("a")
     kv = kv_of(r, facts("new", 5000), 1.0)
-    assert kv.excess_tokens("a", 0, KV_TOKENS) < 0.1 * KV_TOKENS
+    assert kv.tokens_too_much("a", 0, KV_TOKENS)[1] < 0.1 * KV_TOKENS
     route = r.admit(facts("s", 1000), 1.0)
     assert isinstance(route, Route)
     r.finish(route, 2.0)
