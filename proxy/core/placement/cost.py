@@ -152,7 +152,9 @@ class Prices:
         self._turns = w.turns
         self._way_s = view.latency.way_s(free.prompt_tokens)
         self._kv = view.session_kv
-        self._kv_s: dict[int, tuple[float, float]] = {}
+        count = len(free)
+        self._is_looked_at = [False] * count
+        self._displaced_s, self._excess_s = [0.0] * count, [0.0] * count
         self._may_split = (
             view.transfers.can_offload
             and view.facts.offloadable
@@ -195,7 +197,7 @@ class Prices:
                 costs_s[at] += self._look_at_kv(at)
             least_s = min(costs_s[best], costs_s[home]) if home is not None else costs_s[best]
             for at, cost_s in enumerate(costs_s):
-                if cost_s <= least_s + ALIKE_S and at not in self._kv_s:
+                if cost_s <= least_s + ALIKE_S and not self._is_looked_at[at]:
                     costs_s[at] += self._look_at_kv(at)
                     least_s = min(least_s, costs_s[at])
 
@@ -208,9 +210,9 @@ class Prices:
         name, hit = free.names[at], free.hit_tokens[at]
         per_token_s = self._times[at].alone_s(tokens, 0) / tokens
         displaced, excess = kv.tokens_too_much(name, hit, kv_tokens)
-        displaced_s = self._displaced * per_token_s * displaced
-        excess_s = self._turns * per_token_s * excess
-        self._kv_s[at] = displaced_s, excess_s
+        self._is_looked_at[at] = True
+        self._displaced_s[at] = displaced_s = self._displaced * per_token_s * displaced
+        self._excess_s[at] = excess_s = self._turns * per_token_s * excess
         return displaced_s + excess_s
 
     def _terms(self, at: int) -> Terms:
@@ -235,14 +237,11 @@ class Prices:
         behind_s = self._arrivals * per_s * stall_s * (stall_s / 2 + wait_s)
         kv_after = load.decode_tokens + load.inbound_tokens + prompt_tokens
         decode_s = self._decode * times.step_s(kv_after)
-        next_s, memory_s = self._next_turn * busy, 0.0
+        next_s, memory_s = self._next_turn * busy + self._excess_s[at], self._displaced_s[at]
         if kv_tokens := free.kv_tokens[at]:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
-            memory_s = self._room * times.alone_s(TYPICAL, 0) * (in_use * in_use)
+            memory_s += self._room * times.alone_s(TYPICAL, 0) * (in_use * in_use)
             memory_s += self._spread * full * times.alone_s(new, 0)
-        if (kv_s := self._kv_s.get(at)) is not None:
-            memory_s += kv_s[0]
-            next_s += kv_s[1]
         return ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s
 
     def option(self, at: int) -> PricedOption:
