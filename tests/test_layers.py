@@ -233,6 +233,7 @@ TESTED_ELSEWHERE = {
     "proxy.core.routing.route": "test_router.py and test_lifecycle.py: every step of a route",
     "proxy.core.routing.waiting": "state/test_queue.py: let in, refused, gone, sent elsewhere",
     "proxy.fleet.instances": "scenarios/test_breaker.py: who goes, who comes back",
+    "proxy.fleet.kv_events": "scenarios/test_kv_events.py: gaps, restarts, dropped subscriptions",
     "proxy.fleet.probes": "scenarios/test_breaker.py, process/test_hot_restart.py",
     "proxy.net.server.handshakes": "net/test_tls.py: who does not shake hands is closed",
     "proxy.net.server.refusals": "net/server/test_connection.py and bad_input",

@@ -183,7 +183,10 @@ def packed(found: Examined | Unfit) -> bytes:
         {
             "fields": found.fields,
             "session": found.session,
-            "prompt": [prompt.model, prompt.bytes, prompt.ids, prompt.hashes, prompt.kept],
+            "prompt": [
+                *(prompt.model, prompt.bytes, prompt.ids, prompt.hashes),
+                *(prompt.kept, prompt.units),
+            ],
             "offloadable": prompt.offloadable,
             "put": {key: value.decode() for key, value in found.put.items()},
             "drop": found.drop,

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from proxy.core.types import BYTES_PER_TOKEN_PRIOR, RequestFacts
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR, UNIT_TOKENS, RequestFacts
 from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
 
 BLOCK_BYTES = 1024
@@ -49,8 +49,9 @@ of them can be looked at on the event loop."""
 _PROMPTS_MAX = 1024
 """Most prompts of one request that vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
 _KEPT_MAX = 1 << 40
-_IDS = "I"
+IDS, ID_BYTES = "I", 4
 """Array type of token ids: 4 bytes each, like a token of text by the prior."""
+_UNIT_BYTES = UNIT_TOKENS * ID_BYTES
 
 
 def session_identity(headers: Mapping[str, str], in_body: str | None) -> str | None:
@@ -165,7 +166,7 @@ def _token_ids(item: list[Any]) -> memoryview | None:
     if not item or not isinstance(item[0], int):
         return None
     try:
-        return memoryview(array(_IDS, item))
+        return memoryview(array(IDS, item))
     except (TypeError, OverflowError):  # not only ids; the engine will refuse the prompt
         return None
 
@@ -193,11 +194,23 @@ def _kept(most: Any) -> int:
 
 def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
     """Chained xxh3-64 over whole blocks of the prompt; a partial last block has no hash."""
-    if len(prompt) < BLOCK_BYTES:
-        return []
-    chain = xxh3_64_intdigest(root)
-    starts = range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES)
-    return [chain := xxh3_64_intdigest(prompt[at : at + BLOCK_BYTES], chain) for at in starts]
+    return chained(prompt, xxh3_64_intdigest(root), BLOCK_BYTES)
+
+
+def unit_hashes(ids: bytes, before: int) -> list[int]:
+    """Chained xxh3-64 over whole units of token ids; `before`: that of the unit before, or root."""
+    return chained(ids, before, _UNIT_BYTES)
+
+
+def unit_root(salt: str) -> int:
+    """What the units of a prompt with this `cache_salt` begin with."""
+    return xxh3_64_intdigest(salt.encode("utf-8", "surrogatepass"))
+
+
+def chained(data: bytes, chain: int, size: int) -> list[int]:
+    """xxh3-64 over whole pieces of `size` bytes, each with the one before it as its seed."""
+    starts = range(0, len(data) - size + 1, size)
+    return [chain := xxh3_64_intdigest(data[at : at + size], chain) for at in starts]
 
 
 class PromptFacts:
@@ -206,18 +219,20 @@ class PromptFacts:
     `model`: the model's name. `bytes`: of the prompt's texts, token ids as 4 each. `ids`: number of
     token ids, 0 for a text. `hashes`: of its blocks, chained; none where the engine keeps a part of
     the prompt only, which may be its tail: `kept` tokens, -1 where that depends on the engine.
+    `units`: of its token ids, chained as `unit_hashes` does; empty for a text or several prompts.
     `offloadable`: see `is_offloadable`.
     """
 
-    __slots__ = ("bytes", "hashes", "ids", "kept", "model", "offloadable")
+    __slots__ = ("bytes", "hashes", "ids", "kept", "model", "offloadable", "units")
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a value has as many fields as it has
         self,
         model: str,
         bytes: int,  # noqa: A002 - the field's name
         ids: int,
         hashes: list[int],
         kept: int | None = None,
+        units: Sequence[int] = (),
         *,
         offloadable: bool,
     ) -> None:
@@ -226,6 +241,7 @@ class PromptFacts:
         self.ids = ids
         self.hashes = hashes
         self.kept = kept
+        self.units = units
         self.offloadable = offloadable
 
     @property
@@ -243,13 +259,17 @@ def prompt_facts(
         return None
     model = _name(body.get("model"))[:_MODEL_CHARS]
     most = body.get("truncate_prompt_tokens")
-    root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
+    salt = _name(body.get("cache_salt"))
+    root = f"{model}\0{salt}".encode("utf-8", "surrogatepass")
+    ids = _count_ids(body.get("prompt")) if endpoint == COMPLETIONS else 0
+    has_units = most is None and ids * ID_BYTES == len(prompt)
     return PromptFacts(
         model,
         len(prompt),
-        _count_ids(body.get("prompt")) if endpoint == COMPLETIONS else 0,
+        ids,
         block_hashes(prompt, root) if most is None else [],
         None if most is None else _kept(most),
+        unit_hashes(prompt, unit_root(salt)) if has_units else (),
         offloadable=is_offloadable(endpoint, body),
     )
 
@@ -288,6 +308,7 @@ class TokenEstimator:
             block_hashes=prompt.hashes,
             block_tokens=BLOCK_BYTES * (ids / max(1, size) if ids else 1 / ratio),
             offloadable=prompt.offloadable,
+            units=prompt.units,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import orjson
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.types import BYTES_PER_TOKEN_PRIOR, RequestFacts
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR, UNIT_TOKENS, RequestFacts
 from proxy.protocol.request_facts import (
     BLOCK_BYTES,
+    IDS,
     SESSION_HEADERS,
     TokenEstimator,
     block_hashes,
@@ -21,6 +23,8 @@ from proxy.protocol.request_facts import (
     prompt_facts,
     session_identity,
     session_in,
+    unit_hashes,
+    unit_root,
 )
 from tests.support.examined import facts_of
 
@@ -329,3 +333,46 @@ class TestEstimator:
         assert (found.model, found.session_id, found.offloadable) == ("m", "s", False)
         assert (found.prompt_tokens, len(found.block_hashes)) == (1024, 4)
         assert found.block_tokens == 256.0
+
+
+class TestUnits:
+    """The chain of a prompt's token ids, in which published blocks are found."""
+
+    ids = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=70)
+
+    @given(ids, ids)
+    def test_units_stand_for_all_ids_up_to_their_end(
+        self, ids: list[int], other: list[int]
+    ) -> None:
+        pairs = zip(ids, other, strict=False)
+        common = next((i for i, (one, two) in enumerate(pairs) if one != two), 1000)
+        units, others = self.units(ids), self.units(other)
+        assert len(units) == len(ids) // UNIT_TOKENS
+        for at, (one, two) in enumerate(zip(units, others, strict=False)):
+            assert (one == two) == ((at + 1) * UNIT_TOKENS <= common)
+
+    @given(ids, st.integers(0, 70))
+    def test_they_can_be_made_piece_by_piece(self, ids: list[int], cut: int) -> None:
+        """As an engine's events have them."""
+        cut = cut // UNIT_TOKENS * UNIT_TOKENS
+        first, rest = (array(IDS, part).tobytes() for part in (ids[:cut], ids[cut:]))
+        made = unit_hashes(first, unit_root(""))
+        made += unit_hashes(rest, made[-1] if made else unit_root(""))
+        assert made == self.units(ids)
+
+    def test_a_salt_makes_others(self) -> None:
+        assert self.units([1] * 16) != self.units([1] * 16, cache_salt="s")
+
+    @pytest.mark.parametrize(
+        "body", [{"prompt": "text"}, {"prompt": [[1] * 16, [2] * 16]}, {"prompt": []}]
+    )
+    def test_texts_and_several_prompts_have_none(self, body: dict[str, Any]) -> None:
+        found = prompt_facts("/v1/completions", body)
+        assert found is not None
+        assert list(found.units) == []
+
+    @staticmethod
+    def units(ids: list[int], **more: Any) -> list[int]:
+        found = prompt_facts("/v1/completions", {"prompt": ids, **more})
+        assert found is not None
+        return list(found.units)
