@@ -224,6 +224,7 @@ TESTED_ELSEWHERE = {
     "proxy.core.config": "vocabulary only: fields and their defaults",
     "proxy.core.types": "vocabulary only",
     "proxy.core.kvcache.engine_cache": "test_prefix_index.py, against a naive model",
+    "proxy.core.kvcache.links": "test_published_index.py: prompts of text, what is left of them",
     "proxy.core.lease": "test_ledger.py: the conservation law",
     "proxy.core.placement.candidates": "test_cost.py and test_rules.py choose among them",
     "proxy.config.in_force": "process/test_reload.py: what a reload changes",

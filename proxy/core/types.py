@@ -206,7 +206,8 @@ class RequestFacts:
     standing for `block_tokens` tokens; `offloadable` is false where the two legs of an offload
     could not give the same answer as one request (n > 1, echo, several prompts, one output token,
     ...). `holder`: the only instance that can serve it, as it holds the response that it is about.
-    `units` chain over units of the prompt's token ids; empty where the client sent text.
+    `units` chain over units of the prompt's token ids; empty where the client sent text. `ends`:
+    hashes of the prompt up to the ends of its messages; empty where it has none.
     """
 
     model: str
@@ -218,6 +219,7 @@ class RequestFacts:
     tenant: str
     holder: str | None
     units: Sequence[int]
+    ends: Sequence[int]
 
     def __init__(
         self,
@@ -230,6 +232,7 @@ class RequestFacts:
         tenant: str = "",
         holder: str | None = None,
         units: Sequence[int] = (),
+        ends: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.session_id = session_id
@@ -240,6 +243,7 @@ class RequestFacts:
         self.tenant = tenant
         self.holder = holder
         self.units = units
+        self.ends = ends
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Tokens in the first `hit_blocks` blocks, at most all but one of the prompt."""

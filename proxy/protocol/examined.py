@@ -42,6 +42,7 @@ _READ = frozenset(
         "store",
         "previous_response_id",
         "request_id",
+        "session_id",
     }
 )
 """Top-level fields that are looked at after the examination."""
@@ -185,7 +186,7 @@ def packed(found: Examined | Unfit) -> bytes:
             "session": found.session,
             "prompt": [
                 *(prompt.model, prompt.bytes, prompt.ids, prompt.hashes),
-                *(prompt.kept, prompt.units),
+                *(prompt.kept, prompt.units, prompt.ends),
             ],
             "offloadable": prompt.offloadable,
             "put": {key: value.decode() for key, value in found.put.items()},

@@ -38,6 +38,11 @@ PROMPT_KEYS = (
     "query",
     "documents",
 )
+_TURNS = ("messages", "input")
+"""Of these the list of messages that a conversation has."""
+MOST_ENDS_FIRST, MOST_ENDS_LAST = 4, 12
+"""Ends of messages that are looked at: those that conversations share, and the last turns."""
+_SEPARATOR = b"\x1f"
 _READ_KEYS = {"/v1/chat/completions": ("tools", "messages", "documents"), COMPLETIONS: ("prompt",)}
 """The prompt fields that vLLM reads, where it ignores the others of PROMPT_KEYS."""
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
@@ -106,17 +111,45 @@ def prompt_bytes(
 
     None: they have more than `most_values` values.
     """
-    texts: list[bytes | memoryview] = []
+    found = _texts(body, keys, most_values)
+    return None if found is None else _SEPARATOR.join(found[0])
+
+
+Texts = list[bytes | memoryview]
+
+
+def _texts(
+    body: Mapping[str, Any], keys: tuple[str, ...], most_values: int
+) -> tuple[Texts, list[int]] | None:
+    """The prompt texts of these fields, and how many of them each message ends with.
+
+    None: they have more than `most_values` values.
+    """
+    texts: Texts = []
+    ends: list[int] = []
     left = most_values
     for key in keys:
-        if key in body:
-            left = _collect(body[key], texts, left)
-            if left < 0:
-                return None
-    return b"\x1f".join(texts)
+        value: Any = body.get(key)
+        if key in _TURNS and _are_messages(value) and len(value) < left:
+            left -= 1
+            for item in value:
+                if left >= 0:
+                    left = _collect(item, texts, left)
+                    ends.append(len(texts))
+        elif key in body:
+            ends = []  # what follows the messages here may come before them in the template
+            left = _collect(value, texts, left)
+        if left < 0:
+            return None
+    return texts, ends
 
 
-def _collect(value: Any, texts: list[bytes | memoryview], left: int) -> int:
+def _are_messages(value: Any) -> bool:
+    """Whether a field has messages, and not one text or token ids."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _collect(value: Any, texts: Texts, left: int) -> int:
     """Collect the texts of a nested value, without recursion, since the client chooses the depth.
 
     Returns how many of `left` values are left; below 0 there are more.
@@ -166,7 +199,7 @@ def _token_ids(item: list[Any]) -> memoryview | None:
     if not item or not isinstance(item[0], int):
         return None
     try:
-        return memoryview(array(IDS, item))
+        return memoryview(array(IDS, item)).cast("B")
     except (TypeError, OverflowError):  # not only ids; the engine will refuse the prompt
         return None
 
@@ -197,6 +230,25 @@ def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
     return chained(prompt, xxh3_64_intdigest(root), BLOCK_BYTES)
 
 
+def message_ends(
+    prompt: bytes, texts: Texts, ends: list[int], hashes: list[int], root: bytes
+) -> list[int]:
+    """Hashes of the prompt up to the ends of its first and last messages, in their order.
+
+    `ends`: texts up to each; `hashes`: of the prompt's blocks, which begin with `root`.
+    """
+    if len(ends) > MOST_ENDS_FIRST + MOST_ENDS_LAST:
+        ends = ends[:MOST_ENDS_FIRST] + ends[-MOST_ENDS_LAST:]
+    found, size, done = [], 0, 0
+    for end in ends:
+        size += sum([len(text) + 1 for text in texts[done:end]])
+        done = end
+        blocks = min(size // BLOCK_BYTES, len(hashes))
+        before = hashes[blocks - 1] if blocks else xxh3_64_intdigest(root)
+        found.append(xxh3_64_intdigest(prompt[blocks * BLOCK_BYTES : size - 1], before))
+    return found
+
+
 def unit_hashes(ids: bytes, before: int) -> list[int]:
     """Chained xxh3-64 over whole units of token ids; `before`: that of the unit before, or root."""
     return chained(ids, before, _UNIT_BYTES)
@@ -220,10 +272,11 @@ class PromptFacts:
     token ids, 0 for a text. `hashes`: of its blocks, chained; none where the engine keeps a part of
     the prompt only, which may be its tail: `kept` tokens, -1 where that depends on the engine.
     `units`: of its token ids, chained as `unit_hashes` does; empty for a text or several prompts.
+    `ends`: of its messages, see `message_ends`.
     `offloadable`: see `is_offloadable`.
     """
 
-    __slots__ = ("bytes", "hashes", "ids", "kept", "model", "offloadable", "units")
+    __slots__ = ("bytes", "ends", "hashes", "ids", "kept", "model", "offloadable", "units")
 
     def __init__(  # noqa: PLR0913 - a value has as many fields as it has
         self,
@@ -233,6 +286,7 @@ class PromptFacts:
         hashes: list[int],
         kept: int | None = None,
         units: Sequence[int] = (),
+        ends: Sequence[int] = (),
         *,
         offloadable: bool,
     ) -> None:
@@ -242,6 +296,7 @@ class PromptFacts:
         self.hashes = hashes
         self.kept = kept
         self.units = units
+        self.ends = ends
         self.offloadable = offloadable
 
     @property
@@ -254,22 +309,26 @@ def prompt_facts(
     endpoint: str, body: Mapping[str, Any], most_values: int = MOST_VALUES
 ) -> PromptFacts | None:
     """The prompt of a parsed body; None: it has more than `most_values` values."""
-    prompt = prompt_bytes(body, _READ_KEYS.get(endpoint, PROMPT_KEYS), most_values)
-    if prompt is None:
+    found = _texts(body, _READ_KEYS.get(endpoint, PROMPT_KEYS), most_values)
+    if found is None:
         return None
+    texts, ends = found
+    prompt = _SEPARATOR.join(texts)
     model = _name(body.get("model"))[:_MODEL_CHARS]
     most = body.get("truncate_prompt_tokens")
     salt = _name(body.get("cache_salt"))
     root = f"{model}\0{salt}".encode("utf-8", "surrogatepass")
     ids = _count_ids(body.get("prompt")) if endpoint == COMPLETIONS else 0
     has_units = most is None and ids * ID_BYTES == len(prompt)
+    hashes = block_hashes(prompt, root) if most is None else []
     return PromptFacts(
         model,
         len(prompt),
         ids,
-        block_hashes(prompt, root) if most is None else [],
+        hashes,
         None if most is None else _kept(most),
         unit_hashes(prompt, unit_root(salt)) if has_units else (),
+        message_ends(prompt, texts, ends, hashes, root) if most is None else (),
         offloadable=is_offloadable(endpoint, body),
     )
 
@@ -309,6 +368,7 @@ class TokenEstimator:
             block_tokens=BLOCK_BYTES * (ids / max(1, size) if ids else 1 / ratio),
             offloadable=prompt.offloadable,
             units=prompt.units,
+            ends=prompt.ends,
         )
 
 

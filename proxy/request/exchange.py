@@ -14,6 +14,7 @@ from multidict import CIMultiDict
 
 from proxy.config.in_force import OptionsInForce
 from proxy.core.admission.memory import Level, Watermark
+from proxy.core.kvcache.published_index import Ended
 from proxy.core.kvcache.reuse import cached_ratio
 from proxy.core.routing.request_flow import (
     RequestFlow,
@@ -113,8 +114,10 @@ class Exchange:
     """One client's request and everything that becomes of it."""
 
     __slots__ = (
+        "_estimate",
         "_flow",
         "_most_output",
+        "_session",
         "_stream",
         "_usage",
         "facts",
@@ -139,7 +142,8 @@ class Exchange:
         self._most_output: int | None = None
         self.out: Outgoing
         self.facts: RequestFacts
-        self.prompt_bytes = 0
+        self._estimate = self.prompt_bytes = 0
+        self._session = ""
         self.route: Route | None = None
         self._stream: Streaming | None = None
         self._flow: RequestFlow | None = None
@@ -195,6 +199,10 @@ class Exchange:
         self.facts = owners.estimator.facts(
             found.prompt, self.request.headers, found.session, grant.tenant
         )
+        self._estimate = self.facts.prompt_tokens
+        told = found.fields.get("session_id") or self.request.headers.get("X-Session-ID")
+        self._session = told if isinstance(told, str) else ""
+        owners.router.published.refine(self.facts)
         self.prompt_bytes = found.prompt.learnable_bytes
         if self.path not in OFFLOADABLE:
             self._find_holder()
@@ -411,9 +419,19 @@ class Exchange:
                     flow.completed(cached_ratio(*counts) if is_believed else None)
                 output_tokens = self._output_tokens(decode) if is_believed else None
                 flow.end(owners.clock.now_s(), output_tokens)
+                if record.outcome is Outcome.OK:
+                    self._link(flow.route)
                 if teaches:
                     self._learn(decode)
         owners.telemetry.over(record, endpoint_of(self.path).label)
+
+    def _link(self, route: Route) -> None:
+        """Tell where the prompt is in what its instance publishes of its cache."""
+        record, facts = self.record, self.facts
+        tokens, output, cached = record.prompt_tokens, record.osl_tokens, record.cached_tokens
+        if tokens and output and facts.offloadable and route.prefill is None:
+            told = route.decode.name, facts, route.reserved_s, self._session, self._estimate
+            self.owners.router.published.ended(Ended(*told, tokens, output, cached))
 
     def _complete(self) -> None:
         """Fill the record's last fields."""

@@ -14,7 +14,7 @@ import pytest
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.fleet import kv_events
 from replayer.simulator.host import SimEngine, SimFleet
-from tests.support.harness import ServedProxy, addresses, until
+from tests.support.harness import ServedProxy, addresses, chat, until, words
 from tests.support.rollouts import COMPLETIONS, Rollout, blocks_off
 
 BLOCK = 16
@@ -235,3 +235,45 @@ async def test_instances_and_metrics_show_the_events(tmp_path: Path) -> None:
         assert proxy.metric("kv_event_batches_total", **labels) == blocks.batches > 0
         assert 0 <= proxy.metric("kv_events_age_seconds", **labels) < 60
         assert abs(proxy.metric("kv_events_lag_seconds", **labels)) < 60
+
+
+class Talk:
+    """A conversation in text; each turn brings back all that was said."""
+
+    def __init__(self, name: str, system: str = "") -> None:
+        self.name, self.turns = name, 0
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    async def turn(self, proxy: ServedProxy, count: int = 150) -> None:
+        said = words(count, f"{self.name}{self.turns}x")
+        self.messages.append({"role": "user", "content": said})
+        body = chat("", max_tokens=40) | {"messages": self.messages}
+        answer = await proxy.post(body, headers={"X-Session-ID": self.name})
+        self.turns += 1
+        self.messages.append({"role": "assistant", "content": answer.text})
+
+
+async def test_prompts_of_text_are_found_by_their_earlier_turns(tmp_path: Path) -> None:
+    """From a session's second turn on, through evictions, requests of others, and a restart."""
+    talks = [Talk(f"t{i}") for i in range(5)]
+    pick = random.Random(5)
+    async with followed(tmp_path, sim=SMALL) as (proxy, fleet):
+        (engine,) = fleet.engines
+        name = proxy.settings.instances[0].name
+        first = []
+        for turn in range(50):
+            place = pick.randrange(2 if pick.random() < 0.6 else 5)
+            if talks[place].turns > 5:
+                talks[place] = Talk(f"t{place}-{turn}")
+            first.append(not talks[place].turns)
+            if turn == 30:
+                await engine.restart()
+                await until(lambda: proxy.router.fleet.is_up(name), "it serves again")
+            await talks[place].turn(proxy)
+            if turn % 7 == 6:
+                await beside(engine, turn, 640)
+            await known(proxy, engine)
+        records = await proxy.records(50)
+    later = [r for r, is_first in zip(records, first, strict=True) if not is_first]
+    assert sum(bool(r["cached_tokens"]) for r in later) > 10
+    assert [r["hit_tokens"] - r["cached_tokens"] for r in later] == [0] * len(later)

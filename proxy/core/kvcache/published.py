@@ -1,14 +1,11 @@
-"""The prefix caches of engines as their KV events tell them: exact, where they are complete.
+"""The prefix cache of an engine as its KV events tell it: exact, where they are complete.
 
 An engine names each of its blocks by a hash over all tokens up to the block's end, and publishes
 what it stores and what it evicts. `PublishedBlocks` is the resulting set for one data-parallel rank
-of one engine. The engine's hashes say nothing about a client's prompt by themselves, but the
-events have the token ids of each block. From these a block gets a key, made as the units of a
-prompt are for which the client sent token ids (`RequestFacts.units`): such a prompt is found
-exactly.
-
-`PublishedIndex` has the sets of all instances. Where it knows what an engine has of a prompt, that
-counts; elsewhere the approximate index (`prefix_index`) does.
+of one engine. The engine's hashes say nothing about a client's prompt by themselves, but the events
+have the token ids of each block. From these a block gets a key, made as the units of a prompt are
+for which the client sent token ids (`RequestFacts.units`): such a prompt is found exactly. One of
+text is found by where an earlier one with the same messages ended (`links`).
 """
 
 from __future__ import annotations
@@ -16,12 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from proxy.core.kvcache.links import Chains
 from proxy.core.types import UNIT_TOKENS, RequestFacts
 
-BYTES_PER_BLOCK = 400
-"""Memory of one published block, as test_published.py measures it."""
 MOST_LORAS = 1024
-NO_HITS: dict[str, int] = {}
 
 
 class Stored:
@@ -103,7 +98,7 @@ class Block:
 
 
 class PublishedBlocks:
-    """The blocks that one rank of one engine holds, by its events since `renew`.
+    """The blocks that one rank of the instance `name` holds, by its events since `renew`.
 
     `is_live`: whether its events come. `is_whole`: whether all events since the engine's start, or
     since it was empty, are in it; else it may hold more than is known here. `is_over`: the set was
@@ -122,6 +117,7 @@ class PublishedBlocks:
         "_orphans",
         "batches",
         "block_tokens",
+        "chains",
         "copies",
         "fault",
         "gaps",
@@ -133,13 +129,16 @@ class PublishedBlocks:
         "loras",
         "lost_gaps",
         "malformed",
+        "name",
         "removed_blocks",
         "restarts",
         "skipped_events",
         "stored_blocks",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.chains = Chains()
         self._blocks: dict[int, Block] = {}
         self._keys: dict[int, int] = {}
         self._orphans: dict[int, int] = {}
@@ -185,6 +184,7 @@ class PublishedBlocks:
 
     def _drop_all(self) -> None:
         self._blocks, self._keys, self._orphans = {}, {}, {}
+        self.chains.clear()
         self.copies = 0
 
     def key_of(self, name: int) -> int | None:
@@ -217,15 +217,19 @@ class PublishedBlocks:
             self._group = group
         return group != self._group
 
-    def _store(self, event: Stored, keys: Sequence[int]) -> None:
-        if self.is_over:
-            return
+    def _counts(self, event: Stored) -> bool:
+        """Whether blocks are of the KV cache group that decides, and of its size."""
         if not self.block_tokens and event.is_full:
             self.block_tokens = event.block_tokens
         if event.lora and len(self.loras) < MOST_LORAS:
             self.loras[event.lora] = event.mark
         is_other = self._is_other(event.group, is_full=event.is_full)
-        if is_other or event.block_tokens != self.block_tokens:
+        return not is_other and event.block_tokens == self.block_tokens and bool(event.hashes)
+
+    def _store(self, event: Stored, keys: Sequence[int]) -> None:
+        if self.is_over:
+            return
+        if not self._counts(event):
             self.skipped_events += 1
             return
         before, depth = event.parent, 0
@@ -242,6 +246,7 @@ class PublishedBlocks:
             else:
                 block.copies += 1
             before = name
+        self.chains.grew(event.parent, event.hashes, event.session, self.heard_s or 0.0)
         self.copies += len(event.hashes)
         self.stored_blocks += len(event.hashes)
 
@@ -276,10 +281,43 @@ class PublishedBlocks:
         del self._blocks[name]
         if block.key is not None and self._keys.get(block.key) == name:
             del self._keys[block.key]
-        if block.before is not None:
-            self._count_child(block.before, -1)
+        before = block.before
+        if before is not None:
+            self._count_child(before, -1)
         if block.children:
             self._orphans[name] = block.children
+        above = None if before is None else self._blocks.get(before)
+        self.chains.evicted(name, None if above is None else before, above.depth if above else 0)
+
+    def end_of(self, since_s: float, session: str, prompt: int, whole: int) -> int | None:
+        """The end of the chain that a request left, if exactly one fits.
+
+        It was placed at `since_s`; `prompt`: whole blocks of its prompt, `whole`: of prompt and
+        answer. The last block may still be on its way, or one more be there.
+        """
+        depths: dict[int, int] = {}
+        for name in self.chains.tails(since_s, session):
+            block = self._blocks.get(name)
+            if block is not None and max(1, prompt) <= block.depth <= whole + 1:
+                depths[name] = block.depth
+        exact = [name for name, depth in depths.items() if depth == whole]
+        found = exact or list(depths)
+        return found[0] if len(found) == 1 else None
+
+    def above(self, name: int, depth: int) -> int | None:
+        """The block of a chain that is so deep; None where it is not there."""
+        block = self._blocks.get(name)
+        while block is not None and block.depth > depth > 0:
+            if block.before is None:
+                return None
+            name = block.before
+            block = self._blocks.get(name)
+        return name if block is not None and block.depth == depth else None
+
+    def depth_of(self, name: int) -> int:
+        """How deep a block is; 0 where it is not there, or that is unknown."""
+        block = self._blocks.get(name)
+        return 0 if block is None else block.depth
 
     def held_of_ids(self, facts: RequestFacts) -> int | None:
         """Tokens of a prompt of token ids that the engine has cached; None where that is unknown.
@@ -311,68 +349,3 @@ class PublishedBlocks:
             else:
                 high = middle - 1
         return low
-
-
-class PublishedIndex:
-    """The published blocks of all instances, by instance and data-parallel rank."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_blocks = max(1, max_bytes // BYTES_PER_BLOCK)
-        self._ranks: dict[str, dict[int, PublishedBlocks]] = {}
-
-    def open(self, name: str, rank: int) -> PublishedBlocks:
-        """An empty set for a rank of an instance, in place of an earlier one."""
-        blocks = PublishedBlocks()
-        self._ranks.setdefault(name, {})[rank] = blocks
-        return blocks
-
-    def close(self, name: str, rank: int, blocks: PublishedBlocks) -> None:
-        """Nobody follows the events of this rank any more, unless they have another set by now."""
-        ranks = self._ranks.get(name, {})
-        if ranks.get(rank) is blocks:
-            del ranks[rank]
-        if not ranks:
-            self._ranks.pop(name, None)
-
-    def ranks(self, name: str) -> dict[int, PublishedBlocks]:
-        """The sets of an instance by rank; empty where its events are not followed."""
-        return self._ranks.get(name, {})
-
-    def all(self) -> dict[str, dict[int, PublishedBlocks]]:
-        """Every set, by instance and rank."""
-        return self._ranks
-
-    def __len__(self) -> int:
-        """Blocks of all sets together."""
-        return sum(len(blocks) for ranks in self._ranks.values() for blocks in ranks.values())
-
-    def bound(self) -> str | None:
-        """Give up the largest set if there are too many blocks; returns the name of its instance.
-
-        To be called after each batch of events.
-        """
-        if len(self) <= self._max_blocks:
-            return None
-        sets = [(len(b), name, b) for name, ranks in self._ranks.items() for b in ranks.values()]
-        _, name, largest = max(sets, key=_size)
-        largest.give_up()
-        return name
-
-    def hits(self, facts: RequestFacts) -> dict[str, int]:
-        """Tokens of the prompt that instances have cached, of those where that is known.
-
-        Of several ranks the best counts, as for any other estimate.
-        """
-        if not self._ranks or not facts.units:
-            return NO_HITS
-        found: dict[str, int] = {}
-        for name, ranks in self._ranks.items():
-            for blocks in ranks.values():
-                held = blocks.held_of_ids(facts) if blocks.is_live else None
-                if held is not None and held >= found.get(name, 0):
-                    found[name] = held
-        return found
-
-
-def _size(row: tuple[int, str, PublishedBlocks]) -> int:
-    return row[0]

@@ -20,7 +20,7 @@ from proxy.core.fleet.members import Fleet, Member
 from proxy.core.fleet.output_tokens import OutputTokens
 from proxy.core.instances import InstanceState
 from proxy.core.kvcache.prefix_index import PrefixIndex
-from proxy.core.kvcache.published import PublishedIndex
+from proxy.core.kvcache.published_index import PublishedIndex
 from proxy.core.kvcache.reuse import Reuse
 from proxy.core.kvcache.sessions import Sessions, StoredResponses
 from proxy.core.latency.model import Latency

@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from proxy.core.kvcache.published import (
-    BYTES_PER_BLOCK,
-    CacheEvent,
-    Cleared,
-    PublishedBlocks,
-    PublishedIndex,
-    Removed,
-    Stored,
-)
+from proxy.core.kvcache.published import CacheEvent, Cleared, PublishedBlocks, Removed, Stored
+from proxy.core.kvcache.published_index import BYTES_PER_BLOCK, PublishedIndex
 from proxy.core.types import UNIT_TOKENS, RequestFacts
 
 SIZE = 2 * UNIT_TOKENS
