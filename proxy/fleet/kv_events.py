@@ -315,6 +315,7 @@ class KvEvents:
         blocks.lag_s = self._clock.wall_now() - batch.t
         blocks.skipped_events += batch.other_tier + batch.unknown
         await _apply(blocks, batch)
+        self._published.came(blocks.name)
         if (name := self._published.bound()) is not None:
             self._instances.warn(name, _TOPIC, _TOO_MANY)
 

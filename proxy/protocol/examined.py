@@ -186,7 +186,7 @@ def packed(found: Examined | Unfit) -> bytes:
             "session": found.session,
             "prompt": [
                 *(prompt.model, prompt.bytes, prompt.ids, prompt.hashes),
-                *(prompt.kept, prompt.units, prompt.ends),
+                *(prompt.kept, prompt.units, prompt.ends, prompt.answer),
             ],
             "offloadable": prompt.offloadable,
             "put": {key: value.decode() for key, value in found.put.items()},

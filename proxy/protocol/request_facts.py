@@ -40,6 +40,8 @@ PROMPT_KEYS = (
 )
 _TURNS = ("messages", "input")
 """Of these the list of messages that a conversation has."""
+MOST_ANSWER_CHARS = 16_384
+"""Of a longer answer in a conversation the text is not kept."""
 MOST_ENDS_FIRST, MOST_ENDS_LAST = 4, 12
 """Ends of messages that are looked at: those that conversations share, and the last turns."""
 _SEPARATOR = b"\x1f"
@@ -249,6 +251,29 @@ def message_ends(
     return found
 
 
+NO_ANSWER = ("", 0)
+
+
+def last_answer(body: Mapping[str, Any], messages: int) -> tuple[str, int]:
+    """The text of the last answer in a chat, and where the message before it ends.
+
+    That is a place in `message_ends`; no answer where it has more than a text.
+    """
+    given = body.get("messages")
+    if not isinstance(given, list):
+        return NO_ANSWER
+    kept = min(messages, MOST_ENDS_FIRST + MOST_ENDS_LAST)
+    for back in range(2, min(messages, MOST_ENDS_LAST)):
+        item = given[messages - back]
+        if isinstance(item, dict) and item.get("role") == "assistant":
+            text = item.get("content")
+            if not isinstance(text, str) or item.get("tool_calls"):
+                return NO_ANSWER
+            is_kept = len(text) <= MOST_ANSWER_CHARS
+            return (text, kept - back - 1) if is_kept else NO_ANSWER
+    return NO_ANSWER
+
+
 def unit_hashes(ids: bytes, before: int) -> list[int]:
     """Chained xxh3-64 over whole units of token ids; `before`: that of the unit before, or root."""
     return chained(ids, before, _UNIT_BYTES)
@@ -272,11 +297,22 @@ class PromptFacts:
     token ids, 0 for a text. `hashes`: of its blocks, chained; none where the engine keeps a part of
     the prompt only, which may be its tail: `kept` tokens, -1 where that depends on the engine.
     `units`: of its token ids, chained as `unit_hashes` does; empty for a text or several prompts.
-    `ends`: of its messages, see `message_ends`.
+    `ends`: of its messages, see `message_ends`. `answer`: the text of the last answer among them,
+    and the place in `ends` of the message before it.
     `offloadable`: see `is_offloadable`.
     """
 
-    __slots__ = ("bytes", "ends", "hashes", "ids", "kept", "model", "offloadable", "units")
+    __slots__ = (
+        "answer",
+        "bytes",
+        "ends",
+        "hashes",
+        "ids",
+        "kept",
+        "model",
+        "offloadable",
+        "units",
+    )
 
     def __init__(  # noqa: PLR0913 - a value has as many fields as it has
         self,
@@ -287,6 +323,7 @@ class PromptFacts:
         kept: int | None = None,
         units: Sequence[int] = (),
         ends: Sequence[int] = (),
+        answer: tuple[str, int] = NO_ANSWER,
         *,
         offloadable: bool,
     ) -> None:
@@ -297,6 +334,7 @@ class PromptFacts:
         self.kept = kept
         self.units = units
         self.ends = ends
+        self.answer = answer
         self.offloadable = offloadable
 
     @property
@@ -329,6 +367,7 @@ def prompt_facts(
         None if most is None else _kept(most),
         unit_hashes(prompt, unit_root(salt)) if has_units else (),
         message_ends(prompt, texts, ends, hashes, root) if most is None else (),
+        last_answer(body, len(ends)) if most is None and ends else NO_ANSWER,
         offloadable=is_offloadable(endpoint, body),
     )
 

@@ -246,7 +246,8 @@ class PublishedBlocks:
             else:
                 block.copies += 1
             before = name
-        self.chains.grew(event.parent, event.hashes, event.session, self.heard_s or 0.0)
+        session, t_s = event.session, self.heard_s or 0.0
+        self.chains.grew(event.parent, event.hashes, session, t_s, event.ids)
         self.copies += len(event.hashes)
         self.stored_blocks += len(event.hashes)
 
@@ -289,16 +290,16 @@ class PublishedBlocks:
         above = None if before is None else self._blocks.get(before)
         self.chains.evicted(name, None if above is None else before, above.depth if above else 0)
 
-    def end_of(self, since_s: float, session: str, prompt: int, whole: int) -> int | None:
+    def end_of(self, since_s: float, session: str, least: int, whole: int, most: int) -> int | None:
         """The end of the chain that a request left, if exactly one fits.
 
-        It was placed at `since_s`; `prompt`: whole blocks of its prompt, `whole`: of prompt and
-        answer. The last block may still be on its way, or one more be there.
+        It was placed at `since_s`; `whole`: blocks of its prompt and answer. If there is none of
+        that length, one of `least` to `most` blocks: the last one may still be on its way.
         """
         depths: dict[int, int] = {}
         for name in self.chains.tails(since_s, session):
             block = self._blocks.get(name)
-            if block is not None and max(1, prompt) <= block.depth <= whole + 1:
+            if block is not None and max(1, least) <= block.depth <= most:
                 depths[name] = block.depth
         exact = [name for name, depth in depths.items() if depth == whole]
         found = exact or list(depths)

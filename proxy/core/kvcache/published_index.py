@@ -19,10 +19,13 @@ BYTES_PER_BLOCK = 400
 BLOCKS_PER_END = 4
 """So many blocks may be kept for each end of a message that is known."""
 MOST_MODELS = 64
-MOST_UNLINKED = 256
-"""Requests whose chain was not found at their end, and is looked for once more."""
-RETURNS = 0.2
-"""Weight of one observation of whether an answer came back as it was said."""
+MOST_UNLINKED, MOST_TRIES = 256, 4
+"""Requests whose chain was not found at their end, and how often it is looked for in all."""
+SURE = 0.9
+"""Where fewer answers come back as they were said, the engine is asked what they are cut into."""
+RETURNS, UNSEEN = 0.2, 0.85
+"""Weight of one observation of whether an answer came back as it was said, and the share that is
+assumed of a model before the first."""
 NO_HITS: dict[str, int] = {}
 
 
@@ -43,6 +46,7 @@ class Ended:
         "prompt_tokens",
         "session",
         "since_s",
+        "tries",
     )
 
     def __init__(
@@ -59,6 +63,7 @@ class Ended:
         self.name, self.facts, self.since_s, self.session = name, facts, since_s, session
         self.estimate, self.prompt_tokens = estimate, prompt_tokens
         self.output_tokens, self.cached_tokens = output_tokens, cached_tokens
+        self.tries = 1
 
 
 class PublishedIndex:
@@ -84,8 +89,18 @@ class PublishedIndex:
         blocks.renew(is_whole=False)
         if ranks.get(rank) is blocks:
             del ranks[rank]
+            self._unlinked = [ended for ended in self._unlinked if ended.name != name]
         if not ranks:
             self._ranks.pop(name, None)
+
+    def process_gone(self, name: str) -> None:
+        """Another process is at an instance's address, or none: what is known ends with its events.
+
+        Where they come they are the new process's.
+        """
+        for blocks in self.ranks(name).values():
+            if blocks.fault is not None:
+                blocks.is_live = False
 
     def ranks(self, name: str) -> dict[int, PublishedBlocks]:
         """The sets of an instance by rank; empty where its events are not followed."""
@@ -98,6 +113,16 @@ class PublishedIndex:
     def __len__(self) -> int:
         """Blocks of all sets together."""
         return sum(len(blocks) for ranks in self._ranks.values() for blocks in ranks.values())
+
+    def came(self, name: str) -> None:
+        """A batch of events of an instance was taken in: it may have the end of a chain."""
+        waiting, self._unlinked = self._unlinked, []
+        for ended in waiting:
+            if ended.name == name:
+                ended.tries += 1
+                if self._link(ended) or ended.tries >= MOST_TRIES:
+                    continue
+            self._unlinked.append(ended)
 
     def bound(self) -> str | None:
         """Give up the largest set if there are too many blocks; returns the name of its instance.
@@ -154,19 +179,32 @@ class PublishedIndex:
         size = blocks.block_tokens
         if is_all:
             most = (link.prompt_tokens - 1) // size
-        elif self._returns.get(facts.model, 1.0) > 0.5:
+        elif link.returned is not None:
+            most = (link.prompt_tokens + link.returned) // size
+        elif self._returns.get(facts.model, UNSEEN) > 0.5:
             most = link.most
         else:
             most = link.prompt_tokens // size
         return max(0, min(min(link.depth, most) * size, facts.prompt_tokens - 1))
 
+    def doubted(self, end: int, model: str) -> tuple[str, Link] | None:
+        """An instance's link whose answer should be compared with what came back behind `end`.
+
+        None where the answer decides nothing, or comes back as it was said.
+        """
+        if self._returns.get(model, UNSEEN) >= SURE:
+            return None
+        for blocks, link in self._ends.get(end, {}).items():
+            if link.ids and link.returned is None and blocks.is_live:
+                prompt = link.prompt_tokens // blocks.block_tokens
+                if prompt < min(link.depth, link.most):
+                    return blocks.name, link
+        return None
+
     def refine(self, facts: RequestFacts) -> None:
         """Correct a prompt's estimated length by an earlier prompt that it begins with."""
         if not self._ranks or not facts.ends:
             return
-        waiting, self._unlinked = self._unlinked, []
-        for ended in waiting:
-            self._link(ended)
         last = len(facts.ends) - 1
         for at in range(last, -1, -1):
             for link in self._ends.get(facts.ends[at], {}).values():
@@ -191,7 +229,10 @@ class PublishedIndex:
             self._learn_returns(blocks, ended)
             prompt = ended.prompt_tokens // size
             whole = (ended.prompt_tokens + ended.output_tokens - 1) // size
-            tail = blocks.end_of(ended.since_s, ended.session, prompt, whole)
+            if not whole:
+                return True  # there is no block by which to know it
+            least, most = (prompt, whole + 1) if ended.tries == 1 else (whole, whole)
+            tail = blocks.end_of(ended.since_s, ended.session, least, whole, most)
             if tail is None:
                 tail = self._earlier_end(blocks, ended.facts, prompt)
             if tail is not None:
@@ -199,6 +240,10 @@ class PublishedIndex:
                     *(tail, blocks.depth_of(tail), ended.prompt_tokens, max(prompt, whole)),
                     ended.estimate,
                 )
+                if self._returns.get(ended.facts.model, UNSEEN) < SURE:
+                    answered = link.depth * size - link.prompt_tokens
+                    link.ids = blocks.chains.ids_before(tail, answered)
+                    link.wants_ids = bool(link.ids) or answered <= 0
                 self._put(ended.facts.ends[-1], blocks, link)
                 self._pass(blocks, ended, tail)
                 return True
@@ -223,7 +268,7 @@ class PublishedIndex:
                 base = link.prompt_tokens // blocks.block_tokens
                 if base < link.most <= link.depth and cached >= base:
                     model, seen = ended.facts.model, float(cached >= link.most)
-                    known = self._returns.get(model, 1.0)
+                    known = self._returns.get(model, UNSEEN)
                     if model in self._returns or len(self._returns) < MOST_MODELS:
                         self._returns[model] = known + RETURNS * (seen - known)
                 return

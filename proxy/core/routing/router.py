@@ -133,6 +133,7 @@ class Router:
         All else that was known of it left with the state.
         """
         self.prefixes.drop(dropped.cache)
+        self.published.process_gone(dropped.name)
         self.latency.drop_pairs(dropped.name)
 
     def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:

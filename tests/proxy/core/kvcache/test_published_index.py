@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 
 import pytest
@@ -48,7 +49,9 @@ class Engine:
             parent = names[start - 1] if start else None
             self.now_s += 1.0
             self.blocks.heard_s = self.now_s
-            self.blocks.apply(Stored(new, parent, SIZE, session=session))
+            known = packed(tokens[start * SIZE : len(names) * SIZE])
+            self.blocks.apply(Stored(new, parent, SIZE, known, session=session))
+            self.index.came(self.name)
 
     def evict(self, tokens: Tokens, blocks: int) -> None:
         """The last blocks that are held of a chain, the tail first."""
@@ -69,6 +72,10 @@ class Engine:
         counts = len(prompt), len(answer), cached
         self.index.ended(Ended(self.name, asked, since_s, session, len(prompt) + 3, *counts))
         return predicted, cached
+
+
+def packed(tokens: Tokens) -> bytes:
+    return array("I", tokens).tobytes()
 
 
 def ids(count: int, seed: object) -> Tokens:
@@ -126,6 +133,49 @@ def test_answers_that_do_not_come_back_as_they_were_said() -> None:
     assert told[1][0] != told[1][1]
 
 
+def test_an_answer_that_came_back_is_compared_with_what_was_said() -> None:
+    """Where the model's answers are not known to come back as they were said."""
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompt, answer = ids(70, 1), ids(60, 2)
+    engine.store(prompt + answer[:-1])
+    index.ended(Ended("a", facts([1], 70), 0.0, "", 70, 70, 60, 0))
+    following = facts([1, 2, 3], 300)
+    assert index.hits(following) == {"a": 128}
+    doubted = index.doubted(1, "m")
+    assert doubted is not None
+    name, link = doubted
+    assert (name, link.ids) == ("a", packed(answer[:58]))  # whole blocks of both
+    for same, held in ((58, 128), (57, 112), (42, 112), (41, 96), (10, 80), (0, 64)):
+        link.compare(packed(answer[:same] + ids(9, 3)))
+        assert index.hits(following) == {"a": held}
+    assert index.doubted(1, "m") is None
+    assert index.doubted(2, "m") is None
+
+
+def test_answers_that_come_back_are_not_compared_any_more() -> None:
+    engine, talk = Engine(PublishedIndex(1 << 30)), Talk(1)
+    compared = []
+    for _ in range(5):
+        talk.turn(engine, 40, 40)
+        compared.append(engine.index.doubted(talk.ends[-2], "m") is not None)
+    assert compared == [True, True, False, False, False]
+
+
+def test_ids_of_an_answer_whose_blocks_come_late() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompt, answer = ids(70, 1), ids(60, 2)
+    engine.store(prompt)
+    index.ended(Ended("a", facts([1], 70), 0.0, "", 70, 70, 60, 0))
+    assert index.doubted(1, "m") is None
+    for end in (80, 112, 129):
+        engine.store((prompt + answer)[:end])
+    doubted = index.doubted(1, "m")
+    assert doubted is not None
+    assert doubted[1].ids == packed(answer[:58])
+
+
 def test_a_beginning_that_conversations_share() -> None:
     """The third one finds as much as the second one did."""
     engine, system = Engine(PublishedIndex(1 << 30)), ids(200, "system")
@@ -170,16 +220,19 @@ def test_the_last_block_may_come_after_the_answer() -> None:
     assert index.hits(following) == {"a": 96}
 
 
-def test_a_chain_that_is_published_late_is_looked_for_once_more() -> None:
+def test_a_chain_that_is_published_late_is_looked_for_with_the_next_batches() -> None:
     index = PublishedIndex(1 << 30)
     engine = Engine(index)
     prompt = ids(64, 1)
     index.ended(Ended("a", facts([1], 64), -1.0, "", 64, 64, 1, 0))
-    engine.store(prompt)
+    index.ended(Ended("a", facts([5], 320), -1.0, "", 320, 320, 1, 0))
     following = facts([1, 2], 100)
     assert index.hits(following) == {}
-    index.refine(following)
+    engine.store(prompt)
     assert index.hits(following) == {"a": 64}
+    for seed in range(3):
+        engine.store(ids(96, f"other {seed}"))
+    assert index._unlinked == []
 
 
 def test_the_length_of_a_prompt_is_that_of_its_beginning_and_what_follows() -> None:
@@ -207,7 +260,7 @@ def test_ends_are_bounded_and_an_instance_leaves_nothing() -> None:
     assert index._unlinked == []
 
 
-@pytest.mark.parametrize("how", ["renewed", "silent", "orphans"])
+@pytest.mark.parametrize("how", ["renewed", "silent", "gone", "orphans"])
 def test_what_is_not_known_is_not_told(how: str) -> None:
     index = PublishedIndex(1 << 30)
     engine = Engine(index)
@@ -218,6 +271,12 @@ def test_what_is_not_known_is_not_told(how: str) -> None:
     if how == "renewed":
         engine.blocks.renew(is_whole=True)
         assert index.hits(following) == {"a": 0}
+    elif how == "gone":
+        index.process_gone("a")
+        assert index.hits(following) == {"a": 112}, "its events come"
+        engine.blocks.fault = "the connection failed"
+        index.process_gone("a")
+        assert index.hits(following) == {}
     elif how == "silent":
         engine.blocks.is_live = False
         assert index.hits(following) == {}
