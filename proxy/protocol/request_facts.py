@@ -42,7 +42,7 @@ _TURNS = ("messages", "input")
 """Of these the list of messages that a conversation has."""
 MOST_ANSWER_CHARS = 16_384
 """Of a longer answer in a conversation the text is not kept."""
-MOST_ENDS_FIRST, MOST_ENDS_LAST = 4, 12
+FIRST_ENDS, LAST_ENDS = 2, 8
 """Ends of messages that are looked at: those that conversations share, and the last turns."""
 _SEPARATOR = b"\x1f"
 _READ_KEYS = {"/v1/chat/completions": ("tools", "messages", "documents"), COMPLETIONS: ("prompt",)}
@@ -123,7 +123,7 @@ Texts = list[bytes | memoryview]
 def _texts(
     body: Mapping[str, Any], keys: tuple[str, ...], most_values: int
 ) -> tuple[Texts, list[int]] | None:
-    """The prompt texts of these fields, and how many of them each message ends with.
+    """The prompt texts of these fields, and how many of them the first and last messages end with.
 
     None: they have more than `most_values` values.
     """
@@ -134,9 +134,9 @@ def _texts(
         value: Any = body.get(key)
         if key in _TURNS and _are_messages(value) and len(value) < left:
             left -= 1
-            for item in value:
+            for part in _parted(value):
                 if left >= 0:
-                    left = _collect(item, texts, left)
+                    left = _collect(part, texts, left + 1)  # the part itself is no value
                     ends.append(len(texts))
         elif key in body:
             ends = []  # what follows the messages here may come before them in the template
@@ -144,6 +144,15 @@ def _texts(
         if left < 0:
             return None
     return texts, ends
+
+
+def _parted(messages: list[Any]) -> list[list[Any]]:
+    """The messages, each by itself but those between the first and the last, which are together."""
+    if len(messages) <= FIRST_ENDS + LAST_ENDS:
+        return [[message] for message in messages]
+    last = len(messages) - LAST_ENDS + 1
+    first = [[message] for message in messages[:FIRST_ENDS]]
+    return [*first, messages[FIRST_ENDS:last], *[[message] for message in messages[last:]]]
 
 
 def _are_messages(value: Any) -> bool:
@@ -239,8 +248,6 @@ def message_ends(
 
     `ends`: texts up to each; `hashes`: of the prompt's blocks, which begin with `root`.
     """
-    if len(ends) > MOST_ENDS_FIRST + MOST_ENDS_LAST:
-        ends = ends[:MOST_ENDS_FIRST] + ends[-MOST_ENDS_LAST:]
     found, size, done = [], 0, 0
     for end in ends:
         size += sum([len(text) + 1 for text in texts[done:end]])
@@ -254,23 +261,22 @@ def message_ends(
 NO_ANSWER = ("", 0)
 
 
-def last_answer(body: Mapping[str, Any], messages: int) -> tuple[str, int]:
+def last_answer(body: Mapping[str, Any], ends: int) -> tuple[str, int]:
     """The text of the last answer in a chat, and where the message before it ends.
 
-    That is a place in `message_ends`; no answer where it has more than a text.
+    That is a place among the `ends` of messages; no answer where it has more than a text.
     """
     given = body.get("messages")
     if not isinstance(given, list):
         return NO_ANSWER
-    kept = min(messages, MOST_ENDS_FIRST + MOST_ENDS_LAST)
-    for back in range(2, min(messages, MOST_ENDS_LAST)):
-        item = given[messages - back]
+    for back in range(2, min(len(given), LAST_ENDS)):
+        item = given[-back]
         if isinstance(item, dict) and item.get("role") == "assistant":
             text = item.get("content")
             if not isinstance(text, str) or item.get("tool_calls"):
                 return NO_ANSWER
             is_kept = len(text) <= MOST_ANSWER_CHARS
-            return (text, kept - back - 1) if is_kept else NO_ANSWER
+            return (text, ends - back - 1) if is_kept else NO_ANSWER
     return NO_ANSWER
 
 

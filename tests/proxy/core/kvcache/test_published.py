@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -101,6 +101,7 @@ class Published(RuleBasedStateMachine):
 
 
 TestPublished = Published.TestCase
+TestPublished.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 def applied(*events: CacheEvent, is_whole: bool = True) -> PublishedBlocks:
@@ -203,7 +204,7 @@ def test_the_key_of_a_block(at: int) -> None:
 
 def test_memory_per_block() -> None:
     rnd = random.Random(1)
-    count = 44_000  # just after the tables grew
+    count = 22_000  # just after the tables grew
     index = PublishedIndex(1 << 30)
     tracemalloc.start()
     try:
