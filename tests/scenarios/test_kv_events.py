@@ -15,6 +15,7 @@ from proxy.core.kvcache.published import PublishedBlocks
 from proxy.fleet import kv_events
 from proxy.request import exchange
 from replayer.simulator.host import SimEngine, SimFleet
+from replayer.simulator.metrics import EngineMetrics
 from tests.support.harness import WAIT_S, ServedProxy, addresses, chat, until, words
 from tests.support.rollouts import COMPLETIONS, Rollout, blocks_off
 
@@ -104,6 +105,22 @@ async def test_every_prediction_is_exact_while_blocks_are_evicted(tmp_path: Path
         assert sum(r["cached_tokens"] for r in records) > 0
         assert engine.driver.engine.pool.evicted_blocks == blocks.removed_blocks > 100
         assert (blocks.gaps, blocks.restarts, blocks.malformed) == (0, 0, 0)
+
+
+async def test_an_engine_that_tells_no_size_has_that_of_its_evictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As other engines than vLLM, whose metrics have other names."""
+    monkeypatch.setattr(EngineMetrics, "render", lambda _: b"other_metric 1\n")
+    async with followed(tmp_path, sim=SMALL) as (proxy, fleet):
+        (engine,) = fleet.engines
+        for seed in range(4):
+            await beside(engine, seed)
+        blocks = await known(proxy, engine)
+        name, gate = proxy.settings.instances[0].name, proxy.router.gate
+        await until(lambda: gate.kv_tokens(name) is not None, "a size")
+        assert gate.kv_tokens(name) == blocks.full_blocks * BLOCK
+        assert 200 < blocks.full_blocks <= SMALL["num_gpu_blocks"]
 
 
 async def test_a_dropped_subscription_is_made_good(tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ class PublishedBlocks:
     `is_live`: whether its events come. `is_whole`: whether all events since the engine's start, or
     since it was empty, are in it; else it may hold more than is known here. `is_over`: the set was
     given up, as it was too large. `block_tokens`: 0 until the first block. `copies`: physical
-    blocks, as an engine may hold one more than once.
+    blocks, as an engine may hold one more than once. `full_blocks`: the most of them when one was
+    evicted, 0 before the first.
 
     Of the batches: `batches` so far, `gaps` in their numbers, of which `lost_gaps` could not be
     closed, `restarts` of the engine, `malformed` ones; the last came at `heard_s`, `lag_s` after it
@@ -120,6 +121,7 @@ class PublishedBlocks:
         "chains",
         "copies",
         "fault",
+        "full_blocks",
         "gaps",
         "heard_s",
         "is_live",
@@ -144,7 +146,7 @@ class PublishedBlocks:
         self._orphans: dict[int, int] = {}
         self._group: int | None = None
         self.block_tokens = 0
-        self.copies = 0
+        self.copies = self.full_blocks = 0
         self.is_live = False
         self.is_whole = False
         self.is_over = False
@@ -173,7 +175,7 @@ class PublishedBlocks:
     def renew(self, *, is_whole: bool) -> None:
         """Forget all blocks. `is_whole`: the engine has none either."""
         self._drop_all()
-        self._group, self.block_tokens = None, 0
+        self._group, self.block_tokens, self.full_blocks = None, 0, 0
         self.loras = {}
         self.is_whole, self.is_over = is_whole, False
 
@@ -274,6 +276,7 @@ class PublishedBlocks:
         block = self._blocks.get(name)
         if block is None:
             return  # stored before the first event that was seen, or of a group that is left out
+        self.full_blocks = max(self.full_blocks, self.copies)
         self.copies -= 1
         self.removed_blocks += 1
         block.copies -= 1

@@ -93,6 +93,13 @@ class PublishedIndex:
         if not ranks:
             self._ranks.pop(name, None)
 
+    def kv_tokens(self, name: str) -> int | None:
+        """The size of an instance's cache, as its evictions show; None before the first."""
+        ranks = self.ranks(name).values()
+        if not ranks or not all(blocks.full_blocks for blocks in ranks):
+            return None
+        return sum([blocks.full_blocks * blocks.block_tokens for blocks in ranks])
+
     def process_gone(self, name: str) -> None:
         """Another process is at an instance's address, or none: what is known ends with its events.
 

@@ -294,3 +294,21 @@ def test_blocks_of_two_ranks_are_two_sets() -> None:
     engine.serve([1], ids(96, 1), ids(20, 2))
     assert index.hits(facts([1, 2, 3], 300)) == {"a": 112}
     assert len(index) == 7
+
+
+def test_the_size_of_a_cache_is_what_it_held_when_it_began_to_evict() -> None:
+    """Over all ranks; None while one of them has had room for everything."""
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompts = [ids(5 * SIZE, seed) for seed in range(3)]
+    for prompt in prompts:
+        engine.store(prompt)
+    assert index.kv_tokens("a") is None
+    engine.evict(prompts[0], 2)
+    assert index.kv_tokens("a") == 15 * SIZE
+    engine.store(ids(SIZE, 9))
+    engine.evict(prompts[1], 1)
+    assert index.kv_tokens("a") == 15 * SIZE
+    index.open("a", 1)
+    assert index.kv_tokens("a") is None
+    assert index.kv_tokens("b") is None
