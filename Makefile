@@ -10,7 +10,7 @@ TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol prox
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-install test-vllm chaos soak soak-hostile lint bench bench-core bench-shell clean
+.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-install test-vllm chaos soak soak-hostile lint bench bench-core bench-shell bench-routing clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -98,6 +98,11 @@ bench-core: compiled
 ## What one request costs the whole process but the kernel, and the calls that it makes.
 bench-shell: compiled
 	$(COMPILED) -m tests.bench.bench_shell
+
+## Routing quality beside other routers, on engines that are not ours: hours, or minutes with
+## ROUTING="--quick". See docs/benchmark.md.
+bench-routing: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.routing --out .cache/routing/result.json.gz $(ROUTING)
 
 clean:
 	rm -rf $(VENV) .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

@@ -51,6 +51,8 @@ def exported():
     router = Router(RouterConfig(prefill_throughput=20000, thresholds=thresholds))
     router.add(Instance("a", "http://a:1"))
     router.gate.observe_engine("a", EngineKv(1000, 0.5), 0.0)
+    for _ in range(8):
+        router.latency.calibration.observe("WARM", 1.0, 1.0, queued=False)
     stats = EngineStats(
         kv_used_ratio=0.5, looked_up_tokens=4, local_hit_tokens=2, external_hit_tokens=1
     )

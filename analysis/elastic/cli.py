@@ -16,6 +16,7 @@ from analysis.elastic.interference import BATCHED_TOKENS, gaps_beside
 from analysis.elastic.readings import READINGS
 from analysis.elastic.real_runs import read_runs
 from analysis.elastic.tables import print_experiment, print_interference
+from analysis.league.profiles import PROFILES
 from analysis.league.summary import TABLE_WIDTH
 from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
 from replayer.engine.types import EngineOptions
@@ -29,6 +30,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     add = parser.add_argument
     add("trace", type=Path, nargs="?", default=SAMPLE, help="trace file with sessions")
+    add("--profile", default="h100", help=f"one of the league's: {', '.join(PROFILES)}")
     add("--instances", type=positive_count, default=DEFAULT.instances, help="engines")
     add(
         "--sessions",
@@ -106,6 +108,7 @@ def _simulated(options: argparse.Namespace) -> list[dict[str, object]]:
         tpot_slo_s=options.tpot_slo,
         kv_tokens=options.kv_tokens,
         jobs=options.jobs,
+        profile=options.profile,
     )
     shown = Console(file=sys.stderr)
     with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:

@@ -12,12 +12,12 @@ import math
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from analysis.elastic.readings import RULES
-from analysis.league.fleet import EngineFleet, engines
+from analysis.league.profiles import PROFILES
 from analysis.league.simulate import run_rival
 from analysis.measures import percentile
 from proxy.core.latency.slo import Slo
@@ -54,9 +54,12 @@ class ElasticOptions:
     tpot_slo_s: float = 0.05
     kv_tokens: int = EngineOptions().num_blocks * EngineOptions().block_size
     jobs: int = 1
+    profile: str = "h100"
 
     def check(self) -> None:
-        """Raise ElasticError for an unknown rule, or a fleet in which nothing can be offloaded."""
+        """Raise ElasticError for an unknown name, or a fleet in which nothing can be offloaded."""
+        if self.profile not in PROFILES:
+            raise ElasticError(f"--profile: must be of {', '.join(PROFILES)}, not {self.profile}")
         wrong = [name for name in self.rules if name not in RULES]
         if wrong or not self.rules:
             found = wrong[0] if wrong else "nothing"
@@ -86,6 +89,11 @@ class Task:
     seed: int
 
 
+def read_sessions(options: ElasticOptions) -> Source:
+    """Read the trace in blocks of the profile's size."""
+    return load_source(options.trace, PROFILES[options.profile].block_tokens)
+
+
 def check_source(source: Source, options: ElasticOptions) -> None:
     """Raise ElasticError for a trace without sessions, or with prompts beyond an engine's KV."""
     if not source.replicable:
@@ -101,11 +109,10 @@ def run_task(source: Source, options: ElasticOptions, task: Task) -> list[dict[s
     """Simulate every rule on a load and return their rows."""
     units = max(len(source.units), UNITS_PER_SLOT * task.sessions)
     planned = plan_slots(source, SlotRules(task.sessions, units, task.seed, options.think_cap_s))
-    fleet = EngineFleet(
-        engines(options.instances, options.kv_tokens, source.block_tokens),
-        options.timeout_s,
-        options={"tpot_slo_s": options.tpot_slo_s},
+    usual = PROFILES[options.profile].fleet(
+        source, options.instances, options.kv_tokens, options.timeout_s
     )
+    fleet = replace(usual, options={**usual.options, "tpot_slo_s": options.tpot_slo_s})
     slo = Slo(tpot_s=options.tpot_slo_s)
     runs = {
         rule: run_rival(RULES[rule], planned, fleet, source.block_tokens) for rule in options.rules
@@ -205,7 +212,7 @@ _run: tuple[Source, ElasticOptions] | None = None
 
 def _start_worker(options: ElasticOptions) -> None:
     global _run  # noqa: PLW0603 - a worker process reads its trace once
-    _run = load_source(options.trace), options
+    _run = read_sessions(options), options
 
 
 def _rows(task: Task) -> list[dict[str, Any]]:
@@ -219,7 +226,7 @@ def run_elastic(
 ) -> list[dict[str, Any]]:
     """Run every rule at every load and seed; rows do not depend on the number of processes."""
     options.check()
-    source = load_source(options.trace)
+    source = read_sessions(options)
     check_source(source, options)
     tasks = [
         Task(sessions, seed)

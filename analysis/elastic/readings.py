@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from analysis.rivals.offload import able_peers
 from analysis.rivals.placement import ConsistentHash, Place
 from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.placement import rules
-from proxy.core.placement.decision import Choice, PlacementView, Size, chosen, peers, size_on
+from proxy.core.placement.decision import Choice, PlacementView, Size, chosen, size_on
 from proxy.core.types import Candidate, Load, Reason
 
 Tokens = Callable[[Load], int]
@@ -69,7 +70,7 @@ class Heuristic:
         return chosen(view, d, p, reason, placed=d.instance.name != view.home)
 
     def _decide(self, view: PlacementView, d: Candidate) -> tuple[Candidate | None, Reason]:
-        able = peers(view, d) if view.facts.offloadable else []
+        able = able_peers(view, d)
         if size_on(view, d) is not Size.HEAVY:
             return None, Reason.BELOW_THRESHOLD
         if not able:
@@ -99,9 +100,9 @@ def split(view: PlacementView) -> Choice:
     decode = [c for c in view.free if _number(c) % PREFILLERS] or prefill
     at_home = [c for c in decode if c.instance.name == view.home]
     d = min(at_home or decode, key=lambda c: (c.load.ongoing_tokens, c.last_placed))
-    able = [c for c in peers(view, d) if any(c is one for one in prefill)]
+    able = [c for c in able_peers(view, d) if any(c is one for one in prefill)]
     p = None
-    if able and view.facts.offloadable and size_on(view, d) is Size.HEAVY:
+    if able and size_on(view, d) is Size.HEAVY:
         p = min(able, key=lambda c: c.load.prefill_tokens)
     reason = Reason.BELOW_THRESHOLD if p is None else Reason.POLICY_ALWAYS
     return chosen(view, d, p, reason, placed=not at_home)

@@ -5,18 +5,26 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
+from analysis.league import closed
 from analysis.league.figures import write_figures
 from analysis.league.league import League, LeagueOptions, run_league
 from analysis.league.perturbations import PERTURBATIONS
+from analysis.league.profiles import PROFILES
 from analysis.league.scale import REGIMES, given_scale
 from analysis.league.summary import TABLE_WIDTH, print_league, summarise
 from analysis.league.verdict import print_verdicts
 from analysis.rivals.registry import RIVALS
 from replayer.arguments import count, names, not_negative, positive, positive_count, write_json
+from replayer.virtual.load import LeftOut
+
+USUAL: dict[str, Any] = {"instances": 8, "think_cap": 60.0, "timeout": 60.0}
+USUAL_CLOSED: dict[str, Any] = {"instances": 4, "think_cap": 10.0, "timeout": 300.0}
+"""Defaults of options that differ with `--closed`."""
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +32,17 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     add = parser.add_argument
     add("trace", type=Path, help="trace file, as for replay")
-    add("--instances", type=positive_count, default=8, help="engines")
+    add(
+        "--profile",
+        default="h100",
+        help=f"what engines and the way to them are like: {', '.join(PROFILES)}",
+    )
+    add(
+        "--instances",
+        type=positive_count,
+        default=argparse.SUPPRESS,
+        help=f"engines {_usual('instances')}",
+    )
     add(
         "--load",
         type=_numbers,
@@ -46,6 +64,19 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="RATE:KV instead of --regime: load 1.0 and KV tokens per engine",
     )
     add(
+        "--closed",
+        type=closed.closed_loads,
+        default=(),
+        help="closed loops instead of --load, --regime and --perturb: "
+        f"{', '.join(closed.LOADS)}, or SESSIONS/UNITS, sessions at a time and in all, by commas",
+    )
+    add(
+        "--kv-tokens",
+        type=positive_count,
+        default=closed.KV_TOKENS,
+        help="with --closed: KV of an engine",
+    )
+    add(
         "--perturb",
         type=names,
         default="none",
@@ -55,18 +86,22 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add(
         "--think-cap",
         type=not_negative,
-        default=60.0,
-        help="longest pause between two turns, seconds",
+        default=argparse.SUPPRESS,
+        help=f"longest pause between two turns, seconds {_usual('think_cap')}",
     )
     add(
         "--timeout",
         type=positive,
-        default=60.0,
-        help="seconds to the first token after which a request fails",
+        default=argparse.SUPPRESS,
+        help=f"seconds to the first token after which a request fails {_usual('timeout')}",
     )
     add("--jobs", type=positive_count, default=os.cpu_count() or 1, help="worker processes")
     add("--json", type=Path, help="file for all rows")
     add("--figures", type=Path, help="folder for a figure per load")
+
+
+def _usual(name: str) -> str:
+    return f"(default: {USUAL[name]:g}, with --closed {USUAL_CLOSED[name]:g})"
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -74,9 +109,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     perturb = tuple(PERTURBATIONS) if options.perturb == ("all",) else options.perturb
     # A worker outlives a parent that a signal kills, but not a parent that exits.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    given = (USUAL_CLOSED if options.closed else USUAL) | vars(options)
     wanted = LeagueOptions(
         trace=options.trace,
-        instances=options.instances,
+        instances=given["instances"],
         loads=options.load,
         policies=options.policies,
         seeds=options.seeds,
@@ -84,20 +120,34 @@ def run(options: argparse.Namespace, console: Console) -> int:
         regimes=options.regime,
         perturbations=perturb,
         horizon_s=options.horizon,
-        think_cap_s=options.think_cap,
-        timeout_s=options.timeout,
+        think_cap_s=given["think_cap"],
+        timeout_s=given["timeout"],
         jobs=options.jobs,
         given=options.scale,
+        profile=options.profile,
+        closed=options.closed,
+        kv_tokens=options.kv_tokens,
     )
-    with Progress(console=Console(file=sys.stderr), transient=True) as bar:
+    shown = Console(file=sys.stderr)
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
         line = bar.add_task("league", total=None)
         league = run_league(wanted, lambda n, of: bar.update(line, completed=n, total=of))
     # Lines of the table are never cut or wrapped, even if the terminal is narrower.
     wide = Console(width=max(console.width, TABLE_WIDTH))
-    print_league(league.scales, league.rows, wide)
-    print_verdicts(summarise(league.rows), wide)
+    if league.left_out.requests:
+        wide.print(left_out(league.left_out), soft_wrap=True, markup=False)
+    print_league(league.scales, league.rows, league.doubts, wide)
+    print_verdicts(summarise(league.rows), wide, league.doubts)
     _write(league, wanted, options, console)
     return 0
+
+
+def left_out(left: LeftOut) -> str:
+    """Say in one line what of the trace is no part of the load."""
+    return (
+        f"left out: {left.requests:,} requests of {left.sessions:,} sessions, as no engine serves "
+        f"a prompt of {left.shortest_tokens:,} tokens or more in time, or no KV holds it"
+    )
 
 
 def _write(

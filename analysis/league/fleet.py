@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from replayer.engine.costs import StepCost
 from replayer.engine.types import EngineOptions
+from replayer.virtual.requests import WayNoise
 
 ABORT_TIMEOUT_S = 60.0
 """VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT as the README advises; vLLM's default pins KV for 480 s."""
+PRESET = EngineOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFleet:
     """Engines and client of a run; `options` are fields of RouterConfig.
 
-    `longest_tokens`: tokens of the trace's longest request, the least KV of an engine.
+    `longest_tokens`: tokens of the trace's longest request, the least KV of an engine. `way`,
+    `joins_s`, `reports_kv`: see `VirtualOptions`.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -24,6 +28,9 @@ class EngineFleet:
     longest_tokens: int = 0
     estimate_factor: float = 1.0
     options: dict[str, Any] = field(default_factory=dict)
+    way: WayNoise = field(default_factory=WayNoise)
+    joins_s: tuple[float, ...] = ()
+    reports_kv: bool = True
 
     @property
     def kv_tokens(self) -> int:
@@ -33,18 +40,25 @@ class EngineFleet:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """A regime's fleet KV per engine, saturation rate, and working set at that rate."""
+    """A regime's fleet KV per engine, saturation rate, and working set at that rate.
+
+    `doubt`: what the regime claims and this scale does not keep, in words; empty if nothing.
+    """
 
     regime: str
     kv_tokens: float
     rate: float
     working_set_tokens: float
+    doubt: str = ""
 
 
-def engines(instances: int, kv_tokens: float, block_tokens: int) -> tuple[EngineOptions, ...]:
+def engines(
+    instances: int, kv_tokens: float, block_tokens: int, like: EngineOptions = PRESET
+) -> tuple[EngineOptions, ...]:
     """Make equal engines with this many tokens of KV each."""
     blocks = max(2, math.ceil(kv_tokens / block_tokens))
-    one = EngineOptions(
+    one = replace(
+        like,
         block_size=block_tokens,
         num_blocks=blocks,
         max_model_len=blocks * block_tokens,
@@ -55,8 +69,5 @@ def engines(instances: int, kv_tokens: float, block_tokens: int) -> tuple[Engine
 
 def slower(engine: EngineOptions, factor: float) -> EngineOptions:
     """Return the engine with every step `factor` times longer."""
-    s = engine.step
-    step = replace(
-        s, a0=s.a0 * factor, a1=s.a1 * factor, a2=s.a2 * factor, a3=s.a3 * factor, a4=s.a4 * factor
-    )
-    return replace(engine, step=step)
+    seconds = {name: value * factor for name, value in asdict(engine.step).items()}
+    return replace(engine, step=StepCost(**seconds))

@@ -9,20 +9,31 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.league.fleet import EngineFleet, Scale, engines
+from analysis.league.closed import (
+    HORIZON_S,
+    KV_TOKENS,
+    OUTPUT_TOKENS,
+    REGIME,
+    ClosedLoad,
+    closed_source,
+)
+from analysis.league.fleet import EngineFleet, Scale
 from analysis.league.perturbations import PERTURBATIONS
-from analysis.league.scale import REGIMES, Bench
+from analysis.league.profiles import PROFILES
+from analysis.league.scale import REGIMES, Bench, cell_doubt, scale_work_tokens
 from analysis.league.simulate import Task, run_task
 from analysis.rivals.registry import BASELINE, RIVALS
 from replayer.arguments import InputError
-from replayer.virtual.arrivals import LoadRules
-from replayer.virtual.load import Source, load_source
+from replayer.virtual.arrivals import LoadRules, SlotRules
+from replayer.virtual.load import LeftOut, Source
 
 GC_OBJECTS = 200_000
+Cell = tuple[str, str, float]
+"""Regime, perturbation, load."""
 
 
 class LeagueError(InputError):
@@ -31,7 +42,11 @@ class LeagueError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class LeagueOptions:
-    """The options of a league; times in virtual seconds."""
+    """The options of a league; times in virtual seconds.
+
+    `given`: a scale of an earlier run, instead of a search for the scales of `regimes`. `closed`:
+    closed loops instead of loads at a rate, on engines with `kv_tokens` of KV.
+    """
 
     trace: Path
     instances: int = 8
@@ -46,26 +61,40 @@ class LeagueOptions:
     timeout_s: float = 60.0
     jobs: int = 1
     given: Scale | None = None
-    """A scale of an earlier run, instead of a search for the scales of `regimes`."""
+    profile: str = "h100"
+    closed: tuple[ClosedLoad, ...] = ()
+    kv_tokens: int = KV_TOKENS
 
     def check(self) -> None:
-        """Raise LeagueError for an unknown name."""
+        """Raise LeagueError for an unknown name, or engines too small for any request."""
         for option, names, known in (
             ("policies", self.policies, RIVALS.keys()),
             ("regime", self.regimes, REGIMES.keys()),
             ("perturb", self.perturbations, PERTURBATIONS.keys()),
+            ("profile", (self.profile,), PROFILES.keys()),
         ):
             wrong = [name for name in names if name not in known]
             if wrong:
                 raise LeagueError(f"--{option}: must be of {', '.join(known)}, not {wrong[0]}")
+        if self.closed and self.kv_tokens <= OUTPUT_TOKENS:
+            raise LeagueError(
+                f"--kv-tokens: must be more than an answer's {OUTPUT_TOKENS}, not {self.kv_tokens}"
+            )
+
+    def load(self) -> Source:
+        """Read the trace, as far as it is this league's load."""
+        if self.closed:
+            return closed_source(self.trace, PROFILES[self.profile].block_tokens, self.kv_tokens)
+        kv_tokens = self.given.kv_tokens if self.given is not None else None
+        return PROFILES[self.profile].read(self.trace, self.timeout_s, kv_tokens)
 
 
 _source: Source | None = None
 
 
-def _start_worker(trace: Path) -> None:
+def _start_worker(options: LeagueOptions) -> None:
     global _source  # noqa: PLW0603 - a worker process reads its trace once
-    _source = load_source(trace)
+    _source = options.load()
     # A run makes few cycles, and many objects that live to its end: saves a tenth of the time.
     gc.freeze()
     gc.set_threshold(GC_OBJECTS, 50, 100)
@@ -77,42 +106,57 @@ def _scale(job: tuple[str, LeagueOptions]) -> Scale:
 
 
 def _bench(options: LeagueOptions) -> Bench:
-    if _source is None:
-        raise RuntimeError("no trace was read")
     rules = LoadRules(1.0, options.horizon_s, think_cap_s=options.think_cap_s)
-    return Bench(_source, options.instances, rules, options.timeout_s)
+    profile = PROFILES[options.profile]
+    return Bench(_read(), options.instances, rules, options.timeout_s, profile)
 
 
 def _row(task: Task) -> dict[str, Any]:
+    return run_task(_read(), task)
+
+
+def _read() -> Source:
     if _source is None:
         raise RuntimeError("no trace was read")
-    return run_task(_source, task)
+    return _source
 
 
 @dataclass(frozen=True, slots=True)
 class League:
-    """The results: one scale per regime, one row of figures per task."""
+    """The results: one scale per regime, none of a closed loop; one row of figures per task.
+
+    `doubts`: what speaks against the load of a cell, by cell.
+    """
 
     scales: list[Scale]
     rows: list[dict[str, Any]]
+    left_out: LeftOut
+    doubts: dict[Cell, str]
 
     def document(self, options: LeagueOptions) -> dict[str, Any]:
         """Return the JSON form; null is infinite or absent."""
         return {
             "trace": options.trace.name,
+            "profile": options.profile,
             "instances": options.instances,
             "horizon_s": options.horizon_s,
             "think_cap_s": options.think_cap_s,
             "timeout_s": options.timeout_s,
             "baseline": BASELINE,
+            "left_out": asdict(self.left_out),
             "regimes": [
                 {
                     "regime": one.regime,
                     "saturation_rate": one.rate,
                     "kv_tokens_per_engine": round(one.kv_tokens),
                     "working_set_tokens": round(one.working_set_tokens),
+                    "doubt": one.doubt or None,
                 }
                 for one in self.scales
+            ],
+            "doubts": [
+                {"regime": regime, "perturb": perturb, "load": load, "doubt": doubt}
+                for (regime, perturb, load), doubt in self.doubts.items()
             ],
             "rows": self.rows,
         }
@@ -121,32 +165,70 @@ class League:
 def run_league(options: LeagueOptions, progress: Callable[[int, int], None]) -> League:
     """Find the scales, then compute every row."""
     options.check()
-    _start_worker(options.trace)
+    _start_worker(options)
     # Spawned, not forked: workers share nothing of this process but the arguments.
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, _start_worker, (options.trace,)) as pool:
-        scales = (
-            [options.given]
-            if options.given is not None
-            else pool.map(_scale, [(regime, options) for regime in options.regimes], 1)
-        )
-        tasks = [task for scale in scales for task in _tasks(options, scale)]
+    with context.Pool(options.jobs, _start_worker, (options,)) as pool:
+        scales: list[Scale] = []
+        if options.closed:
+            tasks = list(_closed_tasks(options))
+        else:
+            scales = (
+                [options.given]
+                if options.given is not None
+                else pool.map(_scale, [(regime, options) for regime in options.regimes], 1)
+            )
+            tasks = [task for scale in scales for task in _tasks(options, scale)]
         rows = []
         for row in pool.imap(_row, tasks, 1):
             rows.append(row)
             progress(len(rows), len(tasks))
-    return League(scales, rows)
+    return League(scales, rows, _read().left_out, _doubts(options, scales, rows))
+
+
+def _doubts(
+    options: LeagueOptions, scales: list[Scale], rows: list[dict[str, Any]]
+) -> dict[Cell, str]:
+    """What speaks against each cell; of a perturbed one and of a closed loop nothing is claimed."""
+    tokens = {}
+    for one in scales:
+        rules = LoadRules(one.rate, options.horizon_s, think_cap_s=options.think_cap_s)
+        tokens[one.regime] = scale_work_tokens(_read(), rules)
+    cells: dict[Cell, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["perturb"] == "none" and row["regime"] in tokens:
+            cells.setdefault((row["regime"], row["perturb"], row["load"]), []).append(row)
+    found = {}
+    for (regime, perturb, load), part in cells.items():
+        if doubt := cell_doubt(regime, load, part, tokens[regime]):
+            found[regime, perturb, load] = doubt
+    return found
+
+
+def _seeds(options: LeagueOptions) -> range:
+    return range(options.first_seed, options.first_seed + options.seeds)
+
+
+def _fleet(options: LeagueOptions, kv_tokens: float, horizon_s: float) -> EngineFleet:
+    profile = PROFILES[options.profile]
+    return profile.fleet(_read(), options.instances, kv_tokens, options.timeout_s, horizon_s)
 
 
 def _tasks(options: LeagueOptions, scale: Scale) -> Iterator[Task]:
-    if _source is None:
-        raise RuntimeError("no trace was read")
-    same = engines(options.instances, scale.kv_tokens, _source.block_tokens)
-    usual = EngineFleet(same, options.timeout_s, _source.longest_tokens)
+    usual = _fleet(options, scale.kv_tokens, options.horizon_s)
     for load in options.loads:
-        for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for seed in _seeds(options):
             rules = LoadRules(load * scale.rate, options.horizon_s, seed, options.think_cap_s)
             for perturb in options.perturbations:
                 changed, fleet = PERTURBATIONS[perturb](rules, usual)
                 for policy in options.policies:
                     yield Task(policy, load, scale.regime, perturb, changed, fleet)
+
+
+def _closed_tasks(options: LeagueOptions) -> Iterator[Task]:
+    fleet = _fleet(options, options.kv_tokens, HORIZON_S)
+    for load in options.closed:
+        for seed in _seeds(options):
+            rules = SlotRules(load.sessions, load.units, seed, options.think_cap_s)
+            for policy in options.policies:
+                yield Task(policy, load.sessions, REGIME, "none", rules, fleet)

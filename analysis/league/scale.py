@@ -8,20 +8,27 @@ that no row of the league uses.
 Regimes: `fits`, fleet KV 1.5 times the working set at load 1.0; `exceeds`, the working set at load
 0.8 is 1.3 times the fleet's KV. Each has a saturation rate of its own. Below load 0.8 the working
 set of `exceeds` is smaller (every row has its ratio): a fleet whose KV were exceeded as far at half
-the load could not take twice that load.
+the load could not take twice that load. Where it cannot exceed the KV even so, as the longest
+prompt alone needs much of an engine's, the scale says so.
+
+Every row says how far its policy kept up and how large its working set was. `cell_doubt` holds the
+baseline's against what a cell claims.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
 
-from analysis.league.fleet import EngineFleet, Scale, engines
-from analysis.league.simulate import run_policy, working_set_tokens
+from analysis.league.fleet import Scale
+from analysis.league.profiles import H100, Profile
+from analysis.league.simulate import run_policy, work_done_ratio, working_set_tokens
 from analysis.rivals.registry import BASELINE
-from replayer.arguments import positive
+from replayer.arguments import InputError, positive
 from replayer.virtual.arrivals import LoadRules, plan
 from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualRun
@@ -40,6 +47,18 @@ SPAN, SPAN_OF_EXCEEDS = 32.0, 8.0
 RAISE = 2.0
 """Factor on `high` while the baseline keeps up even at it, as with very short horizons."""
 ROUNDS = 6
+NEAR_ONE = 0.1
+"""A load this near 1.0 may be a little above or below what the baseline keeps up with."""
+LEAST_DONE_RATIO, LEAST_DONE_RATIO_AT_ONE = 0.9, 0.75
+"""The share of its work that the baseline does by the horizon at a load below 1.0, and at it."""
+MOST_GOODPUT_RATIO = 0.95
+"""The baseline's goodput at load 1.0 or above is no higher: there it is late at times."""
+OFF_FACTOR = 1.25
+"""A cell may offer so many times more work than its load says, or less: sessions differ."""
+
+
+class ScaleError(InputError):
+    """A trace has no saturation rate; the text is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +69,7 @@ class Bench:
     instances: int
     rules: LoadRules
     timeout_s: float
+    profile: Profile = H100
 
     def run(self, rate: float, kv_tokens: float) -> tuple[VirtualRun, float]:
         """Run the baseline at a rate; also returns the share of the work done by the horizon."""
@@ -57,35 +77,46 @@ class Bench:
             rate, self.rules.horizon_s, SCALE_SEED, self.rules.think_cap_s, slo=self.rules.slo
         )
         planned = plan(self.source, rules)
-        fleet = EngineFleet(
-            engines(self.instances, kv_tokens, self.source.block_tokens), self.timeout_s
-        )
+        fleet = self.profile.fleet(self.source, self.instances, kv_tokens, self.timeout_s)
         run = run_policy(
             BASELINE, planned, fleet, self.source.block_tokens, until_s=rules.horizon_s
         )
-        work = [row.new_tokens + row.output_tokens for row in run.rows]
-        done = [row.end_s is not None and row.end_s <= rules.horizon_s for row in run.rows]
-        kept = sum(w for w, d in zip(work, done, strict=True) if d)
-        return run, kept / max(1, sum(work))
+        return run, work_done_ratio(run.rows, rules.horizon_s)
 
     def prefill_bound(self) -> float:
         """Return the rate at which prefill alone would occupy all engines."""
         new_tokens = sum(t.new_tokens for unit in self.source.units for t in unit)
         return self.instances * PREFILL_TPS * len(self.source.units) / new_tokens
 
+    def keeps_up(self, rate: float, kv_tokens: float) -> bool:
+        """Whether the baseline keeps up at a rate."""
+        return self.run(rate, kv_tokens)[1] >= KEEP_UP_RATIO
+
     def saturation(self, kv_tokens: float, high: float, span: float) -> float:
-        """Find the highest rate at which the baseline keeps up, from high / span on."""
-        low, failed = high / span, False
+        """Find the highest rate at which the baseline keeps up, from high / span on.
+
+        The span moves up while the baseline keeps up at its upper end, and down while it does not
+        at its lower end. Raises ScaleError where not even one session per horizon is served.
+        """
+        low, kept, failed = high / span, False, False
         while True:
             for _ in range(math.ceil(math.log2(math.log(high / low) / math.log(PRECISION)))):
                 rate = (low * high) ** 0.5
-                if self.run(rate, kv_tokens)[1] >= KEEP_UP_RATIO:
-                    low = rate
+                if self.keeps_up(rate, kv_tokens):
+                    low, kept = rate, True
                 else:
                     high, failed = rate, True
-            if failed:
+            if not failed:
+                low, high = high, RAISE * high
+            elif kept or self.keeps_up(low, kv_tokens):
                 return low
-            low, high = high, RAISE * high
+            elif high * self.rules.horizon_s < 1.0:
+                raise ScaleError(
+                    f"{BASELINE} keeps up at no rate of session starts: a longer --horizon or "
+                    f"--timeout may help (now {self.rules.horizon_s:g} and {self.timeout_s:g} s)"
+                )
+            else:
+                low, high = low / span, low
 
     def working_set(self, rate: float, kv_tokens: float) -> float:
         """Return the tokens of the contexts of all active sessions."""
@@ -119,7 +150,22 @@ def exceeds(bench: Bench) -> Scale:
             break
         kv_tokens = lower
         rate = bench.saturation(kv_tokens, scale.rate, SPAN_OF_EXCEEDS)
-    return Scale("exceeds", kv_tokens, rate, bench.working_set(rate, kv_tokens))
+    made = Scale("exceeds", kv_tokens, rate, bench.working_set(rate, kv_tokens))
+    wanted = bench.working_set(EXCEEDS_LOAD * rate, kv_tokens)
+    return replace(made, doubt=_exceeding_doubt(bench, kv_tokens, wanted))
+
+
+def _exceeding_doubt(bench: Bench, kv_tokens: float, wanted: float) -> str:
+    """Say why a working set of `wanted` tokens does not exceed the fleet's KV; empty if it does."""
+    ratio = wanted / (bench.instances * kv_tokens)
+    if ratio > 1.0:
+        return ""
+    longest = bench.source.longest_tokens
+    why = f": an engine needs room for the longest request, {longest:,} tokens"
+    return (
+        f"the working set is {ratio:.2f} of the fleet's KV at load {EXCEEDS_LOAD:g}, it does not "
+        f"exceed it{why if kv_tokens <= bench.with_room(0.0) else ''}"
+    )
 
 
 REGIMES: dict[str, Callable[[Bench], Scale]] = {"fits": fits, "exceeds": exceeds}
@@ -131,3 +177,42 @@ def given_scale(text: str) -> Scale:
     if not kv_tokens:
         raise argparse.ArgumentTypeError(f"must be RATE:KV, not {text!r}")
     return Scale("given", positive(kv_tokens), positive(rate), 0.0)
+
+
+def scale_work_tokens(source: Source, rules: LoadRules) -> int:
+    """Return the work that a rate offers within the horizon, on the seed of the search."""
+    return sum(one.turn.work_tokens for one in plan(source, replace(rules, seed=SCALE_SEED)))
+
+
+def cell_doubt(
+    regime: str, load: float, rows: Sequence[dict[str, Any]], scale_tokens: float
+) -> str:
+    """Say what speaks against a cell's load or regime by its rows; empty if nothing does.
+
+    `scale_tokens`: the work that load 1.0 offers. Load 1.0 is where the baseline just keeps up:
+    below it does, above it does not. Without rows of the baseline the policy that keeps up best
+    takes its place.
+    """
+    offered = fmean(row["work_tokens"] for row in rows) / max(1.0, load * scale_tokens)
+    if not 1.0 / OFF_FACTOR <= offered <= OFF_FACTOR:
+        return f"the requests of these seeds are {offered:.2f} times the work of this load"
+    done = _means(rows, "work_done_ratio")
+    best = BASELINE if BASELINE in done else max(done, key=lambda policy: done[policy])
+    least = LEAST_DONE_RATIO if load < 1.0 - NEAR_ONE else LEAST_DONE_RATIO_AT_ONE
+    if load <= 1.0 + NEAR_ONE and done[best] < least:
+        return f"{best} has done {done[best]:.0%} of its work at the horizon: the load is higher"
+    goodput = _means(rows, "goodput_ratio")[best]
+    if load >= 1.0 and best == BASELINE and goodput > MOST_GOODPUT_RATIO:
+        return f"{best} has a goodput of {goodput:.0%}: the load is lower"
+    held = _means(rows, "working_set_ratio")[best]
+    if regime == "exceeds" and load >= EXCEEDS_LOAD and held <= 1.0:
+        return f"the working set is {held:.2f} of the fleet's KV"
+    return ""
+
+
+def _means(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float]:
+    """Return the mean of a figure by policy."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        values.setdefault(row["policy"], []).append(row[name])
+    return {policy: fmean(found) for policy, found in values.items()}

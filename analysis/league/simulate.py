@@ -4,7 +4,13 @@ Figures cover the requests due after the first quarter of the horizon, a set tha
 policy; failures, makespan, offloads and bytes cover all. A failed request counts as infinitely
 late in every percentile and mean (null in JSON). Goodput: the share of requests with TTFT within
 2 s plus 0.1 ms per new token, new to an infinite cache of the session, and TPOT within 50 ms.
-`hit_ratio` is the share of the answered prompts' tokens that no engine computed.
+`hit_ratio` is the share of the answered prompts' tokens that no engine computed, `hit_error_ratio`
+how far the part of a prompt that was predicted to be cached is from the one that was, as a mean
+over prompts computed where they decode (`late`: without the first 100), `ttft_error` how far the
+predicted TTFT is from the realised one, as a part of it, without the first 50. `work_done_ratio`:
+see the function.
+
+A closed loop has no horizon: all its requests count.
 """
 
 from __future__ import annotations
@@ -19,38 +25,41 @@ from analysis.rivals.registry import RIVALS, Rival
 from proxy.core.config import RouterConfig
 from proxy.core.placement.decision import Decide
 from proxy.core.routing.router import Router
-from replayer.virtual.arrivals import LoadRules, Planned, plan
+from replayer.virtual.arrivals import LoadRules, Planned, SlotRules, plan, plan_slots
 from replayer.virtual.fleet import simulate
 from replayer.virtual.load import Source
 from replayer.virtual.requests import VirtualOptions, VirtualRow, VirtualRun, keeps_slo
 
 WARM_UP_RATIO = 0.25
+LATE_HITS, LATE_TTFT = 100, 50
+"""Requests from which on predictions should hold: the models have seen that many."""
 PREFILL_THROUGHPUT = 20_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row to compute. `rules` carry rate, horizon and seed."""
+    """One row to compute. `rules` carry rate, horizon and seed, or the slots of a closed loop."""
 
     policy: str
     load: float
     regime: str
     perturb: str
-    rules: LoadRules
+    rules: LoadRules | SlotRules
     fleet: EngineFleet
 
 
 def run_task(source: Source, task: Task) -> dict[str, Any]:
     """Simulate a task and return its row."""
-    planned = plan(source, task.rules)
+    rules = task.rules
+    planned = plan(source, rules) if isinstance(rules, LoadRules) else plan_slots(source, rules)
     run = run_policy(task.policy, planned, task.fleet, source.block_tokens)
     return {
         "policy": task.policy,
         "load": task.load,
-        "seed": task.rules.seed,
+        "seed": rules.seed,
         "regime": task.regime,
         "perturb": task.perturb,
-        **figures(run, planned, task.rules, task.fleet.kv_tokens),
+        **figures(run, planned, rules, task.fleet.kv_tokens),
     }
 
 
@@ -98,15 +107,20 @@ def setting(
         timeout_s=fleet.timeout_s,
         estimate_factor=fleet.estimate_factor,
         until_s=until_s,
+        way=fleet.way,
+        joins_s=fleet.joins_s,
+        reports_kv=fleet.reports_kv,
     )
     return config, options
 
 
 def figures(
-    run: VirtualRun, planned: Sequence[Planned], rules: LoadRules, kv_tokens: int
+    run: VirtualRun, planned: Sequence[Planned], rules: LoadRules | SlotRules, kv_tokens: int
 ) -> dict[str, Any]:
     """Compute a row's figures; times in seconds."""
-    warm_s = WARM_UP_RATIO * rules.horizon_s
+    is_open = isinstance(rules, LoadRules)
+    horizon_s = rules.horizon_s if isinstance(rules, LoadRules) else run.makespan_s
+    warm_s = WARM_UP_RATIO * horizon_s if is_open else 0.0
     rows = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= warm_s]
     ok = [row for row in rows if row.outcome == "ok"]
     ttft_s = sorted(math.inf if row.ttft_s is None else row.ttft_s for row in rows)
@@ -114,6 +128,7 @@ def figures(
     e2e_s = sorted(math.inf if row.e2e_s is None else row.e2e_s for row in rows)
     prompt = sum(row.prompt_tokens for row in run.rows if row.ttft_s is not None)
     computed = sum(row.computed_tokens for row in run.rows if row.ttft_s is not None)
+    by_arrival = sorted(run.rows, key=lambda row: row.arrival_s)
     return {
         "requests": len(rows),
         "requests_run": len(run.rows),
@@ -125,6 +140,9 @@ def figures(
         "e2e_s": spread(e2e_s, (50, 90)),
         "makespan_s": run.makespan_s,
         "hit_ratio": 1.0 - computed / max(1, prompt),
+        "hit_error_ratio": hit_error_ratio(run.rows),
+        "hit_error_late_ratio": hit_error_ratio(by_arrival[LATE_HITS:]),
+        "ttft_error": ttft_error(by_arrival[LATE_TTFT:]),
         "offloads": sum(row.prefill is not None for row in run.rows),
         "fallbacks": sum(row.fallback is not None for row in run.rows),
         "hedges": sum(row.hedge is not None for row in run.rows),
@@ -132,9 +150,48 @@ def figures(
         "preemptions": run.preemptions,
         "evicted_blocks": run.evicted_blocks,
         "drift": run.drift,
-        "rate": rules.rate,
-        "working_set_ratio": working_set_tokens(run.rows, rules.horizon_s) / kv_tokens,
+        "rate": rules.rate if isinstance(rules, LoadRules) else rules.units / run.makespan_s,
+        "work_tokens": sum(one.turn.work_tokens for one in planned),
+        "work_done_ratio": work_done_ratio(run.rows, horizon_s) if is_open else None,
+        "working_set_ratio": working_set_tokens(run.rows, horizon_s) / kv_tokens,
     }
+
+
+def hit_error_ratio(rows: Sequence[VirtualRow]) -> float | None:
+    """Return the mean distance of predicted and realised hits, as parts of prompts; None without.
+
+    Of the prompts with a first token that were computed where they decode.
+    """
+    found = [
+        abs(row.estimated_hit_ratio - row.cached_tokens / row.prompt_tokens)
+        for row in rows
+        if row.ttft_s is not None and row.prefill is None
+    ]
+    return math.fsum(found) / len(found) if found else None
+
+
+def ttft_error(rows: Sequence[VirtualRow]) -> dict[str, float | None]:
+    """Return the distribution of the distance of predicted and realised TTFT, as a part of this.
+
+    Of requests that were answered where they were first placed.
+    """
+    found = [
+        abs(row.predicted_ttft_s / row.ttft_s - 1.0)
+        for row in rows
+        if row.ttft_s and row.predicted_ttft_s is not None and not (row.rejects or row.retries)
+    ]
+    return spread(sorted(found), (50, 90))
+
+
+def work_done_ratio(rows: Sequence[VirtualRow], horizon_s: float) -> float:
+    """Return the share of the work of the requests sent by the horizon that was done by then.
+
+    Work is new tokens plus output tokens.
+    """
+    sent = [row for row in rows if row.arrival_s <= horizon_s]
+    work = [row.new_tokens + row.output_tokens for row in sent]
+    done = [row.end_s is not None and row.end_s <= horizon_s for row in sent]
+    return sum(w for w, d in zip(work, done, strict=True) if d) / max(1, sum(work))
 
 
 def spread(ordered: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:

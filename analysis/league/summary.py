@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.table import Table
 from analysis.league.fleet import Scale
 from analysis.rivals.registry import BASELINE
 
-TABLE_WIDTH = 200
+TABLE_WIDTH = 210
 RESAMPLES = 1000
 INTERVAL_PERCENT = 95
 
@@ -80,6 +80,7 @@ COLUMNS = (
     Column("makespan", ("makespan_s",), 1.0, 0),
     Column("failed", ("failures",), 1.0, 1),
     Column("hit %", ("hit_ratio",), 100.0, 1),
+    Column("off by", ("hit_error_ratio",), 100.0, 1),
     Column("offloads", ("offloads",), 1.0, 0),
     Column("moved GB", ("moved_bytes",), 1e-9, 0),
     Column("set/KV", ("working_set_ratio",)),
@@ -87,24 +88,37 @@ COLUMNS = (
 EXPLAINED = (
     "goodput: share of requests with TTFT <= 2 s + 0.1 ms per token that is new to an infinite "
     "cache of its session, and TPOT <= 50 ms; a failed request is infinitely late; "
-    "means over seeds, [95 % bootstrap interval]; set/KV: working set over the fleet's KV"
+    "means over seeds, [95 % bootstrap interval]; off by: mean error of a prompt's predicted hit; "
+    "set/KV: working set over the fleet's KV"
 )
 FIGURES = tuple(dict.fromkeys(name for column in COLUMNS for name in column.figures))
 
 
-def print_league(scales: Sequence[Scale], rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """Print the scales and a table per regime, perturbation and load."""
+def print_league(
+    scales: Sequence[Scale],
+    rows: Sequence[dict[str, Any]],
+    doubts: Mapping[tuple[str, str, float], str],
+    console: Console,
+) -> None:
+    """Print the scales and a table per regime, perturbation and load, with what speaks against it.
+
+    `doubts` of a load are by regime, perturbation and load.
+    """
     for scale in scales:
         console.print(
             f"{scale.regime}: load 1.0 is {scale.rate:.4g} session starts/s "
             f"({BASELINE} keeps up), KV {scale.kv_tokens:,.0f} tokens per engine",
             soft_wrap=True,
         )
+        if scale.doubt:
+            console.print(f"! {scale.regime}: {scale.doubt}", soft_wrap=True, markup=False)
     console.print(EXPLAINED, soft_wrap=True, markup=False)
     summary = summarise(rows)
     keys = list(dict.fromkeys((o["regime"], o["perturb"], o["load"]) for o in summary))
     for regime, perturb, load in keys:
         title = f"{regime}, load {load:g}" + ("" if perturb == "none" else f", {perturb}")
+        if doubt := doubts.get((regime, perturb, load)):
+            title += f" ! {doubt}"
         shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         shown.add_column("policy", no_wrap=True)
         for column in COLUMNS:

@@ -6,7 +6,7 @@ policy's name, since a policy that fails requests can look good on the others.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,8 +60,13 @@ def verdicts(summary: Sequence[Summary]) -> list[Verdict]:
     ]
 
 
-def print_verdicts(summary: Sequence[Summary], console: Console) -> None:
-    """Print a table with a line per verdict, if there is any."""
+def print_verdicts(
+    summary: Sequence[Summary], console: Console, doubted: Container[tuple[str, str, float]] = ()
+) -> None:
+    """Print a table with a line per verdict, if there is any.
+
+    `doubted`: cells (regime, perturbation, load) that are not at the load they claim.
+    """
     found = verdicts(summary)
     if not found:
         return
@@ -77,15 +82,17 @@ def print_verdicts(summary: Sequence[Summary], console: Console) -> None:
         shown.add_column(f"{title}\nto baseline", no_wrap=True, justify="right")
     shown.add_column("failed", no_wrap=True, justify="right")
     for one in found:
-        shown.add_row(*_cells(one))
+        shown.add_row(*_cells(one, doubted))
     console.print(shown)
 
 
-def _cells(one: Verdict) -> list[str]:
+def _cells(one: Verdict, doubted: Container[tuple[str, str, float]]) -> list[str]:
     ours = one.ours
     cell = f"{ours['regime']} {ours['load']:g}"
     if ours["perturb"] != "none":
         cell += f" {ours['perturb']}"
+    if (ours["regime"], ours["perturb"], ours["load"]) in doubted:
+        cell += " !"
     return [
         cell,
         f"{ours['goodput_ratio'][0] * 100:.1f}",

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+from analysis.league.profiles import PROFILES
 from analysis.league.scale import REGIMES, given_scale
 from analysis.league.summary import TABLE_WIDTH
 from analysis.regret.regret import ORACLES, RegretOptions, compute_regret, document
@@ -29,6 +30,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         default="rollout",
         help="rollout tries every action; places only those without an offload",
     )
+    add("--profile", default="h100", help=f"one of the league's: {', '.join(PROFILES)}")
     add("--instances", type=int, default=4, help="engines")
     add("--load", type=positive, default=0.8, help="load, as a part of the saturation rate")
     add(
@@ -40,6 +42,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=int, default=3, help="runs per policy")
     add("--first-seed", type=int, default=0, help="lowest of the seeds, which are consecutive")
     add("--decisions", type=int, default=30, help="HEAVY decisions examined per seed")
+    add("--repeats", type=int, default=8, help="repetitions of a policy's own run, with noise")
     add(
         "--futures",
         type=int,
@@ -79,6 +82,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         first_seed=options.first_seed,
         regimes=options.regime,
         decisions=options.decisions,
+        repeats=options.repeats,
         futures=options.futures,
         horizon_s=options.horizon,
         load_horizon_s=options.load_horizon,
@@ -87,6 +91,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         tpot_slo_s=options.tpot_slo,
         jobs=options.jobs,
         given=options.scale,
+        profile=options.profile,
     )
     shown = Console(file=sys.stderr)
     with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:

@@ -3,7 +3,9 @@
 This module runs the policies and their oracles, each run in a process of its own; `summary`
 computes the figures. Each seed is run three times:
 
-- watch: the policy's own run; at a sample of its HEAVY decisions every other action is tried too;
+- watch: the policy's own run; at a sample of its HEAVY decisions every other action is tried too.
+  It is repeated with a millisecond of noise on the way to the engines: a fleet is chaotic, so one
+  run is a draw. Every policy meets the same noise (common random numbers);
 - rollout: the oracle-controlled run, which at each HEAVY decision takes the action that turned out
   best;
 - placebo: as many tries that only postpone by milliseconds, the noise floor of the rollout.
@@ -21,9 +23,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.league.fleet import EngineFleet, Scale, engines
+from analysis.league.fleet import EngineFleet, Scale
+from analysis.league.profiles import PROFILES
 from analysis.league.scale import REGIMES, Bench
-from analysis.league.simulate import figures, make_rule, setting
+from analysis.league.simulate import figures, make_rule, run_policy, setting
 from analysis.regret.branching import BranchingFleet, Terms, objective_s
 from analysis.regret.oracle import Mode, Probe
 from analysis.regret.outcomes import RegretRun
@@ -35,12 +38,13 @@ from proxy.core.placement.policies import POLICIES
 from proxy.core.routing.router import Router
 from replayer.arguments import InputError
 from replayer.virtual.arrivals import LoadRules, Planned, plan
-from replayer.virtual.load import Source, load_source
-from replayer.virtual.requests import VirtualRun
+from replayer.virtual.load import Source
+from replayer.virtual.requests import VirtualRun, WayNoise
 
 ORACLES = ("rollout", "places")
 """`places` tries no offloads: beside `rollout` it says what offloads are worth."""
 MODES = ("watch", "rollout", "placebo")
+REPEAT_NOISE_S = 0.001
 
 
 class RegretError(InputError):
@@ -60,6 +64,7 @@ class RegretOptions:
     first_seed: int = 0
     regimes: tuple[str, ...] = tuple(REGIMES)
     decisions: int = 30
+    repeats: int = 8
     futures: int = 4
     horizon_s: float = 60.0
     load_horizon_s: float = 900.0
@@ -68,12 +73,14 @@ class RegretOptions:
     tpot_slo_s: float = Slo().tpot_s
     jobs: int = 1
     given: Scale | None = None
+    profile: str = "h100"
 
     def check(self) -> None:
         """Raise RegretError for an unknown name or a number out of range."""
         for option, names, known in (
             ("policies", self.policies, RIVALS.keys()),
             ("regime", self.regimes, REGIMES.keys()),
+            ("profile", (self.profile,), PROFILES.keys()),
         ):
             wrong = [name for name in names if name not in known]
             if wrong or not names:
@@ -84,6 +91,7 @@ class RegretOptions:
             ("seeds", self.seeds, 1),
             ("first-seed", self.first_seed, 0),
             ("decisions", self.decisions, 0),
+            ("repeats", self.repeats, 0),
             ("futures", self.futures, 1),
             ("jobs", self.jobs, 1),
         ):
@@ -94,6 +102,8 @@ class RegretOptions:
 @dataclass(frozen=True, slots=True)
 class RegretTask:
     """One run to compute. `decisions`: most decisions to try other actions at, in a watched run.
+
+    `repeats`: how often a watched run is repeated with noise.
 
     `horizon_s`: length of a branch, virtual seconds; `futures`: how many resampled futures a branch
     has; 1 is the real one; `offloads`: whether actions with a P are tried.
@@ -108,6 +118,7 @@ class RegretTask:
     horizon_s: float = math.inf
     futures: int = 1
     offloads: bool = True
+    repeats: int = 0
 
 
 def run_regret(source: Source, task: RegretTask) -> RegretRun:
@@ -125,10 +136,21 @@ def run_regret(source: Source, task: RegretTask) -> RegretRun:
         "mode": task.mode,
         "seed": task.rules.seed,
         "objective_s": objective_s(run.rows, task.rules.slo, task.fleet.timeout_s),
+        "repeated_s": repeated_s(task, planned, source.block_tokens),
         "heavy_decisions": probe.seen,
         **figures(run, planned, task.rules, task.fleet.kv_tokens),
     }
     return RegretRun(row, probe.decisions)
+
+
+def repeated_s(task: RegretTask, planned: Sequence[Planned], block_tokens: int) -> list[float]:
+    """Return J of each repetition of the policy's own run, in seconds."""
+    fleet, found = task.fleet, []
+    for repeat in range(1, task.repeats + 1):
+        way = WayNoise(max(REPEAT_NOISE_S, fleet.way.mean_s), repeat)
+        run = run_policy(task.policy, planned, replace(fleet, way=way), block_tokens)
+        found.append(objective_s(run.rows, task.rules.slo, fleet.timeout_s))
+    return found
 
 
 def sample(count: int, limit: int, seed: int) -> frozenset[int]:
@@ -162,12 +184,16 @@ def run_probed(
 def compute_regret(options: RegretOptions, progress: Callable[[int, int], None]) -> Regret:
     """Find the scales, then compute every run; the result does not depend on `jobs`."""
     options.check()
-    source = load_source(options.trace)
+    profile = PROFILES[options.profile]
+    kv_tokens = options.given.kv_tokens if options.given is not None else None
+    source = profile.read(options.trace, options.timeout_s, kv_tokens)
     with ThreadPoolExecutor(options.jobs) as pool:
         if options.given is not None:
             scales = [options.given]
         else:
-            bench = Bench(source, options.instances, _unit_rules(options), options.timeout_s)
+            bench = Bench(
+                source, options.instances, _unit_rules(options), options.timeout_s, profile
+            )
             scales = list(pool.map(lambda name: call(REGIMES[name], bench), options.regimes))
         tasks = [task for scale in scales for task in _tasks(options, scale, source)]
         runs = []
@@ -187,13 +213,10 @@ def _unit_rules(options: RegretOptions) -> LoadRules:
 
 
 def _tasks(options: RegretOptions, scale: Scale, source: Source) -> Iterator[RegretTask]:
-    same = engines(options.instances, scale.kv_tokens, source.block_tokens)
-    fleet = EngineFleet(
-        same,
-        options.timeout_s,
-        source.longest_tokens,
-        options={"tpot_slo_s": options.tpot_slo_s},
+    usual = PROFILES[options.profile].fleet(
+        source, options.instances, scale.kv_tokens, options.timeout_s, options.load_horizon_s
     )
+    fleet = replace(usual, options={**usual.options, "tpot_slo_s": options.tpot_slo_s})
     for policy in options.policies:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             rules = replace(_unit_rules(options), rate=options.load * scale.rate, seed=seed)
@@ -208,6 +231,7 @@ def _tasks(options: RegretOptions, scale: Scale, source: Source) -> Iterator[Reg
                     options.horizon_s,
                     options.futures,
                     offloads=options.oracle != "places",
+                    repeats=options.repeats if mode == "watch" else 0,
                 )
 
 
@@ -215,12 +239,14 @@ def document(regret: Regret, options: RegretOptions) -> dict[str, Any]:
     """Return the JSON form; null is infinite, unknown or absent."""
     return {
         "trace": options.trace.name,
+        "profile": options.profile,
         "oracle": options.oracle,
         "tpot_slo_s": options.tpot_slo_s,
         "instances": options.instances,
         "load": options.load,
         "horizon_s": options.horizon_s if options.horizon_s < float("inf") else None,
         "futures": options.futures,
+        "repeats": options.repeats,
         "load_horizon_s": options.load_horizon_s,
         "objective": "mean e2e + 10 s * share of requests that miss the SLO",
         "regimes": [asdict(scale) for scale in regret.scales],

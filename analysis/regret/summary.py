@@ -3,6 +3,11 @@
 Mean regret is that of whole runs: (J of the policy - J of the oracle-controlled run) / J of the
 oracle-controlled run, over seeds. All policies are compared with one oracle: the rollout over the
 policy whose rollout has the lowest J.
+
+A run's J is also a matter of luck. `mean_regret_repeated` takes the mean over a seed's repetitions
+in the place of the policy's one run, `standard_error` is what their spread leaves uncertain in it,
+and `above_floor` compares the oracle with its placebo, seed by seed: what it gains by better
+actions rather than by more tries.
 """
 
 from __future__ import annotations
@@ -10,7 +15,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from math import fsum, sqrt
+from statistics import fmean, stdev
 from typing import Any
 
 from analysis.league.fleet import Scale
@@ -37,6 +43,17 @@ class Regret:
         return [run.row["objective_s"] for run in self.found(regime, mode, policy)]
 
 
+def standard_error(repeated_s: Sequence[Sequence[float]]) -> float | None:
+    """Return what chance leaves uncertain in the mean over seeds of J, as a part of J.
+
+    Its parts are the seeds' means over their repetitions. None with one run per seed.
+    """
+    if any(len(one) < 2 for one in repeated_s):
+        return None
+    errors = [stdev(one) / fmean(one) / sqrt(len(one)) for one in repeated_s]
+    return sqrt(fsum(error * error for error in errors)) / len(errors)
+
+
 def regret_ratios(objectives_s: Sequence[float], oracle_s: Sequence[float]) -> list[float]:
     """Return J over the oracle's J, minus one, per seed."""
     return [j / best - 1.0 for j, best in zip(objectives_s, oracle_s, strict=True)]
@@ -60,22 +77,27 @@ def _summary(regret: Regret, regime: str, policy: str, oracle: str) -> dict[str,
     own_s = regret.objectives(regime, "rollout", policy)
     best_s = regret.objectives(regime, "rollout", oracle)
     luck_s = regret.objectives(regime, "placebo", policy)
-    decisions = [d for run in regret.found(regime, "watch", policy) for d in run.decisions]
+    watched = regret.found(regime, "watch", policy)
+    repeated_s = [[run.row["objective_s"], *run.row["repeated_s"]] for run in watched]
+    decisions = [d for run in watched for d in run.decisions]
     return {
         "objective_s": _interval(objectives_s),
         "oracle_objective_s": _interval(best_s),
         "mean_regret": _interval(regret_ratios(objectives_s, best_s)),
         "mean_regret_own_rollout": _interval(regret_ratios(objectives_s, own_s)),
         "noise_floor": _interval(regret_ratios(objectives_s, luck_s)),
+        "above_floor": _interval(regret_ratios(luck_s, own_s)),
+        "mean_regret_repeated": _interval(regret_ratios(list(map(fmean, repeated_s)), best_s)),
+        "standard_error": standard_error(repeated_s),
         "decisions": len(decisions),
         "decision_gap": _interval([d.gap_ratio for d in decisions]),
         "decision_gap_held_out": _interval(
             [gap for d in decisions if (gap := d.held_out_ratio) is not None]
         ),
         "decision_gap_noise_floor": _interval([d.floor_ratio for d in decisions]),
-        "ttft_s": _times(regret.found(regime, "watch", policy)),
+        "ttft_s": _times(watched),
         "ttft_s_own_rollout": _times(regret.found(regime, "rollout", policy)),
-        "failures": sum(run.row["failures"] for run in regret.found(regime, "watch", policy)),
+        "failures": sum(run.row["failures"] for run in watched),
         "mix": dict(Counter(d.chosen.action.kind(d.home) for d in decisions)),
         "oracle_mix": dict(Counter(d.best.action.kind(d.home) for d in decisions)),
         "missed": missed(decisions),

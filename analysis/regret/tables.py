@@ -70,7 +70,9 @@ def _seconds(value: float | None) -> str:
 EXPLAINED = (
     "J: mean e2e + 10 s * share of requests that miss the SLO, over whole runs; regret: J over the "
     "oracle's, less one; own: over the rollout of the same policy; noise floor: what an oracle "
-    "gains that may only postpone by milliseconds. Gap: what the best action at one decision would "
+    "gains that may only postpone by milliseconds; above floor: what the oracle gains beyond that; "
+    "repeated: regret of the mean over a seed's repetitions, which differ by a millisecond of way; "
+    "error: the standard error that they leave. Gap: what the best action at one decision would "
     "have saved of what its branch costs; held out: chosen on other futures than judged on. "
     "Means [95 % bootstrap interval]"
 )
@@ -89,6 +91,7 @@ def print_regret(regret: Regret, policies: Sequence[str], console: Console) -> N
             markup=False,
         )
         console.print(_regrets(part))
+        console.print(_chance(part))
         console.print(_gains(part))
         for one in part:
             console.print(_misses(one))
@@ -129,6 +132,20 @@ def _regrets(part: list[dict[str, Any]]) -> Table:
             _interval(one["decision_gap"], 100.0),
             _interval(one["decision_gap_held_out"], 100.0),
             _interval(one["decision_gap_noise_floor"], 100.0),
+        )
+    return made
+
+
+def _chance(part: list[dict[str, Any]]) -> Table:
+    """Tabulate what of the regret is left when luck is taken out of it."""
+    made = _table("Regret beside chance", "policy", "above floor %", "repeated %", "error %")
+    for one in part:
+        error = one["standard_error"]
+        made.add_row(
+            one["policy"],
+            _interval(one["above_floor"], 100.0),
+            _interval(one["mean_regret_repeated"], 100.0),
+            "-" if error is None else f"{100.0 * error:.2f}",
         )
     return made
 

@@ -47,12 +47,16 @@ def local(scene: PlacementView, d: Candidate) -> Choice:
     return chosen(scene, d, None, Reason.BELOW_THRESHOLD, placed=True)
 
 
+def able_peers(scene: PlacementView, d: Candidate) -> list[Candidate]:
+    """Return the instances that may prefill for D; none if the request or the fleet cannot."""
+    can_split = scene.facts.offloadable and scene.transfers.can_offload
+    return peers(scene, d) if can_split else []
+
+
 def prefill_peer(scene: PlacementView, d: Candidate) -> Candidate | None:
     """Return the other instance with the fewest prefill tokens, this request's included."""
-    if not scene.facts.offloadable:
-        return None
     return min(
-        peers(scene, d),
+        able_peers(scene, d),
         key=lambda c: (c.load.prefill_tokens + c.new_tokens, c.last_placed),
         default=None,
     )
@@ -105,7 +109,7 @@ class AibrixCombined:
         if free and max(scores.values()) > self.BUSY_SCORE:
             return local(scene, min(free, key=lambda c: scores[c.instance.name]))
         d = least_requests(scene)
-        able = peers(scene, d) if scene.facts.offloadable else []
+        able = able_peers(scene, d)
         if not able:
             return local(scene, d)
         most = max(requests(c.load) for c in scene.free) or 1

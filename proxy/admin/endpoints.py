@@ -14,7 +14,7 @@ from proxy.admin.auth import small_object
 from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
 from proxy.core.kvcache.published import PublishedBlocks
-from proxy.core.latency.model import Times
+from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
 from proxy.fleet.instances import Instances
 from proxy.net.addresses import ForbiddenAddressError, check
@@ -141,6 +141,11 @@ class FleetPaths:
             "usage_doubted": router.is_usage_doubted(name),
             "learned_prefill_tps": round(router.latency.prefill_tps(name)),
             "residual_ratios": _ratios(router.latency.of(name)),
+            "ttft_prediction_ratios": _calibration(router.latency.of(name)),
+            "kv_tokens_assumed": member.state.assumed_kv_tokens,
+            "live_kv_tokens": round(
+                router.sessions.live(member.state.cache).tokens(router.sessions.curve, now_s)
+            ),
             "sessions": member.state.cache.sessions,
             "prefix_blocks": member.state.cache.blocks,
             "kv_events": [
@@ -265,6 +270,18 @@ def _published(blocks: PublishedBlocks, now_s: float) -> dict[str, object]:
         "age_s": None if heard_s is None else round(now_s - heard_s, 3),
         "lag_s": None if blocks.lag_s is None else round(blocks.lag_s, 3),
     }
+
+
+def _calibration(times: Times) -> dict[str, dict[str, dict[str, float | int | None]]]:
+    """Predicted over measured TTFT, by route class and by whether other prompts were before it."""
+    found: dict[str, dict[str, dict[str, float | int | None]]] = {}
+    for (route_class, queued), ratios in sorted(times.calibration.by.items()):
+        quantiles = {f"p{round(100 * q)}": ratios.quantile(q) for q in CALIBRATION_QUANTILES}
+        found.setdefault(route_class, {})["queued" if queued else "alone"] = {
+            "answers": len(ratios),
+            **quantiles,
+        }
+    return found
 
 
 def _ratios(times: Times) -> dict[str, dict[str, float | None]]:

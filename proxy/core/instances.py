@@ -28,7 +28,8 @@ class InstanceState:
 
     `kv_tokens`: the size of its KV cache, `kv_used_ratio`: the part in use on the data-parallel
     rank with the most room, None while unknown; `ranks`: how many ranks share the cache; all as its
-    engine reported at `reported_s`. `start_s`: when its process started, unix seconds,
+    engine reported at `reported_s`. `assumed_kv_tokens`: the size that decisions go by
+    (`InstanceStates.assume_sizes`). `start_s`: when its process started, unix seconds,
     where its metrics tell. `bytes_per_token`: of prompts, by model, and `tokens_per_event`: of
     output, both as its usage says. `released`: what ending streams gave back. `cooldown_until_s`:
     its engine has said that it is at capacity. `unreleased`: until when broken hand-overs may have
@@ -38,6 +39,7 @@ class InstanceState:
 
     __slots__ = (
         "account",
+        "assumed_kv_tokens",
         "bytes_per_token",
         "cache",
         "cooldown_until_s",
@@ -58,6 +60,7 @@ class InstanceState:
         self.name = name
         self.account = Account(name)
         self.kv_tokens: int | None = None
+        self.assumed_kv_tokens: int | None = None
         self.kv_used_ratio: float | None = None
         self.ranks = 1
         self.reported_s: float | None = None
@@ -108,6 +111,7 @@ class InstanceStates(TimesByName):
         """A fresh state; an older one of this name is dropped."""
         self._drop(name)
         state = self._states[name] = InstanceState(name)
+        self.assume_sizes()
         return state
 
     def leave_void(self, name: str) -> InstanceState:
@@ -133,6 +137,17 @@ class InstanceStates(TimesByName):
             state.cache.is_lost = True
             if self.on_dropped is not None:
                 self.on_dropped(state)
+
+    def assume_sizes(self) -> None:
+        """Take each KV cache to be as large as reported or learned, or else as the largest other.
+
+        While no size is known, no cache is taken to be full and none to have room: an unknown size
+        that counted as room would draw all long prompts to the instance that nothing is known of.
+        """
+        sizes = [state.kv_tokens or state.cache.learned_tokens for state in self]
+        largest = max([size for size in sizes if size is not None], default=None)
+        for state, size in zip(self, sizes, strict=True):
+            state.assumed_kv_tokens = size or largest
 
     def get(self, name: str) -> InstanceState | None:
         """The state of an instance, or None."""

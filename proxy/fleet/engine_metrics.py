@@ -2,7 +2,9 @@
 
 Only lines of those series are parsed: a whole vLLM exposition takes tens of milliseconds, which
 would delay every stream. Older vLLM names of a series are accepted too; while vLLM renamed one, it
-had the same counts under both names, so the first name that is there is read alone.
+had the same counts under both names, so the first name that is there is read alone. The same
+figures are read from SGLang's engines, and the size of the KV cache from a frontend of NVIDIA
+Dynamo: that of one worker, so it is too low where several are behind one frontend.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ MOST = 1 << 53
 """A larger value is ignored: floats beyond it do not hold whole numbers exactly."""
 MOST_RANKS = 1024
 """An engine that names more data-parallel ranks is taken for one without."""
-_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage")
 _CONFIG = ("vllm:cache_config_info",)
+_KV_TOKENS = "sglang:max_total_num_tokens"
+_KV_BLOCKS = "dynamo_frontend_model_total_kv_blocks"
+_BLOCK_TOKENS = "dynamo_frontend_model_kv_cache_block_size"
 _SOURCES = ("vllm:prompt_tokens_by_source_total", "vllm:prompt_tokens_by_source")
 _EXTERNAL = "external_kv_transfer"
 """The source of prompt tokens whose KV a connector brought."""
-_RUNNING = ("vllm:num_requests_running",)
-_WAITING = ("vllm:num_requests_waiting",)
+_RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
+_WAITING = ("vllm:num_requests_waiting", "sglang:num_queue_reqs")
 _QUERIES = (
     *("vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries"),
     *("vllm:gpu_prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries"),
@@ -44,6 +49,7 @@ _WANTED = tuple(
     for names in (
         *(_USAGE, _CONFIG, _SOURCES, _RUNNING, _WAITING, _STARTED),
         *(_QUERIES, _HITS, _EXTERNAL_QUERIES, _EXTERNAL_HITS),
+        (_KV_TOKENS, _KV_BLOCKS, _BLOCK_TOKENS),
     )
     for name in names
 )
@@ -54,7 +60,7 @@ def parse(exposition: bytes) -> EngineStats:
     samples = [s for s in _samples(exposition) if 0 <= s.value < MOST]
     used = [s.value for s in samples if s.name in _USAGE and s.value <= 1]
     by_rank = _used_by_rank(samples)
-    total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG]
+    total = [_kv_tokens(s.labels) for s in samples if s.name in _CONFIG] or _others_kv(samples)
     started = [s.value for s in samples if s.name in _STARTED]
     known = [tokens for tokens in total if tokens]
     return EngineStats(
@@ -127,6 +133,16 @@ def _external_hits(samples: list[Sample]) -> float | None:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None or value >= MOST else int(value)
+
+
+def _others_kv(samples: list[Sample]) -> list[int | None]:
+    """KV capacity in tokens of an engine that is not vLLM; empty where it tells none."""
+    if stated := [s.value for s in samples if s.name == _KV_TOKENS]:
+        return [_whole(max(stated))]
+    sizes = {tuple(s.labels.items()): s.value for s in samples if s.name == _BLOCK_TOKENS}
+    blocks = [(s.value, tuple(s.labels.items())) for s in samples if s.name == _KV_BLOCKS]
+    tokens = [count * sizes[labels] for count, labels in blocks if labels in sizes]
+    return [_whole(max(tokens))] if tokens else []
 
 
 def _kv_tokens(labels: dict[str, str]) -> int | None:

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from proxy.core.admission.engine_reports import EngineStats
 from proxy.core.fleet.health import State
 from proxy.core.kvcache.published import PublishedBlocks
+from proxy.core.latency.model import CALIBRATION_QUANTILES
 from proxy.core.routing.router import Router
 from proxy.core.types import Load, RejectReason
 from proxy.telemetry.metrics import PREFIX, single
@@ -123,6 +124,8 @@ class FleetCollector(Collector):
         yield self._thresholds()
         yield from self._compared(loads)
         yield self._learned(names)
+        yield self._calibration()
+        yield from self._kv(names)
         yield from self._engine(names)
         yield self._frozen(names)
         yield self._doubted(names)
@@ -178,6 +181,31 @@ class FleetCollector(Collector):
         for name in names:
             family.add_metric([name], self._router.latency.prefill_tps(name))
         return family
+
+    def _calibration(self) -> Metric:
+        text = "Predicted per measured TTFT of the last answers, by whether prompts were before it"
+        labels = ("route_class", "queued", "quantile")
+        family = _gauge("ttft_prediction_ratio", text, *labels)
+        for (route_class, queued), ratios in sorted(self._router.latency.calibration.by.items()):
+            for quantile in CALIBRATION_QUANTILES:
+                if (ratio := ratios.quantile(quantile)) is not None:
+                    values = [route_class, str(queued).lower(), str(quantile)]
+                    family.add_metric(values, ratio)
+        return family
+
+    def _kv(self, names: list[str]) -> Iterator[Metric]:
+        """The KV cache as decisions see it."""
+        text = "KV cache that decisions go by: as reported, learned, or as large as another's"
+        sizes = _gauge("kv_cache_assumed_tokens", text, "upstream")
+        text = "KV of running sessions, and of idle ones times their chance to come back"
+        live = _gauge("live_kv_tokens", text, "upstream")
+        sessions = self._router.sessions
+        for name in names:
+            state = self._router.fleet.states.of(name)
+            if state.assumed_kv_tokens is not None:
+                sizes.add_metric([name], state.assumed_kv_tokens)
+            live.add_metric([name], sessions.live(state.cache).tokens(sessions.curve, self.now_s))
+        yield from (sizes, live)
 
     def _busy(self, names: list[str]) -> Metric:
         text = "1 when the instance is past this threshold of the model; *: of those without own"

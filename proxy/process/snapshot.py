@@ -28,7 +28,7 @@ import orjson
 
 from proxy.core.routing.router import Router
 
-FORM = 1
+FORM = 2
 """Version of the file's form; to be changed when block hashes or rows change their meaning."""
 ROWS_PER_LINE = 2000
 """Rows made without a pause; the event loop waits about a millisecond for them."""

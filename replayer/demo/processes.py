@@ -56,12 +56,14 @@ class ChildProcess:
             if self.child.poll() is not None:
                 break
             time.sleep(0.05)
-        message = f"{self.name} did not start; its output is in {self.output}"
+        raise RuntimeError(f"{self.name} did not start; {self.said()}")
+
+    def said(self) -> str:
+        """Where its output is, and how that ends, for an error's text."""
+        where = f"its output is in {self.output}"
         lines = self.output.read_text(errors="replace").split("\n")
-        last = next((line for line in reversed(lines) if line.strip()), "")
-        if last:
-            message += f", at its end: {last.strip()[:LAST_CHARS]}"
-        raise RuntimeError(message)
+        last = next((line for line in reversed(lines) if line.strip()), "").strip()
+        return f"{where}, at its end: {last[:LAST_CHARS]}" if last else where
 
     def stop(self) -> None:
         """Send SIGTERM, and SIGKILL if it still runs after STOP_S."""
@@ -75,7 +77,7 @@ class ChildProcess:
 
 @dataclass
 class Children:
-    """The processes started by the demo; only the demo passes signals on to them.
+    """The processes started by the demo, or by another command; only it passes signals on to them.
 
     Each has a process group of its own, so Ctrl-C on the terminal does not reach it. The first
     signal raises Stopped in the demo, but never between a child's start and its entry here, nor
@@ -85,30 +87,54 @@ class Children:
     _number: int | None = None
     _held: bool = True
     _stack: ExitStack = field(default_factory=ExitStack)
+    _started: list[ChildProcess] = field(default_factory=list)
 
     def start(self, name: str, output: Path, *command: str) -> ChildProcess:
         """Run one of the project's commands with its output in a file."""
+        return self.start_program(name, output, (sys.executable, "-m", *command))
+
+    def start_program(
+        self,
+        name: str,
+        output: Path,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> ChildProcess:
+        """Run any command with its output in a file; `environment` None: that of the demo."""
         with output.open("wb") as sink:
-            return self._start(name, output, sink, command)
+            return self._start(name, output, sink, command, environment)
 
     def start_in_view(self, name: str, *command: str) -> ChildProcess:
         """Run one of the project's commands on the demo's own output."""
-        return self._start(name, Path(), None, command)
+        return self._start(name, Path(), None, (sys.executable, "-m", *command))
 
     def _start(
-        self, name: str, output: Path, sink: IO[bytes] | None, command: tuple[str, ...]
+        self,
+        name: str,
+        output: Path,
+        sink: IO[bytes] | None,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
     ) -> ChildProcess:
         self._held = True
         child = subprocess.Popen(
-            [sys.executable, "-m", *command],
+            list(command),
+            env=environment,
+            stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=None if sink is None else subprocess.STDOUT,
             process_group=0,
         )
         process = ChildProcess(name, child, output)
         self._stack.callback(process.stop)
+        self._started.append(process)
         self._release()
         return process
+
+    def terminate(self) -> None:
+        """Send SIGTERM to all at once, which then end side by side; the block's end waits."""
+        for process in self._started:
+            process.child.terminate()
 
     @contextmanager
     def stopped_at_the_end(self) -> Iterator[None]:

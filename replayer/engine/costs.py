@@ -15,6 +15,9 @@ H100 SXM (989 TFLOPS dense bf16, 3.35 TB/s):
 - a3 = 39 ns: 131,072 bytes of KV per token at 3.35 TB/s.
 - a4 = 0.8 ns: 4 * 4096 * 32 = 524,288 FLOP per token pair at 65 % of peak.
 
+Other engines: a step may also take `prefill_s` where it prefills and `token_s` where it yields
+tokens, so that a step which does both takes both. `MOCKER` and `A100` are two of them.
+
 Transfer time `x0 + tokens*bytes_per_token/bandwidth`: 2 (K, V) * 32 * 8 * 128 * 2 bytes = 131,072
 bytes per token; 20 GB/s is a 200 Gbit/s link at 80 %; x0 = 30 ms covers the handshake and the
 polling of both schedulers. Concurrent transfers do not slow one another.
@@ -33,16 +36,36 @@ class StepCost:
     a2: float = 50e-6
     a3: float = 3.9e-8
     a4: float = 8e-10
+    prefill_s: float = 0.0
+    token_s: float = 0.0
 
-    def step_s(self, prefill_tokens: int, pairs: float, decodes: int, kv_tokens: int) -> float:
-        """Duration in seconds; `pairs` is the sum of tokens * context over the chunks."""
-        return (
+    def step_s(
+        self, prefill_tokens: int, pairs: float, decodes: int, kv_tokens: int, firsts: int = 0
+    ) -> float:
+        """Duration in seconds; `pairs` is the sum of tokens * context over the chunks.
+
+        `firsts`: prompts that the step completes, each with its first token.
+        """
+        step_s = (
             self.a0
             + self.a1 * prefill_tokens
             + self.a2 * decodes
             + self.a3 * kv_tokens
             + self.a4 * pairs
         )
+        if prefill_tokens:
+            step_s += self.prefill_s
+        if decodes or firsts:
+            step_s += self.token_s
+        return step_s
+
+
+MOCKER = StepCost(a0=0.0, a1=5e-5, a2=0.0, a3=3e-8, a4=0.0, prefill_s=4e-3, token_s=0.01)
+"""Dynamo's engine simulator with a linear profile: prefill 4 ms and 20,000 tokens/s whatever the
+context, then tokens for all that are ready in 10 ms, and 3 ms per 100,000 tokens of streams' KV."""
+A100 = StepCost(a0=13e-3, a1=84e-6, a2=50e-6, a3=6.4e-8, a4=2.6e-9)
+"""The preset's model on an A100 SXM (312 TFLOPS dense bf16, 2.04 TB/s) by the same formulas: a0, a3
+and a4 at the same part of the peak, a1 at 61 % of it, which is twice the preset's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ class Engine:
         self._loads: list[tuple[float, int, SimRequest]] = []
         """Heap of requests whose blocks are being read from the store: (end, order, request)."""
         self._scheduler = Scheduler(options, self.counters, store)
+        self._cold_steps = options.warm_up_steps
         self._clock_s = start_s
         self._work = Work()
         self._run: DecodeRun | None = None
@@ -76,11 +77,11 @@ class Engine:
         self.waiting = self._scheduler.waiting
 
     def submit(self, job: Job, now_s: float) -> SimRequest:
-        """Accept a request. It queues after the intake time and can join the next new step."""
+        """Accept a request. It queues after its way and the intake, and can join the next step."""
         self._catch_up(now_s)
         request = SimRequest(job, now_s, job.block_hashes, job.prompt_tokens)
         request.fetch_pending = job.fetch is not None
-        delay_s = self.options.intake.delay_s(job.prompt_tokens)
+        delay_s = self.options.intake.delay_s(job.prompt_tokens) + job.way_s
         if delay_s:
             heapq.heappush(self._taken_in, (now_s + delay_s, next(self._order), request))
         else:
@@ -183,7 +184,11 @@ class Engine:
             return
         cost = self.options.step
         growth_s = cost.a3 * len(work.decodes)
-        self._run = DecodeRun(now_s, work.step_s(cost), growth_s, work.steps)
+        step_s = work.step_s(cost)
+        if self._cold_steps and work.chunks:
+            self._cold_steps -= 1
+            step_s *= self.options.warm_up_factor
+        self._run = DecodeRun(now_s, step_s, growth_s, work.steps)
 
     def _load(self, request: SimRequest, now_s: float) -> None:
         """Start to read the stored part of a prompt; this involves no other engine."""

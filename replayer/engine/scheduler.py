@@ -34,12 +34,13 @@ class Work:
 
     def step_s(self, cost: StepCost) -> float:
         """Duration of the first step, in seconds."""
-        prefill, pairs = 0, 0.0
+        prefill, pairs, firsts = 0, 0.0, 0
         for request, tokens in self.chunks:
             prefill += tokens
             pairs += tokens * (request.computed_tokens + tokens / 2)
+            firsts += request.computed_tokens + tokens == request.known_tokens
         kv = sum([request.computed_tokens for request in self.decodes])
-        return cost.step_s(prefill, pairs, len(self.decodes), kv)
+        return cost.step_s(prefill, pairs, len(self.decodes), kv, firsts)
 
     def drop(self, gone: SimRequest) -> None:
         """Remove an aborted request from the running step."""

@@ -39,6 +39,10 @@ class EngineOptions:
     recompute_failed_loads: bool = True
     reads_anything: bool = False
     """Receivers read the sender's memory (NIXL) instead of asking it to send (Mooncake)."""
+    warm_up_steps: int = 0
+    warm_up_factor: float = 1.0
+    """So many of a fresh engine's steps that prefill take so many times as long: kernels are
+    compiled and tuned at their first use."""
 
     def __post_init__(self) -> None:
         """Refuse sizes with which a valid request could never run."""
@@ -47,6 +51,13 @@ class EngineOptions:
                 f"max_model_len {self.max_model_len} exceeds the KV cache: "
                 f"{self.num_blocks} blocks of {self.block_size} tokens"
             )
+
+    def alone_s(self, prompt_tokens: int) -> float:
+        """Seconds to the first token of a prompt of which nothing is cached, on an idle engine."""
+        step, steps = self.step, -(-prompt_tokens // self.max_num_batched_tokens)
+        whole_s = step.step_s(prompt_tokens, prompt_tokens * prompt_tokens / 2, 0, 0, firsts=1)
+        each_s = step.a0 + step.prefill_s
+        return self.intake.delay_s(prompt_tokens) + whole_s + (steps - 1) * each_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,8 @@ class Job:
     is called once, when the request releases its blocks. `token_ids(start, stop)` returns ids of
     prompt and output, None where nobody knows them. Without output tokens (an embedding) only the
     prompt is computed. `send_as` makes it a prefill leg whose KV
-    is kept for that transfer id, `fetch` a decode leg that waits for another engine's KV.
+    is kept for that transfer id, `fetch` a decode leg that waits for another engine's KV. `way_s`:
+    what it takes to reach the engine, beside the engine's own intake.
     """
 
     request_id: str
@@ -84,6 +96,7 @@ class Job:
     token_ids: Callable[[int, int], list[int]] | None = None
     send_as: str | None = None
     fetch: RemoteKv | None = None
+    way_s: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -46,6 +46,7 @@ class ReplayOptions:
     prompt: str
     mode: str
     concurrency: int
+    ramp_s: float
     speedup: float
     time_scale: float
     think_cap_s: float | None
@@ -192,6 +193,9 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
         help="open: by timestamp, dependent turns not before their dependencies ended; sessions: "
         "a fixed number of slots that run whole sessions one after another")  # fmt: skip
     add("--concurrency", type=positive_count, default=4, help="slots of mode sessions")
+    add("--ramp", dest="ramp_s", type=not_negative, default=0.0, metavar="SECONDS",
+        help="mode sessions: the slots begin spread over this time, in seconds of the trace, not "
+        "all at once")  # fmt: skip
     add("--speedup", type=positive, default=1.0, help="divides timestamps and delays")
     add("--time-scale", type=positive, default=1.0, metavar="S",
         help="the target's time runs S times faster than real time, as engine-sim --speed S does: "
@@ -242,4 +246,6 @@ def parse_options(arguments: Sequence[str] | None = None) -> ReplayOptions:
     options = ReplayOptions(**vars(parser.parse_args(arguments)))
     if options.prompt == "ids" and options.endpoint != "completions":
         parser.error("argument --prompt-form: ids needs --endpoint completions")
+    if options.ramp_s and options.mode != "sessions":
+        parser.error("argument --ramp: needs --mode sessions")
     return replace(options, retry_503=replace(options.retry_503, time_scale=options.time_scale))

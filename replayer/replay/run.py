@@ -130,6 +130,7 @@ def pace_rules(options: ReplayOptions) -> PaceRules:
         slots=options.concurrency if options.mode == "sessions" else None,
         speedup=options.speedup,
         think_cap_s=options.think_cap_s,
+        ramp_s=options.ramp_s,
     )
 
 

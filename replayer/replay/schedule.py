@@ -22,6 +22,8 @@ from replayer.trace.rows import TraceError
 class PaceRules:
     """`slots` None: open loop. `think_cap_s` bounds a delay, before the speed-up divides it.
 
+    The first units of the slots start spread over `ramp_s`, which the speed-up divides too.
+
     With a cap in open loop, a dependent request that has a delay ignores its timestamp, because the
     timestamp contains the pause that the cap is to shorten.
     """
@@ -29,6 +31,7 @@ class PaceRules:
     slots: int | None = None
     speedup: float = 1.0
     think_cap_s: float | None = None
+    ramp_s: float = 0.0
 
     def earliest_s(self, request: TraceRequest) -> float:
         """Return the earliest time at which a request is due, apart from its dependencies."""
@@ -119,8 +122,9 @@ class Pace:
             for other in needed:
                 self._dependents.setdefault(other, []).append(request.request_id)
         self._queue = deque(self._units)
-        for _slot in range(len(self._queue) if rules.slots is None else rules.slots):
-            self._release_unit(0.0)
+        slots = len(self._queue) if rules.slots is None else rules.slots
+        for slot in range(slots):
+            self._release_unit(slot * rules.ramp_s / slots / rules.speedup)
 
     @property
     def finished(self) -> bool:

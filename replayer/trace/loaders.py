@@ -1,9 +1,12 @@
-"""Loaders of trace files: Mooncake's format and the project's superset of it.
+"""Loaders of trace files: Mooncake's format, the project's superset of it, and tables of lengths.
 
 Rows are *cumulative*: a row's lengths and block ids describe its whole prompt, not only the part
 that is new since the previous turn. Files of the other kind (deltas) are recognised and refused:
 read as cumulative, they would be a different, far lighter load. Timestamps and delays are
 milliseconds in the file and seconds in `TraceRequest`.
+
+Tables have a line of column names and no block ids: Azure's LLM inference traces, with times of the
+clock, and Vidur's pairs of lengths, without any.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +32,7 @@ SUPERSET_FIELDS = frozenset(
         *("input_tokens", "output_tokens", "hash_runs", "block_size", "messages", "prompt"),
     }
 )
+PROMPT_FIELDS = frozenset({"input_length", "input_tokens", "messages", "prompt"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +68,14 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """A row format: `claims` recognises it from a first row, `read` reads a row."""
+    """A row format: `claims` recognises it from a first row, `read` reads a row.
+
+    `is_dated`: its times are of the calendar; those of a trace count from its first row.
+    """
 
     claims: Callable[[Mapping[str, Any]], bool]
     read: Callable[[Row, Meta], TraceRequest]
+    is_dated: bool = False
 
 
 def block_ids(runs: Runs) -> list[int]:
@@ -91,15 +99,31 @@ def _read_mooncake(row: Row, meta: Meta) -> TraceRequest:
     arrival_ms = row.number("timestamp")
     if arrival_ms is None:
         raise row.fail("timestamp", "a number >= 0 (milliseconds)")
-    input_tokens = _required(row, "input_length")
+    return _read_lengths(row, meta, "input_length", "output_length", arrival_ms / 1e3)
+
+
+def _read_azure(row: Row, meta: Meta) -> TraceRequest:
+    arrival_s = row.moment_s("TIMESTAMP")
+    return _read_lengths(row, meta, "ContextTokens", "GeneratedTokens", arrival_s)
+
+
+def _read_vidur(row: Row, meta: Meta) -> TraceRequest:
+    return _read_lengths(row, meta, "num_prefill_tokens", "num_decode_tokens", None)
+
+
+def _read_lengths(
+    row: Row, meta: Meta, prompt: str, output: str, arrival_s: float | None
+) -> TraceRequest:
+    """Read a request of no known session; `prompt` and `output` name the fields of its lengths."""
+    input_tokens = _required(row, prompt)
     block_tokens = meta.block_tokens or MOONCAKE_BLOCK_TOKENS
     return TraceRequest(
         request_id=f"line:{row.line}",
         session_id=None,
         turn=0,
-        arrival_s=arrival_ms / 1e3,
+        arrival_s=arrival_s,
         input_tokens=input_tokens,
-        output_tokens=_required(row, "output_length"),
+        output_tokens=_required(row, output),
         runs=_runs(row, meta, input_tokens, block_tokens),
         block_tokens=block_tokens,
         line=row.line,
@@ -135,9 +159,15 @@ def _read_superset(row: Row, meta: Meta) -> TraceRequest:
     )
 
 
+def _is_superset(first: Mapping[str, Any]) -> bool:
+    return bool(SUPERSET_FIELDS & first.keys() and PROMPT_FIELDS & first.keys())
+
+
 LOADERS: dict[str, Loader] = {
-    "superset": Loader(lambda first: bool(SUPERSET_FIELDS & first.keys()), _read_superset),
+    "superset": Loader(_is_superset, _read_superset),
     "mooncake": Loader(lambda first: {"timestamp", "input_length"} <= first.keys(), _read_mooncake),
+    "azure": Loader(lambda first: "ContextTokens" in first, _read_azure, is_dated=True),
+    "vidur": Loader(lambda first: "num_prefill_tokens" in first, _read_vidur),
 }
 
 
@@ -244,6 +274,7 @@ def read_trace(path: Path, loader_name: str | None = None) -> Iterator[TraceRequ
     meta = read_sidecar(path)
     loader = LOADERS[loader_name] if loader_name else None
     checks: _Checks | None = None
+    start_s: float | None = None
     for row in rows(path):
         if checks is None:
             if "trace" in row.fields and "output_length" not in row.fields:
@@ -252,7 +283,11 @@ def read_trace(path: Path, loader_name: str | None = None) -> Iterator[TraceRequ
                 continue
             checks = _Checks(str(path), meta)
         loader = loader or _detect(row)
-        yield checks.add(loader.read(row, meta), row)
+        request = loader.read(row, meta)
+        if loader.is_dated and request.arrival_s is not None:
+            start_s = request.arrival_s if start_s is None else start_s
+            request = replace(request, arrival_s=max(0.0, request.arrival_s - start_s))
+        yield checks.add(request, row)
     if checks is None:
         raise TraceError(f"{path}: no rows")
     checks.finish()

@@ -1,13 +1,17 @@
 """Rows of a trace file, plain or gzipped, with typed access to their fields.
 
+A row is a JSON object per line or, after a first line of names of columns, a line of a CSV table.
+
 Rows are read one at a time, so a file is never in memory as a whole. Errors name file, line and
 field. This module checks JSON types and ranges; `loaders` knows what the fields mean.
 """
 
 import gzip
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ import orjson
 
 MAX_BLOCK_ID = 2**64 - 1  # 64 bits: with fewer, different prefixes have collided
 SHOWN_CHARS = 40
+MAX_DIGITS = 18
 Runs = tuple[tuple[int, int], ...]  # (first id, count): consecutive block ids, stored compactly
 
 
@@ -63,6 +68,14 @@ class Row:
         if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
             raise self.fail(name, "a number >= 0")
         return float(value)
+
+    def moment_s(self, name: str) -> float:
+        """Read a date with time of day as Unix seconds; UTC where it has no zone."""
+        try:
+            moment = datetime.fromisoformat(str(self.fields.get(name)))
+        except ValueError:
+            raise self.fail(name, "a date and time as in 2023-11-16 18:17:03.97") from None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
     def text(self, name: str) -> str | None:
         """Read a non-empty string."""
@@ -145,17 +158,51 @@ class Meta:
 
 
 def rows(path: Path) -> Iterator[Row]:
-    """Read a file of one JSON object per line; raises TraceError."""
+    """Read a file of one JSON object per line, or of a CSV table; raises TraceError."""
+    columns: list[str] | None = None
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
-        try:
-            fields = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise TraceError(f"{path}:{number}: line: must be one JSON object ({error})") from None
-        if not isinstance(fields, dict):
-            raise TraceError(f"{path}:{number}: line: must be one JSON object")
+        if columns is None:
+            columns = _columns(line)
+            if columns:
+                continue
+        where = f"{path}:{number}"
+        fields = _cells(line, columns, where) if columns else _object(line, where)
         yield Row(str(path), number, fields)
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise TraceError(f"{where}: line: must be one JSON object ({error})") from None
+    if not isinstance(fields, dict):
+        raise TraceError(f"{where}: line: must be one JSON object")
+    return fields
+
+
+def _columns(line: bytes) -> list[str]:
+    """Return the names of columns that a first line has; empty if it is anything else."""
+    names = line.decode("ascii", "replace").strip().split(",")
+    return names if len(names) > 1 and all(name.isidentifier() for name in names) else []
+
+
+def _cells(line: bytes, columns: list[str], where: str) -> dict[str, Any]:
+    cells = line.decode("utf-8", "replace").strip().split(",")
+    if len(cells) != len(columns):
+        raise TraceError(f"{where}: line: must have {len(columns)} columns, not {len(cells)}")
+    return {name: _number_or_text(cell) for name, cell in zip(columns, cells, strict=True)}
+
+
+def _number_or_text(cell: str) -> int | float | str:
+    if cell.isdecimal() and len(cell) <= MAX_DIGITS:
+        return int(cell)
+    try:
+        value = float(cell)
+    except ValueError:
+        return cell
+    return value if math.isfinite(value) else cell
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -8,13 +8,15 @@ A replicable source is copied: its units are drawn in shuffled rounds and start 
 process, every copy gets private blocks beside the common ones, and think times are the trace's, up
 to a cap. Any other source is sped up from a random point of the trace on: it keeps order, relative
 gaps and blocks, and equal timestamps of a coarse clock are spread evenly over its tick. With
-`burst` it keeps only the order.
+`burst` it keeps only the order, as does a trace without timestamps. Where the trace ends before the
+horizon, it begins again as fresh copies: other sessions, other blocks.
 
 `plan_slots` makes a closed loop instead: so many units at a time, a fixed number in all. There a
 slow fleet gets fewer requests per second, and no request belongs to it that another fleet does not
 get.
 """
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +26,7 @@ from proxy.core.latency.slo import Slo
 from replayer.virtual.load import Blocks, Source, TraceTurn
 
 SALT_BITS = 40
-"""Private blocks of copy n have ids from n << 40 on, above every id of a source."""
+"""Blocks of copy n, but common ones, have ids from n << 40 on, above every id of a source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class SlotRules:
     seed: int = 0
     think_cap_s: float = 10.0
     spread_s: float = 10.0
+    slo: Slo = field(default_factory=Slo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,22 +159,29 @@ def _copy(
 
 
 def _sped_up(source: Source, rules: LoadRules, draw: random.Random) -> list[Planned]:
-    last_s = max(source.starts_s)
+    has_clock = any(source.starts_s)
+    starts_s: Sequence[float] = source.starts_s if has_clock else range(1, len(source.units) + 1)
+    last_s = max(starts_s)
     speed = rules.rate * last_s / len(source.units)
-    skipped_s = max(0.0, last_s - rules.horizon_s * speed) * draw.random()
-    bursts = _starts_s(rules, draw) if rules.burst != 1.0 else []
+    span_s = rules.horizon_s * speed
+    # A trace that is too short may begin anywhere, as it goes on from its start.
+    skipped_s = (last_s - span_s if span_s <= last_s else last_s) * draw.random()
+    bursts = _starts_s(rules, draw) if rules.burst != 1.0 or not has_clock else []
     planned: list[Planned] = []
-    for start_s, unit in zip(source.starts_s, source.units, strict=True):
-        first = len(planned)
-        for turn in unit:
-            recorded_s = start_s + turn.offset_s + source.tick_s * draw.random() - skipped_s
-            earliest_s = recorded_s / speed
-            if not 0.0 <= earliest_s < rules.horizon_s:
-                continue
-            if bursts:
-                earliest_s = bursts[int(earliest_s / rules.horizon_s * len(bursts))]
-            waits = (len(planned) - 1,) if len(planned) > first else ()
-            planned.append(Planned(turn, turn.session, earliest_s, 0.0, waits))
+    for number in range(math.ceil((skipped_s + span_s) / last_s)):
+        salt, again = number << SALT_BITS, f"#{number}" if number else ""
+        for start_s, unit in zip(starts_s, source.units, strict=True):
+            first = len(planned)
+            for turn in unit:
+                recorded_s = start_s + turn.offset_s + source.tick_s * draw.random() - skipped_s
+                earliest_s = (recorded_s + number * last_s) / speed
+                if not 0.0 <= earliest_s < rules.horizon_s:
+                    continue
+                if bursts:
+                    earliest_s = bursts[int(earliest_s / rules.horizon_s * len(bursts))]
+                waits = (len(planned) - 1,) if len(planned) > first else ()
+                name = turn.session + again
+                planned.append(Planned(turn, name, earliest_s, 0.0, waits, salt))
     return planned
 
 

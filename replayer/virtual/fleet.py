@@ -3,8 +3,8 @@
 The driver takes the place of the proxy's IO: it performs the actions of each request's flow
 (`proxy.core.routing.request_flow`) on engine models, and reports their results to the flow as
 events. Hedges, fall-backs, retries, time limits and the wait queue are the proxy's own code. Engine
-reports come at every scrape. Network and proxy take no time unless given some (`IntakeCost`). No
-clock or random number is used: equal loads give equal rows.
+reports come at every scrape. Network and proxy take no time unless given some (`IntakeCost`,
+`WayNoise`). No clock or random number is used: equal loads give equal rows.
 """
 
 import heapq
@@ -73,7 +73,7 @@ token."""
 
 
 class Kind(IntEnum):
-    """What a timer is for: an arrival, a client that gives up, a limit, a scrape, a look."""
+    """What a timer is for: an arrival, a limit, a scrape, a look, an engine that is brought in."""
 
     ARRIVAL = 0
     GIVE_UP = 1
@@ -84,6 +84,7 @@ class Kind(IntEnum):
     SETTLED = 6
     QUEUE_OVER = 7
     LOOK = 8
+    JOIN = 9
 
 
 def _no_limit() -> LegLimit:
@@ -133,6 +134,7 @@ def job_of(
     *,
     send_as: str | None = None,
     fetch: RemoteKv | None = None,
+    way_s: float = 0.0,
 ) -> Job:
     """The engine's job: a prefill leg, a decode leg that fetches, or the whole request."""
     return Job(
@@ -142,6 +144,7 @@ def job_of(
         output_tokens=output_tokens,
         send_as=send_as,
         fetch=fetch,
+        way_s=way_s,
     )
 
 
@@ -176,8 +179,11 @@ class VirtualFleet:
         self._rows: list[VirtualRow | None] = [None] * len(planned)
         self._left = len(planned)
         self._run = VirtualRun([])
-        for name in self.names:
-            router.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+        for number, join_s in enumerate(options.joins_s or [0.0] * len(self.names)):
+            if join_s:
+                self._at(join_s, Kind.JOIN, number)
+            else:
+                self._join(number)
 
     def run(self) -> VirtualRun:
         """Run the whole load to its end."""
@@ -200,6 +206,10 @@ class VirtualFleet:
             self._settle(now_s)
         return self._result()
 
+    def _join(self, number: int) -> None:
+        name = self.names[number]
+        self.router.add(Instance(name, f"http://{name}", f"http://{name}:8998"))
+
     def _settle(self, now_s: float) -> None:
         """Process all that follows at this moment: engines' events, then the queue's."""
         while self._dirty:
@@ -215,6 +225,8 @@ class VirtualFleet:
             self._scrape(now_s)
         elif kind is Kind.LOOK:
             self._is_woken = True
+        elif kind is Kind.JOIN and isinstance(what, int):
+            self._join(what)
         elif isinstance(what, int):
             self._arrive(what, now_s)
         elif what.row.outcome == "ok":
@@ -373,6 +385,7 @@ class VirtualFleet:
         )
         live.row.predicted_ttft_s = route.predicted_ttft_s
         live.row.estimated_new_tokens = route.new_tokens
+        live.row.estimated_hit_ratio = 1.0 - route.new_tokens / live.facts.prompt_tokens
         self._perform(live, live.flow.begin(now_s), now_s)
 
     def _perform(self, live: LiveRequest, actions: Sequence[Action], now_s: float) -> None:
@@ -397,15 +410,16 @@ class VirtualFleet:
     ) -> None:
         live.sent += 1
         row, leg = live.row, live.hedge if isinstance(send, SendHedge) else live.leg
+        way_s = self.options.way.delay_s(live.index, row.session_id, live.sent)
         if isinstance(send, SendPrefill):
             row.prefill = send.instance.name
-            job = job_of(live, 1, send_as=live.transfer_id)
+            job = job_of(live, 1, send_as=live.transfer_id, way_s=way_s)
             if send.hedge_at_s < math.inf:
                 self._at(send.hedge_at_s, Kind.PREFILL_LATE, live, live.sent)
         else:
             source = send.fetch_from if isinstance(send, SendDecode) else None
             fetch = RemoteKv(source.name, live.transfer_id) if source else None
-            job = job_of(live, row.output_tokens, fetch=fetch)
+            job = job_of(live, row.output_tokens, fetch=fetch, way_s=way_s)
         engine = self._by_name[send.instance.name]
         assert live.flow is not None
         if isinstance(send, SendPrefill):
@@ -498,8 +512,9 @@ class VirtualFleet:
         """
         for name, engine in self._by_name.items():
             pool = engine.pool
-            tokens = pool.total * engine.options.block_size
-            self.router.gate.observe_engine(name, EngineKv(tokens, pool.usage_ratio), now_s)
+            if self.options.reports_kv:
+                tokens = pool.total * engine.options.block_size
+                self.router.gate.observe_engine(name, EngineKv(tokens, pool.usage_ratio), now_s)
             self._run.used_ratio.append(pool.usage_ratio)
             member = self.router.fleet.get(name)
             if member is not None and member.health.trial_due(now_s):

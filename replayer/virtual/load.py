@@ -8,13 +8,14 @@ tree, so the last fine id of a merged block stands for all of them. Partial tail
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, takewhile
 from pathlib import Path
 
 from replayer.replay.schedule import units
 from replayer.trace.loaders import TraceRequest, block_ids, read_trace
+from replayer.trace.rows import TraceError
 
 MEAN_BLOCKS = 192
 """Blocks are merged until prompts have at most this many on average, to bound CPU time."""
@@ -23,6 +24,8 @@ NOMINAL_TTFT_S, NOMINAL_TPOT_S = 0.1, 0.01
 TIED_RATIO = 0.5
 """If a larger share of the timestamps are equal, the trace's clock is taken to be coarse."""
 Blocks = tuple[int, ...]
+Serves = Callable[[int, int], bool]
+"""Whether a fleet can serve a prompt of so many tokens with an output of so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +46,30 @@ class TraceTurn:
     delay_s: float
     offset_s: float
 
+    @property
+    def work_tokens(self) -> int:
+        """The least that an engine has to compute for it: new tokens and output."""
+        return self.new_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What of a trace is no part of its load: requests, and the sessions that they are of.
+
+    `shortest_tokens`: the shortest prompt among those that caused it.
+    """
+
+    requests: int = 0
+    sessions: int = 0
+    shortest_tokens: int = 0
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """A trace to be scaled: by copying its units (`replicable`), or by speeding up its clock.
 
-    `starts_s` are the units' recorded starts; `tick_s` is the step of a coarse clock, or 0.
+    `starts_s` are the units' recorded starts, all 0 without a clock; `tick_s` is the step of a
+    coarse one, or 0.
     """
 
     units: tuple[tuple[TraceTurn, ...], ...]
@@ -56,6 +77,7 @@ class Source:
     block_tokens: int
     replicable: bool
     tick_s: float
+    left_out: LeftOut = field(default_factory=LeftOut)
 
     @property
     def longest_tokens(self) -> int:
@@ -63,9 +85,38 @@ class Source:
         return max(t.prompt_tokens + t.output_tokens for unit in self.units for t in unit)
 
 
-def load_source(path: Path, block_tokens: int | None = None) -> Source:
-    """Read a trace; `block_tokens` must be a multiple of the trace's own block size."""
-    return as_source(list(read_trace(path)), block_tokens)
+def load_source(
+    path: Path, block_tokens: int | None = None, serves: Serves | None = None
+) -> Source:
+    """Read a trace; `block_tokens` is a multiple of its own block size, which it is at least.
+
+    What a fleet cannot serve is left out, see `servable`. Raises TraceError when nothing is left.
+    """
+    requests, left_out = servable(list(read_trace(path)), serves)
+    if not requests:
+        raise TraceError(
+            f"{path}: must have a prompt that an engine can hold and serve in time; "
+            f"the shortest has {left_out.shortest_tokens:,} tokens"
+        )
+    return replace(as_source(requests, block_tokens), left_out=left_out)
+
+
+def servable(
+    requests: list[TraceRequest], serves: Serves | None
+) -> tuple[list[TraceRequest], LeftOut]:
+    """Leave out the requests that cannot be served, and those that wait for one left out."""
+    if serves is None:
+        return requests, LeftOut()
+    causes = [r for r in requests if not serves(r.input_tokens or 1, r.output_tokens)]
+    gone = {request.request_id for request in causes}
+    found = 0
+    while found < len(gone):
+        found = len(gone)
+        gone |= {r.request_id for r in requests if not gone.isdisjoint(r.wait_for)}
+    sessions = {r.session_id or r.request_id for r in requests if r.request_id in gone}
+    shortest = min([request.input_tokens or 1 for request in causes], default=0)
+    kept = [request for request in requests if request.request_id not in gone]
+    return kept, LeftOut(len(gone), len(sessions), shortest)
 
 
 def as_source(requests: Sequence[TraceRequest], block_tokens: int | None = None) -> Source:

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import xxhash
+
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.actions import (
@@ -27,6 +29,25 @@ QUEUE = QueueLimits(256, 64 << 20, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
+class WayNoise:
+    """What legs take to reach their engine beside its intake: exponential, with this mean.
+
+    Each delay is drawn by a hash of the request and the leg's number, so that equal runs are equal,
+    and every policy meets the same delays on the same load; other seeds give other delays.
+    """
+
+    mean_s: float = 0.0
+    seed: int = 0
+
+    def delay_s(self, index: int, session_id: str, leg: int) -> float:
+        """Draw the delay of a request's leg, in seconds."""
+        if not self.mean_s:
+            return 0.0
+        drawn = xxhash.xxh3_64_intdigest(f"{index} {leg} {session_id}".encode(), self.seed)
+        return -self.mean_s * math.log((drawn + 1) / 2**64)
+
+
+@dataclass(frozen=True, slots=True)
 class VirtualOptions:
     """The fleet and the client. One engine per entry of `engines`.
 
@@ -35,7 +56,9 @@ class VirtualOptions:
     proxy's count of prompt tokens over the engine's. A Reject is retried after its Retry-After
     unless `retry_rejects` is off; then it is a failure. `until_s` cuts the run: a request that has
     not ended by then has no `end_s`, a request that has not begun has no row. `proxy`: time from
-    the client's sending to the decision.
+    the client's sending to the decision; `way`: from there to an engine, beside its intake.
+    `joins_s`: when each engine is brought in, the start where it has none; `reports_kv`: whether
+    engines report their KV, its size and the part in use.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -50,6 +73,9 @@ class VirtualOptions:
     retry_rejects: bool = True
     until_s: float = math.inf
     proxy: IntakeCost = field(default_factory=IntakeCost)
+    way: WayNoise = field(default_factory=WayNoise)
+    joins_s: tuple[float, ...] = ()
+    reports_kv: bool = True
     model: str = "sim"
 
 
@@ -77,6 +103,7 @@ class VirtualRow:
     prefill: str | None = None
     predicted_ttft_s: float | None = None
     estimated_new_tokens: int = 0
+    estimated_hit_ratio: float = 0.0
     cached_tokens: int = 0
     external_tokens: int = 0
     computed_tokens: int = 0

@@ -2,8 +2,9 @@
 
 One request is parsed, turned into facts (texts, hashes), admitted, has its first token (its blocks
 enter the prefix index) and is finished. The router is in the middle of its work: every instance
-runs streams, all share a system prompt, and four fifths of each prompt are known somewhere. CPU
-time, garbage collector off; the median over repeats of the mean over a batch.
+runs streams, its cache is full, 100,000 sessions live on all of them, all share a system prompt,
+and four fifths of each prompt are known somewhere. CPU time, garbage collector off; the median over
+repeats of the mean over a batch.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ VARIANTS = 4
 KNOWN_RATIO, SHARED_RATIO = 0.8, 0.1
 UNIQUE = "0123456789abcdef"
 """Stands where a prompt begins to be new; each request has something else there."""
-KV_TOKENS = 4_000_000
+KV_TOKENS, BLOCK_TOKENS = 400_000, 256
+SESSIONS = 100_000
+IDLE_S = 3000.0
+"""The sessions had their last turn within this time before the first decision."""
+RUN_BLOCKS = 64
 T = TypeVar("T")
 
 
@@ -99,8 +104,10 @@ class Traffic:
         return [before + f"{next(self._numbers):016d}".encode() + after for before, after in chosen]
 
 
-def busy_router(case: Case, traffic: Traffic, estimator: TokenEstimator) -> Router:
-    """Instances with running streams and filled caches; each conversation is known to two."""
+def busy_router(
+    case: Case, traffic: Traffic, estimator: TokenEstimator, sessions: int = SESSIONS
+) -> Router:
+    """Instances with running streams and full caches; each conversation is known to two."""
     rng = random.Random(case.instances)
     router = Router(RouterConfig(prefill_throughput=20_000, offload_policy=case.policy))
     names = [f"instance{i}" for i in range(case.instances)]
@@ -110,6 +117,7 @@ def busy_router(case: Case, traffic: Traffic, estimator: TokenEstimator) -> Rout
         router.gate.observe_engine(name, EngineKv(KV_TOKENS, 0.5), 0.0)
         for _ in range(rng.randint(1, 8)):
             router.ledger.open(router.ledger.charge(name, Phase.DECODE, rng.randint(500, 50_000)))
+    _fill(router, sessions, rng)
     for raw in traffic.batch(VARIANTS):
         known = facts_of(estimator, orjson.loads(raw)).block_hashes
         for name in names:
@@ -122,6 +130,23 @@ def busy_router(case: Case, traffic: Traffic, estimator: TokenEstimator) -> Rout
     return router
 
 
+def _fill(router: Router, sessions: int, rng: random.Random) -> None:
+    """Fill the caches with older KV, and the table with sessions that are idle."""
+    caches = [state.cache for state in router.fleet.states]
+    first_block = count(1, RUN_BLOCKS)
+    for cache in caches:
+        router.prefixes.limit(cache, KV_TOKENS // BLOCK_TOKENS)
+        while cache.blocks < KV_TOKENS // BLOCK_TOKENS:
+            start = next(first_block)
+            router.prefixes.now_s = rng.uniform(-IDLE_S, 0.0)
+            router.prefixes.insert(cache, range(start, start + RUN_BLOCKS))
+    for at in range(sessions):
+        cache, since_s = caches[at % len(caches)], IDLE_S * (at / sessions - 1.0)
+        stay = router.sessions.assign(f"known-{at}", cache, since_s, rng.randint(500, 9000))
+        if stay is not None:
+            router.sessions.ended(stay, stay.tokens, since_s)
+
+
 def facts_of(
     estimator: TokenEstimator, parsed: dict[str, Any], session_id: str = "s"
 ) -> RequestFacts:
@@ -131,10 +156,10 @@ def facts_of(
     return estimator.facts(prompt, {"X-Session-ID": session_id}, session_in(parsed))
 
 
-def measure(case: Case, repeats: int, batch: int) -> Cost:
+def measure(case: Case, repeats: int, batch: int, sessions: int) -> Cost:
     """The median cost of each step."""
     traffic, estimator = Traffic(case.size), TokenEstimator()
-    router = busy_router(case, traffic, estimator)
+    router = busy_router(case, traffic, estimator, sessions)
     clock = count(1)
     samples = [_once(router, estimator, traffic.batch(batch), clock) for _ in range(repeats + 1)]
     samples = samples[1:]  # the first one warms the caches
@@ -198,6 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=8, help="requests per batch, %(default)s")
     parser.add_argument("--sizes", default=",".join(SIZES), help="%(default)s")
     parser.add_argument("--instances", default=",".join(map(str, INSTANCES)), help="%(default)s")
+    parser.add_argument("--sessions", type=int, default=SESSIONS, help="known ones, %(default)s")
     parser.add_argument("--policies", default=",".join(POLICIES), help="%(default)s")
     options = parser.parse_args(argv)
     cases = product(
@@ -205,7 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         map(int, options.instances.split(",")),
         options.policies.split(","),
     )
-    costs = [measure(Case(*case), options.repeats, options.batch) for case in cases]
+    repeats, batch, sessions = options.repeats, options.batch, options.sessions
+    costs = [measure(Case(*case), repeats, batch, sessions) for case in cases]
     Console(width=None if sys.stdout.isatty() else 120).print(grid(costs).rich())
     if options.json:
         rows = [{"whole_s": cost.whole_s} | orjson.loads(orjson.dumps(cost)) for cost in costs]

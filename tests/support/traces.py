@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 SAMPLE = Path(__file__).parents[2] / "replayer" / "data" / "agentic_sample.trace.jsonl.gz"
-EXAMPLES = {
+EXAMPLES: dict[str, dict[str, Any]] = {
     "mooncake": {"timestamp": 27482, "input_length": 600, "output_length": 5, "hash_ids": [46, 47]},
     "superset": {
         "session_id": "s",
@@ -17,6 +17,12 @@ EXAMPLES = {
         "output_length": 5,
         "hash_runs": [[46, 2]],
     },
+    "azure": {
+        "TIMESTAMP": "2023-11-16 18:17:03.9799600",
+        "ContextTokens": 600,
+        "GeneratedTokens": 5,
+    },
+    "vidur": {"num_prefill_tokens": 600, "num_decode_tokens": 5, "num_total_tokens": 605},
 }
 
 

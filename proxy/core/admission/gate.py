@@ -158,7 +158,9 @@ class Gate:
         is_frozen = mark is not None and state.reports.observe(
             mark, now_s, answers=state.released.count, is_in_use=bool(kv.used_ratio)
         )
-        state.kv_tokens = kv.total_tokens or None
+        known, state.kv_tokens = state.kv_tokens, kv.total_tokens or None
+        if state.kv_tokens != known:
+            self._states.assume_sizes()
         state.kv_used_ratio = None if is_frozen else kv.least_used_ratio
         state.ranks = kv.ranks
         state.reported_s = now_s
@@ -313,9 +315,10 @@ def _kv_ratios(state: InstanceState, load: Load, now_s: float) -> tuple[float | 
 
 
 def _kv_wait_s(state: InstanceState, load: Load, tokens: int, now_s: float) -> float:
-    if state.kv_tokens is None:
+    kv_tokens = state.assumed_kv_tokens
+    if kv_tokens is None:
         return 0.0
-    excess = load.held_tokens + tokens - KV_USABLE_RATIO * state.kv_tokens
+    excess = load.held_tokens + tokens - KV_USABLE_RATIO * kv_tokens
     if excess <= 0:
         return 0.0
-    return excess / (state.released.tokens_per_s(now_s) or state.kv_tokens / KV_TURNOVER_S)
+    return excess / (state.released.tokens_per_s(now_s) or kv_tokens / KV_TURNOVER_S)

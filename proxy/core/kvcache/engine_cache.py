@@ -11,8 +11,14 @@ have not ended, sessions that lived there. What they write into it reaches nobod
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import Final
+
+RUNS_LOOKED_AT: Final = 512
+"""Runs whose blocks are counted at most, to learn a cache's size from what was evicted."""
+RUNS_PRICED: Final = 16
+"""Runs to be evicted whose sessions are looked at; further ones are taken to be like the last."""
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -32,19 +38,24 @@ class Use:
     """One prompt in one cache, from its placement to the end of its answer.
 
     `blocks` of it were there before, the last of them used at `age`; None where the instance was
-    given the KV by a peer, so that its count of cached tokens says nothing.
+    given the KV by a peer, so that its count of cached tokens says nothing. `older_blocks` of them
+    are in other runs than the last; `newer_blocks` of other prompts were used after it, None where
+    the size of the cache is known or they are too many to count.
     """
 
     cache: EngineCache
     blocks: int | None
     age: int
     hold: Hold | None
+    older_blocks: int
+    newer_blocks: int | None
 
     def __init__(
         self, cache: EngineCache, blocks: int | None, age: int = 0, hold: Hold | None = None
     ) -> None:
         self.cache = cache
         self.blocks, self.age, self.hold = blocks, age, hold
+        self.older_blocks, self.newer_blocks = 0, None
 
 
 class Runs:
@@ -53,11 +64,12 @@ class Runs:
     Of a run the tail is evicted first, of several the oldest. `size`: blocks in all of them.
     """
 
-    __slots__ = ("_ages", "_first", "_runs", "size")
+    __slots__ = ("_ages", "_first", "_runs", "_used_s", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._runs: dict[int, list[int]] = {}
+        self._used_s: dict[int, float] = {}
         self._first: dict[int, int] = {}
         # Of all uses, those that have no run left included, until they are too many.
         self._ages: deque[int] = deque()
@@ -76,32 +88,64 @@ class Runs:
             common = _common(run, hashes, at, known)
             if common == len(run):
                 taken = taken + run if taken else run
-                del self._runs[age]
+                del self._runs[age], self._used_s[age]
             else:
                 taken += run[:common]
                 del run[:common]
                 self._first[run[0]] = age
         return taken
 
-    def put(self, blocks: list[int], age: int) -> None:
+    def put(self, blocks: list[int], age: int, now_s: float) -> None:
         """Add these blocks, none of which is in a run, as the newest run."""
         if blocks:
             self._runs[age] = blocks
+            self._used_s[age] = now_s
             self._first[blocks[0]] = age
             self._ages.append(age)
             if len(self._ages) > 2 * len(self._runs) + 16:
                 self._ages = deque(self._runs)
 
-    def age_at(self, hashes: Sequence[int], count: int) -> int:
-        """When the last of the first `count` blocks of a prompt, all of them here, was used."""
-        at, age = 0, 0
+    def last_run(self, hashes: Sequence[int], count: int) -> tuple[int, int]:
+        """Age of the run with the last of the first `count` blocks of a prompt, all of them here.
+
+        And how many of the prompt's blocks are in runs before that one.
+        """
+        at, age, start = 0, 0, 0
         while at < count:
             found = self._first.get(hashes[at])
             if found is None:
                 break
-            age = found
+            age, start = found, at
             at += _common(self._runs[age], hashes, at, count)
-        return age
+        return age, start
+
+    def newer(self, age: int) -> int | None:
+        """Blocks that were used after `age`; None where they are in too many runs to count."""
+        blocks = 0
+        for looked, other in enumerate(reversed(self._runs)):
+            if other <= age:
+                return blocks
+            if looked >= RUNS_LOOKED_AT:
+                return None
+            blocks += len(self._runs[other])
+        return blocks
+
+    def evicted_next(self, count: int, own: int, held: Container[int]) -> list[tuple[int, float]]:
+        """The `count` blocks that are evicted next: of each run how many, and when it was used.
+
+        `own`, `held`: ages of runs that are in use, which are not evicted. After RUNS_PRICED runs
+        the rest is taken to be of the last one.
+        """
+        evicted: list[tuple[int, float]] = []
+        for age, run in self._runs.items():
+            if age != own and age not in held:
+                is_last = len(evicted) == RUNS_PRICED - 1
+                blocks = count if is_last else min(count, len(run))
+                evicted.append((blocks, self._used_s[age]))
+                count -= blocks
+                if count <= 0:
+                    break
+        return evicted
 
     @property
     def oldest(self) -> int | None:
@@ -132,7 +176,7 @@ class Runs:
         del run[-count:]
         self.size -= len(left)
         if not run:
-            del self._runs[age]
+            del self._runs[age], self._used_s[age]
             if self._first.get(left[0]) == age:  # where hashes collide, another run's
                 del self._first[left[0]]
         return left
@@ -143,10 +187,11 @@ class EngineCache:
 
     `is_lost`: its process is gone. `bit`: its place in the prefix index, 0 while it has none there.
     `limit_blocks`: what it can hold, None while unknown; `reported_blocks` of it as its engine
-    reported, `learned_blocks` as its answers showed. `reserved_blocks`: on their way. `full_ratio`:
-    None when it is to be reckoned again. `holds`: by the age of their last block. `computing`: the
-    first missing block of each prompt on its way, and how many there are; `computing_blocks`: of
-    all of them. `sessions`: how many live there.
+    reported, `learned_blocks` and `learned_tokens` as its answers showed; `proven_blocks` it held
+    at once, as answers showed before a size was known. `reserved_blocks`: on
+    their way. `full_ratio`: None when it is to be reckoned again. `holds`: by
+    the age of their last block. `computing`: the first missing block of each prompt on its way, and
+    how many there are; `computing_blocks`: of all of them. `sessions`: how many live there.
     """
 
     __slots__ = (
@@ -157,8 +202,10 @@ class EngineCache:
         "holds",
         "is_lost",
         "learned_blocks",
+        "learned_tokens",
         "limit_blocks",
         "name",
+        "proven_blocks",
         "reported_blocks",
         "reserved_blocks",
         "runs",
@@ -173,6 +220,8 @@ class EngineCache:
         self.limit_blocks: int | None = None
         self.reported_blocks: int | None = None
         self.learned_blocks: float | None = None
+        self.learned_tokens: int | None = None
+        self.proven_blocks = 0
         self.reserved_blocks = 0
         self.full_ratio: float | None = None
         self.holds: dict[int, dict[Hold, None]] = {}

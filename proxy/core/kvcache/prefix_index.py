@@ -44,6 +44,8 @@ class PrefixIndex:
         self._uses = 0
         self._everyone = 0
         self._total = 0
+        self.now_s = 0.0
+        """The time of the last decision, at which blocks are taken to be used."""
 
     @property
     def total_blocks(self) -> int:
@@ -79,6 +81,22 @@ class PrefixIndex:
             ratio = cache.full_ratio
             ratios.append(self.full_ratio(cache) if ratio is None else ratio)
         return ratios
+
+    def displaced(
+        self, cache: EngineCache, hashes: Sequence[int], hit: int
+    ) -> list[tuple[int, float]]:
+        """The blocks that a prompt displaces: how many, and when they were used last.
+
+        `hit`: blocks of the prompt that are there; they are in use while it runs.
+        """
+        capacity = self.capacity(cache)
+        if capacity is None:
+            return []
+        excess = cache.blocks + cache.reserved_blocks + len(hashes) - hit - capacity
+        if excess <= 0:
+            return []
+        own, _start = cache.runs.last_run(hashes, hit)
+        return cache.runs.evicted_next(excess, own, cache.holds)
 
     def hits(self, hashes: Sequence[int]) -> dict[str, int]:
         """Leading blocks of the prompt that each known instance holds, in blocks."""
@@ -146,7 +164,7 @@ class PrefixIndex:
             blocks += new
             runs.size += len(new)
             self._total += len(new)
-        runs.put(blocks, age)
+        runs.put(blocks, age, self.now_s)
         self._shrink(cache)
         return age
 
@@ -166,7 +184,7 @@ class PrefixIndex:
     def _touch(self, runs: Runs, hashes: Sequence[int], known: int) -> int:
         """Make the first `known` blocks of a prompt, all in the cache, the most recently used."""
         self._uses = age = self._uses + 1
-        runs.put(runs.take(hashes, known), age)
+        runs.put(runs.take(hashes, known), age, self.now_s)
         return age
 
     def held(self, cache: EngineCache, hashes: Sequence[int]) -> int:
@@ -199,7 +217,7 @@ class PrefixIndex:
             blocks = self.held(cache, hashes)
         if not blocks:
             return None
-        hold = Hold(cache, hashes, cache.runs.age_at(hashes, blocks))
+        hold = Hold(cache, hashes, cache.runs.last_run(hashes, blocks)[0])
         _enter_hold(hold)
         return hold
 
@@ -246,7 +264,7 @@ class PrefixIndex:
         for blocks in rows:
             self._uses = age = self._uses + 1
             self._mark(cache.bit, blocks)
-            runs.put(list(blocks), age)
+            runs.put(list(blocks), age, self.now_s)
             runs.size += len(blocks)
             self._total += len(blocks)
         self._shrink(cache)

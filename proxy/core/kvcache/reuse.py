@@ -53,17 +53,33 @@ class Reuse:
         self._prefixes = prefixes
         self._inflight = Inflight()
 
-    def limit(self, cache: EngineCache, kv_tokens: int | None, facts: RequestFacts) -> None:
-        """The engine reports the size of its KV cache.
+    def limit(
+        self,
+        cache: EngineCache,
+        reported_tokens: int | None,
+        assumed_tokens: int | None,
+        facts: RequestFacts,
+    ) -> None:
+        """The size of an engine's KV cache: as it reports, or else as the others' is.
 
         What a block has in tokens is learned: as long as it hardly changes the limit stays, for
         what a smaller one evicts does not come back.
         """
-        if kv_tokens and facts.block_tokens > 0:
-            blocks, last = int(kv_tokens / facts.block_tokens), cache.reported_blocks
-            if last is None or abs(blocks - last) > SLACK_RATIO * last:
+        tokens = reported_tokens or assumed_tokens
+        if not tokens or facts.block_tokens <= 0:
+            return
+        blocks = int(tokens / facts.block_tokens)
+        if reported_tokens:
+            last = cache.reported_blocks
+        elif cache.learned_blocks is not None:
+            return
+        else:
+            last = cache.limit_blocks
+        if last is None or abs(blocks - last) > SLACK_RATIO * last:
+            if reported_tokens:
                 cache.reported_blocks, cache.learned_blocks = blocks, None
-                self._prefixes.limit(cache, blocks)
+                cache.learned_tokens = None
+            self._prefixes.limit(cache, blocks)
 
     def hits(self, facts: RequestFacts) -> dict[str, int]:
         """Leading blocks of the prompt that each instance has, or will once it has computed.
@@ -89,6 +105,10 @@ class Reuse:
         blocks = self._prefixes.held(cache, hashes)
         hold = self._prefixes.hold(cache, hashes, blocks)
         use = Use(cache, blocks, hold.age if hold else 0, hold)
+        if hold is not None and cache.reported_blocks is None:
+            _age, use.older_blocks = cache.runs.last_run(hashes, blocks)
+            newer = cache.runs.newer(hold.age)
+            use.newer_blocks = None if newer is None else newer + cache.reserved_blocks
         if blocks < len(hashes):
             reach = self._inflight.reach(cache, hashes, blocks)
             self._inflight.enter(cache, use, hashes, reach)
@@ -132,26 +152,49 @@ class Reuse:
     def _reserve(self, cache: EngineCache) -> None:
         self._prefixes.reserve(cache, cache.computing_blocks)
 
-    def reported(self, use: Use, facts: RequestFacts, cached_ratio: float) -> None:
-        """The engine had found `cached_ratio` of the prompt in its cache, 0..1."""
+    def reported(self, use: Use, facts: RequestFacts, cached_ratio: float) -> bool:
+        """The engine had found `cached_ratio` of the prompt in its cache, 0..1.
+
+        True if the size of the cache was learned from it.
+        """
         if use.blocks is None or not facts.offloadable or facts.block_tokens <= 0:
             # Answers in several parts, or with the prompt in them, read the cache in other ways.
-            return
+            return False
         cache = use.cache
         found = cached_ratio * facts.prompt_tokens / facts.block_tokens
         slack = max(SLACK_BLOCKS, SLACK_RATIO * use.blocks)
-        learned = cache.learned_blocks
         if found < use.blocks - slack:
             self._prefixes.trim(cache, use.age)
-            left = cache.blocks
-            size = left if learned is None else learned
-            self._learn(cache, min(size, size + STEP * (left - size)), facts)
-        elif found > use.blocks + slack and learned is not None:
-            self._learn(cache, learned * GROWTH, facts)
+            return self._learn(cache, _size_shown(use, found, slack), facts)
+        if found > use.blocks + slack:
+            limit = cache.limit_blocks
+            return limit is not None and self._learn(cache, limit * GROWTH, facts)
+        if use.newer_blocks is not None:
+            held = use.newer_blocks + use.blocks - use.older_blocks
+            cache.proven_blocks = max(cache.proven_blocks, held)
+        return False
 
-    def _learn(self, cache: EngineCache, blocks: float, facts: RequestFacts) -> None:
-        if cache.reported_blocks is None:
-            # The engine held at least this prompt.
-            size = max(blocks, len(facts.block_hashes))
-            cache.learned_blocks = size
-            self._prefixes.limit(cache, int(size))
+    def _learn(self, cache: EngineCache, blocks: float, facts: RequestFacts) -> bool:
+        if cache.reported_blocks is not None:
+            return False
+        size = max(blocks, len(facts.block_hashes), cache.proven_blocks)
+        cache.learned_blocks = size
+        cache.learned_tokens = int(size * facts.block_tokens)
+        self._prefixes.limit(cache, int(size))
+        return True
+
+
+def _size_shown(use: Use, found: float, slack: float) -> float:
+    """The size in blocks of a cache that had only `found` blocks of a prompt.
+
+    An engine evicts the tail of the run that was used the longest ago. If part of that run was
+    still there, the cache was full with it and all that was used later. If none of it was, what was
+    used later is the most that it can hold, and is believed by steps.
+    """
+    cache, learned = use.cache, use.cache.learned_blocks
+    newer = cache.blocks if use.newer_blocks is None else use.newer_blocks
+    left = found - use.older_blocks
+    if use.newer_blocks is not None and left > slack:
+        shown = newer + left
+        return shown if learned is None else learned + STEP * (shown - learned)
+    return float(newer) if learned is None else min(learned, learned + STEP * (newer - learned))

@@ -9,25 +9,47 @@ An engine keeps the responses that it stores in its own memory, so they are lost
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from proxy.core.kvcache.engine_cache import EngineCache
+from proxy.core.kvcache.live_kv import LiveKv, ReturnCurve
 
 
-@dataclass(slots=True, init=False)
-class _Home:
+@dataclass(slots=True, eq=False, init=False)
+class Stay:
+    """One session's life on an instance: its cache, and the KV that it keeps there.
+
+    `turn`: number of its last turn, from 0. `running`: requests in flight; without any it has been
+    idle since `idle_since_s`. `tokens`: its context; `shared_tokens`: the part that others had
+    there before it came, which is kept for them anyway. `is_dropped`: the table has forgotten it.
+    """
+
     cache: EngineCache
     turn: int
     used_s: float
+    running: int
+    idle_since_s: float
+    tokens: int
+    shared_tokens: int
+    is_dropped: bool
 
     def __init__(self, cache: EngineCache, turn: int, used_s: float) -> None:
         self.cache, self.turn, self.used_s = cache, turn, used_s
+        self.running = self.tokens = self.shared_tokens = 0
+        self.idle_since_s = used_s
+        self.is_dropped = False
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens that are kept for this session alone."""
+        return max(0, self.tokens - self.shared_tokens)
 
 
-Row = tuple[str, str, int, float]
-"""A session's id, instance, turn and last use."""
+Row = tuple[str, str, int, float, int]
+"""A session's id, instance, turn, last use, and the tokens that are kept for it alone."""
 
 
 class Sessions:
@@ -40,7 +62,9 @@ class Sessions:
     def __init__(self, ttl_s: float, max_sessions: int) -> None:
         self._ttl_s = ttl_s
         self._max = max_sessions
-        self._homes: OrderedDict[str, _Home] = OrderedDict()
+        self._homes: OrderedDict[str, Stay] = OrderedDict()
+        self._live: dict[EngineCache, LiveKv] = {}
+        self.curve = ReturnCurve()
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -51,33 +75,107 @@ class Sessions:
         home = self._homes.get(session_id) if session_id is not None else None
         return None if home is None or home.cache.is_lost else home.cache.name
 
-    def assign(self, session_id: str | None, cache: EngineCache, now_s: float) -> int:
-        """Note that the session is served there; gives the turn's number, from 0."""
-        if session_id is None:
-            return 0
-        self._expire(now_s)
-        turn = 0
-        if (old := self._homes.pop(session_id, None)) is not None:
-            old.cache.sessions -= 1
-            turn = 0 if old.cache.is_lost else old.turn + 1
-        self._homes[session_id] = _Home(cache, turn, now_s)
-        cache.sessions += 1
-        if len(self._homes) > self._max:
-            self._drop(next(iter(self._homes)))
-        return turn
+    def live(self, cache: EngineCache) -> LiveKv:
+        """The KV of the sessions that live in a cache; of a lost one nothing is kept."""
+        found = self._live.get(cache)
+        if found is None:
+            found = LiveKv()
+            if not cache.is_lost:
+                self._live[cache] = found
+        return found
 
-    def move(self, session_id: str | None, cache: EngineCache, turn: int, now_s: float) -> None:
+    def lose(self, cache: EngineCache) -> None:
+        """The cache is lost, and with it what lives there; the sessions' entries stay."""
+        self._live.pop(cache, None)
+
+    def renew_curve(self, now_s: float) -> None:
+        """Reckon the curve of return anew, if it is due."""
+        self.curve.renew(self._live.values(), now_s)
+
+    def stay(self, session_id: str | None) -> Stay | None:
+        """What is known of a session; None where nothing is, or its cache is lost."""
+        stay = self._homes.get(session_id) if session_id is not None else None
+        return None if stay is None or stay.cache.is_lost else stay
+
+    def assign(
+        self,
+        session_id: str | None,
+        cache: EngineCache,
+        now_s: float,
+        tokens: int = 0,
+        shared_tokens: int = 0,
+    ) -> Stay | None:
+        """Note that the session's next turn is served there; `ended` follows when it is over.
+
+        `tokens`: of its prompt; `shared_tokens`: that others had there, counted at its first turn.
+        None for a request without a session.
+        """
+        if session_id is None:
+            return None
+        self._expire(now_s)
+        stay = self._homes.get(session_id)
+        if stay is None:
+            stay = self._homes[session_id] = Stay(cache, 0, now_s)
+            cache.sessions += 1
+            stay.shared_tokens = shared_tokens
+        else:
+            self._homes.move_to_end(session_id)
+            if not stay.running:
+                self.curve.returned(now_s - stay.idle_since_s)
+            self._take_out(stay)
+            if stay.cache.is_lost:
+                stay.turn, stay.shared_tokens = 0, shared_tokens
+            else:
+                stay.turn += 1
+            stay.cache.sessions -= 1
+            stay.cache, stay.used_s = cache, now_s
+            cache.sessions += 1
+        stay.running += 1
+        stay.tokens = tokens
+        self.live(cache).running += stay.own_tokens
+        if len(self._homes) > self._max:
+            self._drop(next(iter(self._homes)), now_s)
+        return stay
+
+    def move(self, stay: Stay | None, cache: EngineCache) -> None:
         """The same turn goes on elsewhere, also when its old home was lost meanwhile."""
-        self.assign(session_id, cache, now_s)
-        if session_id is not None:
-            self._homes[session_id].turn = turn
+        if stay is None or stay.is_dropped:
+            return
+        stay.cache.sessions -= 1
+        self.live(stay.cache).running -= stay.own_tokens
+        stay.cache = cache
+        cache.sessions += 1
+        self.live(cache).running += stay.own_tokens
+
+    def ended(self, stay: Stay, tokens: int, now_s: float) -> None:
+        """A request of the session is over; `tokens`: its prompt and output."""
+        if stay.is_dropped:
+            return
+        live = self.live(stay.cache)
+        live.running -= stay.own_tokens
+        stay.running -= 1
+        stay.tokens = tokens
+        if stay.running:
+            live.running += stay.own_tokens
+        else:
+            stay.idle_since_s = live.becomes_idle(stay.own_tokens, now_s)
+
+    def _take_out(self, stay: Stay) -> None:
+        """Take a session's tokens off its cache."""
+        if stay.cache.is_lost:
+            return
+        live = self.live(stay.cache)
+        if stay.running:
+            live.running -= stay.own_tokens
+        else:
+            live.leaves_idle(stay.own_tokens, stay.idle_since_s)
 
     def end_session(self, session_id: str) -> bool:
         """Forget one session; tells whether it had a home."""
         home = self._homes.get(session_id)
         if home is None:
             return False
-        self._drop(session_id)
+        self._drop(session_id, math.inf)
         return not home.cache.is_lost
 
     def rows(self) -> Iterator[Row]:
@@ -85,28 +183,39 @@ class Sessions:
         homes = [(s, home) for s, home in self._homes.items() if not home.cache.is_lost]
         return map(_row, homes)
 
-    def adopt(self, rows: Iterable[tuple[str, EngineCache, int, float]]) -> None:
+    def adopt(self, rows: Iterable[tuple[str, EngineCache, int, float, int]]) -> None:
         """Take over rows of another table, the longest idle first; older than anything here."""
-        for session_id, cache, turn, used_s in reversed(list(rows)):
+        taken: list[Stay] = []
+        for session_id, cache, turn, used_s, tokens in reversed(list(rows)):
             if session_id not in self._homes and len(self._homes) < self._max:
-                self._homes[session_id] = _Home(cache, turn, used_s)
+                stay = self._homes[session_id] = Stay(cache, turn, used_s)
                 self._homes.move_to_end(session_id, last=False)
                 cache.sessions += 1
+                stay.tokens = tokens
+                taken.append(stay)
+        for stay in reversed(taken):
+            stay.idle_since_s = self.live(stay.cache).becomes_idle(stay.tokens, stay.used_s)
 
     def _expire(self, now_s: float) -> None:
         while self._homes:
             session_id, home = next(iter(self._homes.items()))
             if now_s - home.used_s <= self._ttl_s:
                 return
-            self._drop(session_id)
+            self._drop(session_id, now_s)
 
-    def _drop(self, session_id: str) -> None:
-        self._homes.pop(session_id).cache.sessions -= 1
+    def _drop(self, session_id: str, now_s: float) -> None:
+        """Forget a session; `now_s` inf: it is known to have ended."""
+        stay = self._homes.pop(session_id)
+        if not stay.running:
+            self.curve.left(now_s - stay.idle_since_s)
+        self._take_out(stay)
+        stay.cache.sessions -= 1
+        stay.is_dropped = True
 
 
-def _row(entry: tuple[str, _Home]) -> Row:
+def _row(entry: tuple[str, Stay]) -> Row:
     session_id, home = entry
-    return session_id, home.cache.name, home.turn, home.used_s
+    return session_id, home.cache.name, home.turn, home.used_s, home.own_tokens
 
 
 class StoredResponses:

@@ -1,18 +1,24 @@
 """Online model of prefill, decode step and KV transfer times, and of each instance's queue.
 
-Three lines, each of two non-negative coefficients, with the options' values as prior observations:
+Four lines, each of two non-negative coefficients, with the options' values as prior observations:
 
     prefill_s  = a1 * new + a4 * new * (context + new / 2)      per instance
     step_s     = a0 + a3 * kv_tokens                            per instance
+    way_s      = w0 + w1 * prompt_tokens                        of the fleet
     transfer_s = x0 + tokens * s_per_token                      per pair; the fleet's if unseen
 
 The first two are lines of an instance's `Times`, which are a part of its state and leave with it.
 `Latency` has the fleet's lines, with which a new instance begins, and those of the pairs.
 
+The way is what a request takes until the engine may begin with it (network, HTTP, tokenisation)
+and a first token until it is here. It passes while the prompts before are computed, so it only
+shows where they are not.
+
 A prefill beside running streams also takes one decode step per chunk of the step's token budget,
 and half a step more if no prefill is before it, since it waits for the running step to end. These
-steps belong to the streams, so they are subtracted before the prefill line learns from a measured
-time; prompts computed in one step are learned as one.
+steps belong to the streams. Of a measured time each line learns what the others do not explain,
+and the less, the more they explain. Prompts computed in one step are learned as one, and all of
+them once their answers have told how much of them was cached (`Measured`).
 Each line keeps its recent ratios of measured to predicted time, and so does an instance for queue
 and computation together; their quantiles say when a leg is late (`*_bound_s`).
 `busy_until_s` is when an instance will have computed all prefills reserved on it. Every prefill
@@ -25,14 +31,22 @@ import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
-from proxy.core.latency.regression import PRIOR_WEIGHT, WINDOW, OnlineRegression, Residuals
+from proxy.core.latency.regression import (
+    PRIOR_WEIGHT,
+    WINDOW,
+    JointRegression,
+    OnlineRegression,
+    Residuals,
+)
 
 TYPICAL_PREFILL_TOKENS = 8192.0
 ATTENTION_SHARE = 0.06
 """Quadratic part of a prefill of TYPICAL_PREFILL_TOKENS, for an 8B model on an H100. Without it the
 first prompts of 100k tokens would be predicted to take half of their real time."""
+THROUGHPUT_WEIGHT, SHARE_WEIGHT = 1.0, 0.25
+"""Weights of the option and of that share, in observations: a few answers say more."""
 STEP_PRIOR_S = 0.010
 """Decode step assumed at first: an 8B model on an H100 takes 6 to 12 ms."""
 TYPICAL_KV_TOKENS = 100_000.0
@@ -48,12 +62,24 @@ TRANSFER_FIXED_SHARE = 0.1
 LEAST_TRANSFER_S = 0.001
 """A shorter option is taken for this: a line is learned in units of its prior, which 0 is not."""
 PAIRS_MAX = 4096
+CALIBRATION_QUANTILES = (0.1, 0.5, 0.9)
 LATE = 0.95
 """A leg is late beyond this quantile of the recent ratios of measured to predicted time."""
 MOVED = 0.05
 """Relative change of the fleet's line after which the instances' lines get it as their prior."""
-PREFILL_POINT = TYPICAL_PREFILL_TOKENS, TYPICAL_PREFILL_TOKENS**2 / 2
+PREFILL_POINTS = (
+    (TYPICAL_PREFILL_TOKENS, TYPICAL_PREFILL_TOKENS**2 / 2),
+    (TYPICAL_PREFILL_TOKENS, 8 * TYPICAL_PREFILL_TOKENS**2),
+)
 STEP_POINT = 1.0, TYPICAL_KV_TOKENS
+OUTPUT_PRIOR_TOKENS = 300.0
+"""Tokens of an answer assumed at first."""
+WAY_PRIOR_S = 0.005
+"""Way assumed at first: a proxy, an HTTP server and a tokenizer on one network."""
+WAY_PRIOR_S_PER_TOKEN = 1e-7
+WAY_PRIOR_WEIGHT, WAY_SLOPE_WEIGHT = 0.0005, 0.004
+"""Weights of these guesses: nearly nothing. But where no prompt has a cached token, way and prefill
+cannot be told apart, and what is far from its guess is not believed."""
 
 
 def _moved(now: tuple[float, float], last: tuple[float, float], point: tuple[float, float]) -> bool:
@@ -62,32 +88,88 @@ def _moved(now: tuple[float, float], last: tuple[float, float], point: tuple[flo
     return abs(at - was) > MOVED * was
 
 
-class _Seen(NamedTuple):
-    """A measured prefill, or several of one step; `before`: the line's state before it learned."""
+class Measured:
+    """The measured time of a prefill, or of several that were computed in one step.
 
-    before: tuple[float, ...]
-    new: int
-    pairs: float
-    seconds: float
-    first: bool
+    `seconds`: of all of them. `open`: how many have not told yet what was computed
+    (`Latency.told`); `expected`: new tokens as predicted, `new` and `pairs` as told.
+    `prompt_tokens`: of the first. `saw_way`: the time began with the request's sending, as no
+    prefill was before it. `step_s`: decode step of the streams beside it, 0 without.
+    """
 
-    def joined(self, other: _Seen) -> _Seen:
-        """This prefill and `other`, computed in one step, as one measurement."""
-        new, pairs, seconds = self.new + other.new, self.pairs + other.pairs, self.seconds
-        return self._replace(new=new, pairs=pairs, seconds=seconds + other.seconds)
+    __slots__ = (
+        "expected",
+        "new",
+        "open",
+        "pairs",
+        "prompt_tokens",
+        "saw_way",
+        "seconds",
+        "step_s",
+        "times",
+    )
+
+    def __init__(
+        self,
+        times: Times,
+        seconds: float,
+        step_s: float,
+        prompt_tokens: int,
+        expected: int,
+        *,
+        saw_way: bool,
+    ) -> None:
+        self.times, self.seconds, self.step_s = times, seconds, step_s
+        self.prompt_tokens, self.expected, self.saw_way = prompt_tokens, expected, saw_way
+        self.open, self.new, self.pairs = 1, 0, 0.0
 
 
 def _prefill_line(throughput: float) -> OnlineRegression:
     """The line of prefills before anything was seen; `throughput`: tokens per second."""
     x, share = TYPICAL_PREFILL_TOKENS, ATTENTION_SHARE
     a1, a4 = (1 - share) / throughput, share / throughput / (x / 2)
-    points = (x, x * x / 2), (x, x * 2 * x)
-    return OnlineRegression(a1, a4, points, shape=points[1])
+    points = (x, x * x / 2, PRIOR_WEIGHT), (x, x * 2 * x, SHARE_WEIGHT)
+    return OnlineRegression(a1, a4, points, shape=(x, x * 2 * x))
+
+
+def _first_tokens(throughput: float) -> JointRegression:
+    """The fleet's first tokens before any was seen: way and prefill."""
+    x, line = TYPICAL_PREFILL_TOKENS, _prefill_line(throughput)
+    return JointRegression(
+        (WAY_PRIOR_S, WAY_PRIOR_S_PER_TOKEN, line.p, line.q),
+        (
+            ((0.0, 0.0, x, x * x / 2), THROUGHPUT_WEIGHT),
+            ((0.0, 0.0, x, x * 2 * x), SHARE_WEIGHT),
+            ((1.0, 0.0, 0.0, 0.0), WAY_PRIOR_WEIGHT),
+            ((0.0, 8 * x, 0.0, 0.0), WAY_SLOPE_WEIGHT),
+        ),
+    )
 
 
 def _step_line() -> OnlineRegression:
     """The line of decode steps before anything was seen."""
-    return OnlineRegression(STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS), (1.0, 0.0)))
+    return OnlineRegression(
+        STEP_PRIOR_S, 0.0, ((1.0, TYPICAL_KV_TOKENS, PRIOR_WEIGHT), (1.0, 0.0, PRIOR_WEIGHT))
+    )
+
+
+class Calibration:
+    """How far off predictions of TTFT were lately, by the request's size and what was before it.
+
+    `by`: ratios of predicted to measured TTFT, by route class, and whether prompts were before it.
+    """
+
+    __slots__ = ("by",)
+
+    def __init__(self) -> None:
+        self.by: dict[tuple[str, bool], Residuals] = {}
+
+    def observe(
+        self, route_class: str, predicted_s: float, seconds: float, *, queued: bool
+    ) -> None:
+        """A first token came after `seconds`."""
+        if seconds > 0.0:
+            self.by.setdefault((route_class, queued), Residuals()).add(predicted_s / seconds)
 
 
 class Times:
@@ -98,10 +180,10 @@ class Times:
 
     __slots__ = (
         "_last",
-        "_last_beside_s",
         "_turn_s",
         "budget",
         "busy_until_s",
+        "calibration",
         "pending",
         "prefill",
         "ready",
@@ -115,14 +197,14 @@ class Times:
         self.budget = max_batched_tokens
         self.prefill, self.step = _prefill_line(prefill_throughput), _step_line()
         self.ready = Residuals()
+        self.calibration = Calibration()
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
         self.recent = 0.0
         self.recent_s = 0.0
         self.recent_at_s = 0.0
         self._turn_s = 0.0
-        self._last: _Seen | None = None
-        self._last_beside_s = 0.0
+        self._last: Measured | None = None
 
     def alone_s(self, new: int, context: int) -> float:
         """Time to compute `new` tokens after `context` cached ones, without running streams."""
@@ -148,35 +230,25 @@ class Times:
             return alone_s
         return alone_s + new / self.budget * self.step_s(kv_tokens)
 
-    def computed(
-        self,
-        new: int,
-        context: int,
-        seconds: float,
-        step_s: float,
-        fleet: OnlineRegression,
-        *,
-        first: bool,
-    ) -> None:
-        """Learn from a prefill that took `seconds` beside decode steps of `step_s` (0: no streams).
+    def measured(
+        self, prompt_tokens: int, new: int, seconds: float, step_s: float, *, saw_way: bool
+    ) -> Measured | None:
+        """A prefill of `new` tokens, as predicted, took `seconds` beside decode steps of `step_s`.
 
-        `first`: no prefill was before it, so it had to wait for the running step to end.
-        `fleet`: the line of all instances; it learns a prefill once no later one can join its step.
+        None where it shared a step with one that has been learned already.
         """
-        line, pairs = self.prefill, new * (context + new / 2)
-        seen = _Seen(line.state, new, pairs, seconds, first)
         last = self._last
-        if last is not None:
-            quick_s = SAME_STEP_RATIO * (line.at(new, pairs) + step_s)
-            has_room = new <= -last.new % self.budget
-            if not first and seconds < quick_s and has_room:
-                seen = last.joined(seen)
-                line.restore(seen.before)
-            else:
-                fleet.learn(last.new, last.pairs, last.seconds, self._last_beside_s)
-        steps = math.ceil(seen.new / self.budget) + (FIRST_STEP if seen.first else 0.0)
-        self._last, self._last_beside_s = seen, steps * step_s
-        line.observe(seen.new, seen.pairs, seen.seconds, steps * step_s)
+        if last is not None and not saw_way:
+            quick_s = SAME_STEP_RATIO * (self.alone_s(new, prompt_tokens - new) + step_s)
+            if seconds < quick_s and new <= -last.expected % self.budget:
+                if not last.open:
+                    return None
+                last.seconds += seconds
+                last.expected += new
+                last.open += 1
+                return last
+        last = self._last = Measured(self, seconds, step_s, prompt_tokens, new, saw_way=saw_way)
+        return last
 
     def step_s(self, kv_tokens: int) -> float:
         """Duration of a decode step over this much KV."""
@@ -189,14 +261,20 @@ class Times:
         return self.busy_until_s - now_s
 
     def reserve_prefill(
-        self, key: int, work_s: float, now_s: float, share_s: float | None = None
+        self,
+        key: int,
+        work_s: float,
+        now_s: float,
+        share_s: float | None = None,
+        way_s: float = 0.0,
     ) -> None:
         """Reserve a prefill that ends `work_s` after the one before; `key` is its request's.
 
-        `share_s`: the part of `work_s` in which the instance can compute no other prefill.
+        `share_s`: the part of `work_s` in which the instance can compute no other prefill. It does
+        not begin before `way_s` has passed.
         """
         self.pending[key] = work_s
-        self.busy_until_s = max(now_s, self.busy_until_s) + work_s
+        self.busy_until_s = max(now_s + way_s, self.busy_until_s) + work_s
         kept = self._kept(now_s)
         self.recent_s = self.recent_s * kept + (work_s if share_s is None else share_s)
         self.recent = self.recent * kept + 1.0
@@ -265,8 +343,9 @@ class Latency:
         self._prefill_throughput = prefill_throughput
         self._by_name = by_name
         self.budget = max_batched_tokens
-        self._any_prefill, self._any_step = _prefill_line(prefill_throughput), _step_line()
-        self._shared_prefill = self._any_prefill.p, self._any_prefill.q
+        self._first_tokens, self._any_step = _first_tokens(prefill_throughput), _step_line()
+        self.output_tokens = OUTPUT_PRIOR_TOKENS
+        self._shared_prefill = self._first_tokens.c[2], self._first_tokens.c[3]
         self._shared_step = self._any_step.p, self._any_step.q
         transfer_time_s = max(transfer_time_s, LEAST_TRANSFER_S)
         fixed = TRANSFER_FIXED_SHARE * transfer_time_s
@@ -275,12 +354,17 @@ class Latency:
         self._any_pair = self._transfer_line(fixed, slope)
         self._pairs: OrderedDict[tuple[str, str], OnlineRegression] = OrderedDict()
         self._ttft = Residuals()
+        self.calibration = Calibration()
         typical_s = TYPICAL_PREFILL_TOKENS / prefill_throughput
         self._work = (PRIOR_WEIGHT * typical_s, PRIOR_WEIGHT * typical_s**2)
 
     @staticmethod
     def _transfer_line(fixed: float, slope: float) -> OnlineRegression:
-        return OnlineRegression(fixed, slope, ((1.0, TYPICAL_TRANSFER_TOKENS), (1.0, 1000.0)))
+        return OnlineRegression(
+            fixed,
+            slope,
+            ((1.0, TYPICAL_TRANSFER_TOKENS, PRIOR_WEIGHT), (1.0, 1000.0, PRIOR_WEIGHT)),
+        )
 
     def of(self, name: str) -> Times:
         """One instance's learned times; a new instance begins with the fleet's."""
@@ -358,10 +442,16 @@ class Latency:
         return found.wait_s(now_s) if found else 0.0
 
     def reserve_prefill(
-        self, times: Times, key: int, work_s: float, now_s: float, share_s: float | None = None
+        self,
+        times: Times,
+        key: int,
+        work_s: float,
+        now_s: float,
+        share_s: float | None = None,
+        way_s: float = 0.0,
     ) -> None:
         """Reserve a prefill on an instance; see `Times.reserve_prefill`."""
-        times.reserve_prefill(key, work_s, now_s, share_s)
+        times.reserve_prefill(key, work_s, now_s, share_s, way_s)
         (a, b), keep = self._work, 1.0 - 1.0 / WINDOW
         work_s = work_s if share_s is None else share_s
         self._work = keep * a + work_s, keep * b + work_s * work_s
@@ -375,25 +465,39 @@ class Latency:
         seconds, squares = self._work
         return squares / (2.0 * seconds)
 
+    def observe_output(self, tokens: int) -> None:
+        """A whole answer had this many tokens: `output_tokens` is their recent mean."""
+        self.output_tokens += (tokens - self.output_tokens) / WINDOW
+
+    def way_s(self, prompt_tokens: int) -> float:
+        """Time that a prompt is on its way to an engine, and its first token back."""
+        c = self._first_tokens.c
+        return c[0] + c[1] * prompt_tokens
+
     def observe_ttft(self, predicted_s: float, seconds: float) -> None:
         """A first token came `seconds` after its decision."""
         self._ttft.observe(predicted_s, seconds)
 
-    def observe_prefill(
-        self,
-        times: Times,
-        new: int,
-        context: int,
-        seconds: float,
-        step_s: float = 0.0,
-        *,
-        first: bool = True,
-    ) -> None:
-        """A prefill took `seconds` from its beginning on; see Times.computed."""
-        fleet = self._any_prefill
-        times.computed(new, context, seconds, step_s, fleet, first=first)
-        if _moved((fleet.p, fleet.q), self._shared_prefill, PREFILL_POINT):
-            self._shared_prefill = shared = fleet.p, fleet.q
+    def told(self, seen: Measured, new: int, context: int) -> None:
+        """A prompt of `seen` had `new` tokens to compute after `context` cached ones.
+
+        Once all of them have been told, prefill and way are learned.
+        """
+        seen.new += new
+        seen.pairs += new * (context + new / 2)
+        seen.open -= 1
+        if seen.open or not seen.new:
+            return
+        times, fleet = seen.times, self._first_tokens
+        steps = math.ceil(seen.new / self.budget) + (FIRST_STEP if seen.saw_way else 0.0)
+        steps_s = steps * seen.step_s
+        way = (1.0, float(seen.prompt_tokens)) if seen.saw_way else (0.0, 0.0)
+        fleet.learn((*way, float(seen.new), seen.pairs), seen.seconds, steps_s)
+        way_s = self.way_s(seen.prompt_tokens) if seen.saw_way else 0.0
+        times.prefill.observe(seen.new, seen.pairs, seen.seconds, way_s + steps_s)
+        learned = fleet.c[2], fleet.c[3]
+        if any(_moved(learned, self._shared_prefill, point) for point in PREFILL_POINTS):
+            self._shared_prefill = shared = learned
             for each in self._by_name.all_times():
                 each.prefill.toward(*shared)
 

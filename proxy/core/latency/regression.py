@@ -13,16 +13,18 @@ CLIP = 2.0
 """An observation is clipped to between 1/CLIP and CLIP times its prediction, so that one stall
 does not move the model."""
 PRIOR_WEIGHT = 4.0
-"""Each point of the prior counts as this many observations; they fade like the others."""
-SHAPE_WEIGHT = 2.0
+"""A point of the prior mostly counts as this many observations; they fade like the others."""
+SHAPE_WEIGHT = 0.5
 
 
 class OnlineRegression:
     """y = p * f + q * g with p, q >= 0, by least squares of relative errors with forgetting.
 
-    `shape`: a point (f, g) at which the prior's ratio q / p keeps a small weight for ever, for a
-    term on which few observations depend. `toward` replaces what is left of the prior by a line
-    learned from other instances.
+    `prior`: points (f, g), and how many observations each of them counts as.
+
+    `toward` replaces what is left of the prior by a line learned from other instances. `shape`: a
+    point (f, g) at which the ratio q / p of that line keeps a small weight for ever, for a term on
+    which few observations depend.
     """
 
     __slots__ = ("_left", "_points", "_prior", "_s", "_shape", "_toward", "p", "q", "residuals")
@@ -31,15 +33,15 @@ class OnlineRegression:
         self,
         p: float,
         q: float,
-        prior: tuple[tuple[float, float], ...],
+        prior: tuple[tuple[float, float, float], ...],
         shape: tuple[float, float] | None = None,
     ) -> None:
         self.p, self.q = p, q
         self.residuals = Residuals()
         self._prior = self._toward = p, q
         ff = fg = gg = 0.0
-        for f, g in prior:
-            weight = PRIOR_WEIGHT / self.at(f, g) ** 2
+        for f, g, observations in prior:
+            weight = observations / self.at(f, g) ** 2
             ff, fg, gg = ff + weight * f * f, fg + weight * f * g, gg + weight * g * g
         self._points = ff, fg, gg
         self._left = 1.0
@@ -78,28 +80,19 @@ class OnlineRegression:
         self._toward = p, q
         self._solve()
 
-    @property
-    def state(self) -> tuple[float, ...]:
-        """What was learned, for `restore`."""
-        return *self._s, self._left
-
-    def restore(self, state: tuple[float, ...]) -> None:
-        """Return to an earlier `state`: forget what was observed since."""
-        ff, fg, gg, f1, g1, left = state
-        self._s = ff, fg, gg, f1, g1
-        self._left = left
-        self._solve()
-
     def legacy(self) -> list[float]:
-        """What was learned, for `adopt` in another process: the prior, then the sums."""
-        return [*self._prior, *self._sums()]
+        """What was learned, for `adopt` in another process: both priors, then the sums."""
+        return [*self._prior, *self._toward, *self._sums()]
 
     def adopt(self, legacy: Sequence[float]) -> None:
         """Start from another process's `legacy`, if its prior is equal: it is the sums' unit."""
-        p, q, *sums = legacy
-        if (p, q) == self._prior and all(math.isfinite(x) and x >= 0.0 for x in sums):
-            ff, fg, gg, f1, g1 = sums
-            self.restore((ff, fg, gg, f1, g1, 0.0))
+        p, q, *learned = legacy
+        if (p, q) == self._prior and all(math.isfinite(x) and x >= 0.0 for x in learned):
+            p, q, ff, fg, gg, f1, g1 = learned
+            self._toward = p, q
+            self._s = ff, fg, gg, f1, g1
+            self._left = 0.0
+            self._solve()
 
     def _add(self, f: float, g: float, y: float, weight: float) -> None:
         # In units of the prior's prediction, so that short and long prompts count alike.
@@ -130,15 +123,16 @@ class OnlineRegression:
     def _solve(self) -> None:
         ff, fg, gg, f1, g1 = self._sums()
         if self._shape is not None:
-            # One more observation, 0 = q * g - (q0 / p0) * p * g, weighted.
-            (p0, q0), (f, g) = self._prior, self._shape
-            g /= p0 * f + q0 * g
-            r = q0 / p0 * g
-            ff, fg, gg = (
-                ff + SHAPE_WEIGHT * r * r,
-                fg - SHAPE_WEIGHT * r * g,
-                gg + SHAPE_WEIGHT * g * g,
-            )
+            # One more observation, 0 = q * g - (q1 / p1) * p * g, weighted.
+            (p0, q0), (p1, q1), (f, g) = self._prior, self._toward, self._shape
+            if p1 > 0.0:
+                g /= p0 * f + q0 * g
+                r = q1 / p1 * g
+                ff, fg, gg = (
+                    ff + SHAPE_WEIGHT * r * r,
+                    fg - SHAPE_WEIGHT * r * g,
+                    gg + SHAPE_WEIGHT * g * g,
+                )
         det = ff * gg - fg * fg
         if det > 1e-9 * ff * gg:
             p, q = (f1 * gg - g1 * fg) / det, (g1 * ff - f1 * fg) / det
@@ -156,6 +150,102 @@ def _faded(
     """The sums, each multiplied by `by`."""
     a, b, c, d, e = sums
     return a * by, b * by, c * by, d * by, e * by
+
+
+PRIOR_LEFT = 0.02
+"""The prior's weight does not fall below this part, so that there always is one solution."""
+
+
+class JointRegression:
+    """y = sum of c[i] * x[i] with all c >= 0, by least squares of relative errors with forgetting.
+
+    For terms that only show together. Errors are relative to all of y. Coefficients are kept in
+    units of the prior's; `prior` must be above 0 everywhere. `points`: rows x of the prior, and how
+    many observations each of them counts as.
+    """
+
+    __slots__ = ("_a", "_b", "_left", "_prior", "_prior_a", "_prior_b", "c")
+
+    def __init__(
+        self, prior: Sequence[float], points: Sequence[tuple[Sequence[float], float]]
+    ) -> None:
+        count = len(prior)
+        self.c = list(prior)
+        self._prior = list(prior)
+        self._left = 1.0
+        self._a = [[0.0] * count for _ in range(count)]
+        self._b = [0.0] * count
+        for x, weight in points:
+            self._add(x, self.at(x), self.at(x), weight)
+        self._prior_a, self._prior_b = self._a, self._b
+        self._a = [[0.0] * count for _ in range(count)]
+        self._b = [0.0] * count
+
+    def at(self, x: Sequence[float]) -> float:
+        """The predicted y."""
+        y = 0.0
+        for i in range(len(self.c)):
+            y += self.c[i] * x[i]
+        return y
+
+    def learn(self, x: Sequence[float], y: float, beside: float) -> None:
+        """Add an observation of `y`, of which `beside` is not explained by these terms."""
+        whole = self.at(x) + beside
+        if whole <= 0.0 or y <= 0.0:
+            return
+        kept = 1.0 - 1.0 / WINDOW
+        self._left *= kept
+        for i in range(len(self.c)):
+            self._b[i] *= kept
+            row = self._a[i]
+            for j in range(len(self.c)):
+                row[j] *= kept
+        self._add(x, min(max(y, whole / CLIP), whole * CLIP) - beside, whole, 1.0)
+        self._solve()
+
+    def _add(self, x: Sequence[float], y: float, whole: float, weight: float) -> None:
+        count = len(self.c)
+        scaled = [x[i] * self._prior[i] / whole for i in range(count)]
+        for i in range(count):
+            part = weight * scaled[i]
+            self._b[i] += part * y / whole
+            row = self._a[i]
+            for j in range(count):
+                row[j] += part * scaled[j]
+
+    def _solve(self) -> None:
+        """Least squares; while a coefficient would be negative, the most negative one is 0."""
+        left = max(self._left, PRIOR_LEFT)
+        free = list(range(len(self.c)))
+        found = self._solved(free, left)
+        while free and min(found) < 0.0:
+            del free[found.index(min(found))]
+            found = self._solved(free, left)
+        self.c = [0.0] * len(self.c)
+        for i, value in zip(free, found, strict=True):
+            self.c[i] = value * self._prior[i]
+
+    def _solved(self, free: list[int], left: float) -> list[float]:
+        """The coefficients of the `free` terms, all others being 0, by elimination."""
+        rows = [
+            [self._a[i][j] + left * self._prior_a[i][j] for j in free]
+            + [self._b[i] + left * self._prior_b[i]]
+            for i in free
+        ]
+        count = len(free)
+        for i in range(count):
+            pivot = rows[i]
+            for k in range(i + 1, count):
+                ratio = rows[k][i] / pivot[i]
+                for j in range(i, count + 1):
+                    rows[k][j] -= ratio * pivot[j]
+        found = [0.0] * count
+        for i in range(count - 1, -1, -1):
+            rest = rows[i][count]
+            for j in range(i + 1, count):
+                rest -= rows[i][j] * found[j]
+            found[i] = rest / rows[i][i]
+        return found
 
 
 RESIDUALS_WINDOW = 128

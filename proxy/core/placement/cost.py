@@ -3,10 +3,14 @@
     J(P, D) = ttft + pressure * (weight_harm * stalled streams * stall * pressed(P)
                                  + weight_decode * decode time on D)
               + weight_arrivals * arrivals/s at P * stall * (stall / 2 + wait(P))
-              + weight_next_turn * busy ratio of D * rest of a prefill met there
-              + weight_memory * seconds to compute again what the new KV displaces
-              + weight_room * (KV in use on D with this prompt / all of it)^2
-    ttft    = wait(P) + prefill(P, prompt - hit_P) [ + transfer(P, D, prompt - hit_D) + step(D) ]
+              + next(D) + memory(D) [ + memory(P) ]
+    ttft    = max(wait(P), way) + prefill(P, prompt - hit_P)
+              [ + transfer(P, D, prompt - hit_D) + step(D) ]
+    next    = weight_next_turn * busy ratio * rest of a prefill met there
+              + weight_turns * seconds to compute what is too much for the cache with this session
+    memory  = weight_displaced * seconds to compute again what is displaced and needed again
+              + weight_spread * share of the cache in use or reusable * prefill of the new tokens
+              + weight_room * prefill of TYPICAL tokens * (KV in use with this prompt / all of it)^2
     pressed = sqrt(r) below 1, max(1 / r, 0.7) from there
     r       = step(P) / (1 - busy ratio of P) / TPOT target
 
@@ -18,10 +22,12 @@ for the queue before it, so long prompts go where few requests arrive. The busy 
 minute predicts how often the session's next turns will find D computing; the present queue length
 would not. How long such a turn then waits is learned from the prefills of the whole fleet.
 
-Running prompts take the room in which sessions keep their KV between two turns: once a cache is
-full of running prompts, every turn computes all of its prompt, runs longer for it, and keeps the
-cache full. Displaced KV counts more than once for the same reason: to compute it again displaces
-other KV.
+KV is displaced now, and from now on. Now: the oldest blocks of a full cache, each of which is
+needed again with the chance that its session comes back. From now on: the sessions that live on an
+instance need more KV than it has, by E[live + own - size]+ - E[live - size]+ tokens, at every turn
+that this session is still expected to take; live KV is known to about a seventh of the cache.
+Running prompts take room as well: once a cache is full of them, every turn computes all of its
+prompt, runs longer for it, and keeps the cache full.
 
 P = D is colocation, at the session's home or elsewhere: a session follows its cached tokens, and
 affinity is worth what it would cost to compute the lost prefix again. P != D is an offload. Where P
@@ -53,9 +59,13 @@ from proxy.core.types import Candidate, Reason
 
 MARGIN_S: Final = 0.020
 MARGIN_RATIO: Final = 0.15
+ALIKE_S: Final = 0.002
+"""A smaller difference of costs is one of what was learned, not of the instances."""
 MAX_WAIT_S: Final = 4.0
 """P takes no offload behind a longer queue: a first design without this bound lost a quarter of its
 HEAVY requests in such queues."""
+TYPICAL: Final = 8192
+"""Tokens of a prefill in whose time the use of a cache is priced."""
 MISSED: Final = 0.7
 """Least weight of a stall for streams that miss their TPOT target anyway."""
 BUSY_MOST: Final = 0.95
@@ -72,18 +82,20 @@ class Weights:
 
     Found in the league (docs/figures.md) by search over three traces, both regimes and three loads;
     the optimum is flat. `harm`: per stream and second of stall; `decode`: per second of an output
-    of `output_tokens`; `arrivals`: per second that a later request waits; `next_turn`: per second
-    of the wait that D's busy ratio predicts; `memory`: per second of displaced computation; `room`:
-    seconds for a cache that is fully in use.
+    of mean length; `arrivals`: per second that a later request waits; `next_turn`: per second
+    of the wait that D's busy ratio predicts; `displaced`: per second of computation that is needed
+    again; `spread`: per second of prefill in a full cache; `turns`: number of later turns for which
+    a session's place counts; `room`: prefills of TYPICAL tokens, for a cache fully in use.
     """
 
     harm: float = 0.12
     decode: float = 0.03
     arrivals: float = 1.0
     next_turn: float = 0.5
-    memory: float = 4.0
-    room: float = 0.5
-    output_tokens: float = 300.0
+    displaced: float = 1.0
+    spread: float = 1.0
+    turns: float = 6.0
+    room: float = 1.2
 
 
 WEIGHTS = Weights()
@@ -134,9 +146,13 @@ class Prices:
         self._now_s, self._prompt_tokens = view.now_s, free.prompt_tokens
         self._target_s = config.tpot_slo_s
         self._harm, self._arrivals = w.harm * view.slo_pressure, w.arrivals
-        self._decode = w.decode * view.slo_pressure * w.output_tokens
+        self._decode = w.decode * view.slo_pressure * view.latency.output_tokens
         self._next_turn = w.next_turn * view.latency.rest_s()
-        self._memory, self._room = w.memory, w.room
+        self._displaced, self._spread, self._room = w.displaced, w.spread, w.room
+        self._turns = w.turns
+        self._way_s = view.latency.way_s(free.prompt_tokens)
+        self._kv = view.session_kv
+        self._kv_s: dict[int, tuple[float, float]] = {}
         self._may_split = (
             view.transfers.can_offload
             and view.facts.offloadable
@@ -150,11 +166,17 @@ class Prices:
         self._price()
 
     def _price(self) -> None:
-        """Fill the columns: this takes most of a decision's time."""
+        """Fill the columns: this takes most of a decision's time.
+
+        What the KV of others costs takes longest, and it is never below 0. So unless pairs are to
+        be priced, it is looked at only where the rest does not cost more than the cheapest place.
+        """
         costs_s, all_decoding_s = self.costs_s, self._decoding_s
         computing_s, waits_s, may_split = self._computing_s, self._waits_s, self._may_split
         least_p_s = least_d_s = math.inf
         for at in range(len(self._times)):
+            if may_split:
+                self._look_at_kv(at)
             ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s = self._terms(at)
             cost_s = ttft_s + harm_s + behind_s + decode_s + next_s + memory_s
             costs_s.append(cost_s)
@@ -166,12 +188,34 @@ class Prices:
                 least_p_s = min(least_p_s, cost_s - decode_s - next_s)
                 least_d_s = min(least_d_s, decoding_s)
         self._least_split_s = least_p_s + least_d_s
+        if not may_split and self._kv is not None:
+            home = self._free.place_of(self._view.home)
+            best = costs_s.index(min(costs_s))
+            for at in (best,) if home is None or home == best else (best, home):
+                costs_s[at] += self._look_at_kv(at)
+            least_s = min(costs_s[best], costs_s[home]) if home is not None else costs_s[best]
+            for at, cost_s in enumerate(costs_s):
+                if cost_s <= least_s + ALIKE_S and at not in self._kv_s:
+                    costs_s[at] += self._look_at_kv(at)
+                    least_s = min(least_s, costs_s[at])
+
+    def _look_at_kv(self, at: int) -> float:
+        """Price the KV that the prompt displaces there, and that does not fit from now on."""
+        free, kv, tokens = self._free, self._kv, self._prompt_tokens
+        kv_tokens = free.kv_tokens[at]
+        if kv is None or not kv_tokens:
+            return 0.0
+        name, hit = free.names[at], free.hit_tokens[at]
+        per_token_s = self._times[at].alone_s(tokens, 0) / tokens
+        displaced_s = self._displaced * per_token_s * kv.displaced_tokens(name, hit)
+        excess_s = self._turns * per_token_s * kv.excess_tokens(name, hit, kv_tokens)
+        self._kv_s[at] = displaced_s, excess_s
+        return displaced_s + excess_s
 
     def _terms(self, at: int) -> Terms:
-        """The cost terms of computing and decoding on one instance.
+        """The cost terms of computing and decoding on one instance, as far as it was looked at.
 
-        New KV displaces other sessions' KV where the cache is full. The output costs decode steps
-        on D, which take longer the more KV they read.
+        The output costs decode steps on D, which take longer the more KV they read.
         """
         free, times, prompt_tokens = self._free, self._times[at], self._prompt_tokens
         load, hit, full = free.loads[at], free.hit_tokens[at], free.kv_full[at]
@@ -186,16 +230,19 @@ class Prices:
             pressed = step_s / (1.0 - min(BUSY_MOST, busy)) / self._target_s
             pressed = math.sqrt(pressed) if pressed < 1.0 else max(MISSED, 1.0 / pressed)
             harm_s = self._harm * streams * stall_s * pressed
-        ttft_s = max(wait_s, free.kv_wait_s[at]) + prefill_s
+        ttft_s = max(wait_s, free.kv_wait_s[at], self._way_s) + prefill_s
         behind_s = self._arrivals * per_s * stall_s * (stall_s / 2 + wait_s)
         kv_after = load.decode_tokens + load.inbound_tokens + prompt_tokens
         decode_s = self._decode * times.step_s(kv_after)
-        memory_s = self._memory * full * times.alone_s(new, 0) if full else 0.0
-        kv_tokens = free.kv_tokens[at]
-        if kv_tokens:
+        next_s, memory_s = self._next_turn * busy, 0.0
+        if kv_tokens := free.kv_tokens[at]:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
-            memory_s += self._room * (in_use * in_use)
-        return ttft_s, harm_s, behind_s, decode_s, self._next_turn * busy, memory_s, wait_s
+            memory_s = self._room * times.alone_s(TYPICAL, 0) * (in_use * in_use)
+            memory_s += self._spread * full * times.alone_s(new, 0)
+        if (kv_s := self._kv_s.get(at)) is not None:
+            memory_s += kv_s[0]
+            next_s += kv_s[1]
+        return ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s
 
     def option(self, at: int) -> PricedOption:
         """The option of computing and decoding on one candidate."""
@@ -214,14 +261,18 @@ class Prices:
         )
 
     def ranked(self) -> list[int]:
-        """Indexes of the cheapest candidates; ties: fewer sessions, then the longest unused."""
+        """Indexes of the cheapest candidates.
+
+        Of those within ALIKE_S of the best: fewer sessions first, then the longest unused.
+        """
         costs_s, kept = self.costs_s, COLOCATIONS_KEPT
-        ranked = _lowest(costs_s, range(len(costs_s)), kept + 1)
-        if len({costs_s[at] for at in ranked}) < len(ranked):
-            most_s = costs_s[ranked[-1]]
+        ranked = _lowest(costs_s, range(len(costs_s)), kept)
+        alike_s = costs_s[ranked[0]] + ALIKE_S
+        if len(ranked) > 1 and costs_s[ranked[1]] <= alike_s:
             sessions, last_placed = self._free.sessions, self._free.last_placed
-            ranked = [at for at, cost_s in enumerate(costs_s) if cost_s <= most_s]
-            ranked.sort(key=lambda at: (costs_s[at], sessions[at], last_placed[at]))
+            alike = [at for at, cost_s in enumerate(costs_s) if cost_s <= alike_s]
+            alike.sort(key=lambda at: (sessions[at], last_placed[at], costs_s[at]))
+            ranked = [*alike, *[at for at in ranked if costs_s[at] > alike_s]]
         return ranked[:kept]
 
     def stay(self, best: int) -> int:

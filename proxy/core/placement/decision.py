@@ -6,6 +6,7 @@ choice carries its predictions and the other options.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -43,6 +44,21 @@ PINNED_RATIO = 0.3
 """Share of a P's KV cache for prompts not fetched yet; a first prompt may exceed it."""
 
 
+class SessionKv(ABC):
+    """The KV of the request's session among that of all others, on one instance by name.
+
+    `hit_tokens`: of the prompt that are there.
+    """
+
+    @abstractmethod
+    def displaced_tokens(self, name: str, hit_tokens: int) -> float:
+        """Tokens that the prompt displaces there and that are needed again, by chance."""
+
+    @abstractmethod
+    def excess_tokens(self, name: str, hit_tokens: int, kv_tokens: int) -> float:
+        """Tokens of live KV that do not fit there because the session lives there, on average."""
+
+
 @dataclass(slots=True, init=False)
 class PlacementView:
     """Everything a decision may read. `free`: instances that may be chosen, at least one.
@@ -53,7 +69,7 @@ class PlacementView:
     `home` is the name of the session's instance, which need not be among the free ones;
     `mean_ongoing_tokens` is over all instances that are up, busy ones included; `latency`: the
     learned times, read only; `transfers`: what the KV connector allows; `slo_pressure`: the price
-    of running streams' time (core.latency.slo_pressure).
+    of running streams' time (core.latency.slo_pressure); `session_kv`: None where nothing is known.
     """
 
     config: RouterConfig
@@ -68,6 +84,7 @@ class PlacementView:
     prefill_only: Candidates | None
     decode_only: Candidates | None
     busy_peers: Sequence[Instance]
+    session_kv: SessionKv | None
 
     def __init__(
         self,
@@ -83,6 +100,7 @@ class PlacementView:
         prefill_only: Candidates | None = None,
         decode_only: Candidates | None = None,
         busy_peers: Sequence[Instance] = (),
+        session_kv: SessionKv | None = None,
     ) -> None:
         self.config, self.facts, self.home, self.free = config, facts, home, free
         self.mean_ongoing_tokens = mean_ongoing_tokens
@@ -90,6 +108,7 @@ class PlacementView:
         self.transfers, self.slo_pressure = transfers, slo_pressure
         self.prefill_only, self.decode_only = prefill_only, decode_only
         self.busy_peers = busy_peers
+        self.session_kv = session_kv
 
 
 @dataclass(slots=True, init=False)
@@ -243,7 +262,8 @@ def route_class(size: Size, *, offloaded: bool) -> RouteClass:
 def ready_s(view: PlacementView, c: Candidate) -> float:
     """Seconds until `c` would have computed the prompt, its queue included."""
     load, times = c.load, view.latency.of(c.instance.name)
-    wait_s = max(times.wait_s(view.now_s), c.kv_wait_s)
+    way_s = view.latency.way_s(view.facts.prompt_tokens)
+    wait_s = max(times.wait_s(view.now_s), c.kv_wait_s, way_s)
     streams = load.decode_requests
     return wait_s + times.prefill_s(c.new_tokens, c.hit_tokens, streams, load.decode_tokens)
 

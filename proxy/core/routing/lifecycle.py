@@ -49,23 +49,24 @@ class LatencyTracker:
         route.reserved_s = now_s
         route.beside_step_s = times.step_s(load.decode_tokens) if load.decode_requests else 0.0
         route.computes_tokens = new
-        wait_s = times.wait_s(now_s)
-        route.waited_for_room = kv_wait_s > wait_s
+        wait_s, way_s = times.wait_s(now_s), self.latency.way_s(route.prompt_tokens)
+        route.waited_for_room = kv_wait_s > max(wait_s, way_s)
+        route.is_queued = max(wait_s, kv_wait_s) > way_s
         work_s = times.prefill_s(new, hit_tokens, *beside)
-        route.predicted_prefill_s = max(wait_s, kv_wait_s) + work_s
+        route.predicted_prefill_s = max(wait_s, kv_wait_s, way_s) + work_s
         share_s = times.share_s(new, hit_tokens, *beside)
         route.times = times
-        self.latency.reserve_prefill(times, id(route.lease), work_s, now_s, share_s)
+        self.latency.reserve_prefill(times, id(route.lease), work_s, now_s, share_s, way_s)
 
     def hedge(self, route: Route, load: Load, now_s: float, kv_wait_s: float) -> Hedge:
         """Occupy D as well, for what it would have to compute; P's reservation stays."""
         new = max(1, route.prompt_tokens - route.hit_tokens)
         times = self.latency.of(route.decode.name)
         work_s = times.prefill_s(new, route.hit_tokens, load.decode_requests, load.decode_tokens)
-        wait_s = times.wait_s(now_s)
-        self.latency.reserve_prefill(times, id(route.lease), work_s, now_s)
-        ready_s = max(wait_s, kv_wait_s) + work_s
-        return Hedge(times, now_s, work_s, ready_s, new, kv_wait_s > wait_s)
+        wait_s, way_s = times.wait_s(now_s), self.latency.way_s(route.prompt_tokens)
+        self.latency.reserve_prefill(times, id(route.lease), work_s, now_s, way_s=way_s)
+        ready_s = max(wait_s, kv_wait_s, way_s) + work_s
+        return Hedge(times, now_s, work_s, ready_s, new, kv_wait_s > max(wait_s, way_s))
 
     def end_hedge(self, route: Route, hedge: Hedge, now_s: float) -> None:
         """D computes no more beside P."""
@@ -113,7 +114,12 @@ class LatencyTracker:
                 route.times.end_prefill(id(route.lease), now_s)
             return
         if route.fallback is None and not route.tried:
-            self.latency.observe_ttft(route.predicted_ttft_s, now_s - route.reserved_s)
+            predicted_s, seconds = route.predicted_ttft_s, now_s - route.reserved_s
+            self.latency.observe_ttft(predicted_s, seconds)
+            name, queued = route.route_class.value, route.is_queued
+            self.latency.calibration.observe(name, predicted_s, seconds, queued=queued)
+            if route.times is not None:
+                route.times.calibration.observe(name, predicted_s, seconds, queued=queued)
         if route.prefill is None:
             self._computed(route, facts, now_s)
         elif route.handed_s is not None:
@@ -127,18 +133,31 @@ class LatencyTracker:
         times.ready.observe(route.predicted_prefill_s, now_s - route.reserved_s)
         turn_s = times.end_prefill(id(route.lease), now_s)
         if turn_s is not None and not route.waited_for_room:
-            new = route.computes_tokens
-            context = facts.prompt_tokens - new
-            first = turn_s <= route.reserved_s
-            alone_s = now_s - max(turn_s, route.reserved_s)
-            self.latency.observe_prefill(
-                times, new, context, alone_s, route.beside_step_s, first=first
+            saw_way = turn_s <= route.reserved_s + self.latency.way_s(facts.prompt_tokens)
+            seconds = now_s - (route.reserved_s if saw_way else turn_s)
+            route.measured = times.measured(
+                facts.prompt_tokens,
+                route.computes_tokens,
+                seconds,
+                route.beside_step_s,
+                saw_way=saw_way,
             )
+
+    def told(self, route: Route, cached_ratio: float | None = None) -> None:
+        """The engine has told how much of the prompt it had cached; None: it tells nothing."""
+        seen, route.measured = route.measured, None
+        if seen is not None:
+            new, tokens = route.computes_tokens, route.prompt_tokens
+            if cached_ratio is not None:
+                new = max(1, round(tokens * (1.0 - cached_ratio)))
+            self.latency.told(seen, new, tokens - new)
 
     def finished(
         self, route: Route, kv_tokens: int, output_tokens: int | None, now_s: float
     ) -> None:
         """The answer is whole, beside `kv_tokens` of running streams, its own included."""
+        if output_tokens is not None:
+            self.latency.observe_output(output_tokens)
         if route.first_token_s is not None and output_tokens is not None and output_tokens > 1:
             tpot_s = (now_s - route.first_token_s) / (output_tokens - 1)
             self.slo_pressure.observe_tpot(tpot_s)
@@ -164,7 +183,7 @@ class BlockUses:
     def open_use(self, name: str, facts: RequestFacts) -> Use:
         """A use for a hedge: it is not the route's own, or not yet."""
         state = self._states.of(name)
-        self._reuse.limit(state.cache, state.kv_tokens, facts)
+        self._reuse.limit(state.cache, state.kv_tokens, state.assumed_kv_tokens, facts)
         return self._reuse.begin_use(state.cache, facts)
 
     def close_use(self, use: Use | None) -> None:
@@ -177,8 +196,7 @@ class BlockUses:
     ) -> None:
         """The prompt is computed; `cached_ratio` of it was cached, None if not reported."""
         if (use := _open(route)) is not None:
-            if cached_ratio is not None:
-                self._reuse.reported(use, facts, cached_ratio)
+            self._reported(use, facts, cached_ratio)
             self._reuse.computed(use, facts)
 
     def received(self, route: Route, facts: RequestFacts) -> None:
@@ -190,9 +208,13 @@ class BlockUses:
     def completed(self, route: Route, facts: RequestFacts, cached_ratio: float | None) -> None:
         """The answer is whole: its blocks are the most recently used ones."""
         if (use := _open(route)) is not None:
-            if cached_ratio is not None and use.cache.name == route.decode.name:
-                self._reuse.reported(use, facts, cached_ratio)
+            if use.cache.name == route.decode.name:
+                self._reported(use, facts, cached_ratio)
             self._reuse.released(use, facts)
+
+    def _reported(self, use: Use, facts: RequestFacts, cached_ratio: float | None) -> None:
+        if cached_ratio is not None and self._reuse.reported(use, facts, cached_ratio):
+            self._states.assume_sizes()
 
     def end_use(self, route: Route) -> None:
         """End the route's use, if it has one."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from proxy.core.kvcache.engine_cache import Use
-from proxy.core.latency.model import Times
+from proxy.core.kvcache.sessions import Stay
+from proxy.core.latency.model import Measured, Times
 from proxy.core.lease import Lease
 from proxy.core.placement.alternatives import Alternatives, Shadowed
 from proxy.core.types import Fallback, Instance, Reason, RouteClass
@@ -35,8 +36,11 @@ class Route:
     have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
     attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
     `times`: those of the instance that computes, where that is reserved; None when it is over.
+    `is_queued`: other prompts, or KV in use, were before it. `measured`: the time its prefill took,
+    until the answer tells how much of it was cached.
     `mistake`: what the policy raised when this attempt was placed, by load. `home`: the instance
-    on which the session lived before, None where it had none.
+    on which the session lived before, None where it had none; `stay`: the session's life on D, of
+    which this request is a part until it ends.
     """
 
     decode: Instance
@@ -58,12 +62,15 @@ class Route:
     shadow: Shadowed | None
     mistake: str | None
     home: str | None
+    stay: Stay | None
     fallback: Fallback | None
     times: Times | None
     reserved_s: float
     beside_step_s: float
     computes_tokens: int
     waited_for_room: bool
+    is_queued: bool
+    measured: Measured | None
     handed_s: float | None
     first_token_s: float | None
     tried: set[str]
@@ -102,11 +109,13 @@ class Route:
         self.shadow = None
         self.mistake = None
         self.home = None
+        self.stay = None
         self.times = None
         self.fallback = None
         self.reserved_s = self.beside_step_s = 0.0
         self.computes_tokens = 0
-        self.waited_for_room = False
+        self.waited_for_room = self.is_queued = False
+        self.measured = None
         self.handed_s = self.first_token_s = None
         self.tried = set()
         self.use = None

@@ -36,6 +36,7 @@ from proxy.core.routing import time_limits
 from proxy.core.routing.hedging import Hedges, Parts
 from proxy.core.routing.lifecycle import BlockUses, LatencyTracker
 from proxy.core.routing.route import Route
+from proxy.core.routing.session_kv import LiveSessionKv
 from proxy.core.types import (
     Fallback,
     Instance,
@@ -134,6 +135,7 @@ class Router:
         """
         self.prefixes.drop(dropped.cache)
         self.published.process_gone(dropped.name)
+        self.sessions.lose(dropped.cache)
         self.latency.drop_pairs(dropped.name)
 
     def call_when_freed(self, on_freed: Callable[[], None] | None) -> None:
@@ -188,6 +190,7 @@ class Router:
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Choose D, the class and P, and charge them; or say why not and when to come back."""
+        self.prefixes.now_s = now_s
         choice: Choice | None = None
         shadowed: Shadowed | None = None
         busy: list[tuple[Member, Busy]] = []
@@ -250,8 +253,7 @@ class Router:
             return found
         choice = self._decide(self._view(facts, found, now_s))
         d = choice.decode
-        home = self.fleet.states.of(d.instance.name).cache
-        self.sessions.move(facts.session_id, home, route.turn, now_s)
+        self.sessions.move(route.stay, self.fleet.states.of(d.instance.name).cache)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         self._charge_colocated(route, facts, now_s)
@@ -279,6 +281,7 @@ class Router:
             return
         self.hedges.drop(route, now_s)
         self._tracker.prefill_done(route, facts, now_s)
+        self._tracker.told(route, cached_ratio)
         p, d, tokens = route.prefill.name, route.decode.name, route.prompt_tokens
         self._block_uses.computed(route, facts, cached_ratio)
         charge = self.ledger.charge
@@ -315,6 +318,7 @@ class Router:
 
         `cached_ratio`: the part of the prompt that D found in its cache, where it tells.
         """
+        self._tracker.told(route, cached_ratio if facts.offloadable else None)
         self._block_uses.completed(route, facts, cached_ratio)
 
     def fall_back(self, route: Route, facts: RequestFacts, why: Fallback, now_s: float) -> None:
@@ -346,8 +350,12 @@ class Router:
         for charge in route.lease.charges:
             if charge.phase is Phase.DECODE:
                 self.gate.released(name, charge.tokens, now_s)
+        if route.stay is not None:
+            self.sessions.ended(route.stay, route.prompt_tokens + (output_tokens or 0), now_s)
+            route.stay = None
         self.hedges.end_hedge(route, now_s)
         self._tracker.release_reservation(route, now_s)
+        self._tracker.told(route)
         self._block_uses.end_use(route)
         route.lease.close()
 
@@ -482,7 +490,7 @@ class Router:
             hit_tokens=hits,
             kv_full=self.prefixes.full_ratios(caches),
             kv_wait_s=self.gate.kv_waits_s(states, loads, facts.prompt_tokens, now_s),
-            kv_tokens=[state.kv_tokens for state in states],
+            kv_tokens=[state.assumed_kv_tokens for state in states],
             unreleased=self.unreleased_kv.on_each(states, now_s),
             sessions=[cache.sessions for cache in caches],
             last_placed=[member.last_placed for member in members],
@@ -490,6 +498,7 @@ class Router:
 
     def _view(self, facts: RequestFacts, free: Candidates, now_s: float) -> PlacementView:
         home = self.sessions.home(facts.session_id, now_s)
+        self.sessions.renew_curve(now_s)
         return PlacementView(
             self.config,
             facts,
@@ -500,6 +509,7 @@ class Router:
             self.latency,
             self._transfers,
             self.slo_pressure.price,
+            session_kv=LiveSessionKv(facts, self.sessions, self.prefixes, self.fleet.states, now_s),
         )
 
     def _mean_ongoing_tokens(self, loads: list[Load]) -> float:
@@ -514,7 +524,10 @@ class Router:
     ) -> Route:
         d, p = choice.decode, choice.prefill
         home = self.fleet.states.of(d.instance.name).cache
-        turn = self.sessions.assign(facts.session_id, home, now_s)
+        shared = d.hit_tokens
+        stay = self.sessions.assign(
+            facts.session_id, home, now_s, facts.prompt_tokens, shared_tokens=shared
+        )
         if choice.placed:
             self.fleet.placed(d.instance.name)
         predicted_s = choice.predicted_ttft_s
@@ -529,13 +542,13 @@ class Router:
             new_tokens=d.new_tokens,
             new_tokens_prefill=p.new_tokens if p else None,
             lease=self.ledger.open(()),
-            turn=turn,
+            turn=stay.turn if stay is not None else 0,
             predicted_ttft_s=predicted_s,
             predicted_ttft_bound_s=self.latency.ttft_bound_s(predicted_s),
             predicted_transfer_s=choice.predicted_transfer_s,
             options=choice.alternatives(),
         )
-        route.shadow, route.mistake = shadowed, choice.mistake
+        route.shadow, route.mistake, route.stay = shadowed, choice.mistake, stay
         if p is None:
             self._charge_colocated(route, facts, now_s)
         else:

@@ -10,7 +10,7 @@ from tests.support.traces import SAMPLE
 
 COMMAND = (
     "--instances 2 --load 0.8 --scale 0.2:200000 --load-horizon 60 --think-cap 5 --seeds 1 "
-    "--decisions 3 --futures 2 --horizon 10s --jobs 1"
+    "--decisions 3 --repeats 2 --futures 2 --horizon 10s --jobs 1"
 )
 
 
@@ -23,6 +23,7 @@ def test_the_command_prints_regret_and_writes_it(
     assert [one["policy"] for one in found["summary"]] == ["cost", "session-sticky"]
     for one in found["summary"]:
         assert one["mean_regret"].keys() == {"mean", "low", "high"}
+        assert one["standard_error"] > 0.0
         assert sum(one["mix"].values()) == sum(one["oracle_mix"].values()) == one["decisions"]
     assert min(one["mean_regret_own_rollout"]["mean"] for one in found["summary"]) > -1.0
     assert [(r["policy"], r["mode"]) for r in found["runs"]] == [
@@ -30,11 +31,20 @@ def test_the_command_prints_regret_and_writes_it(
         for policy in ("cost", "session-sticky")
         for mode in ("watch", "rollout", "placebo")
     ]
+    repeats = [len(r["repeated_s"]) for r in found["runs"]]
+    assert repeats == [2, 0, 0] * 2, "only the policy's own run is repeated"
     decision = found["decisions"][0]
     assert {"seed", "at_s", "home", "chosen", "best", "gap_s", "candidates"} <= decision.keys()
     assert decision["gap_s"] >= 0.0
     printed = capsys.readouterr().out
-    for part in ("mean regret %", "noise floor %", "worst decisions", "oracle: rollout over"):
+    for part in (
+        "mean regret %",
+        "noise floor %",
+        "above floor %",
+        "error %",
+        "worst decisions",
+        "oracle: rollout over",
+    ):
         assert part in printed
 
 
@@ -45,6 +55,8 @@ def test_the_command_prints_regret_and_writes_it(
         ("--regime nowhere", "--regime"),
         ("--instances 1", "--instances"),
         ("--decisions -1", "--decisions"),
+        ("--repeats -1", "--repeats"),
+        ("--profile none", "--profile"),
         ("--jobs 0", "--jobs"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from analysis.league.fleet import Scale
 from analysis.regret.outcomes import RegretRun
-from analysis.regret.summary import Regret, regret_ratios
+from analysis.regret.summary import Regret, regret_ratios, standard_error
 
 
 def run(mode: str, policy: str, objective_s: float) -> RegretRun:
@@ -28,3 +28,11 @@ def test_runs_are_found_by_regime_mode_and_policy_in_the_order_of_seeds() -> Non
     assert regret.objectives("fits", "watch", "a") == [1.0, 4.0]
     assert regret.objectives("fits", "rollout", "a") == [2.0]
     assert regret.found("exceeds", "watch", "a") == []
+
+
+def test_repetitions_say_what_chance_leaves_uncertain() -> None:
+    # Per seed: a deviation of 1 around 10 over two runs, so 0.1 / sqrt(2) of the seed's mean.
+    seed = [10.0 - 0.5**0.5, 10.0 + 0.5**0.5]
+    assert standard_error([seed]) == pytest.approx(0.1 / 2**0.5)
+    assert standard_error([seed] * 4) == pytest.approx(0.1 / 2**0.5 / 2)
+    assert standard_error([seed, [10.0]]) is None

@@ -19,6 +19,21 @@ def test_a_name_that_comes_again_has_a_fresh_state() -> None:
     assert [state.kv_tokens for state in states] == [None], "the old one writes into the void"
 
 
+def test_a_size_that_nobody_told_is_the_largest_of_the_others() -> None:
+    """Reported before learned before that; while no size is known, none is assumed."""
+    states = InstanceStates()
+    a, b, c = (states.add(name) for name in "abc")
+    states.assume_sizes()
+    assert [s.assumed_kv_tokens for s in states] == [None, None, None]
+    b.cache.learned_tokens = 500
+    states.assume_sizes()
+    assert [s.assumed_kv_tokens for s in states] == [500, 500, 500]
+    a.kv_tokens, c.cache.learned_tokens = 300, 700
+    states.assume_sizes()
+    assert [s.assumed_kv_tokens for s in states] == [300, 500, 700]
+    assert states.add("d").assumed_kv_tokens == 700
+
+
 def test_who_is_removed_is_forgotten() -> None:
     states = InstanceStates()
     states.add("i")

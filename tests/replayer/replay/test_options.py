@@ -79,3 +79,12 @@ def test_ids_are_for_completions_only(tmp_path: Path, capsys: pytest.CaptureFixt
         parse_options([*words, "--endpoint", "chat"])
     assert ended.value.code == 2
     assert "ids needs --endpoint completions" in capsys.readouterr().err
+
+
+def test_a_ramp_is_for_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(tmp_path / "t"), "--target", "h:1", "--ramp", "10"]
+    assert parse_options([*words, "--mode", "sessions"]).ramp_s == 10.0
+    with pytest.raises(SystemExit) as ended:
+        parse_options(words)
+    assert ended.value.code == 2
+    assert "--ramp: needs --mode sessions" in capsys.readouterr().err

@@ -103,6 +103,14 @@ def test_slots_run_whole_sessions_one_after_another_and_ignore_timestamps():
     assert names(pace.take_due(1e9)) == [("y:0", 8.0)]
 
 
+def test_slots_begin_spread_over_the_ramp():
+    rows = [request(f"{name}:0", session=name) for name in "wxyz"]
+    pace = Pace(rows, PaceRules(slots=3, speedup=2.0, ramp_s=12.0))
+    assert names(pace.take_due(1e9)) == [("w:0", 0.0), ("x:0", 2.0), ("y:0", 4.0)]
+    pace.finish("x:0", 3.0, ok=True)
+    assert names(pace.take_due(1e9)) == [("z:0", 3.0)]
+
+
 def test_a_failed_session_frees_its_slot():
     rows = [
         request("x:0", session="x"),

@@ -16,9 +16,24 @@ def test_every_loader_claims_and_reads_its_own_rows(name, tmp_path):
     row = EXAMPLES[name]
     (request,) = read_trace(write(tmp_path / "t.jsonl", row))
     assert next(n for n, loader in LOADERS.items() if loader.claims(row)) == name
-    assert request.arrival_s == pytest.approx(27.482)
     assert (request.input_tokens, request.output_tokens, request.block_tokens) == (600, 5, 512)
-    assert block_ids(request.runs) == [46, 47]
+    if name in ("mooncake", "superset"):
+        assert request.arrival_s == pytest.approx(27.482)
+        assert block_ids(request.runs) == [46, 47]
+    else:
+        assert not request.names_blocks
+
+
+def test_tables_are_read_with_times_from_their_first_row(tmp_path):
+    lines = [b"TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [b"2023-11-16 18:17:03.9799600,4808,10", b"2023-11-16 18:17:05.2319600,3180,8", b""]
+    azure = list(read_trace(write(tmp_path / "a.csv", *lines)))
+    assert [one.arrival_s for one in azure] == pytest.approx([0.0, 1.252])
+    assert [(one.input_tokens, one.output_tokens) for one in azure] == [(4808, 10), (3180, 8)]
+    assert len({block for one in azure for block in block_ids(one.runs)}) == 10 + 7
+    lines = [b"num_prefill_tokens,num_decode_tokens,pd_ratio", b"3772,54,69.85"]
+    (vidur,) = read_trace(write(tmp_path / "v.csv", *lines))
+    assert (vidur.arrival_s, vidur.input_tokens, vidur.output_tokens) == (None, 3772, 54)
 
 
 @given(st.lists(st.integers(0, 40), max_size=40))

@@ -15,7 +15,7 @@ from replayer.engine.types import EngineOptions, FirstToken, Job
 from replayer.virtual.arrivals import Planned
 from replayer.virtual.fleet import simulate
 from replayer.virtual.load import TraceTurn
-from replayer.virtual.requests import VirtualOptions, VirtualRun
+from replayer.virtual.requests import VirtualOptions, VirtualRun, WayNoise
 
 BLOCK = 512
 ENGINE = EngineOptions(block_size=BLOCK, num_blocks=1000, max_model_len=1000 * BLOCK)
@@ -238,3 +238,38 @@ def test_a_run_can_be_cut() -> None:
     run = simulate(planned, _router(), replace(_options(), until_s=50.0))
     assert len(run.rows) == 1
     assert run.rows[0].end_s is not None
+
+
+def test_engines_without_gauges_leave_the_size_of_their_kv_unknown() -> None:
+    router = _router()
+    run = _run([_planned("a", 40)], router, _options(1, reports_kv=False))
+    assert router.gate.kv_tokens("e0") is None
+    assert run.rows[0].outcome == "ok"
+
+
+def test_an_engine_that_joins_late_serves_from_then_on() -> None:
+    planned = [_planned("abc"[n % 3], 30, 1.0 * n) for n in range(12)]
+    rows = _run(planned, _router(placement="round-robin"), _options(2, joins_s=(0.0, 5.5))).rows
+    assert {row.decode for row in rows if row.arrival_s < 5.5} == {"e0"}
+    assert "e1" in {row.decode for row in rows if row.arrival_s > 5.5}
+
+
+def test_the_way_has_the_same_noise_under_every_policy() -> None:
+    planned = [_planned(s, 20, 20.0 * n) for n, s in enumerate("abcabc")]
+    near, far = (_options(2, way=WayNoise(mean_s)) for mean_s in (0.0, 0.02))
+
+    def noise_s(policy: str) -> list[float]:
+        runs = [_run(planned, _router(policy), options).rows for options in (near, far)]
+        pairs = zip(*runs, strict=True)
+        return [(b.ttft_s or 0.0) - (a.ttft_s or 0.0) for a, b in pairs]
+
+    drawn = noise_s("never")
+    assert drawn == pytest.approx(noise_s("cost"))
+    assert drawn == pytest.approx([WayNoise(0.02).delay_s(n, s, 1) for n, s in enumerate("abcabc")])
+    assert len({round(one, 9) for one in drawn}) == 6
+
+
+def test_noise_has_its_mean() -> None:
+    drawn = [WayNoise(0.02).delay_s(index, "s", 1) for index in range(20_000)]
+    assert sum(drawn) / len(drawn) == pytest.approx(0.02, rel=0.03)
+    assert min(drawn) >= 0.0

@@ -3,16 +3,19 @@
 import math
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.latency.slo import Slo
 from replayer.trace.loaders import TraceRequest
+from replayer.trace.rows import TraceError
 from replayer.virtual.arrivals import LoadRules, Planned, SlotRules, plan, plan_slots
-from replayer.virtual.load import Source, as_source, chains
+from replayer.virtual.load import LeftOut, Source, as_source, chains, load_source, servable
+from tests.support.traces import GOOD, write
 
 
 def _request(name: str, ids: range | list[int], **values: Any) -> TraceRequest:
@@ -82,17 +85,71 @@ def test_a_coarse_clock_is_seen_and_spread() -> None:
     source = _mooncake(50, 3.0)
     assert not source.replicable
     assert source.tick_s == pytest.approx(3.0)
-    planned = plan(source, LoadRules(rate=len(source.units) / 27.0, horizon_s=100.0))
+    planned = plan(source, LoadRules(rate=len(source.units) / 27.0, horizon_s=27.0))
     starts = [one.earliest_s for one in planned]
-    assert len(set(starts)) == len(starts) == 50
+    assert len(set(starts)) == len(starts) > 40
     assert all(abs(s - 3.0 * (n // 5)) <= 3.0 for n, s in enumerate(starts))
 
 
 def test_twice_the_rate_is_half_the_time() -> None:
     source = _mooncake(50, 3.0)
-    slow = plan(source, LoadRules(rate=1.0, horizon_s=1e4))
-    fast = plan(source, LoadRules(rate=2.0, horizon_s=1e4))
-    assert [one.earliest_s for one in slow] == pytest.approx([2 * o.earliest_s for o in fast])
+    slow = plan(source, LoadRules(rate=1.0, horizon_s=40.0))
+    fast = plan(source, LoadRules(rate=2.0, horizon_s=20.0))
+    slow_s = {one.session_id: one.earliest_s for one in slow}
+    both = [one for one in fast if one.session_id in slow_s]
+    assert len(both) > 30
+    for one in both:
+        assert slow_s[one.session_id] == pytest.approx(2 * one.earliest_s)
+
+
+@settings(max_examples=30)
+@given(rate=st.floats(0.5, 20.0), horizon_s=st.floats(20.0, 300.0), seed=st.integers(0, 5))
+def test_a_trace_that_ends_goes_on_with_fresh_copies(
+    rate: float, horizon_s: float, seed: int
+) -> None:
+    source = _mooncake(50, 3.0)
+    planned = plan(source, LoadRules(rate, horizon_s, seed))
+    starts = sorted(one.earliest_s for one in planned)
+    # One request per unit, and 2 s of service at the least before the horizon.
+    assert len(planned) == pytest.approx(rate * (horizon_s - 2.3), rel=0.1, abs=20)
+    assert starts[-1] > 0.5 * horizon_s
+    assert len({one.session_id for one in planned}) == len(planned)
+    private = [block for one in planned for block in one.hashes()[1:]]
+    assert len(set(private)) == len(private)
+
+
+def test_a_copy_shares_within_itself_what_the_trace_shares() -> None:
+    source = _mooncake(50, 3.0)
+    first: dict[int, set[int]] = {}
+    for one in plan(source, LoadRules(rate=5.0, horizon_s=60.0)):
+        first.setdefault(one.salt, set()).add(one.hashes()[0])
+    assert len(first) > 2
+    assert all(len(blocks) == 1 for blocks in first.values())
+    assert len(set.union(*first.values())) == len(first)
+
+
+def test_a_trace_without_times_starts_at_random() -> None:
+    rows = [_request(f"r{n}", [n], session_id=None, arrival_s=None) for n in range(20)]
+    planned = plan(as_source(rows), LoadRules(rate=2.0, horizon_s=200.0))
+    assert len(planned) == pytest.approx(400, abs=10)
+    starts = sorted(one.earliest_s for one in planned)
+    gaps = [b - a for a, b in pairwise(starts)]
+    mean = math.fsum(gaps) / len(gaps)
+    spread = math.fsum((gap - mean) ** 2 for gap in gaps) / len(gaps) / mean**2
+    assert spread == pytest.approx(1.0, rel=0.3)
+
+
+def test_what_cannot_be_served_is_left_out_with_what_waits_for_it() -> None:
+    kept, left_out = servable(TWO_SESSIONS, lambda prompt, output: prompt + output < 45)
+    assert [one.request_id for one in kept] == ["b:0"]
+    assert left_out == LeftOut(3, 2, 40)
+    assert servable(TWO_SESSIONS, None) == (TWO_SESSIONS, LeftOut())
+
+
+def test_a_trace_of_which_nothing_can_be_served_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", GOOD)
+    with pytest.raises(TraceError, match="the shortest has 5 tokens"):
+        load_source(path, serves=lambda _prompt, _output: False)
 
 
 def test_bursts_gather_the_rows_of_a_trace_without_sessions() -> None:

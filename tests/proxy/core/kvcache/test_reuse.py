@@ -46,8 +46,52 @@ def test_a_shortfall_takes_along_what_was_used_before() -> None:
     served(reuse, a, MINE, found=0)
     assert index.held(a, OLD.block_hashes) == 0
     assert index.held(a, MINE.block_hashes) == 20  # computed again meanwhile
-    assert index.held(a, NEW.block_hashes) == 20
-    assert index.capacity(a) == 40
+    assert index.capacity(a) == 20, "NEW had displaced all of MINE"
+    assert index.held(a, NEW.block_hashes) == 0
+
+
+@pytest.mark.parametrize("found", [5, 12, 17])
+def test_what_is_left_of_a_prompt_shows_the_size(found: int) -> None:
+    """An engine evicts no more than it must: it was full with that and what came later."""
+    reuse, index, a = made()
+    for f in (OLD, MINE, NEW):
+        served(reuse, a, f)
+    served(reuse, a, OLD, found)
+    assert index.capacity(a) == 40 + found
+
+
+def test_a_shared_beginning_that_is_still_there_shows_a_bound_only() -> None:
+    """It was used later than the rest of the prompt, so it says nothing of what is left of that."""
+    reuse, index, a = made()
+    one, other = facts((1, 10), (2, 20)), facts((1, 10), (4, 20))
+    for f in (one, other, NEW):
+        served(reuse, a, f)
+    served(reuse, a, one, found=10)
+    assert index.capacity(a) == 50, "the other and NEW"
+
+
+def test_until_its_own_size_is_known_it_is_as_large_as_another() -> None:
+    reuse, index, a = made()
+    reuse.limit(a, None, None, MINE)
+    assert index.capacity(a) is None
+    reuse.limit(a, None, 60 * BLOCK, MINE)
+    assert (index.capacity(a), a.learned_tokens) == (60, None)
+    for f in (OLD, MINE, NEW):
+        served(reuse, a, f)
+    served(reuse, a, MINE, 0)
+    reuse.limit(a, None, 60 * BLOCK, MINE)
+    assert (index.capacity(a), a.learned_tokens) == (20, 20 * BLOCK)
+    reuse.limit(a, 100 * BLOCK, 60 * BLOCK, MINE)
+    assert (index.capacity(a), a.learned_tokens) == (100, None)
+
+
+def test_a_size_that_is_only_assumed_grows_with_hits_that_nobody_expected() -> None:
+    reuse, index, a = made()
+    reuse.limit(a, None, 30 * BLOCK, MINE)
+    for f in (OLD, MINE):
+        served(reuse, a, f)
+    served(reuse, a, OLD, 20)
+    assert (index.capacity(a) or 0) > 30
 
 
 @pytest.mark.parametrize("found", [20, 19, 18])
@@ -72,7 +116,7 @@ def test_a_confirmed_prompt_is_the_newest() -> None:
 
 def test_the_size_that_an_engine_reports_stands() -> None:
     reuse, index, a = made()
-    reuse.limit(a, 100 * BLOCK, MINE)
+    reuse.limit(a, 100 * BLOCK, None, MINE)
     for f in (OLD, MINE):
         served(reuse, a, f)
     served(reuse, a, MINE, 0)
@@ -83,10 +127,10 @@ def test_the_size_that_an_engine_reports_stands() -> None:
 def test_it_moves_only_where_that_is_more_than_noise() -> None:
     """What a smaller one evicts does not come back."""
     reuse, index, a = made()
-    reuse.limit(a, 100 * BLOCK, MINE)
+    reuse.limit(a, 100 * BLOCK, None, MINE)
     seen = []
     for tokens in (BLOCK * 1.09, BLOCK * 0.92, BLOCK * 1.2):
-        reuse.limit(a, 100 * BLOCK, replace(MINE, block_tokens=tokens))
+        reuse.limit(a, 100 * BLOCK, None, replace(MINE, block_tokens=tokens))
         seen.append(index.capacity(a))
     assert seen == [100, 100, 83]
 
@@ -105,9 +149,25 @@ def test_one_flushed_cache_is_not_taken_for_a_small_one() -> None:
     reuse, index, a = made()
     for f in (OLD, MINE, NEW):
         served(reuse, a, f)
-    served(reuse, a, MINE, 0)
-    served(reuse, a, MINE, 0)
-    assert 20 < (index.capacity(a) or 0) < 40
+    served(reuse, a, OLD, 20)
+    assert a.proven_blocks == 60
+    for _ in range(3):
+        served(reuse, a, MINE, 0)
+    assert index.capacity(a) == 60, "it has held that before"
+
+
+def test_a_size_that_was_never_shown_moves_down_by_steps() -> None:
+    reuse, index, a = made()
+    reuse.limit(a, None, 60 * BLOCK, MINE)
+    for f in (OLD, MINE, NEW):
+        served(reuse, a, f)
+    seen = []
+    for f in (OLD, OLD, NEW, OLD):
+        served(reuse, a, f, 0)
+        seen.append(index.capacity(a) or 0)
+    assert seen[0] > 20
+    assert seen == sorted(seen, reverse=True)
+    assert seen[-1] < seen[0]
 
 
 def test_kv_from_a_peer_is_no_hit() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from proxy.core.kvcache.engine_cache import EngineCache
-from proxy.core.kvcache.sessions import Sessions, StoredResponses
+from proxy.core.kvcache.sessions import Sessions, Stay, StoredResponses
 from tests.support.caches import Caches
 
 TTL_S, MAX = 10.0, 4
@@ -25,6 +25,8 @@ class Home:
     instance: str | None
     turn: int
     used_s: float
+    tokens: int
+    running: int
 
 
 class Table(RuleBasedStateMachine):
@@ -34,14 +36,15 @@ class Table(RuleBasedStateMachine):
         super().__init__()
         self.sessions, self.at = Sessions(TTL_S, MAX), Caches()
         self.homes: dict[str, Home] = {}
+        self.stays: list[tuple[str, Home, Stay]] = []
         self.now_s = 0.0
 
     def expire(self) -> None:
         self.homes = {s: h for s, h in self.homes.items() if self.now_s - h.used_s <= TTL_S}
 
-    def use(self, session: str, instance: str, turn: int) -> None:
+    def use(self, session: str, home: Home) -> None:
         self.homes.pop(session, None)
-        self.homes[session] = Home(instance, turn, self.now_s)
+        self.homes[session] = home
         while len(self.homes) > MAX:
             del self.homes[min(self.homes, key=lambda s: self.homes[s].used_s)]
 
@@ -49,19 +52,36 @@ class Table(RuleBasedStateMachine):
     def time_passes(self, by_s: float) -> None:
         self.now_s += by_s
 
-    @rule(session=ids, instance=instances)
-    def assign(self, session: str, instance: str) -> None:
+    @rule(session=ids, instance=instances, tokens=st.integers(0, 900), shared=st.integers(0, 99))
+    def assign(self, session: str, instance: str, tokens: int, shared: int) -> None:
         self.expire()
-        old = self.homes.get(session)
-        turn = 0 if old is None or old.instance is None else old.turn + 1
-        assert self.sessions.assign(session, self.at[instance], self.now_s) == turn
-        self.use(session, instance, turn)
+        home = self.homes.get(session) or Home(None, 0, 0.0, 0, 0)
+        home.turn = 0 if home.instance is None else home.turn + 1
+        home.instance, home.used_s, home.tokens = instance, self.now_s, tokens
+        home.running += 1
+        stay = self.sessions.assign(session, self.at[instance], self.now_s, tokens, shared)
+        assert stay is not None
+        assert stay.turn == home.turn
+        self.use(session, home)
+        self.stays.append((session, home, stay))
 
-    @rule(session=ids, instance=instances, turn=st.integers(0, 3))
-    def move(self, session: str, instance: str, turn: int) -> None:
-        self.sessions.move(session, self.at[instance], turn, self.now_s)
-        self.expire()
-        self.use(session, instance, turn)
+    @precondition(lambda self: self.stays)
+    @rule(data=st.data(), instance=instances)
+    def move(self, data: st.DataObject, instance: str) -> None:
+        session, home, stay = data.draw(st.sampled_from(self.stays))
+        self.sessions.move(stay, self.at[instance])
+        if self.homes.get(session) is home:
+            home.instance = instance
+
+    @precondition(lambda self: self.stays)
+    @rule(data=st.data(), tokens=st.integers(0, 900))
+    def is_answered(self, data: st.DataObject, tokens: int) -> None:
+        """Each request ends once, at any time, its session forgotten meanwhile or not."""
+        at = data.draw(st.integers(0, len(self.stays) - 1))
+        _session, home, stay = self.stays.pop(at)
+        self.sessions.ended(stay, tokens, self.now_s)
+        home.running -= 1
+        home.tokens = tokens
 
     @rule(session=ids)
     def look(self, session: str) -> None:
@@ -91,8 +111,18 @@ class Table(RuleBasedStateMachine):
         self.expire()
         assert len(self.sessions) == len(self.homes) <= MAX
         for name in INSTANCES:
-            here = [home for home in self.homes.values() if home.instance == name]
+            here = [s for s, home in self.homes.items() if home.instance == name]
             assert self.at[name].sessions == len(here)
+            kept = {s: stay.own_tokens for s in here if (stay := self.sessions.stay(s))}
+            running = {s for s in here if self.homes[s].running}
+            live = self.sessions.live(self.at[name])
+            assert live.running == sum(n for s, n in kept.items() if s in running)
+            assert live.idle_tokens == sum(n for s, n in kept.items() if s not in running)
+        for session, home in self.homes.items():
+            if home.instance is not None:
+                stay = self.sessions.stay(session)
+                assert stay is not None
+                assert (stay.tokens, stay.running) == (home.tokens, home.running)
 
 
 TestTable: Any = Table.TestCase
@@ -128,7 +158,12 @@ def test_a_look_is_no_use() -> None:
 
 def test_a_session_that_comes_back_too_late_starts_anew() -> None:
     sessions, at = Sessions(10.0, 100), Caches()
-    assert [sessions.assign("s", at["a"], t) for t in (0.0, 1.0, 20.0)] == [0, 1, 0]
+    turns = []
+    for now_s in (0.0, 1.0, 20.0):
+        stay = sessions.assign("s", at["a"], now_s)
+        assert stay is not None
+        turns.append(stay.turn)
+    assert turns == [0, 1, 0]
 
 
 def test_beyond_the_cap_the_longest_idle_goes() -> None:
@@ -140,18 +175,21 @@ def test_beyond_the_cap_the_longest_idle_goes() -> None:
 
 def test_a_request_without_a_session_leaves_none() -> None:
     sessions, at = Sessions(10.0, 2), Caches()
-    assert sessions.assign(None, at["a"], 0.0) == 0
-    sessions.move(None, at["a"], 0, 0.0)
+    assert sessions.assign(None, at["a"], 0.0) is None
+    sessions.move(None, at["a"])
     assert sessions.home(None, 0.0) is None
     assert (len(sessions), at["a"].sessions) == (0, 0)
 
 
 def test_a_move_keeps_the_turn() -> None:
     sessions, at = Sessions(10.0, 2), Caches()
-    turn = [sessions.assign("s", at["a"], 0.0) for _ in range(3)][-1]
-    sessions.move("s", at["b"], turn, 0.0)
+    stay = [sessions.assign("s", at["a"], 0.0) for _ in range(3)][-1]
+    sessions.move(stay, at["b"])
     assert sessions.home("s", 0.0) == "b"
-    assert sessions.assign("s", at["b"], 0.0) == turn + 1
+    assert stay is not None
+    assert stay.turn == 2
+    assert sessions.assign("s", at["b"], 0.0) is stay
+    assert stay.turn == 3
 
 
 def test_a_home_that_is_lost_is_none() -> None:
@@ -163,21 +201,23 @@ def test_a_home_that_is_lost_is_none() -> None:
     assert sessions.home("s", 0.0) is None
     assert list(sessions.rows()) == []
     assert not sessions.end_session("t")
-    assert sessions.assign("s", at["a"], 0.0) == 0
+    stay = sessions.assign("s", at["a"], 0.0)
+    assert stay is not None
+    assert stay.turn == 0
     assert (sessions.home("s", 0.0), at["a"].sessions, len(sessions)) == ("a", 1, 1)
 
 
 def test_a_move_outlasts_its_old_home() -> None:
     sessions, at = Sessions(10.0, 2), Caches()
-    sessions.assign("s", at["a"], 0.0)
+    stay = sessions.assign("s", at["a"], 0.0)
     at["a"].is_lost = True
-    sessions.move("s", at["b"], 0, 0.0)
+    sessions.move(stay, at["b"])
     assert (sessions.home("s", 0.0), at["a"].sessions, at["b"].sessions) == ("b", 0, 1)
 
 
-def rows_of(sessions: Sessions, at: Caches) -> list[tuple[str, EngineCache, int, float]]:
+def rows_of(sessions: Sessions, at: Caches) -> list[tuple[str, EngineCache, int, float, int]]:
     """The rows of a table, with the caches that another one has for their names."""
-    return [(s, at[name], turn, used_s) for s, name, turn, used_s in sessions.rows()]
+    return [(s, at[name], turn, used_s, n) for s, name, turn, used_s, n in sessions.rows()]
 
 
 def test_rows_are_older_than_what_is_there_and_leave_first() -> None:
@@ -199,16 +239,17 @@ def test_rows_are_taken_over_behind_what_is_there() -> None:
     old_at, new_at = Caches(), Caches()
     for at, name in enumerate("abcd"):
         old.assign(name, old_at[f"on-{name}"], float(at))
-    old.assign("b", old_at["moved"], 4.0)
+    old.assign("b", old_at["moved"], 4.0, tokens=70)
     assert list(old.rows()) == [
-        ("c", "on-c", 0, 2.0),
-        ("d", "on-d", 0, 3.0),
-        ("b", "moved", 1, 4.0),
+        ("c", "on-c", 0, 2.0, 0),
+        ("d", "on-d", 0, 3.0, 0),
+        ("b", "moved", 1, 4.0, 70),
     ]
     new.adopt(rows_of(old, new_at))
     assert list(new.rows()) == list(old.rows())
     assert [new_at[name].sessions for name in ("on-c", "on-d", "moved")] == [1, 1, 1]
-    new.adopt([("e", new_at["on-e"], 0, 5.0), ("c", new_at["elsewhere"], 0, 5.0)])
+    assert new.live(new_at["moved"]).idle_tokens == 70
+    new.adopt([("e", new_at["on-e"], 0, 5.0, 1), ("c", new_at["elsewhere"], 0, 5.0, 1)])
     assert list(new.rows()) == list(old.rows()), "full, and known"
     assert new.home("c", 12.5) is None
     assert len(new) == 2

@@ -76,7 +76,7 @@ def lived(r: Router, plan: list[tuple[str, int, int]]) -> list[Any]:
 
 
 def vars_of(route: Route) -> dict[str, Any]:
-    hidden = {"lease", "options", "shadow", "times", "use", "hedge"}
+    hidden = {"lease", "options", "shadow", "times", "use", "hedge", "stay", "measured"}
     return {f.name: getattr(route, f.name) for f in fields(route) if f.name not in hidden}
 
 

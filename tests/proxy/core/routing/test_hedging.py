@@ -70,7 +70,8 @@ def test_both_are_charged_while_both_compute() -> None:
     for load in loads(r, route):
         assert (load.prefill_tokens, load.inbound_tokens) == (20_000, 0)
     alone_s = r.latency.prefill_s(route.decode.name, 20_000, 0, 0, 0)
-    assert r.latency.wait_s(route.decode.name, 2.0) == pytest.approx(alone_s)
+    way_s = r.latency.way_s(20_000)
+    assert r.latency.wait_s(route.decode.name, 2.0) == pytest.approx(way_s + alone_s)
     assert not r.hedges.start(route, FACTS, 2.0)
     r.finish(route, 3.0)
     assert at_rest(r)
@@ -176,6 +177,7 @@ def test_its_own_kv_is_not_in_its_way(is_hedged: bool) -> None:
         assert r.hedges.start(route, FACTS, 0.0)
     r.fall_back(route, FACTS, Fallback.P_REFUSED, 0.0)
     assert not route.waited_for_room
-    assert route.predicted_prefill_s == r.latency.prefill_s(route.decode.name, 20_000, 0, 0, 0)
+    work_s = r.latency.prefill_s(route.decode.name, 20_000, 0, 0, 0)
+    assert route.predicted_prefill_s == pytest.approx(r.latency.way_s(20_000) + work_s)
     r.finish(route, 1.0)
     assert at_rest(r)

@@ -44,7 +44,24 @@ def test_a_lone_prefill_teaches_its_instance() -> None:
         c.reserve(r, D, 0, Load(), now_s)
         c.first_token(r, FACTS, now_s + 1.0)
         assert c.latency.wait_s("d", now_s + 1.0) == 0.0
-    assert 0.9 < c.latency.prefill_s("d", 10_000, 0, 0, 0) <= 1.01
+        c.told(r)
+    latency = c.latency
+    whole_s = latency.way_s(10_000) + latency.prefill_s("d", 10_000, 0, 0, 0)
+    assert whole_s == pytest.approx(1.0, rel=0.03)
+
+
+def test_a_prefill_is_learned_once_its_answer_has_told_what_was_cached() -> None:
+    """10,000 tokens were thought new, but 9,000 of them were cached: nothing is faster."""
+    c = course()
+    r = route()
+    c.reserve(r, D, 0, Load(), 0.0)
+    before = c.latency.prefill_s("d", 10_000, 0, 0, 0)
+    c.first_token(r, FACTS, before / 10)
+    assert c.latency.prefill_s("d", 10_000, 0, 0, 0) == before
+    c.told(r, cached_ratio=0.9)
+    assert r.measured is None
+    assert c.latency.prefill_s("d", 10_000, 0, 0, 0) == pytest.approx(before, rel=0.15)
+    c.told(r)
 
 
 def test_one_behind_another_teaches_from_its_turn_on() -> None:
@@ -56,6 +73,7 @@ def test_one_behind_another_teaches_from_its_turn_on() -> None:
             c.reserve(r, D, 0, Load(), now_s)
         for n, r in enumerate(burst):
             c.first_token(r, FACTS, now_s + n + 1.0)
+            c.told(r)
     assert c.latency.prefill_s("d", 10_000, 0, 0, 0) == pytest.approx(1.0, rel=0.03)
 
 
@@ -65,7 +83,8 @@ def test_a_late_prefill_makes_those_behind_it_late() -> None:
     c.reserve(first, D, 0, Load(), 0.0)
     c.reserve(second, D, 0, Load(), 0.0)
     c.first_token(first, FACTS, 30.0)
-    assert c.latency.wait_s("d", 30.0) == pytest.approx(second.predicted_prefill_s / 2)
+    work_s = c.latency.prefill_s("d", 10_000, 0, 0, 0)
+    assert c.latency.wait_s("d", 30.0) == pytest.approx(work_s)
 
 
 def test_who_waited_for_room_or_overtook_teaches_no_prefill() -> None:
@@ -134,7 +153,8 @@ def test_a_queue_is_part_of_what_was_predicted() -> None:
         first, second = route(), route()
         c.reserve(first, D, 0, Load(), now_s)
         c.reserve(second, D, 0, Load(), now_s, kv_wait_s=0.1)
-        assert second.predicted_prefill_s == pytest.approx(2 * first.predicted_prefill_s)
+        work_s = c.latency.prefill_s("d", 10_000, 0, 0, 0)
+        assert second.predicted_prefill_s == pytest.approx(first.predicted_prefill_s + work_s)
         c.first_token(first, FACTS, now_s + first.predicted_prefill_s)
         c.first_token(second, FACTS, now_s + second.predicted_prefill_s)
     assert c.latency.prefill_bound_s("d", 1.0) < 1.01

@@ -1,0 +1,196 @@
+"""The KV of sessions that may come back: how much of it each instance has to keep.
+
+A session that is between two turns needs its KV with the chance that it comes back at all. That
+chance falls with the time it has been idle, by a curve of the fleet: the Kaplan-Meier estimate of
+the time between an answer and the session's next request (Kaplan & Meier, Nonparametric Estimation
+from Incomplete Observations, 1958), in logarithmic bins. A session that is still idle, or was
+dropped while idle, counts as one that was seen for so long and no longer. So the curve learns the
+users' think times and how often sessions end, which nobody announces.
+
+Per instance, idle sessions are kept as counts and tokens in buckets of time, the wider the older:
+some hundred numbers whatever the number of sessions.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Final
+
+SHORTEST_S: Final = 0.5
+"""Idle times below this share the first bin; each later one is wider by the root of 2."""
+BINS: Final = 24
+LONGEST_S: Final = 1024.0
+"""The last bin begins here, and has no end."""
+PRIOR_RETURNS: Final = 0.05
+"""Of one session in each bin: what is assumed of idle times that nobody has reached."""
+MOST_SEEN: Final = 4096.0
+"""Idle times remembered: beyond it all counts are halved."""
+RENEWED_AFTER, RENEWED_RATIO = 16, 1 / 32
+RENEWED_S: Final = 5.0
+"""The curve is reckoned anew after so many idle times, of all that are remembered, or so long."""
+WEIGHED_S: Final = 2.0
+"""An instance's idle sessions are weighed anew after this time."""
+LEAST_WIDTH_S: Final = 1.0
+WIDTH_RATIO: Final = 0.125
+"""A bucket of idle sessions is at most this part of its age wide, or LEAST_WIDTH_S."""
+
+
+def bin_of(idle_s: float) -> int:
+    """The bin of an idle time."""
+    if idle_s < SHORTEST_S:
+        return 0
+    if idle_s >= LONGEST_S:
+        return BINS - 1
+    return 1 + int(2.0 * math.log2(idle_s / SHORTEST_S))
+
+
+class ReturnCurve:
+    """The chance that a session comes back, by the time it has been idle."""
+
+    __slots__ = ("_chances", "_left", "_new", "_renewed_s", "_returned", "_seen")
+
+    def __init__(self) -> None:
+        self._returned = [0.0] * BINS
+        self._left = [0.0] * BINS
+        self._chances = [1.0] * BINS
+        self._new = 0
+        self._renewed_s = 0.0
+        self._seen = 0.0
+        self._reckon([0.0] * BINS)
+
+    def returned(self, idle_s: float) -> None:
+        """A session has come back after this time."""
+        self._returned[bin_of(idle_s)] += 1.0
+        self._new += 1
+
+    def left(self, idle_s: float) -> None:
+        """A session is not looked at any more, after this idle time without a request."""
+        self._left[bin_of(idle_s)] += 1.0
+        self._new += 1
+
+    def chance(self, idle_s: float) -> float:
+        """The chance 0..1 that a session comes back which has been idle for this time."""
+        return self._chances[bin_of(idle_s)]
+
+    def renew(self, idle: Iterable[LiveKv], now_s: float) -> None:
+        """Reckon the curve anew if it is due; `idle`: of all instances."""
+        waited_s = now_s - self._renewed_s
+        few = max(RENEWED_AFTER, RENEWED_RATIO * self._seen)
+        if self._new < few and 0.0 <= waited_s < RENEWED_S:
+            return
+        self._new, self._renewed_s = 0, now_s
+        counts = [0.0] * BINS
+        for live in idle:
+            live.count(counts, now_s)
+        self._reckon(counts)
+
+    def _reckon(self, idle: list[float]) -> None:
+        """S(k), the part of idle times that go beyond bin k; the chance is 1 - S(end) / S."""
+        self._seen = math.fsum(self._returned) + math.fsum(self._left)
+        if self._seen > MOST_SEEN:
+            self._returned = [count / 2.0 for count in self._returned]
+            self._left = [count / 2.0 for count in self._left]
+        reached = 0.0
+        kept = [1.0] * BINS
+        for k in range(BINS - 1, -1, -1):
+            # Who was last seen within a bin has been at risk for half of it.
+            unseen = self._left[k] + idle[k]
+            at_risk = reached + self._returned[k] + unseen / 2.0
+            reached += self._returned[k] + unseen
+            kept[k] = 1.0 - (self._returned[k] + PRIOR_RETURNS) / (at_risk + 1.0)
+        beyond = 1.0
+        for k in range(BINS - 1, -1, -1):
+            # At the middle of the bin.
+            self._chances[k] = 1.0 - beyond * math.sqrt(max(0.0, kept[k]))
+            beyond *= max(0.0, kept[k])
+
+
+class LiveKv:
+    """KV tokens of the sessions that live on one instance.
+
+    `running`: of those with a request in flight.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_ends",
+        "_starts",
+        "_tokens",
+        "_weighed",
+        "_weighed_s",
+        "running",
+    )
+
+    def __init__(self) -> None:
+        self.running = 0
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+        self._counts: list[int] = []
+        self._tokens: list[int] = []
+        self._weighed = 0.0
+        self._weighed_s = -math.inf
+
+    @property
+    def idle_tokens(self) -> int:
+        """Tokens of all idle sessions, whether they come back or not."""
+        return sum(self._tokens)
+
+    def becomes_idle(self, tokens: int, now_s: float) -> float:
+        """A session has no request in flight any more; gives the time to name at `leaves_idle`."""
+        if self._starts and now_s < self._starts[-1] + LEAST_WIDTH_S:
+            at_s = max(now_s, self._starts[-1])  # the clock may go back
+            self._ends[-1] = max(at_s, self._ends[-1])
+            self._counts[-1] += 1
+            self._tokens[-1] += tokens
+        else:
+            at_s = now_s
+            self._starts.append(at_s)
+            self._ends.append(at_s)
+            self._counts.append(1)
+            self._tokens.append(tokens)
+        self._weighed += tokens
+        return at_s
+
+    def leaves_idle(self, tokens: int, since_s: float) -> None:
+        """A session that was idle since then has a request again, or is forgotten."""
+        at = bisect_right(self._starts, since_s) - 1
+        self._counts[at] -= 1
+        self._tokens[at] -= tokens
+        if not self._counts[at]:
+            del self._starts[at], self._ends[at], self._counts[at], self._tokens[at]
+        self._weighed = max(0.0, self._weighed - tokens) if self._starts else 0.0
+
+    def tokens(self, curve: ReturnCurve, now_s: float) -> float:
+        """Tokens that are or will be needed: of running sessions, and of idle ones by chance."""
+        if not 0.0 <= now_s - self._weighed_s < WEIGHED_S:
+            self._weigh(curve, now_s)
+        return self.running + self._weighed
+
+    def count(self, counts: list[float], now_s: float) -> None:
+        """Add the idle sessions to the counts of each bin."""
+        for at in range(len(self._starts)):
+            idle_s = now_s - (self._starts[at] + self._ends[at]) / 2.0
+            counts[bin_of(idle_s)] += self._counts[at]
+
+    def _weigh(self, curve: ReturnCurve, now_s: float) -> None:
+        self._merge(now_s)
+        weighed = 0.0
+        for at in range(len(self._starts)):
+            idle_s = now_s - (self._starts[at] + self._ends[at]) / 2.0
+            weighed += self._tokens[at] * curve.chance(idle_s)
+        self._weighed, self._weighed_s = weighed, now_s
+
+    def _merge(self, now_s: float) -> None:
+        """Merge neighbours that are old enough to share a bucket."""
+        starts, ends, counts, tokens = self._starts, self._ends, self._counts, self._tokens
+        at = 0
+        while at + 1 < len(starts):
+            if ends[at + 1] - starts[at] <= WIDTH_RATIO * (now_s - ends[at + 1]):
+                ends[at] = ends[at + 1]
+                counts[at] += counts[at + 1]
+                tokens[at] += tokens[at + 1]
+                del starts[at + 1], ends[at + 1], counts[at + 1], tokens[at + 1]
+            else:
+                at += 1

@@ -1,0 +1,69 @@
+"""The KV of a request's session among that of all others, as a decision asks for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from proxy.core.instances import InstanceStates
+from proxy.core.kvcache.prefix_index import PrefixIndex
+from proxy.core.kvcache.sessions import Sessions
+from proxy.core.placement.decision import SessionKv
+from proxy.core.types import RequestFacts
+
+DOUBT_RATIO: Final = 1 / 7
+"""Live KV is known to about this part of a cache."""
+CERTAIN: Final = 7.0
+"""Beyond so many times that part there is no doubt left: a thousandth of it."""
+
+
+class LiveSessionKv(SessionKv):
+    """`SessionKv` of one request, over the sessions and caches of all instances."""
+
+    def __init__(
+        self,
+        facts: RequestFacts,
+        sessions: Sessions,
+        prefixes: PrefixIndex,
+        states: InstanceStates,
+        now_s: float,
+    ) -> None:
+        self._facts, self._now_s = facts, now_s
+        self._sessions, self._prefixes, self._states = sessions, prefixes, states
+        self._stay = sessions.stay(facts.session_id)
+
+    def displaced_tokens(self, name: str, hit_tokens: int) -> float:
+        """See `SessionKv`."""
+        facts = self._facts
+        if facts.block_tokens <= 0:
+            return 0.0
+        cache, hit = self._states.of(name).cache, int(hit_tokens / facts.block_tokens)
+        blocks, curve = 0.0, self._sessions.curve
+        for count, used_s in self._prefixes.displaced(cache, facts.block_hashes, hit):
+            blocks += count * curve.chance(self._now_s - used_s)
+        return blocks * facts.block_tokens
+
+    def excess_tokens(self, name: str, hit_tokens: int, kv_tokens: int) -> float:
+        """See `SessionKv`."""
+        facts, stay, curve = self._facts, self._stay, self._sessions.curve
+        if facts.session_id is None:
+            return 0.0
+        cache = self._states.of(name).cache
+        live = self._sessions.live(cache).tokens(curve, self._now_s)
+        if stay is None:
+            own = float(facts.prompt_tokens - hit_tokens)
+        else:
+            own = float(max(0, facts.prompt_tokens - stay.shared_tokens))
+            if stay.cache is cache:
+                kept = 1.0 if stay.running else curve.chance(self._now_s - stay.idle_since_s)
+                live -= stay.own_tokens * kept
+        doubt = DOUBT_RATIO * kv_tokens
+        return _excess(live + own - kv_tokens, doubt) - _excess(live - kv_tokens, doubt)
+
+
+def _excess(tokens: float, doubt: float) -> float:
+    """E[max(0, tokens)] where tokens are known to about `doubt`, as a softplus."""
+    ratio = tokens / doubt
+    if ratio < -CERTAIN:
+        return 0.0
+    return tokens if ratio > CERTAIN else doubt * math.log1p(math.exp(ratio))

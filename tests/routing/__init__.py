@@ -1,0 +1,1 @@
+"""Routing quality beside other routers, on engines that are not the project's own."""

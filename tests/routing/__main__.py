@@ -1,0 +1,7 @@
+"""`python -m tests.routing`."""
+
+import sys
+
+from tests.routing.cli import main
+
+sys.exit(main())
