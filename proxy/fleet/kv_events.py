@@ -11,6 +11,7 @@ whole again.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 from urllib.parse import urlsplit
@@ -26,7 +27,7 @@ from proxy.net.kv_events.sources import Source, SourcesError, read_sources
 from proxy.net.kv_events.zmtp import Channel, Message, ZmtpError
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import Upstream
-from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.errors import DEFECTS, UpstreamFailure
 from proxy.protocol.request_facts import unit_hashes, unit_root
 
 LOOK_S = 0.5
@@ -46,29 +47,29 @@ SLICE_BLOCKS = 512
 _END = (1 << 64) - 1
 """The number behind the last batch of a replay: -1 in 64 bits."""
 _NUMBER_BYTES = 8
+MOST_PORT = 65_535
 _TOPIC = "KV events"
 _TOO_MANY = (
     "it has more blocks than there is memory for (--prefix-cache-bytes): hits are predicted "
     "without its KV events"
 )
+_log = logging.getLogger(__name__)
 _LOST = (OSError, TimeoutError, ZmtpError, UpstreamFailure, SourcesError)
 
 
 class _Feed:
     """What is known of one rank's batches. `last`: number of the last one, -1 before the first.
 
-    `mark`: a digest of that batch. `heard`: the last number on this connection. `was_live`: the
-    last connection began well.
+    `mark`: a digest of that batch. `heard`: the last number on this connection.
     """
 
-    __slots__ = ("blocks", "heard", "last", "mark", "was_live")
+    __slots__ = ("blocks", "heard", "last", "mark")
 
     def __init__(self, blocks: PublishedBlocks) -> None:
         self.blocks = blocks
         self.last: int | None = None
         self.mark = 0
         self.heard = -1
-        self.was_live = False
 
     def wants(self, number: int) -> bool:
         """Whether a batch was not taken in yet."""
@@ -116,7 +117,7 @@ class KvEvents:
             while True:
                 try:
                     found = await self._sources(upstream)
-                except (UpstreamFailure, SourcesError) as error:
+                except (*_LOST, *DEFECTS) as error:
                     found = {}
                     self._warn(upstream, error)
                 for rank in found.keys() - followed:
@@ -142,6 +143,8 @@ class KvEvents:
         except ValueError as error:
             raise SourcesError(f"--kv-events: {error}") from error
         ranks = range(self._instances.router.gate.ranks(instance.name))
+        if max(first, replay or 0) + len(ranks) > MOST_PORT + 1:
+            raise SourcesError(f"--kv-events: {len(ranks)} ranks go beyond port {MOST_PORT}")
         return {
             rank: Source(found_host, first + rank, None if replay is None else replay + rank)
             for rank in ranks
@@ -159,11 +162,14 @@ class KvEvents:
                     if source is None:
                         raise SourcesError("its engine tells of no events any more")
                     await self._listen(upstream, source, feed)
-                except _LOST as error:
+                except (*_LOST, *DEFECTS) as error:  # nothing of an instance may end all tasks
+                    if not isinstance(error, _LOST):
+                        _log.exception("instance %s: its KV events cannot be followed", name)
+                        self._lose(feed)
                     blocks.fault = _plain(error)
-                    if feed.was_live:
+                    if blocks.is_connected:
                         # What is known holds for the moment that the next attempt takes.
-                        feed.was_live, pause_s = False, PAUSE_S
+                        blocks.is_connected, pause_s = False, PAUSE_S
                     else:
                         blocks.is_live, pause_s = False, min(2 * pause_s, MOST_PAUSE_S)
                         self._warn(upstream, error)
@@ -187,7 +193,7 @@ class KvEvents:
                 await channel.send(b"\x01" + source.topic)
             feed.heard = -1
             await self._begin(source, feed)
-            feed.was_live = blocks.is_live = True
+            blocks.is_connected = blocks.is_live = True
             blocks.fault = None
             self._instances.warn(name, _TOPIC, None)
             while True:

@@ -15,6 +15,7 @@ from proxy.core.kvcache.published import PublishedBlocks
 from proxy.fleet import kv_events
 from proxy.request import exchange
 from replayer.simulator.host import SimEngine, SimFleet
+from replayer.simulator.kv_events import _frames
 from replayer.simulator.metrics import EngineMetrics
 from tests.support.harness import WAIT_S, ServedProxy, addresses, chat, until, words
 from tests.support.rollouts import COMPLETIONS, Rollout, blocks_off
@@ -138,6 +139,41 @@ async def test_a_dropped_subscription_is_made_good(tmp_path: Path) -> None:
         await talk.turn(proxy)
         assert await off_by(proxy, talk.turns) == [0] * talk.turns
         assert (blocks.is_whole, blocks.restarts, blocks.lost_gaps) == (True, 0, 0)
+
+
+async def test_batches_that_are_lost_on_the_way_are_asked_for(tmp_path: Path) -> None:
+    """As beyond a publisher's high-water mark; the next one shows that they are missing."""
+    async with followed(tmp_path) as (proxy, fleet):
+        (engine,) = fleet.engines
+        subscribers = engine.publisher._subscribers
+        await until(lambda: subscribers, "subscribed")
+        blocks = await known(proxy, engine)
+        for seed in (0, 2):
+            deaf = set(subscribers)
+            subscribers.clear()
+            await beside(engine, seed)
+            subscribers |= deaf
+            await beside(engine, seed + 1)
+            await known(proxy, engine)
+        assert (blocks.gaps, blocks.lost_gaps, blocks.is_whole) == (2, 0, True)
+
+
+async def test_a_batch_that_cannot_be_read_empties_the_set(tmp_path: Path) -> None:
+    """Until the engine has restarted: what it holds is known again then."""
+    async with followed(tmp_path) as (proxy, fleet):
+        (engine,) = fleet.engines
+        await beside(engine, 0)
+        blocks = await known(proxy, engine)
+        publisher = engine.publisher
+        number, publisher._next = publisher._next, publisher._next + 1
+        for writer in publisher._subscribers:
+            writer.write(_frames([b"", number.to_bytes(8, "big"), b"no MessagePack"]))
+        await until(lambda: blocks.malformed, "it has come")
+        assert (len(blocks), blocks.is_whole) == (0, False)
+        await engine.restart()
+        await beside(engine, 1)
+        await known(proxy, engine)
+        assert (blocks.is_whole, blocks.malformed) == (True, 1)
 
 
 async def test_a_restarted_engine_has_nothing(tmp_path: Path) -> None:

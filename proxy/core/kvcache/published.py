@@ -100,11 +100,11 @@ class Block:
 class PublishedBlocks:
     """The blocks that one rank of the instance `name` holds, by its events since `renew`.
 
-    `is_live`: whether its events come. `is_whole`: whether all events since the engine's start, or
-    since it was empty, are in it; else it may hold more than is known here. `is_over`: the set was
-    given up, as it was too large. `block_tokens`: 0 until the first block. `copies`: physical
-    blocks, as an engine may hold one more than once. `full_blocks`: the most of them when one was
-    evicted, 0 before the first.
+    `is_live`: whether it is known what the rank holds; `is_connected`: whether its events come.
+    `is_whole`: whether all events since the engine's start, or since it was empty, are in it; else
+    it may hold more than is known here. `is_over`: the set was given up, as it was too large.
+    `block_tokens`: 0 until the first block. `copies`: physical blocks, as an engine may hold one
+    more than once. `full_blocks`: the most of them when one was evicted, 0 before the first.
 
     Of the batches: `batches` so far, `gaps` in their numbers, of which `lost_gaps` could not be
     closed, `restarts` of the engine, `malformed` ones; the last came at `heard_s`, `lag_s` after it
@@ -124,6 +124,7 @@ class PublishedBlocks:
         "full_blocks",
         "gaps",
         "heard_s",
+        "is_connected",
         "is_live",
         "is_over",
         "is_whole",
@@ -147,7 +148,7 @@ class PublishedBlocks:
         self._group: int | None = None
         self.block_tokens = 0
         self.copies = self.full_blocks = 0
-        self.is_live = False
+        self.is_live = self.is_connected = False
         self.is_whole = False
         self.is_over = False
         self.loras: dict[str, int] = {}

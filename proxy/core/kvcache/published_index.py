@@ -106,7 +106,7 @@ class PublishedIndex:
         Where they come they are the new process's.
         """
         for blocks in self.ranks(name).values():
-            if blocks.fault is not None:
+            if not blocks.is_connected:
                 blocks.is_live = False
 
     def ranks(self, name: str) -> dict[int, PublishedBlocks]:

@@ -29,7 +29,7 @@ class Engine:
         self.index, self.name = index, name
         self.blocks = index.open(name, 0)
         self.blocks.renew(is_whole=True)
-        self.blocks.is_live = True
+        self.blocks.is_live = self.blocks.is_connected = True
         self.held: set[int] = set()
         self.now_s = 0.0
 
@@ -274,7 +274,7 @@ def test_what_is_not_known_is_not_told(how: str) -> None:
     elif how == "gone":
         index.process_gone("a")
         assert index.hits(following) == {"a": 112}, "its events come"
-        engine.blocks.fault = "the connection failed"
+        engine.blocks.is_connected = False
         index.process_gone("a")
         assert index.hits(following) == {}
     elif how == "silent":
