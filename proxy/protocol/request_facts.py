@@ -250,7 +250,7 @@ def message_ends(
     """
     found, size, done = [], 0, 0
     for end in ends:
-        size += sum([len(text) + 1 for text in texts[done:end]])
+        size += sum(map(len, texts[done:end])) + end - done
         done = end
         blocks = min(size // BLOCK_BYTES, len(hashes))
         before = hashes[blocks - 1] if blocks else xxh3_64_intdigest(root)
