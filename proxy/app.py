@@ -22,6 +22,7 @@ from proxy.config.in_force import OptionsInForce
 from proxy.config.options import Settings
 from proxy.config.sources import ConfigError
 from proxy.fleet import probes
+from proxy.fleet.kv_events import KvEvents
 from proxy.fleet.probes import Probes
 from proxy.net import tcp, tls
 from proxy.net.server import cors
@@ -266,6 +267,7 @@ class Proxy:
         self.own_ports: set[int] = set()
         """Ports of this process's listeners."""
         self._probes: Probes
+        self._kv_events: KvEvents
         self._large_bodies: LargeBodies | None = None
         self._runner: web.AppRunner
         self._rules: Rules
@@ -304,6 +306,7 @@ class Proxy:
         state = self.state = ProxyState.start(settings, limit_bytes)
         self.reloader = Reloader(state, self._source, self._exchange)
         self._probes = Probes(state.instances, state.options)
+        self._kv_events = KvEvents(state.instances, state.options)
         self._large_bodies = LargeBodies(state.detached)
         routes = Routes(state, self.reloader, self.own_ports, self._large_bodies)
         refused = state.metrics.client_errors
@@ -436,7 +439,9 @@ class Proxy:
     async def run_background(self) -> None:
         """Run the periodic tasks until cancelled."""
         state = self.state
-        await background.run(self._probes, state.detached, state.memory, state.metrics)
+        await background.run(
+            self._probes, self._kv_events, state.detached, state.memory, state.metrics
+        )
 
     def _on_signal(self) -> None:
         self._stop.set()

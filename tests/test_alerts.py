@@ -118,6 +118,10 @@ CASES: dict[str, tuple[dict[str, Change], dict[str, Change]]] = {
         steady("engine_usage_doubted", a=1),
         steady("engine_usage_doubted", a=0),
     ),
+    "CacheProxyKvEventsLost": (
+        steady("kv_events_live", a=0),
+        steady("kv_events_live", a=1),
+    ),
     "CacheProxyUpstreamFailures": (failing(0.02), failing(0.005)),
     "CacheProxyLoopLag": (lagging(20), lagging(5)),
     "CacheProxyMemory": (one("memory_level", 0, 1), one("memory_level", 3, 0)),

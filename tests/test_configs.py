@@ -56,6 +56,8 @@ def exported():
     stats = EngineStats(
         kv_used_ratio=0.5, looked_up_tokens=4, local_hit_tokens=2, external_hit_tokens=1
     )
+    published = router.published.open("a", 0)
+    published.heard_s = published.lag_s = 0.0
     metrics.registry.register(FleetCollector(router, {"a": stats}))
     labels: dict[str, set[str]] = {}
     for family in metrics.registry.collect():

@@ -13,6 +13,7 @@ from multidict import CIMultiDict
 from proxy.admin.auth import small_object
 from proxy.config.in_force import OptionsInForce
 from proxy.config.values import InstanceSpec
+from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
 from proxy.fleet.instances import Instances
@@ -147,6 +148,10 @@ class FleetPaths:
             ),
             "sessions": member.state.cache.sessions,
             "prefix_blocks": member.state.cache.blocks,
+            "kv_events": [
+                {"rank": rank} | _published(blocks, now_s)
+                for rank, blocks in router.published.ranks(name).items()
+            ],
             "engine": asdict(stats) if stats else None,
         }
 
@@ -247,6 +252,24 @@ def _auth(request: web.Request) -> bytes:
     """The client's Authorization as a header line, for engines that require a key."""
     given = [value for name, value in request.raw_headers if name.lower() == b"authorization"]
     return b"Authorization: %b\r\n" % given[0] if given else b""
+
+
+def _published(blocks: PublishedBlocks, now_s: float) -> dict[str, object]:
+    """One rank's prefix cache as its KV events tell it."""
+    heard_s = blocks.heard_s
+    return {
+        "is_live": blocks.is_live,
+        "is_whole": blocks.is_whole,
+        "fault": blocks.fault,
+        "blocks": blocks.copies,
+        "block_tokens": blocks.block_tokens or None,
+        "batches": blocks.batches,
+        "gaps": blocks.gaps,
+        "lost_gaps": blocks.lost_gaps,
+        "restarts": blocks.restarts,
+        "age_s": None if heard_s is None else round(now_s - heard_s, 3),
+        "lag_s": None if blocks.lag_s is None else round(blocks.lag_s, 3),
+    }
 
 
 def _calibration(times: Times) -> dict[str, dict[str, dict[str, float | int | None]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxy.config.options import Settings
+from proxy.config.values import EventsAt
 from proxy.core.config import RouterConfig
 from proxy.core.connectors import CONNECTORS
 from proxy.core.connectors.base import Connector
@@ -14,13 +15,15 @@ class OptionsInForce:
     """The options that hold now; a reload replaces all of them at once.
 
     `shows_route`: whether X-Cache-Proxy-* headers are sent; with cache salts they are not, since
-    they would tell a tenant about other tenants' prompts.
+    they would tell a tenant about other tenants' prompts. `events_at`: where KV events are, None
+    where engines tell themselves.
     """
 
-    __slots__ = ("connector", "leg_caps", "settings", "shows_route")
+    __slots__ = ("connector", "events_at", "leg_caps", "settings", "shows_route")
 
     settings: Settings
     connector: Connector
+    events_at: EventsAt | None
     leg_caps: LegCaps
     shows_route: bool
 
@@ -37,6 +40,8 @@ class OptionsInForce:
             settings.transfer_timeout,
             settings.idle_timeout,
         )
+        told = settings.kv_events in ("auto", "off")
+        self.events_at = None if told else EventsAt.parse(settings.kv_events)
         self.shows_route = settings.response_headers and settings.cache_salt_secret is None
 
 

@@ -21,6 +21,7 @@ from proxy.config.secrets import (
 )
 from proxy.config.sources import Option
 from proxy.config.values import (
+    EVENTS_FORM,
     INSTANCE_FORM,
     ORIGINS_FORM,
     WEIGHTS_FORM,
@@ -28,6 +29,7 @@ from proxy.config.values import (
     InstanceSpec,
     TenantWeight,
     cidr_list,
+    events_text,
     instance_list,
     origin_list,
     path_list,
@@ -386,6 +388,17 @@ class Settings(Model):
         Option(CACHES, "Memory for the index of which instance holds which prefix.", "bytes"),
     ] = ByteSize(256 * MIB)
 
+    kv_events: Annotated[
+        str,
+        After(events_text),
+        Option(
+            CACHES,
+            "Where the engines publish what they cache and evict (vLLM's --kv-events-config). "
+            "auto: where an engine says at /kv_event_sources, as vLLM does from 0.31 on.",
+            allowed=EVENTS_FORM,
+            reloadable=True,
+        ),
+    ] = "auto"
     kv_connector: Annotated[
         Literal["mooncake", "nixl", "implicit", "none"],
         Option(

@@ -43,6 +43,15 @@ USERINFO = re.compile(r"[^\s'\",;/]+@")
 _PATH = re.compile(r"/[!-~]+")
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?")
 ORIGINS_FORM = "origins like https://app.example.com,http://localhost:3000, or *"
+_PORT = r"[0-9]{1,5}|\{port(?:[+-][0-9]{1,5})?\}"
+_EVENTS = re.compile(
+    r"tcp://(?P<host>\{host\}|\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)"
+    rf":(?P<port>{_PORT})(;replay=(?P<replay>{_PORT}))?"
+)
+EVENTS_FORM = (
+    "auto, off, or tcp://{host}:PORT, then optionally ;replay=PORT; {host} is the instance's host, "
+    "and PORT a number, or {port}, {port+N}, {port-N}, reckoned from the instance's port"
+)
 MIN_WEIGHT, MAX_WEIGHT = 0.1, 100.0
 WEIGHTS_FORM = "tenant=weight, comma separated, weights 0.1 to 100"
 _WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
@@ -130,6 +139,51 @@ class TenantWeight:
     def __str__(self) -> str:
         """Text that `parse` reads back as an equal value."""
         return f"{self.tenant}={self.weight:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class EventsAt:
+    """Where engines publish their KV events, by the option; of rank 0.
+
+    `host`: `{host}` for the instance's own. `port`, `replay_port`: as the option has them; the
+    second is None where events that were missed cannot be asked for.
+    """
+
+    host: str
+    port: str
+    replay_port: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `tcp://{host}:PORT;replay=PORT`; raises `ValueError` for any other text."""
+        found = _EVENTS.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r} is no address of KV events")
+        at = cls(found["host"], found["port"], found["replay"])
+        for port in (at.port, at.replay_port):
+            if port is not None and not port.startswith("{"):
+                port_by(port, 0)
+        return at
+
+    def of(self, host: str, port: int) -> tuple[str, int, int | None]:
+        """Host, port and replay port of an instance; raises `ValueError` where a port is none."""
+        replay_port = None if self.replay_port is None else port_by(self.replay_port, port)
+        own = host if self.host == "{host}" else self.host.strip("[]")
+        return own, port_by(self.port, port), replay_port
+
+
+def port_by(text: str, port: int) -> int:
+    """The port that a text of an `EventsAt` means for an instance; raises `ValueError` for none."""
+    found = int(text) if text.isdecimal() else port + int(text[len("{port") : -1] or 0)
+    if not 1 <= found <= 65535:
+        raise ValueError(f"port {found} is not within 1 to 65535")
+    return found
+
+
+def events_text(text: str | None) -> None:
+    """Check the option of where KV events are; raises `ValueError`."""
+    if text not in ("auto", "off", None):
+        EventsAt.parse(text)
 
 
 def weight_list(value: object) -> object:

@@ -17,6 +17,9 @@ from enum import StrEnum
 BYTES_PER_TOKEN_PRIOR = 4.0
 """Of prompts; typical of English and code in 100k-entry vocabularies; replaced by each model's own
 ratio."""
+UNIT_TOKENS = 16
+"""Token ids of one unit of a prompt's chain of ids: the largest size that divides the blocks of
+nearly all engines."""
 
 
 class RouteClass(StrEnum):
@@ -203,6 +206,8 @@ class RequestFacts:
     standing for `block_tokens` tokens; `offloadable` is false where the two legs of an offload
     could not give the same answer as one request (n > 1, echo, several prompts, one output token,
     ...). `holder`: the only instance that can serve it, as it holds the response that it is about.
+    `units` chain over units of the prompt's token ids; empty where the client sent text. `ends`:
+    hashes of the prompt up to the ends of its messages; empty where it has none.
     """
 
     model: str
@@ -213,6 +218,8 @@ class RequestFacts:
     offloadable: bool
     tenant: str
     holder: str | None
+    units: Sequence[int]
+    ends: Sequence[int]
 
     def __init__(
         self,
@@ -224,6 +231,8 @@ class RequestFacts:
         offloadable: bool = True,
         tenant: str = "",
         holder: str | None = None,
+        units: Sequence[int] = (),
+        ends: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.session_id = session_id
@@ -233,6 +242,8 @@ class RequestFacts:
         self.offloadable = offloadable
         self.tenant = tenant
         self.holder = holder
+        self.units = units
+        self.ends = ends
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Tokens in the first `hit_blocks` blocks, at most all but one of the prompt."""

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from proxy.core.admission.engine_reports import EngineStats
 from proxy.core.fleet.health import State
+from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES
 from proxy.core.routing.router import Router
 from proxy.core.types import Load, RejectReason
@@ -72,6 +73,25 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float | None]], 
     ),
 )
 
+_PUBLISHED_COUNTERS: tuple[tuple[str, str, Callable[[PublishedBlocks], int]], ...] = (
+    ("kv_event_batches", "Batches of KV events taken in", lambda b: b.batches),
+    ("kv_event_stored_blocks", "Blocks that the engine stored", lambda b: b.stored_blocks),
+    ("kv_event_removed_blocks", "Blocks that the engine evicted", lambda b: b.removed_blocks),
+    ("kv_event_gaps", "Gaps in the numbers of batches", lambda b: b.gaps),
+    (
+        "kv_event_lost_gaps",
+        "Gaps that no replay could close, so that the set was emptied",
+        lambda b: b.lost_gaps,
+    ),
+    ("kv_event_restarts", "Restarts of the engine that its batches showed", lambda b: b.restarts),
+    ("kv_event_malformed", "Batches that could not be read", lambda b: b.malformed),
+    (
+        "kv_event_skipped",
+        "Events of other tiers, other KV cache groups, or an unknown type",
+        lambda b: b.skipped_events,
+    ),
+)
+
 
 class FleetCollector(Collector):
     """Gauges read from the router and the last engine reports at scrape time."""
@@ -109,6 +129,7 @@ class FleetCollector(Collector):
         yield from self._engine(names)
         yield self._frozen(names)
         yield self._doubted(names)
+        yield from self._published()
         yield single(
             "accounting_drift", "Counters less live leases; must be 0", self._router.ledger.drift()
         )
@@ -250,6 +271,34 @@ class FleetCollector(Collector):
         for name in names:
             family.add_metric([name], self._router.is_usage_doubted(name))
         return family
+
+    def _published(self) -> Iterator[Metric]:
+        """What the engines' KV events tell, of the instances whose events are followed."""
+        rows = [
+            ([name, str(rank)], blocks)
+            for name, ranks in self._router.published.all().items()
+            for rank, blocks in ranks.items()
+        ]
+        labels = ("upstream", "rank")
+        live = _gauge("kv_events_live", "1 while the engine's KV events come", *labels)
+        whole = _gauge("kv_events_whole", "1 while all its cached blocks are known", *labels)
+        held = _gauge("kv_event_blocks", "Blocks in the prefix cache, by its KV events", *labels)
+        age = _gauge("kv_events_age_seconds", "Time since the last batch of KV events", *labels)
+        lag = _gauge("kv_events_lag_seconds", "From a batch's making to its arrival", *labels)
+        for values, blocks in rows:
+            live.add_metric(values, blocks.is_live)
+            whole.add_metric(values, blocks.is_live and blocks.is_whole)
+            held.add_metric(values, blocks.copies)
+            if blocks.heard_s is not None:
+                age.add_metric(values, max(0.0, self.now_s - blocks.heard_s))
+            if blocks.lag_s is not None:
+                lag.add_metric(values, blocks.lag_s)
+        yield from (live, whole, held, age, lag)
+        for name, text, read in _PUBLISHED_COUNTERS:
+            family = _counter(name, text, *labels)
+            for values, blocks in rows:
+                family.add_metric(values, read(blocks))
+            yield family
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

@@ -1,4 +1,4 @@
-"""The periodic tasks: probes of the instances, detached legs, loop lag, memory."""
+"""The periodic tasks: probes of the instances, their KV events, detached legs, loop lag, memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from proxy.core.admission.memory import Level, Watermark
+from proxy.fleet.kv_events import KvEvents
 from proxy.fleet.probes import Probes
 from proxy.process.memory import give_back, resident_bytes
 from proxy.state.detached import DetachedTasks
@@ -26,13 +27,20 @@ _MEMORY_WORDS = {
 _log = logging.getLogger(__name__)
 
 
-async def run(probes: Probes, detached: DetachedTasks, memory: Watermark, metrics: Metrics) -> None:
+async def run(
+    probes: Probes,
+    kv_events: KvEvents,
+    detached: DetachedTasks,
+    memory: Watermark,
+    metrics: Metrics,
+) -> None:
     """Run all periodic tasks until cancelled."""
     async with asyncio.TaskGroup() as group:
         group.create_task(detached.run(), name="detached")
         group.create_task(_lag(metrics), name="loop-lag")
         group.create_task(_memory(memory), name="memory")
         group.create_task(probes.run(), name="probes")
+        group.create_task(kv_events.run(), name="kv-events")
 
 
 async def _lag(metrics: Metrics) -> None:

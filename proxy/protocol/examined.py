@@ -42,6 +42,7 @@ _READ = frozenset(
         "store",
         "previous_response_id",
         "request_id",
+        "session_id",
     }
 )
 """Top-level fields that are looked at after the examination."""
@@ -183,7 +184,10 @@ def packed(found: Examined | Unfit) -> bytes:
         {
             "fields": found.fields,
             "session": found.session,
-            "prompt": [prompt.model, prompt.bytes, prompt.ids, prompt.hashes, prompt.kept],
+            "prompt": [
+                *(prompt.model, prompt.bytes, prompt.ids, prompt.hashes),
+                *(prompt.kept, prompt.units, prompt.ends, prompt.answer),
+            ],
             "offloadable": prompt.offloadable,
             "put": {key: value.decode() for key, value in found.put.items()},
             "drop": found.drop,

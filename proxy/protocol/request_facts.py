@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from proxy.core.types import BYTES_PER_TOKEN_PRIOR, RequestFacts
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR, UNIT_TOKENS, RequestFacts
 from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
 
 BLOCK_BYTES = 1024
@@ -38,6 +38,13 @@ PROMPT_KEYS = (
     "query",
     "documents",
 )
+_TURNS = ("messages", "input")
+"""Of these the list of messages that a conversation has."""
+MOST_ANSWER_CHARS = 16_384
+"""Of a longer answer in a conversation the text is not kept."""
+FIRST_ENDS, LAST_ENDS = 2, 8
+"""Ends of messages that are looked at: those that conversations share, and the last turns."""
+_SEPARATOR = b"\x1f"
 _READ_KEYS = {"/v1/chat/completions": ("tools", "messages", "documents"), COMPLETIONS: ("prompt",)}
 """The prompt fields that vLLM reads, where it ignores the others of PROMPT_KEYS."""
 _INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
@@ -49,8 +56,9 @@ of them can be looked at on the event loop."""
 _PROMPTS_MAX = 1024
 """Most prompts of one request that vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
 _KEPT_MAX = 1 << 40
-_IDS = "I"
+IDS, ID_BYTES = "I", 4
 """Array type of token ids: 4 bytes each, like a token of text by the prior."""
+_UNIT_BYTES = UNIT_TOKENS * ID_BYTES
 
 
 def session_identity(headers: Mapping[str, str], in_body: str | None) -> str | None:
@@ -105,17 +113,54 @@ def prompt_bytes(
 
     None: they have more than `most_values` values.
     """
-    texts: list[bytes | memoryview] = []
+    found = _texts(body, keys, most_values)
+    return None if found is None else _SEPARATOR.join(found[0])
+
+
+Texts = list[bytes | memoryview]
+
+
+def _texts(
+    body: Mapping[str, Any], keys: tuple[str, ...], most_values: int
+) -> tuple[Texts, list[int]] | None:
+    """The prompt texts of these fields, and how many of them the first and last messages end with.
+
+    None: they have more than `most_values` values.
+    """
+    texts: Texts = []
+    ends: list[int] = []
     left = most_values
     for key in keys:
-        if key in body:
-            left = _collect(body[key], texts, left)
-            if left < 0:
-                return None
-    return b"\x1f".join(texts)
+        value: Any = body.get(key)
+        if key in _TURNS and _are_messages(value) and len(value) < left:
+            left -= 1
+            for part in _parted(value):
+                if left >= 0:
+                    left = _collect(part, texts, left + 1)  # the part itself is no value
+                    ends.append(len(texts))
+        elif key in body:
+            ends = []  # what follows the messages here may come before them in the template
+            left = _collect(value, texts, left)
+        if left < 0:
+            return None
+    return texts, ends
 
 
-def _collect(value: Any, texts: list[bytes | memoryview], left: int) -> int:
+def _parted(messages: list[Any]) -> list[list[Any]]:
+    """The messages, each by itself but those between the first and the last, which are together."""
+    if len(messages) <= FIRST_ENDS + LAST_ENDS:
+        return [[message] for message in messages]
+    last = len(messages) - LAST_ENDS + 1
+    first = [[message] for message in messages[:FIRST_ENDS]]
+    return [*first, messages[FIRST_ENDS:last], *[[message] for message in messages[last:]]]
+
+
+def _are_messages(value: Any) -> bool:
+    """Whether a field has messages, and not one text or token ids."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _collect(value: Any, texts: Texts, left: int) -> int:
     """Collect the texts of a nested value, without recursion, since the client chooses the depth.
 
     Returns how many of `left` values are left; below 0 there are more.
@@ -165,7 +210,7 @@ def _token_ids(item: list[Any]) -> memoryview | None:
     if not item or not isinstance(item[0], int):
         return None
     try:
-        return memoryview(array(_IDS, item))
+        return memoryview(array(IDS, item)).cast("B")
     except (TypeError, OverflowError):  # not only ids; the engine will refuse the prompt
         return None
 
@@ -193,11 +238,62 @@ def _kept(most: Any) -> int:
 
 def block_hashes(prompt: bytes, root: bytes = b"") -> list[int]:
     """Chained xxh3-64 over whole blocks of the prompt; a partial last block has no hash."""
-    if len(prompt) < BLOCK_BYTES:
-        return []
-    chain = xxh3_64_intdigest(root)
-    starts = range(0, len(prompt) - BLOCK_BYTES + 1, BLOCK_BYTES)
-    return [chain := xxh3_64_intdigest(prompt[at : at + BLOCK_BYTES], chain) for at in starts]
+    return chained(prompt, xxh3_64_intdigest(root), BLOCK_BYTES)
+
+
+def message_ends(
+    prompt: bytes, texts: Texts, ends: list[int], hashes: list[int], root: bytes
+) -> list[int]:
+    """Hashes of the prompt up to the ends of its first and last messages, in their order.
+
+    `ends`: texts up to each; `hashes`: of the prompt's blocks, which begin with `root`.
+    """
+    found, size, done = [], 0, 0
+    for end in ends:
+        size += sum(map(len, texts[done:end])) + end - done
+        done = end
+        blocks = min(size // BLOCK_BYTES, len(hashes))
+        before = hashes[blocks - 1] if blocks else xxh3_64_intdigest(root)
+        found.append(xxh3_64_intdigest(prompt[blocks * BLOCK_BYTES : size - 1], before))
+    return found
+
+
+NO_ANSWER = ("", 0)
+
+
+def last_answer(body: Mapping[str, Any], ends: int) -> tuple[str, int]:
+    """The text of the last answer in a chat, and where the message before it ends.
+
+    That is a place among the `ends` of messages; no answer where it has more than a text.
+    """
+    given = body.get("messages")
+    if not isinstance(given, list):
+        return NO_ANSWER
+    for back in range(2, min(len(given), LAST_ENDS)):
+        item = given[-back]
+        if isinstance(item, dict) and item.get("role") == "assistant":
+            text = item.get("content")
+            if not isinstance(text, str) or item.get("tool_calls"):
+                return NO_ANSWER
+            is_kept = len(text) <= MOST_ANSWER_CHARS
+            return (text, ends - back - 1) if is_kept else NO_ANSWER
+    return NO_ANSWER
+
+
+def unit_hashes(ids: bytes, before: int) -> list[int]:
+    """Chained xxh3-64 over whole units of token ids; `before`: that of the unit before, or root."""
+    return chained(ids, before, _UNIT_BYTES)
+
+
+def unit_root(salt: str) -> int:
+    """What the units of a prompt with this `cache_salt` begin with."""
+    return xxh3_64_intdigest(salt.encode("utf-8", "surrogatepass"))
+
+
+def chained(data: bytes, chain: int, size: int) -> list[int]:
+    """xxh3-64 over whole pieces of `size` bytes, each with the one before it as its seed."""
+    starts = range(0, len(data) - size + 1, size)
+    return [chain := xxh3_64_intdigest(data[at : at + size], chain) for at in starts]
 
 
 class PromptFacts:
@@ -206,18 +302,34 @@ class PromptFacts:
     `model`: the model's name. `bytes`: of the prompt's texts, token ids as 4 each. `ids`: number of
     token ids, 0 for a text. `hashes`: of its blocks, chained; none where the engine keeps a part of
     the prompt only, which may be its tail: `kept` tokens, -1 where that depends on the engine.
+    `units`: of its token ids, chained as `unit_hashes` does; empty for a text or several prompts.
+    `ends`: of its messages, see `message_ends`. `answer`: the text of the last answer among them,
+    and the place in `ends` of the message before it.
     `offloadable`: see `is_offloadable`.
     """
 
-    __slots__ = ("bytes", "hashes", "ids", "kept", "model", "offloadable")
+    __slots__ = (
+        "answer",
+        "bytes",
+        "ends",
+        "hashes",
+        "ids",
+        "kept",
+        "model",
+        "offloadable",
+        "units",
+    )
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a value has as many fields as it has
         self,
         model: str,
         bytes: int,  # noqa: A002 - the field's name
         ids: int,
         hashes: list[int],
         kept: int | None = None,
+        units: Sequence[int] = (),
+        ends: Sequence[int] = (),
+        answer: tuple[str, int] = NO_ANSWER,
         *,
         offloadable: bool,
     ) -> None:
@@ -226,6 +338,9 @@ class PromptFacts:
         self.ids = ids
         self.hashes = hashes
         self.kept = kept
+        self.units = units
+        self.ends = ends
+        self.answer = answer
         self.offloadable = offloadable
 
     @property
@@ -238,18 +353,27 @@ def prompt_facts(
     endpoint: str, body: Mapping[str, Any], most_values: int = MOST_VALUES
 ) -> PromptFacts | None:
     """The prompt of a parsed body; None: it has more than `most_values` values."""
-    prompt = prompt_bytes(body, _READ_KEYS.get(endpoint, PROMPT_KEYS), most_values)
-    if prompt is None:
+    found = _texts(body, _READ_KEYS.get(endpoint, PROMPT_KEYS), most_values)
+    if found is None:
         return None
+    texts, ends = found
+    prompt = _SEPARATOR.join(texts)
     model = _name(body.get("model"))[:_MODEL_CHARS]
     most = body.get("truncate_prompt_tokens")
-    root = f"{model}\0{_name(body.get('cache_salt'))}".encode("utf-8", "surrogatepass")
+    salt = _name(body.get("cache_salt"))
+    root = f"{model}\0{salt}".encode("utf-8", "surrogatepass")
+    ids = _count_ids(body.get("prompt")) if endpoint == COMPLETIONS else 0
+    has_units = most is None and ids * ID_BYTES == len(prompt)
+    hashes = block_hashes(prompt, root) if most is None else []
     return PromptFacts(
         model,
         len(prompt),
-        _count_ids(body.get("prompt")) if endpoint == COMPLETIONS else 0,
-        block_hashes(prompt, root) if most is None else [],
+        ids,
+        hashes,
         None if most is None else _kept(most),
+        unit_hashes(prompt, unit_root(salt)) if has_units else (),
+        message_ends(prompt, texts, ends, hashes, root) if most is None else (),
+        last_answer(body, len(ends)) if most is None and ends else NO_ANSWER,
         offloadable=is_offloadable(endpoint, body),
     )
 
@@ -288,6 +412,8 @@ class TokenEstimator:
             block_hashes=prompt.hashes,
             block_tokens=BLOCK_BYTES * (ids / max(1, size) if ids else 1 / ratio),
             offloadable=prompt.offloadable,
+            units=prompt.units,
+            ends=prompt.ends,
         )
 
 

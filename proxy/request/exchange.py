@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -14,6 +15,7 @@ from multidict import CIMultiDict
 
 from proxy.config.in_force import OptionsInForce
 from proxy.core.admission.memory import Level, Watermark
+from proxy.core.kvcache.published_index import Ended
 from proxy.core.kvcache.reuse import cached_ratio
 from proxy.core.routing.request_flow import (
     RequestFlow,
@@ -65,6 +67,8 @@ from proxy.telemetry.requests import RequestTelemetry
 
 _GIANT_BYTES = 1 << 19
 """Freed memory is kept for a while after a body of this size: others may follow."""
+TOKENIZE_S = 0.2
+"""Longest wait for what an engine cuts an answer into; without it the model's usual share holds."""
 SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
 """Seconds in which streams end and free their buffers."""
 
@@ -113,8 +117,10 @@ class Exchange:
     """One client's request and everything that becomes of it."""
 
     __slots__ = (
+        "_estimate",
         "_flow",
         "_most_output",
+        "_session",
         "_stream",
         "_usage",
         "facts",
@@ -139,7 +145,8 @@ class Exchange:
         self._most_output: int | None = None
         self.out: Outgoing
         self.facts: RequestFacts
-        self.prompt_bytes = 0
+        self._estimate = self.prompt_bytes = 0
+        self._session = ""
         self.route: Route | None = None
         self._stream: Streaming | None = None
         self._flow: RequestFlow | None = None
@@ -191,13 +198,10 @@ class Exchange:
         )
         if len(self.out.members.raw) >= _GIANT_BYTES:
             owners.memory.note_giant(owners.clock.now_s())
-        found = self.out.found
-        self.facts = owners.estimator.facts(
-            found.prompt, self.request.headers, found.session, grant.tenant
-        )
-        self.prompt_bytes = found.prompt.learnable_bytes
+        self._note_facts(grant.tenant)
         if self.path not in OFFLOADABLE:
             self._find_holder()
+        await self._compare(*self.out.found.prompt.answer)
         admitted = self._admit()
         if isinstance(admitted, Reject):
             admitted = await self._wait(admitted)
@@ -217,6 +221,30 @@ class Exchange:
             self._end(outcome, failure.status, failure.detail)
             return response
         return await self._relay(flow, attempts, answer)
+
+    def _note_facts(self, tenant: str | None) -> None:
+        found, headers = self.out.found, self.request.headers
+        self.facts = self.owners.estimator.facts(found.prompt, headers, found.session, tenant)
+        self._estimate = self.facts.prompt_tokens
+        told = found.fields.get("session_id") or headers.get("X-Session-ID")
+        self._session = told if isinstance(told, str) else ""
+        self.owners.router.published.refine(self.facts)
+        self.prompt_bytes = found.prompt.learnable_bytes
+
+    async def _compare(self, answer: str, at: int) -> None:
+        """Find out how much of the last answer came back as it was said.
+
+        Only where that is in doubt and KV events tell what was said: its model's answers are cut
+        into other tokens now and then.
+        """
+        if not answer:
+            return
+        router, model = self.owners.router, self.facts.model
+        doubted = router.published.doubted(self.facts.ends[at], model)
+        if doubted is None or (upstream := self.owners.instances.get(doubted[0])) is None:
+            return
+        with suppress(UpstreamFailure):
+            doubted[1].compare(await upstream.token_ids(model, answer, TOKENIZE_S))
 
     async def _attempt(self, route: Route) -> tuple[RequestFlow, Attempts, UpstreamResponse]:
         """The answer of an instance, and whose it is; raises the last UpstreamFailure.
@@ -411,9 +439,19 @@ class Exchange:
                     flow.completed(cached_ratio(*counts) if is_believed else None)
                 output_tokens = self._output_tokens(decode) if is_believed else None
                 flow.end(owners.clock.now_s(), output_tokens)
+                if record.outcome is Outcome.OK:
+                    self._link(flow.route)
                 if teaches:
                     self._learn(decode)
         owners.telemetry.over(record, endpoint_of(self.path).label)
+
+    def _link(self, route: Route) -> None:
+        """Tell where the prompt is in what its instance publishes of its cache."""
+        record, facts = self.record, self.facts
+        tokens, output, cached = record.prompt_tokens, record.osl_tokens, record.cached_tokens
+        if tokens and output and facts.offloadable and route.prefill is None:
+            told = route.decode.name, facts, route.reserved_s, self._session, self._estimate
+            self.owners.router.published.ended(Ended(*told, tokens, output, cached))
 
     def _complete(self) -> None:
         """Fill the record's last fields."""

@@ -15,7 +15,7 @@ computes is written at once, and any engine finds it. The least recently used bl
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
@@ -33,6 +33,20 @@ class Holding:
     def blocks(self) -> int:
         """All blocks held."""
         return len(self.cached) + self.anonymous
+
+
+@dataclass(slots=True)
+class CacheChange:
+    """Blocks that became addressable, or that were evicted.
+
+    `owner`: the request that computed them, None for an eviction; `start`: the place of the first
+    of `values` among its blocks; `new`: those that were not addressable before.
+    """
+
+    values: Sequence[int]
+    owner: object = None
+    start: int = 0
+    new: Collection[int] = ()
 
 
 class BlockPool:
@@ -53,6 +67,7 @@ class BlockPool:
         "_released",
         "_unused",
         "evicted_blocks",
+        "journal",
         "releases",
         "total",
     )
@@ -66,6 +81,8 @@ class BlockPool:
         self._released: deque[tuple[int, list[int]]] = deque()
         self._listed = 0
         self.evicted_blocks = 0
+        self.journal: list[CacheChange] | None = None
+        """What has changed, in order, for whoever empties it; None: nobody does."""
         self.releases = 0
         """Number of releases so far: a refused allocation stays refused until the next release."""
 
@@ -114,16 +131,20 @@ class BlockPool:
         holding.anonymous += blocks
         return True
 
-    def publish(self, holding: Holding, values: Sequence[int]) -> int:
+    def publish(
+        self, holding: Holding, values: Sequence[int], owner: object = None, start: int = 0
+    ) -> int:
         """Give anonymous blocks their hashes, but not a hash that another block has already.
 
-        Returns how many blocks got a hash.
+        Returns how many blocks got a hash. `owner` and `start`: see `CacheChange`.
         """
         refs = self._refs
         new = dict.fromkeys(values, 1)
         if not refs.keys().isdisjoint(values):
             new = {value: 1 for value in new if value not in refs}
         refs.update(new)
+        if self.journal is not None and new:
+            self.journal.append(CacheChange(values, owner, start, new.keys()))
         published = len(new)
         holding.cached.extend(new)
         holding.anonymous -= published
@@ -184,6 +205,8 @@ class BlockPool:
                 del idle[missing:]
             for value in idle:
                 del refs[value]
+            if self.journal is not None and idle:
+                self.journal.append(CacheChange(idle))
             missing -= len(idle)
         self._idle -= blocks
         self._unused += blocks

@@ -104,7 +104,7 @@ class Scheduler:
         if full == request.hashed_blocks:
             return
         hashes = request.hashes[request.hashed_blocks : full]
-        self.pool.publish(request.holding, hashes)
+        self.pool.publish(request.holding, hashes, request, request.hashed_blocks)
         if self._store is not None:
             self._store.write(hashes)
         request.hashed_blocks = full

@@ -151,6 +151,15 @@ class Output:
         full = (prompt.tokens + tokens) // prompt.block_size - len(prompt.block_hashes)
         return self.block_hashes[:full]
 
+    def token_ids(self, start: int, stop: int) -> list[int]:
+        """Return ids [start, stop) of the prompt and this output behind it."""
+        prompt = self._prompt.ids
+        before = len(prompt)
+        if stop > before:
+            self.upto(stop - before)
+        answered = self.ids[max(0, start - before) : max(0, stop - before)]
+        return [*prompt[start:stop], *answered]
+
     def words(self, start: int, stop: int) -> str:
         """Return the output words [start, stop), single-spaced."""
         return " ".join([WORDS[i] for i in self.upto(stop)[start:stop]])

@@ -80,8 +80,9 @@ class Job:
 
     `block_hashes` has one chained hash per full prompt block, at the engine's block size.
     `output_hashes(n)` returns the hashes of the blocks completed by the first n output tokens; it
-    is called once, when the request releases its blocks. Without output tokens (an embedding) only
-    the prompt is computed. `send_as` makes it a prefill leg whose KV
+    is called once, when the request releases its blocks. `token_ids(start, stop)` returns ids of
+    prompt and output, None where nobody knows them. Without output tokens (an embedding) only the
+    prompt is computed. `send_as` makes it a prefill leg whose KV
     is kept for that transfer id, `fetch` a decode leg that waits for another engine's KV. `way_s`:
     what it takes to reach the engine, beside the engine's own intake.
     """
@@ -92,6 +93,7 @@ class Job:
     output_tokens: int
     finish_reason: Literal["length", "stop"] = "length"
     output_hashes: Callable[[int], Sequence[int]] = no_output_hashes
+    token_ids: Callable[[int, int], list[int]] | None = None
     send_as: str | None = None
     fetch: RemoteKv | None = None
     way_s: float = 0.0

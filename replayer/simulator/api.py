@@ -53,13 +53,15 @@ class EngineProcess:
     """The parts of the engine's process that the handlers use.
 
     `release` makes a sender unpin KV that will not be fetched, `crash` kills the engine, `address`
-    returns the host and port at which other engines pull its KV.
+    returns the host and port at which other engines pull its KV, `kv_event_sources` where its KV
+    events are published; None where they are not.
     """
 
     engine_id: str
     release: Release
     crash: Callable[[], None]
     address: Callable[[], tuple[str, int]]
+    kv_event_sources: Callable[[], dict[str, Any]] | None = None
 
 
 class Api:
@@ -108,6 +110,8 @@ class Api:
         app.router.add_get("/ping", self.health)
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", self.metrics)
+        if self._process.kv_event_sources is not None:
+            app.router.add_get("/kv_event_sources", self.kv_event_sources)
         app.router.add_post("/sim/faults", self.faults)
         return app
 
@@ -218,6 +222,11 @@ class Api:
         """GET /metrics."""
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=self._metrics.render(), headers=headers)
+
+    async def kv_event_sources(self, _request: web.Request) -> web.Response:
+        """GET /kv_event_sources: where the KV events of each data-parallel rank are."""
+        sources = self._process.kv_event_sources
+        return json_response(sources() if sources is not None else {})
 
     async def faults(self, request: web.Request) -> web.Response:
         """POST /sim/faults: set fault switches, see `faults`."""
@@ -390,6 +399,7 @@ def _jobs(ask: Ask, request_id: str) -> list[Job]:
             output_tokens=choice.output_tokens,
             finish_reason="stop" if choice.stops else "length",
             output_hashes=choice.output.hashes,
+            token_ids=choice.output.token_ids,
             send_as=ask.handing.send_as,
             fetch=ask.handing.fetch,
         )

@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=args.pop("log_level").upper(), format="%(levelname)s %(message)s")
     try:
         _check_ports(args["port"], args["bootstrap_port"], args["instances"])
+        _check_events_port(args["kv_events_port"], args["instances"])
         fleet_arguments = {"count": args.pop("instances"), **args}
         uvloop.run(_serve(fleet_arguments))
     except ValueError as error:
@@ -69,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
         help="first bootstrap port; 0: the kernel chooses",
     )
     parser.add_argument(
+        "--kv-events-port",
+        type=int,
+        help="first port for KV events, two per engine; 0: the kernel chooses; none: no events",
+    )
+    parser.add_argument(
         "--request-log", type=Path, help="file for one JSON line per finished request"
     )
     parser.add_argument(
@@ -109,6 +115,13 @@ def _check_ports(port: int, bootstrap_port: int, instances: int) -> None:
         raise ValueError(
             f"--bootstrap-port {bootstrap_port}: {instances} ports from there meet those of --port"
         )
+
+
+def _check_events_port(port: int | None, instances: int) -> None:
+    """Refuse a first port for KV events that leaves no room for two per engine."""
+    last = 65_536 - 2 * instances
+    if port is not None and not 0 <= port <= last:
+        raise ValueError(f"--kv-events-port {port}: must be 0 to {last} with {instances} engines")
 
 
 if __name__ == "__main__":

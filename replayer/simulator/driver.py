@@ -72,6 +72,8 @@ class EngineDriver:
         self.options = options
         self.engine = Engine(options.engine(), store=store)
         self._on_event = on_event
+        self.on_step: Callable[[], None] = lambda: None
+        """Called when the engine has advanced."""
         self._lives: dict[SimRequest, LiveJob] = {}
         self._served: dict[Pull, asyncio.Future[bool]] = {}
         self._start_s = time.monotonic()
@@ -149,6 +151,7 @@ class EngineDriver:
     def _step(self) -> None:
         for event in self.engine.advance(self.now_s()):
             self._dispatch(event)
+        self.on_step()
         for live in self._lives.values():
             live.notify()
 

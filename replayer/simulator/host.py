@@ -36,6 +36,7 @@ from replayer.simulator.api import Api, EngineProcess
 from replayer.simulator.bootstrap import PullResult, Receiver, bootstrap_app
 from replayer.simulator.driver import EngineDriver
 from replayer.simulator.faults import Faults
+from replayer.simulator.kv_events import Publisher
 from replayer.simulator.metrics import EngineMetrics
 from replayer.simulator.options import SimOptions
 from replayer.simulator.request_log import EngineRequestLog, record
@@ -60,9 +61,19 @@ class _Incarnation:
         self._tasks = tasks
         self._own: set[asyncio.Task[None]] = set()
         self._record = record_
+        publishes = owner.kv_events_port is not None
         process = EngineProcess(
-            self.engine_id, self._release_remote, owner.crash, owner.side_address
+            self.engine_id,
+            self._release_remote,
+            owner.crash,
+            owner.side_address,
+            owner.kv_event_sources if publishes else None,
         )
+        self.publisher: Publisher | None = None
+        if publishes:
+            self.publisher = Publisher(tasks, options.block_size)
+            self.driver.engine.pool.journal = []
+            self.driver.on_step = self._publish
         self.api = Api(options, self.driver, self.metrics, process, owner.faults)
         self.spawn(self.driver.run())
 
@@ -72,9 +83,18 @@ class _Incarnation:
         self._own.add(task)
         task.add_done_callback(self._own.discard)
 
+    def _publish(self) -> None:
+        """Publish what the last step has changed in the cache."""
+        changes = self.driver.engine.pool.journal
+        if changes and self.publisher is not None:
+            self.driver.engine.pool.journal = []
+            self.publisher.publish(changes, self.driver.unix_s(self.driver.now_s()))
+
     async def end(self) -> None:
         """Stop the driver and all tasks; log the prefill legs that are still pinned."""
         self.driver.stop()
+        if self.publisher is not None:
+            self.publisher.close()
         for request in self.driver.engine.sender.pinned:
             self._log(request)
         for task in list(self._own):
@@ -118,15 +138,20 @@ class _Incarnation:
 
 
 class SimEngine:
-    """A simulated engine with its API port and its bootstrap port (0: the kernel chooses)."""
+    """A simulated engine with its API port and its bootstrap port (0: the kernel chooses).
 
-    def __init__(
+    `kv_events_port`: it publishes its KV events there, and replays them at the next one, or at one
+    that the kernel chooses; None: it publishes none.
+    """
+
+    def __init__(  # noqa: PLR0913 - its ports, and what all engines share
         self,
         options: SimOptions,
         tasks: asyncio.TaskGroup,
         *,
         port: int = 0,
         bootstrap_port: int = 0,
+        kv_events_port: int | None = None,
         record: Record = lambda _entry: None,
         store: SharedStore | None = None,
     ) -> None:
@@ -135,6 +160,8 @@ class SimEngine:
         self.faults = Faults()
         self.port = port
         self.bootstrap_port = bootstrap_port
+        self.kv_events_port = kv_events_port
+        self.replay_port = kv_events_port + 1 if kv_events_port else 0
         self._tasks = tasks
         self._record = record
         self._runners: list[web.AppRunner] = []
@@ -200,6 +227,10 @@ class SimEngine:
         try:
             self.port = await self._listen(life.api.app(), self.port)
             self.bootstrap_port = await self._listen(bootstrap, self.bootstrap_port)
+            if life.publisher is not None:
+                self.kv_events_port, self.replay_port = await life.publisher.listen(
+                    self.options.host, self.kv_events_port or 0, self.replay_port
+                )
         except OSError:
             await self.kill()
             raise
@@ -229,6 +260,27 @@ class SimEngine:
     def side_address(self) -> tuple[str, int]:
         """Host and port at which other engines pull KV."""
         return self.options.host, self.bootstrap_port
+
+    def kv_event_sources(self) -> dict[str, Any]:
+        """Where its KV events are, as vLLM tells."""
+        host = self.options.host
+        return {
+            "0": {
+                "enable_kv_cache_events": True,
+                "publisher": "zmq",
+                "endpoint": f"tcp://{host}:{self.kv_events_port}",
+                "replay_endpoint": f"tcp://{host}:{self.replay_port}",
+                "topic": "",
+            }
+        }
+
+    @property
+    def publisher(self) -> Publisher:
+        """The running incarnation's publisher of KV events."""
+        found = self._alive().publisher
+        if found is None:
+            raise RuntimeError("the engine publishes no KV events")
+        return found
 
     def crash(self) -> None:
         """Kill the engine from one of its own handlers."""
@@ -287,6 +339,7 @@ class SimFleet:
         *,
         port: int = 0,
         bootstrap_port: int = 0,
+        kv_events_port: int | None = None,
         request_log: Path | None = None,
         **options: Any,
     ) -> None:
@@ -295,6 +348,7 @@ class SimFleet:
         self.records: list[dict[str, Any]] = []
         self._count = count
         self._ports = (port, bootstrap_port)
+        self._kv_events_port = kv_events_port
         self._log = EngineRequestLog(request_log) if request_log else None
         self._tasks = asyncio.TaskGroup()
         self._store = SharedStore() if self.options.kv_connector == "implicit" else None
@@ -305,12 +359,14 @@ class SimFleet:
         if self._log:
             self._tasks.create_task(self._log.run())
         port, bootstrap_port = self._ports
+        events = self._kv_events_port
         for index in range(self._count):
             engine = SimEngine(
                 self.options,
                 self._tasks,
                 port=port and port + index,
                 bootstrap_port=bootstrap_port and bootstrap_port + index,
+                kv_events_port=events and events + 2 * index,
                 record=self._record,
                 store=self._store,
             )

@@ -24,6 +24,7 @@ class Tap:
         self.held = asyncio.Event()
         self.go = asyncio.Event()
         self._asked: list[bytearray] = []
+        self._open: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server
 
     async def __aenter__(self) -> Self:
@@ -39,9 +40,19 @@ class Tap:
         self._server.close()
 
     @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
     def url(self) -> str:
         """What the proxy is told instead of the engine's own."""
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return f"http://127.0.0.1:{self.port}"
+
+    def cut(self) -> None:
+        """Break every connection that is open."""
+        for writer in self._open:
+            writer.transport.abort()
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
@@ -56,6 +67,7 @@ class Tap:
         except ConnectionError:
             writer.transport.abort()
             return
+        self._open |= {writer, to}
         try:
             await asyncio.gather(
                 self._pass(reader, to, asked, self._hold),
@@ -64,6 +76,7 @@ class Tap:
         except ConnectionError:
             pass
         finally:
+            self._open -= {writer, to}
             writer.transport.abort()
             to.transport.abort()
 

@@ -20,6 +20,7 @@ from proxy.core.fleet.members import Fleet, Member
 from proxy.core.fleet.output_tokens import OutputTokens
 from proxy.core.instances import InstanceState
 from proxy.core.kvcache.prefix_index import PrefixIndex
+from proxy.core.kvcache.published_index import PublishedIndex
 from proxy.core.kvcache.reuse import Reuse
 from proxy.core.kvcache.sessions import Sessions, StoredResponses
 from proxy.core.latency.model import Latency
@@ -83,6 +84,7 @@ class Router:
         self.responses = StoredResponses(config.session_ttl_s, config.max_sessions)
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
+        self.published = PublishedIndex(config.prefix_cache_bytes)
         self.fleet.states.on_dropped = self._sweep
         self.gate = Gate(
             config.thresholds,
@@ -132,6 +134,7 @@ class Router:
         All else that was known of it left with the state.
         """
         self.prefixes.drop(dropped.cache)
+        self.published.process_gone(dropped.name)
         self.sessions.lose(dropped.cache)
         self.latency.drop_pairs(dropped.name)
 
@@ -477,6 +480,8 @@ class Router:
         caches = [state.cache for state in states]
         loads = [state.account.seen or state.account.load() for state in states]
         hits = _hit_tokens(facts, self.reuse.hits(facts), names)
+        if exact := self.published.hits(facts):
+            hits = [exact.get(name, hit) for name, hit in zip(names, hits, strict=True)]
         return Candidates(
             prompt_tokens=facts.prompt_tokens,
             instances=self._instances,

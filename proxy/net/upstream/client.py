@@ -7,6 +7,7 @@ client does not notice.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from proxy.net.upstream.pool import ConnectOptions, Pool
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import request_head
+from proxy.protocol.request_facts import IDS
 from proxy.telemetry.log import Throttle
 
 ANSWER_BYTES = 2 << 20
@@ -38,6 +40,7 @@ _MEANS: Mapping[int, str] = {
 }
 """What an instance's status on a probe most often means."""
 _PLAIN: Mapping[int, str] = {}
+_JSON = b"Content-Type: application/json\r\n"
 OnSent = Callable[[UpstreamResponse], None]
 
 
@@ -119,6 +122,21 @@ class Upstream:
         """
         auth = headers or self._connect_options.auth
         return await _get(self._pool, path, timeout_s, auth, limit, _MEANS)
+
+    async def token_ids(self, model: str, text: str, timeout_s: float) -> bytes:
+        """The ids that the engine cuts a text into, 4 bytes each; raises UpstreamFailure."""
+        asked = {"model": model, "prompt": text, "add_special_tokens": False}
+        head = _JSON + self._connect_options.auth
+        try:
+            with Limit(timeout_s):
+                reply = await self.send("POST", "/tokenize", head, orjson.dumps(asked))
+                try:
+                    body = await reply.read(LIST_BYTES)
+                finally:
+                    reply.close()
+        except TimeoutError as error:
+            raise UpstreamFailure(FailureKind.TIMEOUT, f"no answer in {timeout_s:g} s") from error
+        return read_token_ids(body)
 
     async def try_bootstrap(self, url: str) -> str | None:
         """The engine's id as a bootstrap server tells it, which need not exist; None: no engine.
@@ -247,6 +265,14 @@ async def _get(
         answer = f"GET {path} answers {reply.status}{meaning}"
         raise UpstreamFailure(FailureKind.SERVER_ERROR, answer)
     return body
+
+
+def read_token_ids(body: bytes) -> bytes:
+    """The ids of an answer to `/tokenize`, 4 bytes each; raises UpstreamFailure for another."""
+    try:
+        return array(IDS, orjson.loads(body)["tokens"]).tobytes()
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UpstreamFailure(FailureKind.MALFORMED, "/tokenize answers no token ids") from error
 
 
 def model_cards(body: bytes) -> list[dict[str, object]]:

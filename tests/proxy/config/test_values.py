@@ -6,7 +6,7 @@ import pytest
 
 from proxy.config.load import load
 from proxy.config.sources import ConfigError
-from proxy.config.values import InstanceSpec, TenantWeight, weight_list
+from proxy.config.values import EventsAt, InstanceSpec, TenantWeight, events_text, weight_list
 
 
 @pytest.mark.parametrize(
@@ -96,3 +96,36 @@ def test_weights_of_tenants_read_back():
 def test_a_bad_weight_is_named(text, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         weight_list(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("tcp://{host}:5557", ("h", 5557, None)),
+        ("tcp://{host}:5557;replay=5558", ("h", 5557, 5558)),
+        ("tcp://{host}:{port+21000};replay={port}", ("h", 29001, 8001)),
+        ("tcp://events.local:{port-8000}", ("events.local", 1, None)),
+        ("tcp://[::1]:5557", ("::1", 5557, None)),
+    ],
+)
+def test_where_kv_events_are(text, found):
+    events_text(text)
+    assert EventsAt.parse(text).of("h", 8001) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "on", "{host}:5557", "tcp://{host}", "tcp://{host}:0", "tcp://{host}:65536"),
+        *("tcp://*:5557", "ipc:///tmp/x", "tcp://{host}:5557;replay=", "tcp://{host}:{port*2}"),
+        *("tcp://{name}:5557", "tcp://{host}:5557;bootstrap=5558", "tcp://{host}:5557 "),
+    ],
+)
+def test_what_is_no_place_of_kv_events(text):
+    with pytest.raises(ValueError, match=r"is no address of KV events|is not within 1 to 65535"):
+        events_text(text)
+
+
+def test_a_port_that_an_instance_has_no_room_for():
+    with pytest.raises(ValueError, match="port 68001 is not within 1 to 65535"):
+        EventsAt.parse("tcp://{host}:{port+60000}").of("h", 8001)

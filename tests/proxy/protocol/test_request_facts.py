@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import orjson
@@ -9,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.types import BYTES_PER_TOKEN_PRIOR, RequestFacts
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR, UNIT_TOKENS, RequestFacts
 from proxy.protocol.request_facts import (
     BLOCK_BYTES,
+    IDS,
     SESSION_HEADERS,
     TokenEstimator,
     block_hashes,
@@ -21,6 +23,8 @@ from proxy.protocol.request_facts import (
     prompt_facts,
     session_identity,
     session_in,
+    unit_hashes,
+    unit_root,
 )
 from tests.support.examined import facts_of
 
@@ -329,3 +333,118 @@ class TestEstimator:
         assert (found.model, found.session_id, found.offloadable) == ("m", "s", False)
         assert (found.prompt_tokens, len(found.block_hashes)) == (1024, 4)
         assert found.block_tokens == 256.0
+
+
+class TestUnits:
+    """The chain of a prompt's token ids, in which published blocks are found."""
+
+    ids = st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=70)
+
+    @given(ids, ids)
+    def test_units_stand_for_all_ids_up_to_their_end(
+        self, ids: list[int], other: list[int]
+    ) -> None:
+        pairs = zip(ids, other, strict=False)
+        common = next((i for i, (one, two) in enumerate(pairs) if one != two), 1000)
+        units, others = self.units(ids), self.units(other)
+        assert len(units) == len(ids) // UNIT_TOKENS
+        for at, (one, two) in enumerate(zip(units, others, strict=False)):
+            assert (one == two) == ((at + 1) * UNIT_TOKENS <= common)
+
+    @given(ids, st.integers(0, 70))
+    def test_they_can_be_made_piece_by_piece(self, ids: list[int], cut: int) -> None:
+        """As an engine's events have them."""
+        cut = cut // UNIT_TOKENS * UNIT_TOKENS
+        first, rest = (array(IDS, part).tobytes() for part in (ids[:cut], ids[cut:]))
+        made = unit_hashes(first, unit_root(""))
+        made += unit_hashes(rest, made[-1] if made else unit_root(""))
+        assert made == self.units(ids)
+
+    def test_a_salt_makes_others(self) -> None:
+        assert self.units([1] * 16) != self.units([1] * 16, cache_salt="s")
+
+    @pytest.mark.parametrize(
+        "body", [{"prompt": "text"}, {"prompt": [[1] * 16, [2] * 16]}, {"prompt": []}]
+    )
+    def test_texts_and_several_prompts_have_none(self, body: dict[str, Any]) -> None:
+        found = prompt_facts("/v1/completions", body)
+        assert found is not None
+        assert list(found.units) == []
+
+    @staticmethod
+    def units(ids: list[int], **more: Any) -> list[int]:
+        found = prompt_facts("/v1/completions", {"prompt": ids, **more})
+        assert found is not None
+        return list(found.units)
+
+
+class TestEnds:
+    """Hashes of a conversation up to the ends of its messages."""
+
+    TALKS = st.lists(
+        st.sampled_from(["a", "b", "c" * 700, "d" * 1023, ""]), min_size=1, max_size=24
+    )
+
+    @given(TALKS, TALKS)
+    def test_equal_ends_are_equal_beginnings(self, one: list[str], other: list[str]) -> None:
+        known = {end: one[: at + 1] for end, at in zip(*self.ends(one), strict=True)}
+        for end, at in zip(*self.ends(other), strict=True):
+            assert (end in known) == (other[: at + 1] in known.values())
+            assert known.get(end, other[: at + 1]) == other[: at + 1]
+
+    def test_the_first_and_the_last_messages_are_looked_at(self) -> None:
+        talk = [str(at) for at in range(40)]
+        assert self.ends(talk)[1] == [0, 1, *range(32, 40)]
+        assert len(set(self.ends(talk)[0])) == 10
+
+    def test_more_text_behind_a_message_is_another_end(self) -> None:
+        (whole,), _ = self.ends(["ab"])
+        (longer, _), _ = self.ends(["a", "b"])
+        assert whole != longer
+
+    @pytest.mark.parametrize(
+        "more", [{"documents": ["d"]}, {"truncate_prompt_tokens": 5}, {"messages": "text"}]
+    )
+    def test_prompts_whose_messages_say_not_all(self, more: dict[str, Any]) -> None:
+        found = prompt_facts(CHAT, {"messages": [{"role": "user", "content": "x"}]} | more)
+        assert found is not None
+        assert list(found.ends) == []
+
+    @pytest.mark.parametrize("turns", [1, 2, 3, 12])
+    def test_the_last_answer_and_the_end_before_it(self, turns: int) -> None:
+        messages = [{"role": "system", "content": "s"}]
+        for turn in range(turns):
+            messages += [{"role": "user", "content": f"q{turn}"}]
+            messages += [{"role": "assistant", "content": f"a{turn}"}]
+        found = prompt_facts(CHAT, {"messages": [*messages, {"role": "user", "content": "q"}]})
+        before = prompt_facts(CHAT, {"messages": messages[:-1]})
+        assert found is not None
+        assert before is not None
+        text, at = found.answer
+        assert (text, found.ends[at]) == (f"a{turns - 1}", before.ends[-1])
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            {"content": None, "tool_calls": [{}]},
+            {"content": "x", "tool_calls": [{}]},
+            {"content": [{"type": "text", "text": "x"}]},
+            {"content": "x" * 20_000},
+            {},
+        ],
+    )
+    def test_answers_that_are_more_than_a_short_text(self, answer: dict[str, Any]) -> None:
+        user = {"role": "user", "content": "q"}
+        body = {"messages": [user, {"role": "assistant"} | answer, user]}
+        found = prompt_facts(CHAT, body)
+        assert found is not None
+        assert found.answer == ("", 0)
+
+    @staticmethod
+    def ends(texts: list[str]) -> tuple[list[int], list[int]]:
+        """The ends of these messages, and which messages they are of."""
+        messages = [{"role": "user", "content": text} for text in texts]
+        found = prompt_facts(CHAT, {"messages": messages})
+        assert found is not None
+        places = list(range(len(texts)))
+        return list(found.ends), places if len(texts) <= 10 else places[:2] + places[-8:]

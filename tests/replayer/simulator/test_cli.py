@@ -59,6 +59,7 @@ def test_a_taken_port_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str
         (["--instances", "0"], "--instances"),
         (["--port", "70000"], "--port"),
         (["--port", "9000", "--bootstrap-port", "9001", "--instances", "2"], "--bootstrap-port"),
+        (["--kv-events-port", "65535"], "--kv-events-port"),
         (["--request-log", "/nowhere/at/all"], "/nowhere/at/all"),
     ],
 )

@@ -8,6 +8,7 @@ import socket
 import ssl
 import struct
 import subprocess
+from array import array
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from proxy.core.types import FailureKind, Instance
 from proxy.net import tcp
 from proxy.net.timeouts import Limit
-from proxy.net.upstream.client import Upstream
+from proxy.net.upstream.client import Upstream, read_token_ids
 from proxy.protocol.errors import UpstreamFailure
 from tests.support.harness import plain, until
 from tests.support.upstream_peer import OK, Peer, ask, serving
@@ -93,3 +94,16 @@ async def test_tls_to_an_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert [await ask(upstream) for _ in range(2)] == [(200, b'{"ok":1}')] * 2
     assert peer.requests == 2
     assert peer.heads[0].startswith(b"POST /v1/x HTTP/1.1\r\nHost: localhost:")
+
+
+def test_token_ids_of_a_text() -> None:
+    assert read_token_ids(b'{"count":2,"tokens":[1,70000]}') == array("I", [1, 70000]).tobytes()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"7", b"{}", b'{"tokens":null}', b'{"tokens":["a"]}', b'{"tokens":[-1]}'],
+)
+def test_an_answer_without_token_ids_is_a_failure(body: bytes) -> None:
+    with pytest.raises(UpstreamFailure, match="/tokenize answers no token ids"):
+        read_token_ids(body)

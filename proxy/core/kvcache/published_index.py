@@ -1,0 +1,317 @@
+"""What all engines have of a prompt by their KV events, and the ends of prompts of text in it.
+
+Where it is known what an engine has of a prompt, that counts; elsewhere the approximate index
+(`prefix_index`) does. A prompt of token ids is looked up in the published blocks. One of text is
+looked up by the ends of its messages: each request that is over tells where its prompt's end is in
+the chain of its engine's blocks (`Ended`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from proxy.core.kvcache.links import Link
+from proxy.core.kvcache.published import PublishedBlocks
+from proxy.core.types import RequestFacts
+
+BYTES_PER_BLOCK = 400
+"""Memory of one published block, as test_published.py measures it."""
+BLOCKS_PER_END = 4
+"""So many blocks may be kept for each end of a message that is known."""
+MOST_MODELS = 64
+MOST_UNLINKED, MOST_TRIES = 256, 4
+"""Requests whose chain was not found at their end, and how often it is looked for in all."""
+SURE = 0.9
+"""Where fewer answers come back as they were said, the engine is asked what they are cut into."""
+RETURNS, UNSEEN = 0.2, 0.85
+"""Weight of one observation of whether an answer came back as it was said, and the share that is
+assumed of a model before the first."""
+NO_HITS: dict[str, int] = {}
+
+
+class Ended:
+    """A request of text that an instance has answered, with the counts of its usage.
+
+    It was placed there at `since_s`; `estimate`: the prompt's length as it was estimated;
+    `session`: as the engine was told it, empty where it was not; `cached_tokens`: None where it is
+    not told.
+    """
+
+    __slots__ = (
+        "cached_tokens",
+        "estimate",
+        "facts",
+        "name",
+        "output_tokens",
+        "prompt_tokens",
+        "session",
+        "since_s",
+        "tries",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        facts: RequestFacts,
+        since_s: float,
+        session: str,
+        estimate: int,
+        prompt_tokens: int,
+        output_tokens: int,
+        cached_tokens: int | None,
+    ) -> None:
+        self.name, self.facts, self.since_s, self.session = name, facts, since_s, session
+        self.estimate, self.prompt_tokens = estimate, prompt_tokens
+        self.output_tokens, self.cached_tokens = output_tokens, cached_tokens
+        self.tries = 1
+
+
+class PublishedIndex:
+    """The published blocks of all instances, by instance and data-parallel rank."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_blocks = max(1, max_bytes // BYTES_PER_BLOCK)
+        self._max_ends = max(1, self._max_blocks // BLOCKS_PER_END)
+        self._ranks: dict[str, dict[int, PublishedBlocks]] = {}
+        self._ends: OrderedDict[int, dict[PublishedBlocks, Link]] = OrderedDict()
+        self._returns: dict[str, float] = {}
+        self._unlinked: list[Ended] = []
+
+    def open(self, name: str, rank: int) -> PublishedBlocks:
+        """An empty set for a rank of an instance, in place of an earlier one."""
+        blocks = PublishedBlocks(name)
+        self._ranks.setdefault(name, {})[rank] = blocks
+        return blocks
+
+    def close(self, name: str, rank: int, blocks: PublishedBlocks) -> None:
+        """Nobody follows the events of this rank any more, unless they have another set by now."""
+        ranks = self._ranks.get(name, {})
+        blocks.renew(is_whole=False)
+        if ranks.get(rank) is blocks:
+            del ranks[rank]
+            self._unlinked = [ended for ended in self._unlinked if ended.name != name]
+        if not ranks:
+            self._ranks.pop(name, None)
+
+    def kv_tokens(self, name: str) -> int | None:
+        """The size of an instance's cache, as its evictions show; None before the first."""
+        ranks = self.ranks(name).values()
+        if not ranks or not all(blocks.full_blocks for blocks in ranks):
+            return None
+        return sum([blocks.full_blocks * blocks.block_tokens for blocks in ranks])
+
+    def process_gone(self, name: str) -> None:
+        """Another process is at an instance's address, or none: what is known ends with its events.
+
+        Where they come they are the new process's.
+        """
+        for blocks in self.ranks(name).values():
+            if not blocks.is_connected:
+                blocks.is_live = False
+
+    def ranks(self, name: str) -> dict[int, PublishedBlocks]:
+        """The sets of an instance by rank; empty where its events are not followed."""
+        return self._ranks.get(name, {})
+
+    def all(self) -> dict[str, dict[int, PublishedBlocks]]:
+        """Every set, by instance and rank."""
+        return self._ranks
+
+    def __len__(self) -> int:
+        """Blocks of all sets together."""
+        return sum(len(blocks) for ranks in self._ranks.values() for blocks in ranks.values())
+
+    def came(self, name: str) -> None:
+        """A batch of events of an instance was taken in: it may have the end of a chain."""
+        waiting, self._unlinked = self._unlinked, []
+        for ended in waiting:
+            if ended.name == name:
+                ended.tries += 1
+                if self._link(ended) or ended.tries >= MOST_TRIES:
+                    continue
+            self._unlinked.append(ended)
+
+    def bound(self) -> str | None:
+        """Give up the largest set if there are too many blocks; returns the name of its instance.
+
+        To be called after each batch of events.
+        """
+        if len(self) <= self._max_blocks:
+            return None
+        sets = [(len(b), name, b) for name, ranks in self._ranks.items() for b in ranks.values()]
+        _, name, largest = max(sets, key=_size)
+        largest.give_up()
+        return name
+
+    def hits(self, facts: RequestFacts) -> dict[str, int]:
+        """Tokens of the prompt that instances have cached, of those where that is known.
+
+        Of several ranks the best counts, as for any other estimate.
+        """
+        if not self._ranks:
+            return NO_HITS
+        return self._by_ids(facts) if facts.units else self._by_ends(facts)
+
+    def _by_ids(self, facts: RequestFacts) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for name, ranks in self._ranks.items():
+            for blocks in ranks.values():
+                held = blocks.held_of_ids(facts) if blocks.is_live else None
+                if held is not None and held >= found.get(name, 0):
+                    found[name] = held
+        return found
+
+    def _by_ends(self, facts: RequestFacts) -> dict[str, int]:
+        """By the deepest end of a message that is known on a rank."""
+        found: dict[str, int] = {}
+        seen: set[PublishedBlocks] = set()
+        last = len(facts.ends) - 1
+        for at in range(last, -1, -1):
+            for blocks, link in self._ends.get(facts.ends[at], {}).items():
+                if blocks in seen or not blocks.is_live:
+                    continue
+                seen.add(blocks)
+                if link.prompt_tokens and not blocks.has_orphans:
+                    held = self._held(blocks, link, facts, is_all=at == last)
+                    found[blocks.name] = max(held, found.get(blocks.name, 0))
+        return found
+
+    def _held(
+        self, blocks: PublishedBlocks, link: Link, facts: RequestFacts, *, is_all: bool
+    ) -> int:
+        """Tokens of a prompt that a link's chain still has.
+
+        Behind the link's prompt its answer follows, where answers come back as they were said.
+        """
+        size = blocks.block_tokens
+        if is_all:
+            most = (link.prompt_tokens - 1) // size
+        elif link.returned is not None:
+            most = (link.prompt_tokens + link.returned) // size
+        elif self._returns.get(facts.model, UNSEEN) > 0.5:
+            most = link.most
+        else:
+            most = link.prompt_tokens // size
+        return max(0, min(min(link.depth, most) * size, facts.prompt_tokens - 1))
+
+    def doubted(self, end: int, model: str) -> tuple[str, Link] | None:
+        """An instance's link whose answer should be compared with what came back behind `end`.
+
+        None where the answer decides nothing, or comes back as it was said.
+        """
+        if self._returns.get(model, UNSEEN) >= SURE:
+            return None
+        for blocks, link in self._ends.get(end, {}).items():
+            if link.ids and link.returned is None and blocks.is_live:
+                prompt = link.prompt_tokens // blocks.block_tokens
+                if prompt < min(link.depth, link.most):
+                    return blocks.name, link
+        return None
+
+    def refine(self, facts: RequestFacts) -> None:
+        """Correct a prompt's estimated length by an earlier prompt that it begins with."""
+        if not self._ranks or not facts.ends:
+            return
+        last = len(facts.ends) - 1
+        for at in range(last, -1, -1):
+            for link in self._ends.get(facts.ends[at], {}).values():
+                if link.estimate:
+                    more = 0 if at == last else max(1, facts.prompt_tokens - link.estimate)
+                    facts.prompt_tokens = link.prompt_tokens + more
+                    return
+
+    def ended(self, ended: Ended) -> None:
+        """An instance has computed a prompt of text and answered it."""
+        is_known = bool(ended.facts.ends) and ended.name in self._ranks
+        if is_known and not self._link(ended) and len(self._unlinked) < MOST_UNLINKED:
+            # The events of its last step may come after its last token.
+            self._unlinked.append(ended)
+
+    def _link(self, ended: Ended) -> bool:
+        """Link the ends of a prompt's messages to its chain of blocks, where that is found."""
+        for blocks in self._ranks.get(ended.name, {}).values():
+            size = blocks.block_tokens
+            if not size or not blocks.is_live:
+                continue
+            self._learn_returns(blocks, ended)
+            prompt = ended.prompt_tokens // size
+            whole = (ended.prompt_tokens + ended.output_tokens - 1) // size
+            if not whole:
+                return True  # there is no block by which to know it
+            least, most = (prompt, whole + 1) if ended.tries == 1 else (whole, whole)
+            tail = blocks.end_of(ended.since_s, ended.session, least, whole, most)
+            if tail is None:
+                tail = self._earlier_end(blocks, ended.facts, prompt)
+            if tail is not None:
+                link = Link(
+                    *(tail, blocks.depth_of(tail), ended.prompt_tokens, max(prompt, whole)),
+                    ended.estimate,
+                )
+                if self._returns.get(ended.facts.model, UNSEEN) < SURE:
+                    answered = link.depth * size - link.prompt_tokens
+                    link.ids = blocks.chains.ids_before(tail, answered)
+                    link.wants_ids = bool(link.ids) or answered <= 0
+                self._put(ended.facts.ends[-1], blocks, link)
+                self._pass(blocks, ended, tail)
+                return True
+        return False
+
+    def _earlier_end(self, blocks: PublishedBlocks, facts: RequestFacts, prompt: int) -> int | None:
+        """The end of an earlier prompt's chain that has all whole blocks of this one."""
+        for end in reversed(facts.ends):
+            link = self._ends.get(end, {}).get(blocks)
+            if link is not None and link.prompt_tokens:
+                return link.tail if link.depth >= max(1, prompt) else None
+        return None
+
+    def _learn_returns(self, blocks: PublishedBlocks, ended: Ended) -> None:
+        """Learn whether the answer before this prompt was in it as it was said, token by token."""
+        if ended.cached_tokens is None:
+            return
+        cached = ended.cached_tokens // blocks.block_tokens
+        for end in reversed(ended.facts.ends[:-1]):
+            link = self._ends.get(end, {}).get(blocks)
+            if link is not None and link.prompt_tokens:
+                base = link.prompt_tokens // blocks.block_tokens
+                if base < link.most <= link.depth and cached >= base:
+                    model, seen = ended.facts.model, float(cached >= link.most)
+                    known = self._returns.get(model, UNSEEN)
+                    if model in self._returns or len(self._returns) < MOST_MODELS:
+                        self._returns[model] = known + RETURNS * (seen - known)
+                return
+
+    def _pass(self, blocks: PublishedBlocks, ended: Ended, tail: int) -> None:
+        """Note the ends of messages that a prompt passed.
+
+        Where another one did so too, and both went on differently, the engine's count of cached
+        tokens says where: the next one that differs there will find as much.
+        """
+        for end in reversed(ended.facts.ends[:-1]):
+            link = self._ends.get(end, {}).get(blocks)
+            if link is None:
+                self._put(end, blocks, Link(0, 0, 0, 0))
+                continue
+            if not link.prompt_tokens and ended.cached_tokens:
+                depth = ended.cached_tokens // blocks.block_tokens
+                common = blocks.above(tail, depth)
+                if common is not None:
+                    tokens = depth * blocks.block_tokens
+                    self._put(end, blocks, Link(common, depth, tokens, depth))
+            return
+
+    def _put(self, end: int, blocks: PublishedBlocks, link: Link) -> None:
+        row = self._ends.setdefault(end, {})
+        if (old := row.get(blocks)) is not None:
+            blocks.chains.drop(old)
+        row[blocks] = link
+        if link.prompt_tokens:
+            blocks.chains.keep(link, link.tail)
+        self._ends.move_to_end(end)
+        if len(self._ends) > self._max_ends:
+            _, gone = self._ends.popitem(last=False)
+            for where, old in gone.items():
+                where.chains.drop(old)
+
+
+def _size(row: tuple[int, str, PublishedBlocks]) -> int:
+    return row[0]

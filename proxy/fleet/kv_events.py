@@ -1,0 +1,372 @@
+"""Follows the KV events of the instances, one task per data-parallel rank.
+
+A rank's batches are numbered from 0. One connection is one process of the engine: as long as it
+lasts and no number is missing, the set of published blocks is right. Batches that were missed are
+asked for at the engine's replay address, where it has one; a new connection begins with the last
+batch that is known, so that another process, which has another one under that number, is noticed.
+What cannot be made good empties the set, and hits are predicted without events until the set is
+whole again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, closing
+from urllib.parse import urlsplit
+
+from xxhash import xxh3_64_intdigest
+
+from proxy.config.in_force import OptionsInForce
+from proxy.core.kvcache.published import PublishedBlocks, Stored
+from proxy.core.types import UNIT_TOKENS
+from proxy.fleet.instances import Instances
+from proxy.net.kv_events.batches import Batch, BatchError, decode
+from proxy.net.kv_events.sources import Source, SourcesError, read_sources
+from proxy.net.kv_events.zmtp import Channel, Message, ZmtpError
+from proxy.net.timeouts import Limit
+from proxy.net.upstream.client import Upstream
+from proxy.protocol.errors import DEFECTS, UpstreamFailure
+from proxy.protocol.request_facts import unit_hashes, unit_root
+
+LOOK_S = 0.5
+"""How often the instances are compared with those that are followed."""
+ASK_S = 30.0
+"""How often an engine is asked where its events are."""
+CONNECT_S = 5.0
+"""Longest time to connect to an engine's publisher, and to subscribe."""
+REPLAY_S = 10.0
+"""Longest silence of a replay. A publisher looks for questions ten times a second."""
+SILENCE_S = 30.0
+"""After so long without a batch a replay shows whether one was missed."""
+PAUSE_S, MOST_PAUSE_S = 0.1, 15.0
+"""First and longest pause before the next attempt to connect."""
+SLICE_BLOCKS = 512
+"""Blocks that are taken in before other tasks have their turn."""
+_END = (1 << 64) - 1
+"""The number behind the last batch of a replay: -1 in 64 bits."""
+_NUMBER_BYTES = 8
+MOST_PORT = 65_535
+_TOPIC = "KV events"
+_TOO_MANY = (
+    "it has more blocks than there is memory for (--prefix-cache-bytes): hits are predicted "
+    "without its KV events"
+)
+_log = logging.getLogger(__name__)
+_LOST = (OSError, TimeoutError, ZmtpError, UpstreamFailure, SourcesError)
+
+
+class _Feed:
+    """What is known of one rank's batches. `last`: number of the last one, -1 before the first.
+
+    `mark`: a digest of that batch. `heard`: the last number on this connection.
+    """
+
+    __slots__ = ("blocks", "heard", "last", "mark")
+
+    def __init__(self, blocks: PublishedBlocks) -> None:
+        self.blocks = blocks
+        self.last: int | None = None
+        self.mark = 0
+        self.heard = -1
+
+    def wants(self, number: int) -> bool:
+        """Whether a batch was not taken in yet."""
+        return self.last is None or number > self.last
+
+    def misses(self, number: int) -> bool:
+        """Whether there are batches between the last one and this one."""
+        return self.last is not None and number > self.last + 1
+
+    def begin(self, first: int | None) -> None:
+        """Begin with an empty set at a batch; None: the engine has published nothing yet."""
+        self.blocks.renew(is_whole=not first)
+        self.last = -1 if not first else first - 1
+
+
+class KvEvents:
+    """The events of all instances, into the router's `PublishedIndex`."""
+
+    def __init__(self, instances: Instances, options: OptionsInForce) -> None:
+        self._instances, self._options = instances, options
+        self._published = instances.router.published
+        self._clock = instances.clock
+
+    async def run(self) -> None:
+        """Follow every instance from its arrival until it leaves, until cancelled."""
+        tasks: dict[str, tuple[Upstream, str, asyncio.Task[None]]] = {}
+        async with asyncio.TaskGroup() as group:
+            while True:
+                how = self._options.settings.kv_events
+                there = {} if how == "off" else dict(self._instances.by_name)
+                for name, (upstream, was, task) in list(tasks.items()):
+                    if there.get(name) is not upstream or was != how:
+                        task.cancel()
+                        del tasks[name]
+                for name in there.keys() - tasks.keys():
+                    task = group.create_task(self._follow(there[name]), name=f"kv-events {name}")
+                    tasks[name] = there[name], how, task
+                await asyncio.sleep(LOOK_S)
+
+    async def _follow(self, upstream: Upstream) -> None:
+        """Follow each rank that the instance has; it may have more after a restart."""
+        followed: set[int] = set()
+        pause_s = PAUSE_S
+        async with asyncio.TaskGroup() as group:
+            while True:
+                try:
+                    found = await self._sources(upstream)
+                except (*_LOST, *DEFECTS) as error:
+                    found = {}
+                    self._warn(upstream, error)
+                for rank in found.keys() - followed:
+                    followed.add(rank)
+                    group.create_task(self._follow_rank(upstream, rank))
+                is_up = self._instances.router.fleet.is_up(upstream.instance.name)
+                pause_s = ASK_S if is_up else min(2 * pause_s, MOST_PAUSE_S)
+                await asyncio.sleep(pause_s)
+
+    async def _sources(self, upstream: Upstream) -> dict[int, Source]:
+        """The sources by rank, as the option says or the engine tells.
+
+        Raises SourcesError, and UpstreamFailure where an engine that should tell does not answer.
+        """
+        instance, at = upstream.instance, self._options.events_at
+        address = urlsplit(instance.url)
+        host, port = address.hostname or "", address.port or 0
+        if at is None:
+            body = await upstream.get("/kv_event_sources", self._options.settings.health_timeout)
+            return read_sources(body, host)
+        try:
+            found_host, first, replay = at.of(host, port)
+        except ValueError as error:
+            raise SourcesError(f"--kv-events: {error}") from error
+        ranks = range(self._instances.router.gate.ranks(instance.name))
+        if max(first, replay or 0) + len(ranks) > MOST_PORT + 1:
+            raise SourcesError(f"--kv-events: {len(ranks)} ranks go beyond port {MOST_PORT}")
+        return {
+            rank: Source(found_host, first + rank, None if replay is None else replay + rank)
+            for rank in ranks
+        }
+
+    async def _follow_rank(self, upstream: Upstream, rank: int) -> None:
+        """Follow one rank over all its connections, until cancelled."""
+        name = upstream.instance.name
+        blocks = self._published.open(name, rank)
+        feed, pause_s = _Feed(blocks), PAUSE_S
+        try:
+            while True:
+                try:
+                    source = (await self._sources(upstream)).get(rank)
+                    if source is None:
+                        raise SourcesError("its engine tells of no events any more")
+                    await self._listen(upstream, source, feed)
+                except (*_LOST, *DEFECTS) as error:  # nothing of an instance may end all tasks
+                    if not isinstance(error, _LOST):
+                        _log.exception("instance %s: its KV events cannot be followed", name)
+                        self._lose(feed)
+                    blocks.fault = _plain(error)
+                    if blocks.is_connected:
+                        # What is known holds for the moment that the next attempt takes.
+                        blocks.is_connected, pause_s = False, PAUSE_S
+                    else:
+                        blocks.is_live, pause_s = False, min(2 * pause_s, MOST_PAUSE_S)
+                        self._warn(upstream, error)
+                await asyncio.sleep(pause_s)
+        finally:
+            self._published.close(name, rank, blocks)
+
+    def _warn(self, upstream: Upstream, error: BaseException) -> None:
+        """Say why an instance's events do not come, if it serves and should have some."""
+        name = upstream.instance.name
+        told_none = isinstance(error, UpstreamFailure) and not self._published.ranks(name)
+        if self._instances.router.fleet.is_up(name) and not told_none:
+            text = f"its KV events do not come ({_plain(error)}): hits are predicted without them"
+            self._instances.warn(name, _TOPIC, text)
+
+    async def _listen(self, upstream: Upstream, source: Source, feed: _Feed) -> None:
+        """Follow one connection to its end; raises what ended it."""
+        name, blocks = upstream.instance.name, feed.blocks
+        with closing(await self._open(source.host, source.port, "SUB", "PUB")) as channel:
+            with Limit(CONNECT_S):
+                await channel.send(b"\x01" + source.topic)
+            feed.heard = -1
+            await self._begin(source, feed)
+            blocks.is_connected = blocks.is_live = True
+            blocks.fault = None
+            self._instances.warn(name, _TOPIC, None)
+            while True:
+                try:
+                    with Limit(SILENCE_S):
+                        come = await channel.messages()
+                except TimeoutError:
+                    if source.replay_port is not None:
+                        await self._catch_up(source, feed)
+                    continue
+                for message in come:
+                    await self._hear(source, feed, message)
+
+    async def _open(self, host: str, port: int, kind: str, peer: str) -> Channel:
+        """A connection to one of an engine's sockets, at its first address that answers."""
+        resolver = self._instances.connect_options.resolver
+        with Limit(CONNECT_S):
+            addresses = await resolver.addresses(host, port)
+            for address in addresses[:-1]:
+                try:
+                    return await Channel.open(address, port, kind, peer)
+                except OSError:
+                    continue
+            return await Channel.open(addresses[-1], port, kind, peer)
+
+    async def _begin(self, source: Source, feed: _Feed) -> None:
+        """A new connection: take in what came before it, as far as that can be had."""
+        if source.replay_port is not None:
+            await self._catch_up(source, feed)
+        elif feed.last is not None:
+            self._lose(feed)
+
+    def _lose(self, feed: _Feed) -> None:
+        """Batches are missing for good: what the engine holds is not known any more."""
+        feed.blocks.lost_gaps += 1
+        feed.blocks.renew(is_whole=False)
+        feed.last = None
+
+    async def _hear(self, source: Source, feed: _Feed, message: Message) -> None:
+        """A batch that was published: take it in, unless a replay had it; close a gap before it."""
+        number, payload = _batch(message)
+        went_back, feed.heard = number <= feed.heard, number
+        if went_back:
+            # A relay of events stays connected while its engine is replaced.
+            feed.blocks.restarts += 1
+            feed.begin(number)
+        elif feed.last is None:
+            feed.begin(number)
+        elif feed.misses(number):
+            feed.blocks.gaps += 1
+            if source.replay_port is not None:
+                await self._catch_up(source, feed)
+            if feed.misses(number):
+                self._lose(feed)
+                feed.begin(number)
+        if feed.wants(number):
+            await self._take(feed, number, payload)
+
+    async def _catch_up(self, source: Source, feed: _Feed) -> None:
+        """Take in by a replay what has been published since the last known batch, or at all."""
+        if feed.last is not None and feed.last >= 0 and not await self._goes_on(source, feed):
+            feed.blocks.restarts += 1
+            feed.last = None
+        if feed.last is not None and feed.last >= 0:
+            return
+        is_first = True
+        async with aclosing(self._replay(source, 0)) as batches:
+            async for number, payload in batches:
+                if is_first:
+                    feed.begin(number)
+                is_first = False
+                await self._take(feed, number, payload)
+        if is_first:
+            feed.begin(None)
+
+    async def _goes_on(self, source: Source, feed: _Feed) -> bool:
+        """Take in what follows the last known batch; False: another process has published it."""
+        last, is_same = feed.last, False
+        assert last is not None
+        async with aclosing(self._replay(source, last)) as batches:
+            async for number, payload in batches:
+                if number == last:
+                    is_same = xxh3_64_intdigest(payload) == feed.mark
+                elif not is_same and number > last:
+                    # The last known batch is not kept any more: what came between is lost.
+                    self._lose(feed)
+                    feed.begin(number)
+                    is_same = True
+                if not is_same:
+                    return False
+                if number > last:
+                    await self._take(feed, number, payload)
+        return is_same
+
+    async def _replay(self, source: Source, first: int) -> AsyncGenerator[tuple[int, bytes]]:
+        """The batches that an engine keeps, from a number on."""
+        assert source.replay_port is not None
+        with closing(
+            await self._open(source.host, source.replay_port, "DEALER", "ROUTER")
+        ) as asked:
+            with Limit(CONNECT_S):
+                await asked.send(b"", first.to_bytes(_NUMBER_BYTES, "big"))
+            while True:
+                with Limit(REPLAY_S):
+                    come = await asked.messages()
+                for message in come:
+                    number, payload = _batch(message)
+                    if number == _END:
+                        return
+                    yield number, payload
+
+    async def _take(self, feed: _Feed, number: int, payload: bytes) -> None:
+        """Take in one batch, in slices."""
+        blocks = feed.blocks
+        feed.last, feed.mark = number, xxh3_64_intdigest(payload)
+        blocks.batches += 1
+        blocks.heard_s = self._clock.now_s()
+        try:
+            batch = decode(payload)
+        except BatchError as error:
+            blocks.malformed += 1
+            blocks.fault = str(error)
+            blocks.renew(is_whole=False)
+            return
+        blocks.lag_s = self._clock.wall_now() - batch.t
+        blocks.skipped_events += batch.other_tier + batch.unknown
+        await _apply(blocks, batch)
+        self._published.came(blocks.name)
+        if (name := self._published.bound()) is not None:
+            self._instances.warn(name, _TOPIC, _TOO_MANY)
+
+
+async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:
+    done = 0
+    for event in batch.events:
+        if isinstance(event, Stored):
+            blocks.apply(event, _keys(blocks, event))
+            done += len(event.hashes)
+        else:
+            blocks.apply(event)
+            done += 1
+        if done >= SLICE_BLOCKS:
+            done = 0
+            await asyncio.sleep(0)
+
+
+def _keys(blocks: PublishedBlocks, event: Stored) -> list[int]:
+    """The keys of as many of an event's leading blocks as have a known one."""
+    if event.block_tokens % UNIT_TOKENS or not event.ids:
+        return []
+    if event.parent is None:
+        before = unit_root(event.salt)
+    elif (key := blocks.key_of(event.parent)) is not None:
+        before = key ^ event.mark
+    else:
+        return []
+    per_block = event.block_tokens // UNIT_TOKENS
+    return [
+        unit ^ event.mark for unit in unit_hashes(event.ids, before)[per_block - 1 :: per_block]
+    ]
+
+
+def _batch(message: Message) -> tuple[int, bytes]:
+    """Number and payload: the last two parts, behind a topic and, of a replay, an empty one."""
+    if len(message) < 2 or len(message[-2]) != _NUMBER_BYTES:
+        raise ZmtpError("no batch: topic, number and payload are expected")
+    return int.from_bytes(message[-2], "big"), message[-1]
+
+
+def _plain(error: BaseException) -> str:
+    """The error in a few words, without addresses."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError):
+        return error.strerror or "the connection failed"
+    return str(error)

@@ -1,0 +1,314 @@
+"""Prompts of text in what engines publish: where they ended, what is left, what came back."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.kvcache.published import PublishedBlocks, Removed, Stored
+from proxy.core.kvcache.published_index import BYTES_PER_BLOCK, Ended, PublishedIndex
+from proxy.core.types import RequestFacts
+
+SIZE = 16
+Tokens = tuple[int, ...]
+
+
+def facts(ends: Sequence[int], tokens: int) -> RequestFacts:
+    return RequestFacts("m", None, tokens, (), 256.0, ends=ends)
+
+
+class Engine:
+    """An engine that publishes what it computes: blocks of `SIZE` tokens, named by all before."""
+
+    def __init__(self, index: PublishedIndex, name: str = "a") -> None:
+        self.index, self.name = index, name
+        self.blocks = index.open(name, 0)
+        self.blocks.renew(is_whole=True)
+        self.blocks.is_live = self.blocks.is_connected = True
+        self.held: set[int] = set()
+        self.now_s = 0.0
+
+    def cached(self, prompt: Tokens) -> int:
+        """Tokens of a prompt that it has; at least one is computed."""
+        most = (len(prompt) - 1) // SIZE
+        names = (hash(prompt[: (at + 1) * SIZE]) for at in range(most))
+        return SIZE * next((at for at, name in enumerate(names) if name not in self.held), most)
+
+    def store(self, tokens: Tokens, session: str = "") -> None:
+        """All whole blocks of these tokens, from the first that it lacks."""
+        names = [hash(tokens[: (at + 1) * SIZE]) for at in range(len(tokens) // SIZE)]
+        new = [name for name in names if name not in self.held]
+        start = len(names) - len(new)
+        self.held |= set(new)
+        if new:
+            parent = names[start - 1] if start else None
+            self.now_s += 1.0
+            self.blocks.heard_s = self.now_s
+            known = packed(tokens[start * SIZE : len(names) * SIZE])
+            self.blocks.apply(Stored(new, parent, SIZE, known, session=session))
+            self.index.came(self.name)
+
+    def evict(self, tokens: Tokens, blocks: int) -> None:
+        """The last blocks that are held of a chain, the tail first."""
+        names = [hash(tokens[: (at + 1) * SIZE]) for at in range(len(tokens) // SIZE)]
+        for name in [name for name in reversed(names) if name in self.held][:blocks]:
+            self.held.discard(name)
+            self.blocks.apply(Removed([name]))
+
+    def serve(
+        self, ends: Sequence[int], prompt: Tokens, answer: Tokens, session: str = ""
+    ) -> tuple[int | None, int]:
+        """A request from its placement to its end: predicted and real tokens cached."""
+        asked = facts(ends, len(prompt) + 3)
+        self.index.refine(asked)
+        predicted = self.index.hits(asked).get(self.name)
+        cached, since_s = self.cached(prompt), self.now_s + 0.5
+        self.store(prompt + answer[:-1], session)
+        counts = len(prompt), len(answer), cached
+        self.index.ended(Ended(self.name, asked, since_s, session, len(prompt) + 3, *counts))
+        return predicted, cached
+
+
+def packed(tokens: Tokens) -> bytes:
+    return array("I", tokens).tobytes()
+
+
+def ids(count: int, seed: object) -> Tokens:
+    pick = random.Random(str(seed))
+    return tuple(pick.randrange(1 << 30) for _ in range(count))
+
+
+class Talk:
+    """A conversation: the ends of its messages, and its tokens."""
+
+    def __init__(self, seed: int, system: Tokens = ()) -> None:
+        self.seed, self.turns = seed, 0
+        self.tokens = system
+        self.ends: list[int] = [hash(system)] if system else []
+
+    def turn(
+        self, engine: Engine, new: int, out: int, *, comes_back: bool = True
+    ) -> tuple[int | None, int]:
+        self.tokens += ids(new, f"{self.seed} {self.turns}")
+        self.ends.append(hash(self.tokens))
+        answer = ids(out, f"{self.seed} {self.turns} out")
+        told = engine.serve(self.ends, self.tokens, answer)
+        self.tokens += answer if comes_back else ids(out, f"{self.seed} {self.turns} other")
+        self.ends.append(hash(self.tokens))
+        self.turns += 1
+        return told
+
+
+turns = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 80), st.integers(1, 60), st.integers(0, 4)),
+    min_size=1,
+    max_size=25,
+)
+
+
+@given(turns)
+def test_every_later_turn_is_predicted_exactly(steps: list[tuple[int, int, int, int]]) -> None:
+    """Whatever was evicted of its end meanwhile."""
+    engine = Engine(PublishedIndex(1 << 30))
+    talks = [Talk(seed) for seed in range(3)]
+    for place, new, out, evicted in steps:
+        talk = talks[place]
+        predicted, cached = talk.turn(engine, new, out)
+        is_known = talk.turns > 1 and predicted is not None
+        assert is_known or cached == 0
+        assert predicted in (None, cached)
+        engine.evict(talks[(place + 1) % 3].tokens, evicted)
+
+
+def test_answers_that_do_not_come_back_as_they_were_said() -> None:
+    """Then only the prompt counts, once that is learned."""
+    engine, talk = Engine(PublishedIndex(1 << 30)), Talk(1)
+    told = [talk.turn(engine, 100, 40, comes_back=False) for _ in range(9)]
+    assert [predicted == cached for predicted, cached in told[-3:]] == [True] * 3
+    assert told[1][0] != told[1][1]
+
+
+def test_an_answer_that_came_back_is_compared_with_what_was_said() -> None:
+    """Where the model's answers are not known to come back as they were said."""
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompt, answer = ids(70, 1), ids(60, 2)
+    engine.store(prompt + answer[:-1])
+    index.ended(Ended("a", facts([1], 70), 0.0, "", 70, 70, 60, 0))
+    following = facts([1, 2, 3], 300)
+    assert index.hits(following) == {"a": 128}
+    doubted = index.doubted(1, "m")
+    assert doubted is not None
+    name, link = doubted
+    assert (name, link.ids) == ("a", packed(answer[:58]))  # whole blocks of both
+    for same, held in ((58, 128), (57, 112), (42, 112), (41, 96), (10, 80), (0, 64)):
+        link.compare(packed(answer[:same] + ids(9, 3)))
+        assert index.hits(following) == {"a": held}
+    assert index.doubted(1, "m") is None
+    assert index.doubted(2, "m") is None
+
+
+def test_answers_that_come_back_are_not_compared_any_more() -> None:
+    engine, talk = Engine(PublishedIndex(1 << 30)), Talk(1)
+    compared = []
+    for _ in range(5):
+        talk.turn(engine, 40, 40)
+        compared.append(engine.index.doubted(talk.ends[-2], "m") is not None)
+    assert compared == [True, True, False, False, False]
+
+
+def test_ids_of_an_answer_whose_blocks_come_late() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompt, answer = ids(70, 1), ids(60, 2)
+    engine.store(prompt)
+    index.ended(Ended("a", facts([1], 70), 0.0, "", 70, 70, 60, 0))
+    assert index.doubted(1, "m") is None
+    for end in (80, 112, 129):
+        engine.store((prompt + answer)[:end])
+    doubted = index.doubted(1, "m")
+    assert doubted is not None
+    assert doubted[1].ids == packed(answer[:58])
+
+
+def test_a_beginning_that_conversations_share() -> None:
+    """The third one finds as much as the second one did."""
+    engine, system = Engine(PublishedIndex(1 << 30)), ids(200, "system")
+    told = [Talk(seed, system).turn(engine, 50, 20) for seed in range(4)]
+    assert told == [(None, 0), (None, 192), (192, 192), (192, 192)]
+
+
+def test_the_same_prompt_again_lacks_one_token() -> None:
+    engine = Engine(PublishedIndex(1 << 30))
+    prompt = ids(10 * SIZE, 1)
+    assert engine.serve([1], prompt, ids(20, 2)) == (None, 0)
+    assert engine.serve([1], prompt, ids(20, 3)) == (9 * SIZE, 9 * SIZE)
+
+
+def test_requests_side_by_side_are_told_apart_by_length_or_session() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompts = [ids(length, seed) for seed, length in enumerate((160, 192, 192))]
+    for prompt in prompts:
+        engine.store(prompt, f"s{len(prompt)}")
+    asked = [facts([at], len(prompt)) for at, prompt in enumerate(prompts)]
+    for request, prompt in zip(asked, prompts, strict=True):
+        index.ended(Ended("a", request, 0.0, "", len(prompt), len(prompt), 1, 0))
+    assert [index.hits(request).get("a") for request in asked] == [144, None, None]
+    engine.store(prompts[1] + ids(16, 9), "mine")
+    index.ended(Ended("a", asked[1], 0.0, "mine", 192, 192, 17, 0))
+    assert index.hits(asked[1]) == {"a": 176}
+
+
+def test_the_last_block_may_come_after_the_answer() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompt, answer = ids(64, 1), ids(33, 2)
+    engine.store((prompt + answer)[:80])
+    first = facts([1], 64)
+    index.ended(Ended("a", first, 0.0, "", 64, 64, 33, 0))
+    following = facts([1, 2, 3], 200)
+    assert index.hits(following) == {"a": 80}
+    engine.store((prompt + answer)[:96])
+    assert index.hits(following) == {"a": 96}
+    engine.store((prompt + answer)[:96] + ids(64, 3))
+    assert index.hits(following) == {"a": 96}
+
+
+def test_a_chain_that_is_published_late_is_looked_for_with_the_next_batches() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompt = ids(64, 1)
+    index.ended(Ended("a", facts([1], 64), -1.0, "", 64, 64, 1, 0))
+    index.ended(Ended("a", facts([5], 320), -1.0, "", 320, 320, 1, 0))
+    following = facts([1, 2], 100)
+    assert index.hits(following) == {}
+    engine.store(prompt)
+    assert index.hits(following) == {"a": 64}
+    for seed in range(3):
+        engine.store(ids(96, f"other {seed}"))
+    assert index._unlinked == []
+
+
+def test_the_length_of_a_prompt_is_that_of_its_beginning_and_what_follows() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    engine.store(ids(1000, 1))
+    index.ended(Ended("a", facts([1], 1100), 0.0, "", 1100, 1000, 1, 0))
+    longer, same, other = facts([1, 2, 3], 1300), facts([1], 1100), facts([7, 8], 500)
+    for request in (longer, same, other):
+        index.refine(request)
+    assert [r.prompt_tokens for r in (longer, same, other)] == [1200, 1000, 500]
+
+
+def test_ends_are_bounded_and_an_instance_leaves_nothing() -> None:
+    index = PublishedIndex(40 * BYTES_PER_BLOCK)
+    engine = Engine(index)
+    for seed in range(30):
+        engine.serve([seed], ids(32, seed), ids(20, seed))
+        engine.evict(ids(32, seed) + ids(20, seed), 9)
+    assert len(index._ends) == 10
+    assert sum(map(len, engine.blocks.chains._links.values())) <= 10
+    index.close("a", 0, engine.blocks)
+    assert (len(engine.blocks), index.hits(facts([29, 30], 100))) == (0, {})
+    index.ended(Ended("a", facts([1], 64), 0.0, "", 64, 64, 1, 0))
+    assert index._unlinked == []
+
+
+@pytest.mark.parametrize("how", ["renewed", "silent", "gone", "orphans"])
+def test_what_is_not_known_is_not_told(how: str) -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompt = ids(96, 1)
+    engine.serve([1], prompt, ids(20, 2))
+    following = facts([1, 2, 3], 300)
+    assert index.hits(following) == {"a": 112}
+    if how == "renewed":
+        engine.blocks.renew(is_whole=True)
+        assert index.hits(following) == {"a": 0}
+    elif how == "gone":
+        index.process_gone("a")
+        assert index.hits(following) == {"a": 112}, "its events come"
+        engine.blocks.is_connected = False
+        index.process_gone("a")
+        assert index.hits(following) == {}
+    elif how == "silent":
+        engine.blocks.is_live = False
+        assert index.hits(following) == {}
+    else:
+        engine.blocks.apply(Removed([hash(prompt[:SIZE])]))
+        assert index.hits(following) == {}
+
+
+def test_blocks_of_two_ranks_are_two_sets() -> None:
+    """Of several ranks the best counts."""
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    other: PublishedBlocks = index.open("a", 1)
+    other.is_live = True
+    engine.serve([1], ids(96, 1), ids(20, 2))
+    assert index.hits(facts([1, 2, 3], 300)) == {"a": 112}
+    assert len(index) == 7
+
+
+def test_the_size_of_a_cache_is_what_it_held_when_it_began_to_evict() -> None:
+    """Over all ranks; None while one of them has had room for everything."""
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompts = [ids(5 * SIZE, seed) for seed in range(3)]
+    for prompt in prompts:
+        engine.store(prompt)
+    assert index.kv_tokens("a") is None
+    engine.evict(prompts[0], 2)
+    assert index.kv_tokens("a") == 15 * SIZE
+    engine.store(ids(SIZE, 9))
+    engine.evict(prompts[1], 1)
+    assert index.kv_tokens("a") == 15 * SIZE
+    index.open("a", 1)
+    assert index.kv_tokens("a") is None
+    assert index.kv_tokens("b") is None
