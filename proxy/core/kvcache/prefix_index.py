@@ -24,9 +24,9 @@ from operator import or_
 
 from proxy.core.kvcache.engine_cache import EngineCache, Hold, Runs
 
-BYTES_PER_BLOCK = 600
+BYTES_PER_BLOCK = 750
 """Memory of one block on one instance, at its worst, as test_prefix_index.py measures it: a prompt
-of one block, just after the tables grew, in a compiled installation (interpreted: 500). Of long
+of one block, just after the tables grew, in a compiled installation (interpreted: 600). Of long
 prompts a block takes less than half."""
 GROUPS_MAX = 256
 

@@ -64,6 +64,9 @@ ALIKE_S: Final = 0.002
 MAX_WAIT_S: Final = 4.0
 """P takes no offload behind a longer queue: a first design without this bound lost a quarter of its
 HEAVY requests in such queues."""
+UNKNOWN_RATIO: Final = 1.5
+"""While no size is known, a cache is taken to hold this times the live KV of the fullest one, so
+that sessions are spread before the first of them is evicted."""
 TYPICAL: Final = 8192
 """Tokens of a prefill in whose time the use of a cache is priced."""
 MISSED: Final = 0.7
@@ -152,6 +155,7 @@ class Prices:
         self._turns = w.turns
         self._way_s = view.latency.way_s(free.prompt_tokens)
         self._kv = view.session_kv
+        self._unknown_tokens: int | None = None
         count = len(free)
         self._is_looked_at = [False] * count
         self._displaced_s, self._excess_s = [0.0] * count, [0.0] * count
@@ -204,9 +208,14 @@ class Prices:
     def _look_at_kv(self, at: int) -> float:
         """Price the KV that the prompt displaces there, and that does not fit from now on."""
         free, kv, tokens = self._free, self._kv, self._prompt_tokens
-        kv_tokens = free.kv_tokens[at]
-        if kv is None or not kv_tokens:
+        if kv is None:
             return 0.0
+        kv_tokens = free.kv_tokens[at]
+        if not kv_tokens:
+            if self._unknown_tokens is None:
+                fullest = max(tokens, kv.fullest_tokens(free.names))
+                self._unknown_tokens = int(UNKNOWN_RATIO * fullest)
+            kv_tokens = self._unknown_tokens
         name, hit = free.names[at], free.hit_tokens[at]
         per_token_s = self._times[at].alone_s(tokens, 0) / tokens
         displaced, excess = kv.tokens_too_much(name, hit, kv_tokens)

@@ -48,6 +48,10 @@ class SessionKv(ABC):
     """The KV of the request's session among that of all others."""
 
     @abstractmethod
+    def fullest_tokens(self, names: Sequence[str]) -> int:
+        """The most tokens of live KV on any of these instances."""
+
+    @abstractmethod
     def tokens_too_much(self, name: str, hit_tokens: int, kv_tokens: int) -> tuple[float, float]:
         """On an instance, tokens that are displaced now, and that do not fit from now on.
 

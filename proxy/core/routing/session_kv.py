@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 from proxy.core.instances import InstanceStates
@@ -32,6 +33,14 @@ class LiveSessionKv(SessionKv):
         self._facts, self._now_s = facts, now_s
         self._sessions, self._prefixes, self._states = sessions, prefixes, states
         self._stay = sessions.stay(facts.session_id)
+
+    def fullest_tokens(self, names: Sequence[str]) -> int:
+        """See `SessionKv`."""
+        sessions, now_s, most = self._sessions, self._now_s, 0.0
+        for name in names:
+            live = sessions.live(self._states.of(name).cache)
+            most = max(most, live.tokens(sessions.curve, now_s))
+        return int(most)
 
     def tokens_too_much(self, name: str, hit_tokens: int, kv_tokens: int) -> tuple[float, float]:
         """See `SessionKv`."""
