@@ -349,29 +349,30 @@ class Api:
         sent = [0] * len(lives)
         opening = answer.opening()
         pending = list(range(len(lives)))
-        while pending:
-            await lives[pending[0]].changed()
-            parts = [opening]
-            opening = b""
-            for index in list(pending):
-                live = lives[index]
-                finished = live.request.finish_reason
-                if finished == "error":
-                    await response.write(answer.failure())
+        with suppress(ConnectionResetError):  # the client has left
+            while pending:
+                await lives[pending[0]].changed()
+                parts = [opening]
+                opening = b""
+                for index in list(pending):
+                    live = lives[index]
+                    finished = live.request.finish_reason
+                    if finished == "error":
+                        await response.write(answer.failure())
+                        return response
+                    if live.request.output_tokens > sent[index] or finished is not None:
+                        parts.append(answer.delta(index, sent[index], live.request))
+                        sent[index] = live.request.output_tokens
+                    if finished is not None:
+                        pending.remove(index)
+                # Many tokens may come in one write: the fault also prevents a complete answer.
+                beyond = sum(sent) - self._faults.stream_tokens
+                is_faulty = self._faults.stream != "ok" and beyond >= (0 if pending else 1)
+                if not pending and not is_faulty:
+                    parts.append(answer.closing([live.request for live in lives]))
+                await response.write(b"".join(parts))
+                if is_faulty and await self._apply_stream_fault(request):
                     return response
-                if live.request.output_tokens > sent[index] or finished is not None:
-                    parts.append(answer.delta(index, sent[index], live.request))
-                    sent[index] = live.request.output_tokens
-                if finished is not None:
-                    pending.remove(index)
-            # Many tokens may come in one write: the fault also prevents a complete answer.
-            beyond = sum(sent) - self._faults.stream_tokens
-            is_faulty = self._faults.stream != "ok" and beyond >= (0 if pending else 1)
-            if not pending and not is_faulty:
-                parts.append(answer.closing([live.request for live in lives]))
-            await response.write(b"".join(parts))
-            if is_faulty and await self._apply_stream_fault(request):
-                return response
         return response
 
 

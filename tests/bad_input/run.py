@@ -20,7 +20,7 @@ from tests.support.harness import ServedProxy
 HANG_S = 30.0
 AT_ONCE = 128
 SENTINEL = b"GET /live HTTP/1.1\r\nHost: proxy\r\nConnection: close\r\n\r\n"
-PROBES = (b"GET /health ", b"GET /metrics ", b"GET /v1/models ")
+PROBES = (b"GET /health ", b"GET /metrics ", b"GET /v1/models ", b"GET /kv_event_sources ")
 OPTIONS: dict[str, Any] = {"kv_connector": "none"}
 SHORT = {"header_timeout": 2.0, "body_timeout": 6.0}
 """For cases to be refused: some come to no end."""
