@@ -15,7 +15,10 @@ from proxy.core.types import Candidate, Instance, Load
 
 @dataclass(slots=True, init=False)
 class Candidates:
-    """Columns in the order of the instances; `Candidate` says what each of them means."""
+    """Columns in the order of the instances; `Candidate` says what each of them means.
+
+    `has_failed`: whether something has failed there since it last worked.
+    """
 
     prompt_tokens: int
     instances: list[Instance]
@@ -28,6 +31,7 @@ class Candidates:
     unreleased: list[tuple[int, int]]
     sessions: list[int]
     last_placed: list[int]
+    has_failed: list[bool]
     _made: list[Candidate | None]
 
     def __init__(
@@ -44,12 +48,14 @@ class Candidates:
         unreleased: list[tuple[int, int]],
         sessions: list[int],
         last_placed: list[int],
+        has_failed: list[bool] | None = None,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.instances, self.names, self.loads = instances, names, loads
         self.hit_tokens, self.kv_full, self.kv_wait_s = hit_tokens, kv_full, kv_wait_s
         self.kv_tokens, self.unreleased = kv_tokens, unreleased
         self.sessions, self.last_placed = sessions, last_placed
+        self.has_failed = has_failed or [False] * len(names)
         self._made = [None] * len(names)
 
     @classmethod

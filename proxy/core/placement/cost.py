@@ -8,6 +8,7 @@
               [ + transfer(P, D, prompt - hit_D) + step(D) ]
     next    = weight_next_turn * busy ratio * rest of a prefill met there
               + weight_turns * seconds to compute what is too much for the cache with this session
+              + FAILED_S where something has failed since the instance last worked
     memory  = weight_displaced * seconds to compute again what is displaced and needed again
               + weight_spread * share of the cache in use or reusable * prefill of the new tokens
               + weight_room * prefill of TYPICAL tokens * (KV in use with this prompt / all of it)^2
@@ -67,6 +68,9 @@ HEAVY requests in such queues."""
 UNKNOWN_RATIO: Final = 1.5
 """While no size is known, a cache is taken to hold this times the live KV of the fullest one, so
 that sessions are spread before the first of them is evicted."""
+FAILED_S: Final = 0.05
+"""Added where something has failed since an instance last worked: one that fails at once does
+nothing, so it would look like the quickest place."""
 TYPICAL: Final = 8192
 """Tokens of a prefill in whose time the use of a cache is priced."""
 MISSED: Final = 0.7
@@ -247,6 +251,8 @@ class Prices:
         kv_after = load.decode_tokens + load.inbound_tokens + prompt_tokens
         decode_s = self._decode * times.step_s(kv_after)
         next_s, memory_s = self._next_turn * busy + self._excess_s[at], self._displaced_s[at]
+        if free.has_failed[at]:
+            next_s += FAILED_S
         if kv_tokens := free.kv_tokens[at]:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
             memory_s += self._room * times.alone_s(TYPICAL, 0) * (in_use * in_use)

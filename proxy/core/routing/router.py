@@ -494,6 +494,7 @@ class Router:
             unreleased=self.unreleased_kv.on_each(states, now_s),
             sessions=[cache.sessions for cache in caches],
             last_placed=[member.last_placed for member in members],
+            has_failed=[member.health.has_failed_lately for member in members],
         )
 
     def _view(self, facts: RequestFacts, free: Candidates, now_s: float) -> PlacementView:
