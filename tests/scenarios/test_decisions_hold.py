@@ -21,7 +21,9 @@ from replayer.virtual.load import load_source
 from tests.support.traces import SAMPLE
 
 SOURCE = load_source(SAMPLE)
-SEEDS = tuple(range(4))
+SEEDS = 4
+MORE_SEEDS, SHORTER_S = 6, 200.0
+"""Of perturbed fleets, which differ more from seed to seed; as much load in all."""
 RIVALS = ("session-sticky", "smetric", "llm-d-scorers", "cache-aware", "dynamo-isl-or-load")
 FITS, EXCEEDS = 1_000_000, 150_000
 RATE = 0.3
@@ -29,12 +31,15 @@ RATE = 0.3
 
 
 @cache
-def row(policy: str, kv_tokens: int, perturb: str = "none") -> dict[str, float]:
+def row(
+    policy: str, kv_tokens: int, perturb: str = "none", seeds: int = SEEDS, horizon_s: float = 300.0
+) -> dict[str, float]:
     """Means over the seeds."""
     usual = EngineFleet(engines(4, kv_tokens, SOURCE.block_tokens), 60.0, SOURCE.longest_tokens)
     rows: list[dict[str, Any]] = []
-    for seed in SEEDS:
-        rules, fleet = PERTURBATIONS[perturb](LoadRules(RATE, 300.0, seed, 60.0), replace(usual))
+    for seed in range(seeds):
+        rules = LoadRules(RATE, horizon_s, seed, 60.0)
+        rules, fleet = PERTURBATIONS[perturb](rules, replace(usual))
         rows.append(run_task(SOURCE, Task(policy, 1.0, "given", perturb, rules, fleet)))
     return {
         "goodput": float(np.mean([one["goodput_ratio"] for one in rows])),
@@ -59,8 +64,9 @@ def test_the_default_is_first_or_near_it_whether_the_working_set_fits_or_not(
 
 @pytest.mark.parametrize("perturb", [name for name in PERTURBATIONS if name != "none"])
 def test_the_default_survives_what_is_not_as_it_should_be(perturb: str) -> None:
-    ours, baseline = row("cost", FITS, perturb), row("session-sticky", FITS, perturb)
+    ours, baseline = (
+        row(policy, FITS, perturb, MORE_SEEDS, SHORTER_S) for policy in ("cost", "session-sticky")
+    )
     assert ours["failures"] == 0
-    # Means of as many other seeds are up to 5 % apart.
-    assert ours["goodput"] >= 0.93 * baseline["goodput"]
+    assert ours["goodput"] >= 0.95 * baseline["goodput"]
     assert ours["ttft_p90"] <= 1.1 * baseline["ttft_p90"]
