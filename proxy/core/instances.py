@@ -130,6 +130,7 @@ class InstanceStates(TimesByName):
         """Drop a state, if there is one."""
         self._drop(name)
         self._states.pop(name, None)
+        self.assume_sizes()
 
     def _drop(self, name: str) -> None:
         state = self._states.get(name)
@@ -147,7 +148,9 @@ class InstanceStates(TimesByName):
         sizes = [state.kv_tokens or state.cache.learned_tokens for state in self]
         largest = max([size for size in sizes if size is not None], default=None)
         for state, size in zip(self, sizes, strict=True):
-            state.assumed_kv_tokens = size or largest
+            state.assumed_kv_tokens = size
+            if size is None and largest is not None:
+                state.assumed_kv_tokens = max(largest, state.cache.proven_tokens)
 
     def get(self, name: str) -> InstanceState | None:
         """The state of an instance, or None."""

@@ -113,11 +113,12 @@ class Instances:
     def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
         """Store an engine's report; `mark` is equal for equal reports, see ReportHistory."""
         if name in self.by_name:
-            total = stats.kv_total_tokens or self.router.published.kv_tokens(name)
-            kv = EngineKv(total, stats.kv_used_ratio, stats.kv_used_by_rank)
+            kv = EngineKv(stats.kv_total_tokens, stats.kv_used_ratio, stats.kv_used_by_rank)
             self.observe_start(name, stats.start_s)
             self.reports[name] = stats
             self.router.gate.observe_engine(name, kv, self.clock.now_s(), mark)
+            if not stats.kv_total_tokens:
+                self.router.note_published_size(name)
 
     def note_kv_size(self, name: str) -> None:
         """Warn where the KV threshold has no effect on an instance."""

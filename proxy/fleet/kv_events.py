@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from xxhash import xxh3_64_intdigest
 
 from proxy.config.in_force import OptionsInForce
-from proxy.core.kvcache.published import PublishedBlocks, Stored
+from proxy.core.kvcache.published import PublishedBlocks, Removed, Stored
 from proxy.core.types import UNIT_TOKENS
 from proxy.fleet.instances import Instances
 from proxy.net.kv_events.batches import Batch, BatchError, decode
@@ -334,7 +334,7 @@ async def _apply(blocks: PublishedBlocks, batch: Batch) -> None:
             done += len(event.hashes)
         else:
             blocks.apply(event)
-            done += 1
+            done += max(1, len(event.hashes)) if isinstance(event, Removed) else 1
         if done >= SLICE_BLOCKS:
             done = 0
             await asyncio.sleep(0)

@@ -80,11 +80,15 @@ def take(router: Router, file: BinaryIO) -> None:
         for model, ratio in lines[0]["bytes_per_token"].items():
             if isinstance(ratio, int | float):
                 router.bytes_per_token.adopt(str(model), ratio)
+        sessions = [row for line in lines[1:] for row in line.get("sessions", ())]
+        # What was cached is taken to be used as lately as the last session: it keeps no times.
+        router.prefixes.now_s = max([row[3] for row in sessions], default=0.0)
         kept = {line["instance"] for line in lines[1:] if _take_instance(router, line)}
-        for line in reversed(lines[1:]):  # the first line has the sessions that were idle longest
-            rows = [row for row in line.get("sessions", ()) if row[1] in kept]
-            homes = [(s, router.fleet.states[home].cache, *use) for s, home, *use in rows]
-            router.sessions.adopt(homes)
+        rows = [row for row in sessions if row[1] in kept]
+        router.sessions.adopt(
+            [(s, router.fleet.states[home].cache, *use) for s, home, *use in rows]
+        )
+        for line in reversed(lines[1:]):  # the first line has those that were unused longest
             held = [row for row in line.get("responses", ()) if row[1] in kept]
             router.responses.adopt([(k, router.fleet.states[at].cache, s) for k, at, s in held])
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:

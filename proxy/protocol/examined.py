@@ -205,10 +205,11 @@ def unpacked(result: bytes) -> Examined | Unfit:
     spans = told["spans"]
     if spans is None:
         return NO_OBJECT
+    *prompt, answer = told["prompt"]
     return Examined(
         told["fields"],
         told["session"],
-        PromptFacts(*told["prompt"], offloadable=told["offloadable"]),
+        PromptFacts(*[*prompt, tuple(answer)], offloadable=told["offloadable"]),
         {key: value.encode() for key, value in told["put"].items()},
         told["drop"],
         [(key, start, end) for key, start, end in spans],

@@ -275,8 +275,9 @@ def last_answer(body: Mapping[str, Any], ends: int) -> tuple[str, int]:
             text = item.get("content")
             if not isinstance(text, str) or item.get("tool_calls"):
                 return NO_ANSWER
-            is_kept = len(text) <= MOST_ANSWER_CHARS
-            return (text, ends - back - 1) if is_kept else NO_ANSWER
+            at = ends - back - 1
+            is_kept = len(text) <= MOST_ANSWER_CHARS and at >= 0
+            return (text, at) if is_kept else NO_ANSWER
     return NO_ANSWER
 
 

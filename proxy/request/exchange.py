@@ -237,7 +237,7 @@ class Exchange:
         Only where that is in doubt and KV events tell what was said: its model's answers are cut
         into other tokens now and then.
         """
-        if not answer:
+        if not answer or at >= len(self.facts.ends):
             return
         router, model = self.owners.router, self.facts.model
         doubted = router.published.doubted(self.facts.ends[at], model)
@@ -439,7 +439,7 @@ class Exchange:
                     flow.completed(cached_ratio(*counts) if is_believed else None)
                 output_tokens = self._output_tokens(decode) if is_believed else None
                 flow.end(owners.clock.now_s(), output_tokens)
-                if record.outcome is Outcome.OK:
+                if record.outcome is Outcome.OK and is_believed:
                     self._link(flow.route)
                 if teaches:
                     self._learn(decode)

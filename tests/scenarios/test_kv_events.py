@@ -118,9 +118,11 @@ async def test_an_engine_that_tells_no_size_has_that_of_its_evictions(
         for seed in range(4):
             await beside(engine, seed)
         blocks = await known(proxy, engine)
-        name, gate = proxy.settings.instances[0].name, proxy.router.gate
-        await until(lambda: gate.kv_tokens(name) is not None, "a size")
-        assert gate.kv_tokens(name) == blocks.full_blocks * BLOCK
+        name = proxy.settings.instances[0].name
+        state = proxy.router.fleet.states[name]
+        await until(lambda: state.assumed_kv_tokens is not None, "a size")
+        assert state.assumed_kv_tokens == blocks.full_blocks * BLOCK
+        assert state.kv_tokens is None, "no threshold goes by what nobody reported"
         assert 200 < blocks.full_blocks <= SMALL["num_gpu_blocks"]
 
 

@@ -137,8 +137,9 @@ class Runs:
         the rest is taken to be of the last one.
         """
         evicted: list[tuple[int, float]] = []
-        for age, run in self._runs.items():
-            if age != own and age not in held:
+        for age in self._ages:
+            run = self._runs.get(age)
+            if run is not None and age != own and age not in held:
                 is_last = len(evicted) == RUNS_PRICED - 1
                 blocks = count if is_last else min(count, len(run))
                 evicted.append((blocks, self._used_s[age]))
@@ -187,11 +188,12 @@ class EngineCache:
 
     `is_lost`: its process is gone. `bit`: its place in the prefix index, 0 while it has none there.
     `limit_blocks`: what it can hold, None while unknown; `reported_blocks` of it as its engine
-    reported, `learned_blocks` and `learned_tokens` as its answers showed; `proven_blocks` it held
-    at once, as answers showed before a size was known. `reserved_blocks`: on
-    their way. `full_ratio`: None when it is to be reckoned again. `holds`: by
-    the age of their last block. `computing`: the first missing block of each prompt on its way, and
-    how many there are; `computing_blocks`: of all of them. `sessions`: how many live there.
+    reported, `learned_blocks` and `learned_tokens` as its answers showed; `proven_blocks` and
+    `proven_tokens` it held at once, as answers showed before a size was known; `lost_prompts`: of
+    which it had nothing. `reserved_blocks`: on their way. `full_ratio`: None when it is to be
+    reckoned again. `holds`: by the age of their last block. `computing`: the first missing block of
+    each prompt on its way, and how many there are; `computing_blocks`: of all of them. `sessions`:
+    how many live there.
     """
 
     __slots__ = (
@@ -204,8 +206,10 @@ class EngineCache:
         "learned_blocks",
         "learned_tokens",
         "limit_blocks",
+        "lost_prompts",
         "name",
         "proven_blocks",
+        "proven_tokens",
         "reported_blocks",
         "reserved_blocks",
         "runs",
@@ -221,7 +225,8 @@ class EngineCache:
         self.reported_blocks: int | None = None
         self.learned_blocks: float | None = None
         self.learned_tokens: int | None = None
-        self.proven_blocks = 0
+        self.proven_blocks = self.proven_tokens = 0
+        self.lost_prompts = 0
         self.reserved_blocks = 0
         self.full_ratio: float | None = None
         self.holds: dict[int, dict[Hold, None]] = {}

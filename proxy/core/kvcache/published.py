@@ -315,8 +315,10 @@ class PublishedBlocks:
         while block is not None and block.depth > depth > 0:
             if block.before is None:
                 return None
-            name = block.before
+            name, below = block.before, block.depth
             block = self._blocks.get(name)
+            if block is not None and block.depth != below - 1:
+                return None  # the publisher contradicts itself, and might lead in a circle
         return name if block is not None and block.depth == depth else None
 
     def depth_of(self, name: int) -> int:

@@ -87,6 +87,7 @@ class PublishedIndex:
         """Nobody follows the events of this rank any more, unless they have another set by now."""
         ranks = self._ranks.get(name, {})
         blocks.renew(is_whole=False)
+        blocks.is_live = blocks.is_connected = False
         if ranks.get(rank) is blocks:
             del ranks[rank]
             self._unlinked = [ended for ended in self._unlinked if ended.name != name]
@@ -96,7 +97,7 @@ class PublishedIndex:
     def kv_tokens(self, name: str) -> int | None:
         """The size of an instance's cache, as its evictions show; None before the first."""
         ranks = self.ranks(name).values()
-        if not ranks or not all(blocks.full_blocks for blocks in ranks):
+        if not ranks or not all(blocks.is_live and blocks.full_blocks for blocks in ranks):
             return None
         return sum([blocks.full_blocks * blocks.block_tokens for blocks in ranks])
 
@@ -172,8 +173,11 @@ class PublishedIndex:
                     continue
                 seen.add(blocks)
                 if link.prompt_tokens and not blocks.has_orphans:
-                    held = self._held(blocks, link, facts, is_all=at == last)
-                    found[blocks.name] = max(held, found.get(blocks.name, 0))
+                    # Without a size of blocks there is none.
+                    size = blocks.block_tokens
+                    held = self._held(blocks, link, facts, is_all=at == last) if size else 0
+                    if held or blocks.is_whole:
+                        found[blocks.name] = max(held, found.get(blocks.name, 0))
         return found
 
     def _held(
@@ -202,7 +206,7 @@ class PublishedIndex:
         if self._returns.get(model, UNSEEN) >= SURE:
             return None
         for blocks, link in self._ends.get(end, {}).items():
-            if link.ids and link.returned is None and blocks.is_live:
+            if link.ids and link.returned is None and blocks.is_live and blocks.block_tokens:
                 prompt = link.prompt_tokens // blocks.block_tokens
                 if prompt < min(link.depth, link.most):
                     return blocks.name, link
@@ -222,10 +226,13 @@ class PublishedIndex:
 
     def ended(self, ended: Ended) -> None:
         """An instance has computed a prompt of text and answered it."""
-        is_known = bool(ended.facts.ends) and ended.name in self._ranks
-        if is_known and not self._link(ended) and len(self._unlinked) < MOST_UNLINKED:
+        ranks = self._ranks.get(ended.name, {})
+        is_known = bool(ended.facts.ends) and any(blocks.is_live for blocks in ranks.values())
+        if is_known and not self._link(ended):
             # The events of its last step may come after its last token.
             self._unlinked.append(ended)
+            if len(self._unlinked) > MOST_UNLINKED:
+                del self._unlinked[0]
 
     def _link(self, ended: Ended) -> bool:
         """Link the ends of a prompt's messages to its chain of blocks, where that is found."""

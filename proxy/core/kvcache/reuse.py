@@ -27,6 +27,8 @@ SLACK_RATIO = 0.1
 and text is not equally dense in tokens everywhere."""
 GROWTH = 1.05
 """Growth of a learned size that unexpected hits show to be too small."""
+BELIEVED_LOST = 2
+"""Prompts of which nothing was left, from which on they show a first size."""
 STEP = 0.5
 """Part of the way a learned size moves down at a shortfall: a flushed cache is not small."""
 
@@ -74,7 +76,7 @@ class Reuse:
         elif cache.learned_blocks is not None:
             return
         else:
-            last = cache.limit_blocks
+            last, blocks = cache.limit_blocks, max(blocks, cache.proven_blocks)
         if last is None or abs(blocks - last) > SLACK_RATIO * last:
             if reported_tokens:
                 cache.reported_blocks, cache.learned_blocks = blocks, None
@@ -165,6 +167,12 @@ class Reuse:
         slack = max(SLACK_BLOCKS, SLACK_RATIO * use.blocks)
         if found < use.blocks - slack:
             self._prefixes.trim(cache, use.age)
+            if found <= use.older_blocks + slack and cache.limit_blocks is None:
+                # Nothing of it was left. Once that may be a flushed cache, or a prompt that the
+                # engine reads in another way than this index does.
+                cache.lost_prompts += 1
+                if cache.lost_prompts < BELIEVED_LOST:
+                    return False
             return self._learn(cache, _size_shown(use, found, slack), facts)
         if found > use.blocks + slack:
             limit = cache.limit_blocks
@@ -172,6 +180,7 @@ class Reuse:
         if use.newer_blocks is not None:
             held = use.newer_blocks + use.blocks - use.older_blocks
             cache.proven_blocks = max(cache.proven_blocks, held)
+            cache.proven_tokens = int(cache.proven_blocks * facts.block_tokens)
         return False
 
     def _learn(self, cache: EngineCache, blocks: float, facts: RequestFacts) -> bool:

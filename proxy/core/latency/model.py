@@ -63,6 +63,7 @@ LEAST_TRANSFER_S = 0.001
 """A shorter option is taken for this: a line is learned in units of its prior, which 0 is not."""
 PAIRS_MAX = 4096
 CALIBRATION_QUANTILES = (0.1, 0.5, 0.9)
+SHORTEST_S = 1e-9
 LATE = 0.95
 """A leg is late beyond this quantile of the recent ratios of measured to predicted time."""
 MOVED = 0.05
@@ -403,7 +404,7 @@ class Latency:
     def prefill_tps(self, name: str) -> float:
         """Learned prefill throughput for a prompt of typical length without cached tokens."""
         x = TYPICAL_PREFILL_TOKENS
-        return x / self.of(name).prefill.at(x, x * x / 2)
+        return x / max(self.of(name).prefill.at(x, x * x / 2), SHORTEST_S)
 
     def prefill_s(self, name: str, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """See `Times.prefill_s`."""
@@ -496,6 +497,8 @@ class Latency:
         way_s = self.way_s(seen.prompt_tokens) if seen.saw_way else 0.0
         times.prefill.observe(seen.new, seen.pairs, seen.seconds, way_s + steps_s)
         learned = fleet.c[2], fleet.c[3]
+        if not any(learned):
+            return  # short prompts only, in no time: nothing that others could begin with
         if any(_moved(learned, self._shared_prefill, point) for point in PREFILL_POINTS):
             self._shared_prefill = shared = learned
             for each in self._by_name.all_times():

@@ -179,6 +179,13 @@ class Router:
         if (now := self.fleet.bases()) != known:
             self.gate.know_bases(now)
 
+    def note_published_size(self, name: str) -> None:
+        """Take a KV cache whose engine reports no size to be as large as its evictions show."""
+        tokens, state = self.published.kv_tokens(name), self.fleet.states.of(name)
+        if tokens is not None and state.cache.learned_tokens != tokens:
+            state.cache.learned_tokens = tokens
+            self.fleet.states.assume_sizes()
+
     def is_usage_doubted(self, name: str) -> bool:
         """Whether nothing is learned from an instance's usage: it disagrees with the others'."""
         return self.fleet.states.of(name).is_usage_doubted

@@ -312,3 +312,39 @@ def test_the_size_of_a_cache_is_what_it_held_when_it_began_to_evict() -> None:
     index.open("a", 1)
     assert index.kv_tokens("a") is None
     assert index.kv_tokens("b") is None
+
+
+@pytest.mark.parametrize("how", ["closed", "given up", "lost"])
+def test_a_set_that_ended_is_asked_nothing(how: str) -> None:
+    """Neither for hits nor for answers to compare: the conversation goes on elsewhere."""
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    engine.serve([1], ids(96, 1), ids(20, 2))
+    following = facts([1, 2, 3], 300)
+    assert index.hits(following) == {"a": 112}
+    if how == "closed":
+        index.close("a", 0, engine.blocks)
+    elif how == "given up":
+        engine.blocks.give_up()
+    else:
+        engine.blocks.renew(is_whole=False)
+    assert index.hits(following) == {}
+    assert index.doubted(1, "m") is None
+    assert index.kv_tokens("a") is None
+    index.ended(Ended("a", following, 0.0, "", 300, 300, 4, 0))
+
+
+def test_a_publisher_that_contradicts_itself_leads_in_no_circle() -> None:
+    index = PublishedIndex(1 << 30)
+    blocks = Engine(index).blocks
+    a, b = 1001, 1002
+
+    def stored(name: int, parent: int | None) -> None:
+        blocks.apply(Stored([name], parent, SIZE), [])
+
+    stored(b, None)
+    stored(a, b)
+    blocks.apply(Removed([b]))
+    stored(b, a)
+    assert blocks.above(a, 1) in (None, a, b)
+    assert blocks.above(b, 1) in (None, a, b)

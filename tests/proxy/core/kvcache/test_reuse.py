@@ -8,7 +8,13 @@ import pytest
 
 from proxy.core.kvcache.engine_cache import EngineCache, Use
 from proxy.core.kvcache.prefix_index import PrefixIndex
-from proxy.core.kvcache.reuse import JOIN_TOKENS, Reuse, cached_ratio, usage_ratio
+from proxy.core.kvcache.reuse import (
+    BELIEVED_LOST,
+    JOIN_TOKENS,
+    Reuse,
+    cached_ratio,
+    usage_ratio,
+)
 from proxy.core.types import RequestFacts
 
 BLOCK = 1000
@@ -24,6 +30,11 @@ def made() -> tuple[Reuse, PrefixIndex, EngineCache]:
     """Over an index in which there is `a` only."""
     index = PrefixIndex(1 << 20)
     return Reuse(index), index, EngineCache("a")
+
+
+def doubted(a: EngineCache) -> None:
+    """Another prompt was lost before: the next one is believed."""
+    a.lost_prompts = BELIEVED_LOST - 1
 
 
 def served(reuse: Reuse, a: EngineCache, f: RequestFacts, found: int | None = None) -> Use:
@@ -43,6 +54,7 @@ def test_a_shortfall_takes_along_what_was_used_before() -> None:
     reuse, index, a = made()
     for f in (OLD, MINE, NEW):
         served(reuse, a, f)
+    doubted(a)
     served(reuse, a, MINE, found=0)
     assert index.held(a, OLD.block_hashes) == 0
     assert index.held(a, MINE.block_hashes) == 20  # computed again meanwhile
@@ -64,6 +76,12 @@ def test_a_shared_beginning_that_is_still_there_shows_a_bound_only() -> None:
     """It was used later than the rest of the prompt, so it says nothing of what is left of that."""
     reuse, index, a = made()
     one, other = facts((1, 10), (2, 20)), facts((1, 10), (4, 20))
+    for f in (one, other, NEW):
+        served(reuse, a, f)
+    served(reuse, a, one, found=10)
+    assert index.capacity(a) is None, "one may be a flushed cache"
+    reuse, index, a = made()
+    doubted(a)
     for f in (one, other, NEW):
         served(reuse, a, f)
     served(reuse, a, one, found=10)
@@ -139,6 +157,7 @@ def test_a_learned_size_grows_with_hits_that_nobody_expected() -> None:
     reuse, index, a = made()
     for f in (OLD, MINE, NEW):
         served(reuse, a, f)
+    doubted(a)
     served(reuse, a, MINE, 0)
     before = index.capacity(a) or 0
     served(reuse, a, OLD, 20)

@@ -267,7 +267,7 @@ class TestSiblings:
     def test_an_engine_that_lost_it_is_believed(self) -> None:
         r = router(1)
         f = facts("s", 40_000, range(40))
-        for found in (None, 0.0):
+        for found in (None, 0.0, 0.0):
             route = admitted(r, f)
             r.first_token(route, f, 0.0)
             r.completed(route, f, found)
