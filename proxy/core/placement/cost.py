@@ -88,7 +88,9 @@ class Weights:
     """Weights of other requests' seconds against seconds of this request's first token.
 
     Found in the league (docs/figures.md) by search over three traces, both regimes and three loads;
-    the optimum is flat. `harm`: per stream and second of stall; `decode`: per second of an output
+    the optimum is flat. Those of KV were looked at on the profile `foreign` only.
+
+    `harm`: per stream and second of stall; `decode`: per second of an output
     of mean length; `arrivals`: per second that a later request waits; `next_turn`: per second
     of the wait that D's busy ratio predicts; `displaced`: per second of computation that is needed
     again; `spread`: per second of prefill in a full cache; `turns`: number of later turns for which
