@@ -12,7 +12,8 @@ from proxy.process.memory import give_back, resident_bytes
 from proxy.state.detached import DetachedTasks
 from proxy.telemetry.metrics import Metrics
 
-LAG_INTERVAL_S = 0.25
+LAG_INTERVAL_S = 0.05
+"""Twenty samples a second, for 0.1 % of a core: of few samples, the p99 is just the worst one."""
 MEMORY_INTERVAL_S = 0.5
 GIVE_BACK_S, CALM_S = 5.0, 2.0
 """Free memory is returned to the kernel at most every GIVE_BACK_S, and not within CALM_S of a giant
