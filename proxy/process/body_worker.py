@@ -15,8 +15,10 @@ from pathlib import Path
 
 from proxy.protocol.examined import LENGTHS, examine_large, packed, unpacked_task
 
-NICER = 5
-"""Where there is one CPU only, the event loop has three quarters of it."""
+NICER = 19
+"""It takes the time that others leave: on one CPU, streams have events 2 to 3 ms sooner at p99
+than with 5. Where nobody leaves any, it still has a fiftieth.
+"""
 
 
 def main() -> None:

@@ -23,8 +23,10 @@ from proxy.protocol.errors import DEFECTS, BadRequestError, NoRoomError, ProxyEr
 from proxy.protocol.examined import LENGTHS, Examined, Task, packed_task, unpacked
 from proxy.state.detached import DetachedTasks
 
-EXAMINE_S = 10.0
-"""Longest time for one body; the process is then replaced."""
+EXAMINE_S = 30.0
+"""Longest time for one body, which takes half a second of CPU time at most; the process, which runs
+when nobody else does, is then replaced.
+"""
 MOST_WAITING_BYTES = 256 << 20
 """Most bytes of bodies that wait to be examined; a further one is refused."""
 STEP_BYTES = 1 << 18
