@@ -252,9 +252,11 @@ def message_ends(
     for end in ends:
         size += sum(map(len, texts[done:end])) + end - done
         done = end
-        blocks = min(size // BLOCK_BYTES, len(hashes))
+        # Without the separator that follows: the last message has none.
+        stop = max(0, size - 1)
+        blocks = stop // BLOCK_BYTES
         before = hashes[blocks - 1] if blocks else xxh3_64_intdigest(root)
-        found.append(xxh3_64_intdigest(prompt[blocks * BLOCK_BYTES : size - 1], before))
+        found.append(xxh3_64_intdigest(prompt[blocks * BLOCK_BYTES : stop], before))
     return found
 
 

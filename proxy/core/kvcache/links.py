@@ -110,7 +110,9 @@ class Chains:
             if link.wants_ids:
                 size = len(ids) // len(names)
                 behind = max(0, link.prompt_tokens * ID_BYTES - link.depth * size)
-                link.ids += ids[behind : steps * size]
+                end = steps * size
+                # A slice of bytes that begins after its end is an error where this is compiled.
+                link.ids += ids[min(behind, end) : end]
             link.depth += steps
             link.is_growing = link.depth < link.most
             self.keep(link, names[steps - 1])

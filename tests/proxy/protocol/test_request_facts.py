@@ -392,6 +392,11 @@ class TestEnds:
             assert (end in known) == (other[: at + 1] in known.values())
             assert known.get(end, other[: at + 1]) == other[: at + 1]
 
+    @pytest.mark.parametrize("size", range(BLOCK_BYTES - 24, BLOCK_BYTES + 1))
+    def test_a_message_that_ends_where_a_block_does(self, size: int) -> None:
+        (last,), _ = self.ends(["d" * size])
+        assert self.ends(["d" * size, "more"])[0][0] == last
+
     def test_the_first_and_the_last_messages_are_looked_at(self) -> None:
         talk = [str(at) for at in range(40)]
         assert self.ends(talk)[1] == [0, 1, *range(32, 40)]
