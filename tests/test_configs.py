@@ -10,7 +10,6 @@ import pytest
 from proxy.config.load import default_toml, load, option_tables
 from proxy.config.options import Settings
 from proxy.core.admission.engine_reports import EngineKv, EngineStats
-from proxy.core.config import RouterConfig
 from proxy.core.routing.router import Router
 from proxy.core.types import (
     Fallback,
@@ -19,6 +18,7 @@ from proxy.core.types import (
     Reason,
     RejectReason,
     RouteClass,
+    RouterConfig,
     Thresholds,
 )
 from proxy.fleet.gauges import FleetCollector

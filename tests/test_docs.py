@@ -9,10 +9,9 @@ import pytest
 from proxy.config.options import Settings
 from proxy.config.values import value_text
 from proxy.core.admission.engine_reports import EngineKv, EngineStats
-from proxy.core.config import RouterConfig
 from proxy.core.placement.alternatives import Alternatives, unpriced
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, Thresholds
+from proxy.core.types import Instance, RouterConfig, Thresholds
 from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.endpoints import RELAYED
 from proxy.telemetry.instruments import Counts, Spreads

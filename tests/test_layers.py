@@ -15,8 +15,8 @@ ROOT = Path(__file__).parent.parent
 DIRECTIONS = {
     "proxy": "cli | app | request, admin, process | state | fleet | net.upstream, net.server"
     " | telemetry | net | protocol | config | core",
-    "proxy.core": "routing | placement | config | admission, fleet | ledger | instances"
-    " | kvcache, connectors, admission.engine_reports | latency, lease | types",
+    "proxy.core": "routing | placement | admission, fleet | ledger | instances"
+    " | kvcache, connectors, admission.engine_reports | latency, lease, thermal | types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments",
     "analysis": "cli | regret, elastic | check, league, report | rivals, runs | phases | measures",
 }
@@ -221,8 +221,8 @@ def _bases(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 TESTED_ELSEWHERE = {
-    "proxy.core.config": "vocabulary only: fields and their defaults",
     "proxy.core.types": "vocabulary only",
+    "proxy.core.thermal.readings": "vocabulary only: readings and limits",
     "proxy.core.kvcache.engine_cache": "test_prefix_index.py, against a naive model",
     "proxy.core.kvcache.links": "test_published_index.py: prompts of text, what is left of them",
     "proxy.core.lease": "test_ledger.py: the conservation law",

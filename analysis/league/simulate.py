@@ -22,9 +22,9 @@ from typing import Any
 
 from analysis.league.fleet import EngineFleet
 from analysis.rivals.registry import RIVALS, Rival
-from proxy.core.config import RouterConfig
 from proxy.core.placement.decision import Decide
 from proxy.core.routing.router import Router
+from proxy.core.types import RouterConfig
 from replayer.virtual.arrivals import LoadRules, Planned, SlotRules, plan, plan_slots
 from replayer.virtual.fleet import simulate
 from replayer.virtual.load import Source

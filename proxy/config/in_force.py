@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from proxy.config.options import Settings
 from proxy.config.values import EventsAt
-from proxy.core.config import RouterConfig
 from proxy.core.connectors import CONNECTORS
 from proxy.core.connectors.base import Connector
 from proxy.core.routing.actions import LegCaps
-from proxy.core.types import Thresholds
+from proxy.core.types import RouterConfig, Thresholds
 
 
 class OptionsInForce:

@@ -15,8 +15,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.config import RouterConfig
-from proxy.core.types import Thresholds
+from proxy.core.types import RouterConfig, Thresholds
 from replayer.replay.options import parse_options
 from replayer.replay.plan import ideal_hits, make_plan
 from replayer.replay.run import header_safe, pace_rules

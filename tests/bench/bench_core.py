@@ -25,11 +25,10 @@ import orjson
 from rich.console import Console
 
 from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.config import RouterConfig
 from proxy.core.lease import Phase
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, RequestFacts
+from proxy.core.types import Instance, RequestFacts, RouterConfig
 from proxy.protocol.request_facts import (
     TokenEstimator,
     block_hashes,

@@ -15,8 +15,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from proxy.core.config import RouterConfig
 from proxy.core.routing.router import Router
+from proxy.core.types import RouterConfig
 from replayer.engine.costs import StepCost
 from replayer.engine.types import EngineOptions
 from replayer.replay.plan import ideal_hits

@@ -17,10 +17,9 @@ import pytest
 from proxy.core.admission.engine_reports import EngineKv
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
 from proxy.core.admission.retry_after import RetryAdvice, milliseconds
-from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, Thresholds
+from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, RouterConfig, Thresholds
 from replayer.engine.engine import Engine
 from replayer.engine.types import EngineOptions, Finished, FirstToken, Job, SimRequest
 

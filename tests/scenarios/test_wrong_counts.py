@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import RequestFacts
+from proxy.core.types import RequestFacts, RouterConfig
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import LoadRules, Planned, plan
 from replayer.virtual.fleet import simulate

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from proxy.core.config import RouterConfig
 from proxy.core.latency.model import Latency
 from proxy.core.placement.alternatives import COLOCATIONS_KEPT, Alternatives, PricedOption, unpriced
 from proxy.core.placement.candidates import Candidates
@@ -21,6 +20,7 @@ from proxy.core.types import (
     Reason,
     RequestFacts,
     RouteClass,
+    RouterConfig,
     TransferRules,
 )
 

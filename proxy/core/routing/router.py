@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from proxy.core.admission.gate import ANY_MODEL, Busy, Gate
 from proxy.core.admission.retry_after import retry_after_s
-from proxy.core.config import RouterConfig
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.fleet.bytes_per_token import BytesPerToken
 from proxy.core.fleet.events import InstanceEvents
@@ -46,6 +45,7 @@ from proxy.core.types import (
     RejectReason,
     RequestFacts,
     RouteClass,
+    RouterConfig,
 )
 
 NO_INSTANCE_RETRY_S = 5.0

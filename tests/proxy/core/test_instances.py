@@ -1,11 +1,10 @@
 """One state per incarnation: what is dropped is out of reach for whoever still holds it."""
 
-from proxy.core.config import RouterConfig
 from proxy.core.fleet.health import CONNECTS, RISE
 from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Fallback, Instance, Load, RequestFacts
+from proxy.core.types import Fallback, Instance, Load, RequestFacts, RouterConfig
 
 
 def test_a_name_that_comes_again_has_a_fresh_state() -> None:

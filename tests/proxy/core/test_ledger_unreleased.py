@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.config import RouterConfig
 from proxy.core.instances import InstanceStates
 from proxy.core.ledger import UnreleasedKv
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Fallback, Instance, RequestFacts
+from proxy.core.types import Fallback, Instance, RequestFacts, RouterConfig
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 9)), max_size=20), st.floats(0, 200))

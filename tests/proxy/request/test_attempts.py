@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from proxy.core.config import RouterConfig
 from proxy.core.connectors.base import Edits
 from proxy.core.fleet.retries import Budget
 from proxy.core.placement.decision import Choice, PlacementView, chosen
@@ -23,7 +22,7 @@ from proxy.core.routing.request_flow import (
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import FailureKind, Fallback, Instance, Reason, RequestFacts
+from proxy.core.types import FailureKind, Fallback, Instance, Reason, RequestFacts, RouterConfig
 from proxy.protocol.errors import UpstreamFailure
 from proxy.request.attempts import Attempts, PrefillFailed, PrefillRace
 from proxy.telemetry.metrics import Metrics

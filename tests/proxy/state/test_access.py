@@ -13,10 +13,9 @@ import pytest
 
 from proxy.config.options import Settings
 from proxy.config.secrets import fingerprint
-from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance
+from proxy.core.types import Instance, RouterConfig
 from proxy.protocol.endpoints import ENDPOINTS
 from proxy.protocol.request_facts import TokenEstimator
 from proxy.state.access import Access, salt_of

@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from proxy.core.admission.queue import Priority, QueueLimits
-from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.routing.waiting import TRIAL_S, TRIALS
-from proxy.core.types import Instance, Reject, RequestFacts, Thresholds
+from proxy.core.types import Instance, Reject, RequestFacts, RouterConfig, Thresholds
 from proxy.net.timeouts import Clock
 from proxy.state.queue import Ticket, WaitingRoom, priority_of
 from proxy.telemetry.metrics import Metrics

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from proxy.core.admission.queue import QueueLimits
-from proxy.core.config import RouterConfig
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.router import Router
-from proxy.core.types import Reason, Thresholds
+from proxy.core.types import Reason, RouterConfig, Thresholds
 from replayer.engine.engine import Engine
 from replayer.engine.types import EngineOptions, FirstToken, Job
 from replayer.virtual.arrivals import Planned

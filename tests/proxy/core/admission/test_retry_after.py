@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
 from proxy.core.admission.retry_after import PROMISES, RetryAdvice, milliseconds
-from proxy.core.config import RouterConfig
 from proxy.core.routing.router import Router
 from proxy.core.routing.waiting import Waiting
-from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, Thresholds
+from proxy.core.types import Instance, Reject, RejectReason, RequestFacts, RouterConfig, Thresholds
 
 BUSY = Reject(RejectReason.PREFILL_TOKENS, 1, 0.4, 1000.0)
 

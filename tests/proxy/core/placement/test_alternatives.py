@@ -8,7 +8,6 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.core.config import RouterConfig
 from proxy.core.placement.alternatives import (
     COLOCATIONS_KEPT,
     OFFLOADS_KEPT,
@@ -17,7 +16,7 @@ from proxy.core.placement.alternatives import (
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Candidate, Instance, Load, RequestFacts
+from proxy.core.types import Candidate, Instance, Load, RequestFacts, RouterConfig
 
 
 def router(n: int, policy: str, **options: Any) -> Router:

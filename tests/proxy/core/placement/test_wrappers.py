@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from proxy.core.config import RouterConfig
 from proxy.core.placement import rules
 from proxy.core.placement.decision import Choice, Decide, PlacementView
 from proxy.core.placement.wrappers import MISTAKES, failing_open
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, Reason, RequestFacts
+from proxy.core.types import Instance, Reason, RequestFacts, RouterConfig
 
 
 def broken(*args: Any, **more: Any) -> Any:

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.config import RouterConfig
 from proxy.core.placement.decision import Choice, PlacementView
 from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.wrappers import Shadow
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Fallback, Instance, Reject, RequestFacts
+from proxy.core.types import Fallback, Instance, Reject, RequestFacts, RouterConfig
 
 NAMES = list(POLICIES)
 

@@ -9,10 +9,17 @@ from typing import Any
 import pytest
 
 from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Fallback, Instance, Load, Reason, RequestFacts, RouteClass
+from proxy.core.types import (
+    Fallback,
+    Instance,
+    Load,
+    Reason,
+    RequestFacts,
+    RouteClass,
+    RouterConfig,
+)
 
 FACTS = RequestFacts("m", "s", 20_000, list(range(20)), 1000.0)
 

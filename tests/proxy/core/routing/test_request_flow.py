@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.config import RouterConfig
 from proxy.core.fleet.health import FAULTS
 from proxy.core.fleet.retries import Budget
 from proxy.core.placement.decision import Choice, PlacementView, chosen
@@ -51,7 +50,7 @@ from proxy.core.routing.request_flow import (
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import FailureKind, Fallback, Instance, Reason, RequestFacts
+from proxy.core.types import FailureKind, Fallback, Instance, Reason, RequestFacts, RouterConfig
 
 CAPS = LegCaps(ttft_s=120.0, prefill_s=120.0, transfer_s=30.0, idle_s=300.0)
 LOST = LegFailure(FailureKind.RESET, "lost")

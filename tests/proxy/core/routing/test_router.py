@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.config import RouterConfig
 from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.placement.rules import PLACEMENTS
@@ -26,6 +25,7 @@ from proxy.core.types import (
     RejectReason,
     RequestFacts,
     RouteClass,
+    RouterConfig,
     Thresholds,
 )
 

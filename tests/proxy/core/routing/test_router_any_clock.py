@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.admission.queue import DrainRate
-from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, RequestFacts
+from proxy.core.types import Instance, RequestFacts, RouterConfig
 
 DAYS_S = 1e9
 times = st.lists(st.floats(-DAYS_S, DAYS_S), min_size=4, max_size=12)

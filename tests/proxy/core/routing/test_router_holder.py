@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import OFF, Instance, Reject, RejectReason, RequestFacts, Thresholds
+from proxy.core.types import (
+    OFF,
+    Instance,
+    Reject,
+    RejectReason,
+    RequestFacts,
+    RouterConfig,
+    Thresholds,
+)
 
 
 def router(thresholds: Thresholds = OFF) -> Router:

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.config import RouterConfig
 from proxy.core.lease import Phase
 from proxy.core.placement.policies import POLICIES
 from proxy.core.routing.route import Route
@@ -21,6 +20,7 @@ from proxy.core.types import (
     Reject,
     RejectReason,
     RequestFacts,
+    RouterConfig,
     Thresholds,
 )
 

@@ -13,10 +13,9 @@ import time
 import pytest
 
 from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Instance, RequestFacts
+from proxy.core.types import Instance, RequestFacts, RouterConfig
 from tests.support.turns import slowness
 
 BLOCKS, HEAD, SLACK = 400, 40, 3.0

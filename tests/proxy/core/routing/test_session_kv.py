@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.config import RouterConfig
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.routing.session_kv import LiveSessionKv
-from proxy.core.types import Instance, RequestFacts
+from proxy.core.types import Instance, RequestFacts, RouterConfig
 
 BLOCK = 100
 KV_TOKENS = 10_000

@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.config import RouterConfig
 from proxy.core.latency.model import Latency
 from proxy.core.routing import time_limits
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Fallback, Instance, Load, RequestFacts
+from proxy.core.types import Fallback, Instance, Load, RequestFacts, RouterConfig
 
 CAP_S = 300.0
 FACTS = RequestFacts("m", "s", 20_000, (), 300.0)
