@@ -10,8 +10,9 @@ timeout has freed it.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.lease import Account, Charge, OpenLeases, Phase
@@ -57,17 +58,22 @@ class UnreleasedKv:
     def __init__(self, hold_s: float, states: InstanceStates) -> None:
         self._hold_s = hold_s
         self._states = states
+        self._until_s = -math.inf
 
     def book(self, name: str, tokens: int, now_s: float) -> None:
         """`tokens` may be pinned on an instance from now on."""
-        self._states.of(name).unreleased.append((now_s + self._hold_s, tokens))
+        until_s = now_s + self._hold_s
+        self._until_s = max(self._until_s, until_s)
+        self._states.of(name).unreleased.append((until_s, tokens))
 
     def on(self, name: str, now_s: float) -> tuple[int, int]:
         """Number of hand-overs whose KV an instance may still hold, and their tokens."""
         return self.on_each([self._states.of(name)], now_s)[0]
 
-    def on_each(self, states: Iterable[InstanceState], now_s: float) -> list[tuple[int, int]]:
+    def on_each(self, states: Sequence[InstanceState], now_s: float) -> list[tuple[int, int]]:
         """`on` for several instances; nearly always none has any."""
+        if now_s >= self._until_s:
+            return [NONE_UNRELEASED] * len(states)
         return [
             _unreleased(state.unreleased, now_s) if state.unreleased else NONE_UNRELEASED
             for state in states

@@ -31,4 +31,4 @@ def scene_of(*free: Candidate, home: str | None = None, tokens: int = PROMPT) ->
     facts = RequestFacts("m", "s", tokens, (), BLOCK)
     columns, transfers = Candidates.of(free, tokens), transfer_rules(CONNECTORS["mooncake"])
     latency = latency_of([one.instance.name for one in free])
-    return PlacementView(CONFIG, facts, home, columns, 0.0, 0.0, latency, transfers)
+    return PlacementView(CONFIG, facts, home, columns, list, 0.0, latency, transfers)

@@ -21,6 +21,9 @@ from typing import Final
 SHORTEST_S: Final = 0.5
 """Idle times below this share the first bin; each later one is wider by the root of 2."""
 BINS: Final = 24
+LN_2: Final = math.log(2.0)
+ROUNDING: Final = 1e-9
+"""Keeps an idle time where a bin begins in this bin."""
 LONGEST_S: Final = 1024.0
 """The last bin begins here, and has no end."""
 PRIOR_RETURNS: Final = 0.05
@@ -43,7 +46,7 @@ def bin_of(idle_s: float) -> int:
         return 0
     if idle_s >= LONGEST_S:
         return BINS - 1
-    return 1 + int(2.0 * math.log2(idle_s / SHORTEST_S))
+    return 1 + int(2.0 / LN_2 * math.log(idle_s / SHORTEST_S) + ROUNDING)
 
 
 class ReturnCurve:
@@ -177,8 +180,9 @@ class LiveKv:
     def count(self, counts: list[float], curve: ReturnCurve, now_s: float) -> None:
         """Add the idle sessions to the counts of each bin, as of their last weighing."""
         self.tokens(curve, now_s)
-        for k in range(BINS):
-            counts[k] += self._by_bin[k]
+        for k, count in enumerate(self._by_bin):
+            if count:
+                counts[k] += count
 
     def _weigh(self, curve: ReturnCurve, now_s: float) -> None:
         self._merge(now_s)
@@ -192,12 +196,14 @@ class LiveKv:
     def _merge(self, now_s: float) -> None:
         """Merge neighbours that are old enough to share a bucket."""
         starts, ends, counts, tokens = self._starts, self._ends, self._counts, self._tokens
-        at = 0
-        while at + 1 < len(starts):
-            if ends[at + 1] - starts[at] <= WIDTH_RATIO * (now_s - ends[at + 1]):
-                ends[at] = ends[at + 1]
-                counts[at] += counts[at + 1]
-                tokens[at] += tokens[at + 1]
-                del starts[at + 1], ends[at + 1], counts[at + 1], tokens[at + 1]
-            else:
-                at += 1
+        kept = 0
+        for at in range(1, len(starts)):
+            if ends[at] - starts[kept] <= WIDTH_RATIO * (now_s - ends[at]):
+                ends[kept] = ends[at]
+                counts[kept] += counts[at]
+                tokens[kept] += tokens[at]
+                continue
+            kept += 1
+            starts[kept], ends[kept] = starts[at], ends[at]
+            counts[kept], tokens[kept] = counts[at], tokens[at]
+        del starts[kept + 1 :], ends[kept + 1 :], counts[kept + 1 :], tokens[kept + 1 :]

@@ -215,7 +215,7 @@ class Times:
 
     def steps_beside(self, new: int) -> float:
         """Decode steps of running streams that a prefill of `new` tokens shares."""
-        return math.ceil(new / self.budget) + (0.0 if self.pending else FIRST_STEP)
+        return -(-new // self.budget) + (0.0 if self.pending else FIRST_STEP)
 
     def prefill_s(self, new: int, context: int, streams: int, kv_tokens: int) -> float:
         """Time to compute `new` tokens after `context` cached ones, beside running streams."""

@@ -40,7 +40,6 @@ short.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop
 from typing import Final
@@ -248,7 +247,9 @@ class Prices:
             pressed = step_s / (1.0 - min(BUSY_MOST, busy)) / self._target_s
             pressed = math.sqrt(pressed) if pressed < 1.0 else max(MISSED, 1.0 / pressed)
             harm_s = self._harm * streams * stall_s * pressed
-        ttft_s = max(wait_s, free.kv_wait_s[at], self._way_s) + prefill_s
+        # `max` of three is a call of Python's, which costs as much as all the rest of this.
+        begin_s = max(wait_s, free.kv_wait_s[at])
+        ttft_s = max(begin_s, self._way_s) + prefill_s
         behind_s = self._arrivals * per_s * stall_s * (stall_s / 2 + wait_s)
         kv_after = load.decode_tokens + load.inbound_tokens + prompt_tokens
         decode_s = self._decode * times.step_s(kv_after)
@@ -283,7 +284,12 @@ class Prices:
         Of those within ALIKE_S of the best: fewer sessions first, then the longest unused.
         """
         costs_s, kept = self.costs_s, COLOCATIONS_KEPT
-        ranked = _lowest(costs_s, range(len(costs_s)), kept)
+        ranked = list(range(len(costs_s)))
+        if len(ranked) > kept:
+            # To sort numbers is quick; most places are then left out unsorted.
+            most_s = sorted(costs_s)[kept - 1]
+            ranked = [at for at, cost_s in enumerate(costs_s) if cost_s <= most_s]
+        ranked.sort(key=costs_s.__getitem__)
         alike_s = costs_s[ranked[0]] + ALIKE_S
         if len(ranked) > 1 and costs_s[ranked[1]] <= alike_s:
             sessions, last_placed = self._free.sessions, self._free.last_placed
@@ -317,7 +323,7 @@ class Prices:
         free, least = self._free, self._view.config.heavy_threshold
         most_hit = self._prompt_tokens - least
         heavy = [at for at, hit in enumerate(free.hit_tokens) if hit <= most_hit]
-        ds = _lowest(self._decoding_s, heavy, 2)
+        ds = sorted(heavy, key=self._decoding_s.__getitem__)[:2]
         home = free.place_of(self._view.home)
         if home is not None and free.hit_tokens[home] <= most_hit and home not in ds:
             ds.append(home)
@@ -396,21 +402,6 @@ def _pair(view: PlacementView, p: PricedOption, d: PricedOption) -> PricedOption
         memory_s=d.memory_s + p.memory_s,
         wait_s=p.wait_s,
     )
-
-
-def _lowest(values: list[float], places: Sequence[int], count: int) -> list[int]:
-    """Indexes of the lowest values, at most `count`; ties in the order of `places`."""
-    found: list[int] = []
-    for at in places:
-        value, behind = values[at], len(found)
-        if behind == count and value >= values[found[-1]]:
-            continue
-        while behind and values[found[behind - 1]] > value:
-            behind -= 1
-        found.insert(behind, at)
-        if len(found) > count:
-            found.pop()
-    return found
 
 
 def _cost(option: PricedOption) -> float:

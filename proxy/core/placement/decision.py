@@ -17,6 +17,7 @@ from proxy.core.placement.candidates import Candidates
 from proxy.core.types import (
     Candidate,
     Instance,
+    Load,
     Reason,
     RequestFacts,
     RouteClass,
@@ -68,8 +69,8 @@ class PlacementView:
     they are past a busy threshold of the other role. `busy_peers`: those that may not be P for a
     busy threshold.
     `home` is the name of the session's instance, which need not be among the free ones;
-    `mean_ongoing_tokens` is over all instances that are up, busy ones included; `latency`: the
-    learned times, read only; `transfers`: what the KV connector allows; `slo_pressure`: the price
+    `up_loads` gives those of all instances that are up, busy ones included; `latency`: the learned
+    times, read only; `transfers`: what the KV connector allows; `slo_pressure`: the price
     of running streams' time (core.latency.slo_pressure); `session_kv`: None where nothing is known.
     """
 
@@ -77,7 +78,7 @@ class PlacementView:
     facts: RequestFacts
     home: str | None
     free: Candidates
-    mean_ongoing_tokens: float
+    up_loads: Callable[[], Sequence[Load]]
     now_s: float
     latency: Latency
     transfers: TransferRules
@@ -93,7 +94,7 @@ class PlacementView:
         facts: RequestFacts,
         home: str | None,
         free: Candidates,
-        mean_ongoing_tokens: float,
+        up_loads: Callable[[], Sequence[Load]],
         now_s: float,
         latency: Latency,
         transfers: TransferRules,
@@ -104,12 +105,18 @@ class PlacementView:
         session_kv: SessionKv | None = None,
     ) -> None:
         self.config, self.facts, self.home, self.free = config, facts, home, free
-        self.mean_ongoing_tokens = mean_ongoing_tokens
+        self.up_loads = up_loads
         self.now_s, self.latency = now_s, latency
         self.transfers, self.slo_pressure = transfers, slo_pressure
         self.prefill_only, self.decode_only = prefill_only, decode_only
         self.busy_peers = busy_peers
         self.session_kv = session_kv
+
+    @property
+    def mean_ongoing_tokens(self) -> float:
+        """Mean of the ongoing tokens of all instances that are up."""
+        loads = self.up_loads()
+        return sum([load.ongoing_tokens for load in loads]) / len(loads) if loads else 0.0
 
 
 @dataclass(slots=True, init=False)

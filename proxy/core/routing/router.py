@@ -512,7 +512,7 @@ class Router:
             facts,
             home,
             free,
-            self._mean_ongoing_tokens(free.loads),
+            self._up_loads,
             now_s,
             self.latency,
             self._transfers,
@@ -520,12 +520,9 @@ class Router:
             session_kv=LiveSessionKv(facts, self.sessions, self.prefixes, self.fleet.states, now_s),
         )
 
-    def _mean_ongoing_tokens(self, loads: list[Load]) -> float:
-        """Mean of all instances that are up; `loads` are the free ones', mostly the same."""
-        up = self.fleet.up()
-        if not len(up) == len(loads) == len(self.fleet):
-            loads = [member.state.account.load() for member in up]
-        return sum([load.ongoing_tokens for load in loads]) / len(loads) if loads else 0.0
+    def _up_loads(self) -> list[Load]:
+        """Of all instances that are up."""
+        return [member.state.account.load() for member in self.fleet.up()]
 
     def _reserve(
         self, facts: RequestFacts, choice: Choice, shadowed: Shadowed | None, now_s: float

@@ -46,7 +46,7 @@ def scene(
         latency.reserve_prefill(latency.of(name), i, seconds, 0.0)
     facts = RequestFacts("m", "s", PROMPT, [], 1.0, offloadable)
     transfers, columns = transfer_rules(CONNECTORS[connector]), Candidates.of(free, PROMPT)
-    return PlacementView(config, facts, home, columns, 0.0, 0.0, latency, transfers)
+    return PlacementView(config, facts, home, columns, list, 0.0, latency, transfers)
 
 
 def names(choice: Choice) -> tuple[str, str | None]:
