@@ -213,6 +213,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if rest or reply.framing.is_done:
             reply.hold(rest)
         else:
+            tcp.acknowledge_now(self._transport.get_extra_info("socket"))
             reply.wake()
 
     def _read_head(self, reply: UpstreamResponse, head: bytes) -> None:

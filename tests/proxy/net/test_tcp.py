@@ -41,6 +41,8 @@ def test_what_one_read_can_bring_is_bounded(pair: Pair) -> None:
 def test_acknowledgements_are_put_off(pair: Pair) -> None:
     tcp.acknowledge_late(pair[0])
     assert pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 0
+    tcp.acknowledge_now(pair[0])
+    assert pair[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 1
 
 
 @pytest.mark.parametrize("what", ["bytes", "an end"])
@@ -65,5 +67,6 @@ def test_other_families_are_left_alone() -> None:
         tcp.watch(ours)
         tcp.bound_reads(ours)
         tcp.acknowledge_late(ours)
+        tcp.acknowledge_now(ours)
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == before
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0

@@ -44,16 +44,22 @@ async def test_most_events_pass_by_themselves(
 
     monkeypatch.setattr(Relay, "_piece", watched)
     late: list[int] = []
+    at_head: list[int] = []
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD)
+        await until(lambda: any(c._reply.has_begun for c in asked(proxy)), "the head is read")
+        at_head.append(tell(proxy))
         await apart(writer, (chunk(event(f"w{number}")) for number in range(EVENTS)), 0.001)
         late.append(tell(proxy))
         writer.write(chunk(END) + b"0\r\n\r\n")
 
-    def tell(proxy: ServedProxy) -> int:
+    def asked(proxy: ServedProxy) -> list[Any]:
         pool = proxy.server.state.instances.by_name[proxy.settings.instances[0].name]._pool
-        (sock,) = [c._transport.get_extra_info("socket") for c in pool._open if c._reply]
+        return [c for c in pool._open if c._reply]
+
+    def tell(proxy: ServedProxy) -> int:
+        (sock,) = [c._transport.get_extra_info("socket") for c in asked(proxy)]
         return int(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK))
 
     async with RawEngine(script) as engine:
@@ -65,7 +71,9 @@ async def test_most_events_pass_by_themselves(
             (record,) = await proxy.records(1)
             assert (record["outcome"], record["osl_tokens"]) == ("ok", EVENTS)
             assert len(seen) < EVENTS / 2, "the first, the last, and one in sixteen"
-            assert late == [0], "acknowledged every other time"
+            await proxy.post(chat("x"))
+            assert late == [0, 0], "acknowledged every other time"
+            assert at_head == [1, 1], "on a kept connection too, the head is not kept waiting"
 
 
 async def test_a_reader_that_stalls_between_single_events(tmp_path: Path) -> None:
