@@ -24,6 +24,8 @@ class Phase(IntEnum):
     INBOUND = 1
     DECODE = 2
     PINNED = 3
+    SHARED = 4
+    """Tokens of a decode charge that other sessions' prompts begin with as well."""
 
 
 class Account:
@@ -50,7 +52,7 @@ class Account:
         """
         if self.seen is None:
             t, r = self.tokens, self.requests
-            self.seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3])
+            self.seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3], t[4], r[4])
         return self.seen
 
 

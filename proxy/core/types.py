@@ -256,7 +256,9 @@ class Load:
 
     `prefill_tokens`: new tokens of requests without a first token yet; `inbound_tokens`: KV that a
     prefill instance will hand over; `decode_tokens`: context of running streams; `pinned_tokens`:
-    KV held for a peer until it is fetched (not work, so not in `ongoing_tokens`).
+    KV held for a peer until it is fetched (not work, so not in `ongoing_tokens`); `shared_tokens`:
+    those of `decode_tokens` that other sessions' prompts begin with as well, such as a system
+    prompt.
     """
 
     prefill_tokens: int
@@ -267,10 +269,14 @@ class Load:
     decode_requests: int
     pinned_tokens: int
     pinned_requests: int
+    shared_tokens: int
+    shared_requests: int
     ongoing_tokens: int = field(init=False, compare=False)
     """Prefill backlog plus the KV of running and inbound requests."""
     held_tokens: int = field(init=False, compare=False)
-    """Ongoing tokens plus pinned tokens."""
+    """KV in use: ongoing plus pinned tokens, but of what streams share one copy only."""
+    shared_once_tokens: int = field(init=False, compare=False)
+    """Mean length of what streams share, which a prompt that begins with it needs no room for."""
 
     def __init__(
         self,
@@ -282,13 +288,17 @@ class Load:
         decode_requests: int = 0,
         pinned_tokens: int = 0,
         pinned_requests: int = 0,
+        shared_tokens: int = 0,
+        shared_requests: int = 0,
     ) -> None:
         self.prefill_tokens, self.prefill_requests = prefill_tokens, prefill_requests
         self.inbound_tokens, self.inbound_requests = inbound_tokens, inbound_requests
         self.decode_tokens, self.decode_requests = decode_tokens, decode_requests
         self.pinned_tokens, self.pinned_requests = pinned_tokens, pinned_requests
         self.ongoing_tokens = prefill_tokens + inbound_tokens + decode_tokens
-        self.held_tokens = self.ongoing_tokens + pinned_tokens
+        self.shared_tokens, self.shared_requests = shared_tokens, shared_requests
+        once = self.shared_once_tokens = shared_tokens // shared_requests if shared_requests else 0
+        self.held_tokens = self.ongoing_tokens + pinned_tokens - shared_tokens + once
 
     @property
     def is_idle(self) -> bool:

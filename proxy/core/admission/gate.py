@@ -225,15 +225,20 @@ class Gate:
         self,
         states: Sequence[InstanceState],
         loads: Sequence[Load],
+        hit_tokens: Sequence[int],
         prompt_tokens: int,
         now_s: float,
     ) -> list[float]:
-        """`kv_wait_s` of several instances, for the whole prompt.
+        """`kv_wait_s` of several instances, for the whole prompt, of which so much is cached.
 
-        Cached blocks count too: while the prompt runs they are in use and cannot be evicted.
+        Cached blocks count too: while the prompt runs they are in use and cannot be evicted. But
+        those of running streams are in use already.
         """
-        asked = zip(states, loads, strict=True)
-        return [_kv_wait_s(state, load, prompt_tokens, now_s) for state, load in asked]
+        asked = zip(states, loads, hit_tokens, strict=True)
+        return [
+            _kv_wait_s(s, load, prompt_tokens - min(hit, load.shared_once_tokens), now_s)
+            for s, load, hit in asked
+        ]
 
     def mark_busy(self, instance: str, until_s: float) -> None:
         """The engine answered that it is at capacity: the instance is busy until `until_s`."""

@@ -308,7 +308,11 @@ class Router:
             self._block_uses.received(route, facts)
         else:
             self._block_uses.computed(route, facts)
-        route.lease.replace(self.ledger.charge(name, Phase.DECODE, route.prompt_tokens))
+        charge, stay = self.ledger.charge, route.stay
+        charges = charge(name, Phase.DECODE, route.prompt_tokens)
+        if stay is not None and 0 < stay.shared_tokens <= route.prompt_tokens:
+            charges = (*charges, *charge(name, Phase.SHARED, stay.shared_tokens))
+        route.lease.replace(charges)
 
     def came_whole(self, route: Route, now_s: float) -> None:
         """D's answer was there at once, to its end: instead of `first_token`, without a stream.
@@ -496,7 +500,7 @@ class Router:
             loads=loads,
             hit_tokens=hits,
             kv_full=self.prefixes.full_ratios(caches),
-            kv_wait_s=self.gate.kv_waits_s(states, loads, facts.prompt_tokens, now_s),
+            kv_wait_s=self.gate.kv_waits_s(states, loads, hits, facts.prompt_tokens, now_s),
             kv_tokens=[state.assumed_kv_tokens for state in states],
             unreleased=self.unreleased_kv.on_each(states, now_s),
             sessions=[cache.sessions for cache in caches],

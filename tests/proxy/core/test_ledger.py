@@ -68,6 +68,14 @@ class Requests(RuleBasedStateMachine):
     def first_token(self, lease: Lease, d: str, prompt: int) -> None:
         lease.replace(self.charge((d, Phase.DECODE, prompt)))
 
+    @rule(lease=leases, d=names, prompt=tokens, shared=tokens)
+    def first_token_of_a_shared_prompt(
+        self, lease: Lease, d: str, prompt: int, shared: int
+    ) -> None:
+        lease.replace(
+            self.charge((d, Phase.DECODE, prompt), (d, Phase.SHARED, min(prompt, shared)))
+        )
+
     @rule(lease=leases, n=st.integers(1, 64))
     def output(self, lease: Lease, n: int) -> None:
         lease.grow(n)

@@ -448,6 +448,18 @@ def test_a_prompt_needs_room_for_what_it_finds_in_the_cache_too() -> None:
     g = gate()
     g.observe_engine("i", EngineKv(100_000), 0.0)
     loads = [Load(decode_tokens=60_000, decode_requests=2)]
-    assert g.kv_waits_s(list(g._states)[1:2], loads, 20_000, 0.0) == [0.0]
-    (wait_s,) = g.kv_waits_s(list(g._states)[1:2], loads, 80_000, 0.0)
+    assert g.kv_waits_s(list(g._states)[1:2], loads, [0], 20_000, 0.0) == [0.0]
+    (wait_s,) = g.kv_waits_s(list(g._states)[1:2], loads, [0], 80_000, 0.0)
     assert wait_s == g.kv_wait_s("i", loads[0], 80_000, 0.0) > 0
+
+
+def test_of_what_streams_share_one_copy_needs_room() -> None:
+    """Two streams of 40,000 tokens that begin with the same 30,000 hold 50,000."""
+    g = gate()
+    g.observe_engine("i", EngineKv(100_000), 0.0)
+    states = list(g._states)[1:2]
+    two = Load(decode_tokens=80_000, decode_requests=2, shared_tokens=60_000, shared_requests=2)
+    assert two.held_tokens == 50_000
+    assert g.kv_waits_s(states, [two], [0], 45_000, 0.0) == [0.0]
+    assert g.kv_waits_s(states, [two], [0], 70_000, 0.0)[0] > 0
+    assert g.kv_waits_s(states, [two], [30_000], 70_000, 0.0) == [0.0], "it shares them too"

@@ -105,6 +105,22 @@ class TestPlacement:
         chosen = [admitted(r, facts(f"s{t}", 8000, t)).decode.name for t in tails]
         assert len(set(chosen)) == 4
 
+    def test_a_shared_head_is_in_use_once(self) -> None:
+        r = router(1)
+        routes = []
+        for turn in range(1, 4):
+            f = facts(f"s{turn}", 8000, [*range(4), *range(100 * turn, 100 * turn + 4)])
+            routes.append(admitted(r, f))
+            r.first_token(routes[-1], f, 0.0)
+        load = r.ledger.load("i0")
+        assert (load.ongoing_tokens, load.shared_tokens, load.shared_requests) == (24_000, 8000, 2)
+        assert load.held_tokens == 20_000, "the first stream is not known to share its head"
+        r.finish(routes[0], 1.0)
+        assert r.ledger.load("i0").held_tokens == 12_000
+        for route in routes:
+            r.finish(route, 1.0)
+        assert r.ledger.load("i0") == Load()
+
     def test_round_robin_rotates(self) -> None:
         r = router(placement="round-robin")
         names = [admitted(r, facts("same")).decode.name for _ in range(8)]
