@@ -23,8 +23,9 @@ class Stay:
     """One session's life on an instance: its cache, and the KV that it keeps there.
 
     `turn`: number of its last turn, from 0. `running`: requests in flight; without any it has been
-    idle since `idle_since_s`. `tokens`: its context; `shared_tokens`: the part that others had
-    there before it came, which is kept for them anyway. `is_dropped`: the table has forgotten it.
+    idle since `idle_since_s`. `tokens`: its context, `kept_tokens`: as of the last turn that was
+    computed there; `shared_tokens`: the part that others had there before it came, which is kept
+    for them anyway. `is_dropped`: the table has forgotten it.
     """
 
     cache: EngineCache
@@ -33,12 +34,13 @@ class Stay:
     running: int
     idle_since_s: float
     tokens: int
+    kept_tokens: int
     shared_tokens: int
     is_dropped: bool
 
     def __init__(self, cache: EngineCache, turn: int, used_s: float) -> None:
         self.cache, self.turn, self.used_s = cache, turn, used_s
-        self.running = self.tokens = self.shared_tokens = 0
+        self.running = self.tokens = self.kept_tokens = self.shared_tokens = 0
         self.idle_since_s = used_s
         self.is_dropped = False
 
@@ -127,6 +129,8 @@ class Sessions:
                 stay.turn, stay.shared_tokens = 0, shared_tokens
             else:
                 stay.turn += 1
+            if stay.cache is not cache:
+                stay.kept_tokens = 0
             stay.cache.sessions -= 1
             stay.cache, stay.used_s = cache, now_s
             cache.sessions += 1
@@ -143,18 +147,22 @@ class Sessions:
             return
         stay.cache.sessions -= 1
         self.live(stay.cache).running -= stay.own_tokens
+        if stay.cache is not cache:
+            stay.kept_tokens = 0
         stay.cache = cache
         cache.sessions += 1
         self.live(cache).running += stay.own_tokens
 
-    def ended(self, stay: Stay, tokens: int, now_s: float) -> None:
-        """A request of the session is over; `tokens`: its prompt and output."""
+    def ended(self, stay: Stay, tokens: int | None, now_s: float) -> None:
+        """A request of the session is over; `tokens`: its prompt and output, None if it failed."""
         if stay.is_dropped:
             return
         live = self.live(stay.cache)
         live.running -= stay.own_tokens
         stay.running -= 1
-        stay.tokens = tokens
+        if tokens is not None:
+            stay.kept_tokens = tokens
+        stay.tokens = stay.kept_tokens
         if stay.running:
             live.running += stay.own_tokens
         else:
@@ -191,7 +199,7 @@ class Sessions:
                 stay = self._homes[session_id] = Stay(cache, turn, used_s)
                 self._homes.move_to_end(session_id, last=False)
                 cache.sessions += 1
-                stay.tokens = tokens
+                stay.tokens = stay.kept_tokens = tokens
                 taken.append(stay)
         for stay in reversed(taken):
             stay.idle_since_s = self.live(stay.cache).becomes_idle(stay.tokens, stay.used_s)

@@ -362,7 +362,9 @@ class Router:
             if charge.phase is Phase.DECODE:
                 self.gate.released(name, charge.tokens, now_s)
         if route.stay is not None:
-            self.sessions.ended(route.stay, route.prompt_tokens + (output_tokens or 0), now_s)
+            kept = route.prompt_tokens + (output_tokens or 0)
+            is_computed = route.first_token_s is not None
+            self.sessions.ended(route.stay, kept if is_computed else None, now_s)
             route.stay = None
         self.hedges.end_hedge(route, now_s)
         self._tracker.release_reservation(route, now_s)

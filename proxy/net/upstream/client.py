@@ -7,6 +7,7 @@ client does not notice.
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ ANSWER_BYTES = 2 << 20
 (connectors.params)."""
 PROBE_BYTES = 64 << 10
 """Most bytes read of an answer to a probe."""
+IDS_REST_S = 60.0
+"""An engine whose `/tokenize` failed is asked again after this time."""
 LIST_BYTES = 1 << 20
 """Most bytes read of a list: models, metrics."""
 _MEANS: Mapping[int, str] = {
@@ -71,6 +74,7 @@ class Upstream:
         self.throttle = Throttle()
         """Throttle of log lines about this instance's answers."""
         self._id = EngineId()
+        self._asked_again_s = -math.inf
         self.bootstrap_fault: str | None = None
         """Why the bootstrap server told no engine id when it was asked last."""
         self.has_new_engine = False
@@ -124,7 +128,20 @@ class Upstream:
         return await _get(self._pool, path, timeout_s, auth, limit, _MEANS)
 
     async def token_ids(self, model: str, text: str, timeout_s: float) -> bytes:
-        """The ids that the engine cuts a text into, 4 bytes each; raises UpstreamFailure."""
+        """The ids that the engine cuts a text into, 4 bytes each; raises UpstreamFailure.
+
+        An engine that did not tell is left alone for IDS_REST_S, as a request waits for this.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._asked_again_s:
+            raise UpstreamFailure(FailureKind.TIMEOUT, "/tokenize did not answer lately")
+        try:
+            return await self._token_ids(model, text, timeout_s)
+        except UpstreamFailure:
+            self._asked_again_s = now_s + IDS_REST_S
+            raise
+
+    async def _token_ids(self, model: str, text: str, timeout_s: float) -> bytes:
         asked = {"model": model, "prompt": text, "add_special_tokens": False}
         head = _JSON + self._connect_options.auth
         try:

@@ -192,6 +192,22 @@ def test_a_move_keeps_the_turn() -> None:
     assert stay.turn == 3
 
 
+def test_what_was_never_computed_is_not_kept() -> None:
+    sessions, at = Sessions(10.0, 2), Caches()
+
+    def turn(name: str, tokens: int, kept: int | None) -> int:
+        stay = sessions.assign("s", at[name], 0.0, tokens)
+        assert stay is not None
+        sessions.ended(stay, kept, 1.0)
+        return sessions.live(at[name]).idle_tokens
+
+    assert turn("a", 50_000, None) == 0
+    assert turn("a", 50_000, 51_000) == 51_000
+    assert turn("a", 60_000, None) == 51_000, "what the turn before has left"
+    assert turn("b", 60_000, None) == 0, "the other one has that"
+    assert sessions.live(at["a"]).idle_tokens == 0
+
+
 def test_a_home_that_is_lost_is_none() -> None:
     """Also where another process has its name by now; the session begins anew."""
     sessions, at = Sessions(10.0, 2), Caches()

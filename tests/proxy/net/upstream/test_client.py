@@ -107,3 +107,13 @@ def test_token_ids_of_a_text() -> None:
 def test_an_answer_without_token_ids_is_a_failure(body: bytes) -> None:
     with pytest.raises(UpstreamFailure, match="/tokenize answers no token ids"):
         read_token_ids(body)
+
+
+async def test_an_engine_that_told_no_ids_is_left_alone() -> None:
+    """A request waits for the answer, so each turn would."""
+    peer = Peer([OK])
+    async with serving(peer.serve) as upstream:
+        for _ in range(3):
+            with pytest.raises(UpstreamFailure, match="/tokenize"):
+                await upstream.token_ids("m", "text", 5.0)
+    assert peer.requests == 1
