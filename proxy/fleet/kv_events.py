@@ -42,6 +42,8 @@ SILENCE_S = 30.0
 """After so long without a batch a replay shows whether one was missed."""
 PAUSE_S, MOST_PAUSE_S = 0.1, 15.0
 """First and longest pause before the next attempt to connect."""
+THREAD_BYTES = 1 << 18
+"""A batch of this size is decoded by a thread: it takes milliseconds."""
 SLICE_BLOCKS = 512
 """Blocks that are taken in before other tasks have their turn."""
 _END = (1 << 64) - 1
@@ -312,7 +314,10 @@ class KvEvents:
         blocks.batches += 1
         blocks.heard_s = self._clock.now_s()
         try:
-            batch = decode(payload)
+            if len(payload) < THREAD_BYTES:
+                batch = decode(payload)
+            else:
+                batch = await asyncio.to_thread(decode, payload)
         except BatchError as error:
             blocks.malformed += 1
             blocks.fault = str(error)

@@ -36,6 +36,8 @@ _KEEPS_ALL = (None, "full_attention", "mla_attention")
 _NAME_BITS = (1 << 64) - 1
 _NAME_BYTES = 8
 MOST_BLOCK_TOKENS = 1 << 16
+MOST_BLOCKS = 512
+"""An event of more blocks is taken for several, so that other tasks have a turn between them."""
 _MOST_TEXT = 256
 
 
@@ -73,9 +75,10 @@ def decode(payload: bytes) -> Batch:
         elif fields.get("medium") not in _GPU:
             batch.other_tier += 1
         elif kind == "BlockStored":
-            batch.events.append(_stored(fields))
+            batch.events += _pieces(_stored(fields))
         elif kind == "BlockRemoved":
-            batch.events.append(Removed(_names(fields), _group(fields)))
+            names, group = _names(fields), _group(fields)
+            batch.events += [Removed(part, group) for part in _parts(names)]
         else:
             batch.events.append(Cleared())
     return batch
@@ -135,6 +138,36 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
         is_full=fields.get("kv_cache_spec_kind") in _KEEPS_ALL,
         session=_text(fields.get("session_id")),
     )
+
+
+def _parts(names: list[int]) -> list[list[int]]:
+    return [names[at : at + MOST_BLOCKS] for at in range(0, len(names), MOST_BLOCKS)] or [[]]
+
+
+def _pieces(whole: Stored) -> list[Stored]:
+    """The same as events of at most MOST_BLOCKS blocks each, every one behind the one before."""
+    if len(whole.hashes) <= MOST_BLOCKS:
+        return [whole]
+    pieces: list[Stored] = []
+    parent, salt, ids, ids_bytes = whole.parent, whole.salt, whole.ids, 0
+    for names in _parts(whole.hashes):
+        end = ids_bytes + len(names) * whole.block_tokens * ID_BYTES
+        pieces.append(
+            Stored(
+                names,
+                parent,
+                whole.block_tokens,
+                ids[ids_bytes:end],
+                salt,
+                whole.lora,
+                whole.mark,
+                whole.group,
+                is_full=whole.is_full,
+                session=whole.session,
+            )
+        )
+        parent, salt, ids_bytes = names[-1], "", end
+    return pieces
 
 
 def _ids(given: Any, size: int, blocks: int) -> bytes:

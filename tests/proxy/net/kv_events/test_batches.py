@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.kvcache.published import Cleared, Removed, Stored
-from proxy.net.kv_events.batches import Batch, BatchError, decode
+from proxy.net.kv_events.batches import MOST_BLOCKS, Batch, BatchError, decode
 
 IDS = list(range(100, 108))
 STORED: dict[str, Any] = {
@@ -62,6 +62,25 @@ def test_a_digest_is_known_by_its_last_64_bits(digest: int) -> None:
         for given_ in (whole, number)
     )
     assert by_bytes == by_number == number
+
+
+@given(st.integers(1, 4 * MOST_BLOCKS), st.integers(0, 4 * MOST_BLOCKS))
+def test_a_long_event_is_taken_in_by_pieces(count: int, with_ids: int) -> None:
+    """Each behind the one before, with its own ids; the leading blocks only may have some."""
+    names, ids = list(range(1, count + 1)), list(range(4 * count))
+    extra: list[Any] = [None] * count
+    if with_ids < count:
+        extra[with_ids] = [["an image", 3]]
+    given_ = STORED | {"block_hashes": names, "token_ids": ids, "extra_keys": extra}
+    pieces: list[Any] = batch(given_ | {"parent_block_hash": None}).events
+    assert [name for piece in pieces for name in piece.hashes] == names
+    assert max(len(piece.hashes) for piece in pieces) <= MOST_BLOCKS
+    assert [piece.parent for piece in pieces] == [None, *[p.hashes[-1] for p in pieces[:-1]]]
+    plain = 4 * min(count, with_ids)
+    assert b"".join(piece.ids for piece in pieces) == array("I", ids[:plain]).tobytes()
+    gone: list[Any] = batch({"type": "BlockRemoved", "block_hashes": names}).events
+    assert [name for piece in gone for name in piece.hashes] == names
+    assert len(gone) == len(pieces)
 
 
 def test_removed_and_cleared() -> None:
