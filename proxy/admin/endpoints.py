@@ -195,6 +195,8 @@ class FleetPaths:
             and is_same
         ):
             member.is_draining = False
+            if spec.sensors:
+                instances.specs[spec.name] = spec
             self._waiting.look_again()
             return json_response(self._describe(spec.name))
         known = [m.instance for m in fleet.members()]
