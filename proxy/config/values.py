@@ -7,6 +7,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 from proxy.config.sensors import FORMS, MOST_PARTS, GpuRange, SensorAt, gpu_ranges
@@ -220,11 +221,10 @@ def instance_list(value: object) -> object:
     entries = value.split(",") if isinstance(value, str) else value
     if not isinstance(entries, list | tuple):
         return value
-    for entry, behind in zip(entries, entries[1:], strict=False):
-        if isinstance(value, str) and ";gpus=" in entry and _GPU_BEHIND.match(behind):
-            raise ValueError(
-                f"GPUs are joined by +, as a comma ends the instance: {entry}+{behind}"
-            )
+    for entry, behind in pairwise(entries) if isinstance(value, str) else ():
+        if ";gpus=" in entry and _GPU_BEHIND.match(behind):
+            both = f"{entry}+{behind}"
+            raise ValueError(f"GPUs are joined by +, as a comma ends the instance: {both}")
     specs = tuple(
         InstanceSpec.parse(entry) if isinstance(entry, str) else entry for entry in entries
     )
