@@ -24,6 +24,8 @@ from proxy.config.sources import ConfigError
 from proxy.fleet import probes
 from proxy.fleet.kv_events import KvEvents
 from proxy.fleet.probes import Probes
+from proxy.fleet.sensors import registry
+from proxy.fleet.sensors.sampling import Sampling
 from proxy.net import tcp, tls
 from proxy.net.server import cors
 from proxy.net.server.connection import Rules, Runner
@@ -126,7 +128,7 @@ class Routes:
             instances, state.in_flight, state.exposition, lambda: reloader.last
         )
         self._fleet = FleetPaths(
-            instances, options, state.waiting, state.telemetry.decisions, own_ports
+            instances, options, state.waiting, state.telemetry.decisions, own_ports, state.gpus
         )
         self._thresholds = BusyThreshold(state.router, options, state.clock)
         self._models = ModelsPath(instances, state.access)
@@ -268,6 +270,7 @@ class Proxy:
         """Ports of this process's listeners."""
         self._probes: Probes
         self._kv_events: KvEvents
+        self._sampling: Sampling
         self._large_bodies: LargeBodies | None = None
         self._runner: web.AppRunner
         self._rules: Rules
@@ -297,16 +300,19 @@ class Proxy:
     async def start(self) -> None:
         """Listen. Raises OSError if the port cannot be bound or the request log not be opened.
 
-        Raises ConfigError if certificates cannot be used, or if this process would replace a
-        serving one and no instance answers it.
+        Raises ConfigError if certificates cannot be used, if a sensor needs a package that is not
+        installed, or if this process would replace a serving one and no instance answers it.
         """
         settings = self._settings
+        if (lacking := registry.missing(settings.instances)) is not None:
+            raise ConfigError(lacking)
         secure = tls.for_clients(settings)
         limit_bytes = settings.max_memory_bytes or cgroup_limit()
         state = self.state = ProxyState.start(settings, limit_bytes)
         self.reloader = Reloader(state, self._source, self._exchange)
         self._probes = Probes(state.instances, state.options)
         self._kv_events = KvEvents(state.instances, state.options)
+        self._sampling = Sampling(state.instances, state.options, state.gpus, registry.SENSORS)
         self._large_bodies = LargeBodies(state.detached)
         routes = Routes(state, self.reloader, self.own_ports, self._large_bodies)
         refused = state.metrics.client_errors
@@ -440,7 +446,12 @@ class Proxy:
         """Run the periodic tasks until cancelled."""
         state = self.state
         await background.run(
-            self._probes, self._kv_events, state.detached, state.memory, state.metrics
+            self._probes,
+            self._kv_events,
+            self._sampling,
+            state.detached,
+            state.memory,
+            state.metrics,
         )
 
     def _on_signal(self) -> None:

@@ -16,7 +16,9 @@ from proxy.config.values import InstanceSpec
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
+from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.instances import Instances
+from proxy.fleet.sensors.readings import GpuReadings
 from proxy.net.addresses import ForbiddenAddressError, check
 from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
@@ -108,8 +110,9 @@ class FleetPaths:
         waiting: WaitingRoom,
         decisions: Sequence[RequestRecord],
         own_ports: Collection[int],
+        gpus: GpuReadings,
     ) -> None:
-        self._instances, self._router = instances, instances.router
+        self._instances, self._router, self._gpus = instances, instances.router, gpus
         self._options, self._waiting = options, waiting
         self._decisions, self._own_ports = decisions, own_ports
 
@@ -152,6 +155,7 @@ class FleetPaths:
                 {"rank": rank} | _published(blocks, now_s)
                 for rank, blocks in router.published.ranks(name).items()
             ],
+            "gpus": [_gpu(reading, now_s) for reading in self._gpus.of(name)],
             "engine": asdict(stats) if stats else None,
         }
 
@@ -195,6 +199,8 @@ class FleetPaths:
             and is_same
         ):
             member.is_draining = False
+            if spec.sensors:
+                instances.specs[spec.name] = spec
             self._waiting.look_again()
             return json_response(self._describe(spec.name))
         known = [m.instance for m in fleet.members()]
@@ -270,6 +276,12 @@ def _published(blocks: PublishedBlocks, now_s: float) -> dict[str, object]:
         "age_s": None if heard_s is None else round(now_s - heard_s, 3),
         "lag_s": None if blocks.lag_s is None else round(blocks.lag_s, 3),
     }
+
+
+def _gpu(reading: GpuReading, now_s: float) -> dict[str, object]:
+    """The last reading of one GPU, with its age in place of its time."""
+    shown = asdict(reading)
+    return shown | {"age_s": round(now_s - shown.pop("at_s"), 3)}
 
 
 def _calibration(times: Times) -> dict[str, dict[str, dict[str, float | int | None]]]:

@@ -1,4 +1,4 @@
-"""The periodic tasks: probes of the instances, their KV events, detached legs, loop lag, memory."""
+"""The periodic tasks: probes, KV events, sensors of GPUs, detached legs, loop lag, memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 from proxy.core.admission.memory import Level, Watermark
 from proxy.fleet.kv_events import KvEvents
 from proxy.fleet.probes import Probes
+from proxy.fleet.sensors.sampling import Sampling
 from proxy.process.memory import give_back, resident_bytes
 from proxy.state.detached import DetachedTasks
 from proxy.telemetry.metrics import Metrics
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 async def run(
     probes: Probes,
     kv_events: KvEvents,
+    sampling: Sampling,
     detached: DetachedTasks,
     memory: Watermark,
     metrics: Metrics,
@@ -42,6 +44,7 @@ async def run(
         group.create_task(_memory(memory), name="memory")
         group.create_task(probes.run(), name="probes")
         group.create_task(kv_events.run(), name="kv-events")
+        group.create_task(sampling.run(), name="sensors")
 
 
 async def _lag(metrics: Metrics) -> None:

@@ -13,6 +13,7 @@ from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
 from proxy.fleet.gauges import FleetCollector
 from proxy.fleet.instances import Instances
+from proxy.fleet.sensors.readings import GpuCollector, GpuReadings
 from proxy.net import tls
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.pool import ConnectOptions
@@ -62,9 +63,12 @@ class ProxyState:
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(router.bytes_per_token.of)
         self.memory = Watermark(None)
+        self.gpus = GpuReadings()
         self.collector = FleetCollector(router, self.instances.reports)
+        gpu_collector = GpuCollector(self.gpus, clock.now_s)
         self.exposition = Exposition(metrics.registry, clock, self.collector.at)
         metrics.registry.register(self.collector)
+        metrics.registry.register(gpu_collector)
         metrics.show_memory(self.memory)
         limits = QueueLimits(
             settings.max_queue, settings.max_queue_bytes, settings.max_queue_seconds
