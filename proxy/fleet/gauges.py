@@ -18,6 +18,7 @@ from proxy.telemetry.metrics import PREFIX, single
 
 _STARTED_S = time.time_ns() / 1e9
 _CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.DECODE_BLOCKS)
+_TOLD = (RejectReason.UPSTREAM_BUSY, RejectReason.HEAT_CAP)
 _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("ongoing_tokens", "Prefill, inbound and decode tokens", lambda x: x.ongoing_tokens),
     (
@@ -213,7 +214,7 @@ class FleetCollector(Collector):
         for name in names:
             for model, busy in self._router.busy_by_model(name, self.now_s).items():
                 over = busy.checks if busy is not None else ()
-                for check in (*_CHECKS, RejectReason.UPSTREAM_BUSY):
+                for check in (*_CHECKS, *_TOLD):
                     family.add_metric([name, check, model], check in over)
         return family
 
