@@ -16,6 +16,7 @@ from aiohttp import web
 
 from proxy import __version__
 from proxy.admin.auth import Denials, Handler, audited
+from proxy.admin.batch import BATCH, Batch
 from proxy.admin.busy_threshold import BusyThreshold
 from proxy.admin.endpoints import FleetPaths, HealthPaths, ModelsPath
 from proxy.config.in_force import OptionsInForce
@@ -126,9 +127,15 @@ class Routes:
             instances, state.in_flight, state.exposition, lambda: reloader.last
         )
         self._fleet = FleetPaths(
-            instances, options, state.waiting, state.telemetry.decisions, own_ports
+            instances,
+            options,
+            state.waiting,
+            state.telemetry.decisions,
+            own_ports,
+            state.thermal.control,
         )
         self._thresholds = BusyThreshold(state.router, options, state.clock)
+        self._batch = Batch(state.thermal, state.router, options, state.clock)
         self._models = ModelsPath(instances, state.access)
         legs = LegOwners(
             state.clock,
@@ -196,6 +203,9 @@ class Routes:
                 "DELETE": thresholds.delete,
             },
         }
+        if options.settings.enable_admin_api:
+            batch = self._batch
+            rows[BATCH] = {"GET": batch.get, "POST": batch.post, "DELETE": batch.delete}
         return [
             web.route(method, path, audited(options, denials, handler))
             for path, handlers in rows.items()
@@ -440,7 +450,12 @@ class Proxy:
         """Run the periodic tasks until cancelled."""
         state = self.state
         await background.run(
-            self._probes, self._kv_events, state.detached, state.memory, state.metrics
+            self._probes,
+            self._kv_events,
+            state.detached,
+            state.memory,
+            state.metrics,
+            state.thermal if self._settings.limits_heat else None,
         )
 
     def _on_signal(self) -> None:

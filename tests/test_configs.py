@@ -25,6 +25,7 @@ from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
+from tests.support.heat import known_heat
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -58,7 +59,7 @@ def exported():
     )
     published = router.published.open("a", 0)
     published.heard_s = published.lag_s = 0.0
-    metrics.registry.register(FleetCollector(router, {"a": stats}))
+    metrics.registry.register(FleetCollector(router, {"a": stats}, known_heat("a")))
     labels: dict[str, set[str]] = {}
     for family in metrics.registry.collect():
         for sample in family.samples:

@@ -1,4 +1,4 @@
-"""The periodic tasks: probes of the instances, their KV events, detached legs, loop lag, memory."""
+"""The periodic tasks: probes, KV events, detached legs, loop lag, memory, heat of instances."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from proxy.fleet.kv_events import KvEvents
 from proxy.fleet.probes import Probes
 from proxy.process.memory import give_back, resident_bytes
 from proxy.state.detached import DetachedTasks
+from proxy.state.thermal import ThermalControl
 from proxy.telemetry.metrics import Metrics
 
 LAG_INTERVAL_S = 0.05
@@ -34,14 +35,17 @@ async def run(
     detached: DetachedTasks,
     memory: Watermark,
     metrics: Metrics,
+    thermal: ThermalControl | None,
 ) -> None:
-    """Run all periodic tasks until cancelled."""
+    """Run all periodic tasks until cancelled; `thermal`: None where nothing can be limited."""
     async with asyncio.TaskGroup() as group:
         group.create_task(detached.run(), name="detached")
         group.create_task(_lag(metrics), name="loop-lag")
         group.create_task(_memory(memory), name="memory")
         group.create_task(probes.run(), name="probes")
         group.create_task(kv_events.run(), name="kv-events")
+        if thermal is not None:
+            group.create_task(thermal.run(), name="thermal")
 
 
 async def _lag(metrics: Metrics) -> None:

@@ -11,6 +11,7 @@ from proxy.core.admission.memory import Watermark
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
+from proxy.core.thermal.fleet_control import FleetControl
 from proxy.fleet.gauges import FleetCollector
 from proxy.fleet.instances import Instances
 from proxy.net import tls
@@ -21,6 +22,7 @@ from proxy.state.access import Access, bearer
 from proxy.state.detached import DetachedTasks
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom
+from proxy.state.thermal import ThermalControl
 from proxy.telemetry.metrics import Exposition, Metrics
 from proxy.telemetry.request_log import RequestLog
 from proxy.telemetry.requests import RequestTelemetry
@@ -59,10 +61,19 @@ class ProxyState:
         self.telemetry = RequestTelemetry(metrics, request_log, clock.now_s)
         self.access = Access(settings, lambda: metrics.denied.labels("client").inc())
         self.in_flight = InFlight()
+        self.thermal = ThermalControl(
+            FleetControl(),
+            router,
+            self.in_flight,
+            clock,
+            metrics,
+            may_abort=settings.thermal_may_abort,
+        )
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(router.bytes_per_token.of)
         self.memory = Watermark(None)
-        self.collector = FleetCollector(router, self.instances.reports)
+        heat = self.thermal.control if settings.limits_heat else None
+        self.collector = FleetCollector(router, self.instances.reports, heat)
         self.exposition = Exposition(metrics.registry, clock, self.collector.at)
         metrics.registry.register(self.collector)
         metrics.show_memory(self.memory)

@@ -1,0 +1,33 @@
+"""A policy of an operator's own for the heat of instances, which says what a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from proxy.core.thermal.fleet_control import FleetControl
+from proxy.core.thermal.readings import COOL, GpuReading, HeatLimits, InstanceWork
+
+
+@dataclass
+class Scripted:
+    """Always says the same, and notes what it was told."""
+
+    limits: HeatLimits = COOL
+    state: str = "NORMAL"
+    headroom_celsius: float | None = 5.0
+    watts_per_seq: float = 3.2
+    seen: list[InstanceWork] = field(default_factory=list)
+
+    def tick(self, readings: Sequence[GpuReading], work: InstanceWork, now_s: float) -> HeatLimits:
+        del readings, now_s
+        self.seen.append(work)
+        return self.limits
+
+
+def known_heat(*names: str) -> FleetControl:
+    """Control that has looked at these instances once."""
+    control = FleetControl(Scripted)
+    for name in names:
+        control.tick(name, (), InstanceWork(), 0.0)
+    return control
