@@ -25,6 +25,8 @@ from proxy.config.sources import ConfigError
 from proxy.fleet import probes
 from proxy.fleet.kv_events import KvEvents
 from proxy.fleet.probes import Probes
+from proxy.fleet.sensors import registry
+from proxy.fleet.sensors.sampling import Sampling
 from proxy.net import tcp, tls
 from proxy.net.server import cors
 from proxy.net.server.connection import Rules, Runner
@@ -132,7 +134,7 @@ class Routes:
             state.waiting,
             state.telemetry.decisions,
             own_ports,
-            state.thermal.control,
+            state.thermal,
         )
         self._thresholds = BusyThreshold(state.router, options, state.clock)
         self._batch = Batch(state.thermal, state.router, options, state.clock)
@@ -278,6 +280,7 @@ class Proxy:
         """Ports of this process's listeners."""
         self._probes: Probes
         self._kv_events: KvEvents
+        self._sampling: Sampling
         self._large_bodies: LargeBodies | None = None
         self._runner: web.AppRunner
         self._rules: Rules
@@ -307,16 +310,19 @@ class Proxy:
     async def start(self) -> None:
         """Listen. Raises OSError if the port cannot be bound or the request log not be opened.
 
-        Raises ConfigError if certificates cannot be used, or if this process would replace a
-        serving one and no instance answers it.
+        Raises ConfigError if certificates cannot be used, if a sensor needs a package that is not
+        installed, or if this process would replace a serving one and no instance answers it.
         """
         settings = self._settings
+        if (lacking := registry.missing(settings.instances)) is not None:
+            raise ConfigError(lacking)
         secure = tls.for_clients(settings)
         limit_bytes = settings.max_memory_bytes or cgroup_limit()
         state = self.state = ProxyState.start(settings, limit_bytes)
         self.reloader = Reloader(state, self._source, self._exchange)
         self._probes = Probes(state.instances, state.options)
         self._kv_events = KvEvents(state.instances, state.options)
+        self._sampling = Sampling(state.instances, state.options, state.gpus, registry.SENSORS)
         self._large_bodies = LargeBodies(state.detached)
         routes = Routes(state, self.reloader, self.own_ports, self._large_bodies)
         refused = state.metrics.client_errors
@@ -449,14 +455,15 @@ class Proxy:
     async def run_background(self) -> None:
         """Run the periodic tasks until cancelled."""
         state = self.state
-        await background.run(
-            self._probes,
-            self._kv_events,
-            state.detached,
-            state.memory,
-            state.metrics,
-            state.thermal if self._settings.limits_heat else None,
-        )
+        parts: dict[str, background.Runs] = {
+            "detached": state.detached,
+            "probes": self._probes,
+            "kv-events": self._kv_events,
+            "sensors": self._sampling,
+        }
+        if self._settings.limits_heat:
+            parts["thermal"] = state.thermal
+        await background.run(parts, state.memory, state.metrics)
 
     def _on_signal(self) -> None:
         self._stop.set()

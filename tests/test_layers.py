@@ -236,6 +236,8 @@ TESTED_ELSEWHERE = {
     "proxy.fleet.instances": "scenarios/test_breaker.py: who goes, who comes back",
     "proxy.fleet.kv_events": "scenarios/test_kv_events.py: gaps, restarts, dropped subscriptions",
     "proxy.fleet.probes": "scenarios/test_breaker.py, process/test_hot_restart.py",
+    "proxy.fleet.sensors.base": "sensors/test_dcgm.py and test_registry.py: bounds, faults",
+    "proxy.fleet.sensors.simulated": "sensors/test_registry.py: degrees by the clock",
     "proxy.net.server.handshakes": "net/test_tls.py: who does not shake hands is closed",
     "proxy.net.server.refusals": "net/server/test_connection.py and bad_input",
     "proxy.net.server.request_loop": "request/test_relay_edges.py: keep-alive, pipelining",

@@ -117,7 +117,7 @@ class Batch:
 
     def _check_sensors(self, names: Sequence[str]) -> None:
         """Refuse a temperature where nobody reads one."""
-        blind = [name for name in names if not self._thermal.readings(name)]
+        blind = [name for name in names if not self._thermal.gpus.of(name)]
         if blind:
             raise BodyError(400, f"target_temp_c: no GPU sensor of {blind[0]} has told anything")
 

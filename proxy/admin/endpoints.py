@@ -16,7 +16,8 @@ from proxy.config.values import InstanceSpec
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
-from proxy.core.thermal.fleet_control import FleetControl, HeatStatus
+from proxy.core.thermal.fleet_control import HeatStatus
+from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.instances import Instances
 from proxy.net.addresses import ForbiddenAddressError, check
 from proxy.net.server import responses
@@ -27,6 +28,7 @@ from proxy.protocol.request_facts import bounded, of_tenant
 from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom
+from proxy.state.thermal import ThermalControl
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.request_log import record_json
@@ -99,8 +101,8 @@ class HealthPaths:
 class FleetPaths:
     """/instances, /sessions and /decisions, for operators.
 
-    `own_ports`: the proxy's own ports, which must not be added as an instance; `heat`: what
-    thermal control knows of them.
+    `own_ports`: the proxy's own ports, which must not be added as an instance; `thermal`: what
+    is known of their heat.
     """
 
     def __init__(
@@ -110,10 +112,10 @@ class FleetPaths:
         waiting: WaitingRoom,
         decisions: Sequence[RequestRecord],
         own_ports: Collection[int],
-        heat: FleetControl,
+        thermal: ThermalControl,
     ) -> None:
-        self._heat = heat
         self._instances, self._router = instances, instances.router
+        self._heat, self._gpus = thermal.control, thermal.gpus
         self._options, self._waiting = options, waiting
         self._decisions, self._own_ports = decisions, own_ports
 
@@ -157,6 +159,7 @@ class FleetPaths:
                 {"rank": rank} | _published(blocks, now_s)
                 for rank, blocks in router.published.ranks(name).items()
             ],
+            "gpus": [_gpu(reading, now_s) for reading in self._gpus.of(name)],
             "engine": asdict(stats) if stats else None,
         }
 
@@ -200,6 +203,8 @@ class FleetPaths:
             and is_same
         ):
             member.is_draining = False
+            if spec.sensors:
+                instances.specs[spec.name] = spec
             self._waiting.look_again()
             return json_response(self._describe(spec.name))
         known = [m.instance for m in fleet.members()]
@@ -284,6 +289,12 @@ def _published(blocks: PublishedBlocks, now_s: float) -> dict[str, object]:
         "age_s": None if heard_s is None else round(now_s - heard_s, 3),
         "lag_s": None if blocks.lag_s is None else round(blocks.lag_s, 3),
     }
+
+
+def _gpu(reading: GpuReading, now_s: float) -> dict[str, object]:
+    """The last reading of one GPU, with its age in place of its time."""
+    shown = asdict(reading)
+    return shown | {"age_s": round(now_s - shown.pop("at_s"), 3)}
 
 
 def _calibration(times: Times) -> dict[str, dict[str, dict[str, float | int | None]]]:

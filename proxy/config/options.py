@@ -325,6 +325,16 @@ class Settings(Model):
             reloadable=True,
         ),
     ]
+    sensor_interval: Annotated[
+        float,
+        Meta(ge=0.05, le=3600),
+        Option(
+            FLEET,
+            "How often the GPU sensors of an instance are asked (;dcgm= and others behind it).",
+            "s",
+            reloadable=True,
+        ),
+    ] = 5.0
     model: Annotated[
         str | None,
         Meta(pattern=WORD),

@@ -7,13 +7,17 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Self
+
+from proxy.config.sensors import FORMS, MOST_PARTS, GpuRange, SensorAt, gpu_ranges
 
 DEFAULT_PORT = 8000
 """Port of an instance that is given by its host alone: that of `vllm serve`."""
 INSTANCE_FORM = (
     f"[name=]host:port (port {DEFAULT_PORT} where none is given) or [name=]http(s)://host:port, "
-    "then optionally ;bootstrap=PORT or ;bootstrap=http(s)://host:port, in quotes in a shell"
+    "then optionally ;bootstrap=PORT or ;bootstrap=http(s)://host:port, ;gpus=0-3 and what reads "
+    "these GPUs (;dcgm=9400, see docs/gpu-sensors.md), in quotes in a shell"
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
@@ -38,6 +42,10 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r".*@.*"), "no user or password; --instance-api-key has the servers' key"),
 )
 """What a text that is no address may have been meant as, by its form: the first that matches."""
+_PARTS = ("bootstrap", "gpus", *FORMS)
+"""What may stand behind an instance's address, each after a semicolon."""
+_GPU_BEHIND = re.compile(r"([A-Za-z0-9._-]+:)?[0-9]{1,3}(-[0-9]{1,3})?(;|$)")
+"""Matches what stands behind a comma where GPUs were joined by one."""
 USERINFO = re.compile(r"[^\s'\",;/]+@")
 """Matches the user part of an address: passwords are hidden from terminals, logs and answers."""
 _PATH = re.compile(r"/[!-~]+")
@@ -88,11 +96,16 @@ class ByteSize(int):
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One vLLM server as configured; its URLs have scheme, host and port only."""
+    """One vLLM server as configured; its URLs have scheme, host and port only.
+
+    `gpus`: which GPUs of its sensors' hosts are its own; empty: all that a sensor tells.
+    """
 
     name: str
     url: str
     bootstrap_url: str | None = None
+    gpus: tuple[GpuRange, ...] = ()
+    sensors: tuple[SensorAt, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -108,14 +121,21 @@ class InstanceSpec:
         name = f"{host}:{port}" if named["name"] is None else named["name"]
         if named["name"] is not None and not _NAME.fullmatch(name):
             raise ValueError(f"name {name!r} has other characters than letters, digits, . _ : -")
-        bootstrap_url = _bootstrap(extras, host) if extras else None
-        return cls(name, f"{scheme or 'http'}://{host}:{port}", bootstrap_url)
+        url = f"{scheme or 'http'}://{host}:{port}"
+        return cls(name, url, *_parts(extras, host))
+
+    @property
+    def urls(self) -> list[str]:
+        """Every address that the proxy connects to because of this entry."""
+        given = (self.url, self.bootstrap_url, *(sensor.url for sensor in self.sensors))
+        return [url for url in given if url]
 
     def __str__(self) -> str:
         """Text that `parse` reads back as an equal value."""
         name = "" if self.url.endswith(f"://{self.name}") else f"{self.name}="
         bootstrap = f";bootstrap={self.bootstrap_url}" if self.bootstrap_url else ""
-        return f"{name}{self.url}{bootstrap}"
+        gpus = f";gpus={'+'.join(map(str, self.gpus))}" if self.gpus else ""
+        return f"{name}{self.url}{bootstrap}{gpus}{''.join(f';{s}' for s in self.sensors)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +221,10 @@ def instance_list(value: object) -> object:
     entries = value.split(",") if isinstance(value, str) else value
     if not isinstance(entries, list | tuple):
         return value
+    for entry, behind in pairwise(entries) if isinstance(value, str) else ():
+        if ";gpus=" in entry and _GPU_BEHIND.match(behind):
+            both = f"{entry}+{behind}"
+            raise ValueError(f"GPUs are joined by +, as a comma ends the instance: {both}")
     specs = tuple(
         InstanceSpec.parse(entry) if isinstance(entry, str) else entry for entry in entries
     )
@@ -284,13 +308,39 @@ def _address(text: str) -> tuple[str | None, str, int]:
     return found["scheme"], host, port
 
 
-def _bootstrap(extras: list[str], instance_host: str) -> str:
-    key, _, text = ";".join(extras).partition("=")
-    if key.strip() != "bootstrap":
-        raise ValueError(
-            f"unknown part {key.strip()!r} after ';', only bootstrap is known; instances are "
-            "separated by commas"
-        )
+def _parts(
+    extras: list[str], instance_host: str
+) -> tuple[str | None, tuple[GpuRange, ...], tuple[SensorAt, ...]]:
+    """Bootstrap server, GPUs and sensors of an instance, by the parts behind its address."""
+    bootstrap_url: str | None = None
+    gpus: tuple[GpuRange, ...] = ()
+    sensors: list[SensorAt] = []
+    once = set()
+    for part in extras:
+        key, _, text = (word.strip() for word in part.partition("="))
+        if key not in _PARTS:
+            raise ValueError(
+                f"unknown part {key!r} after ';', known are {', '.join(_PARTS)}; instances are "
+                "separated by commas"
+            )
+        if key in once:
+            raise ValueError(f"part {key} is given twice")
+        if key in FORMS:
+            sensors.append(SensorAt.parse(key, text, instance_host))
+            continue
+        once.add(key)
+        if key == "bootstrap":
+            bootstrap_url = _bootstrap(text, instance_host)
+        else:
+            gpus = gpu_ranges(text)
+    if gpus and not sensors:
+        raise ValueError(f"gpus without what reads them: one of {', '.join(FORMS)}")
+    if len(sensors) > MOST_PARTS:
+        raise ValueError(f"{len(sensors)} sensors, at most {MOST_PARTS} of one instance")
+    return bootstrap_url, gpus, tuple(sensors)
+
+
+def _bootstrap(text: str, instance_host: str) -> str:
     scheme, host, port = _address(f"http://{instance_host}:{text}" if text.isdecimal() else text)
     if scheme is None:
         raise ValueError(f"bootstrap {text!r} is neither a port nor http(s)://host:port")

@@ -47,6 +47,8 @@ class Instances:
         self.router, self.clock = router, clock
         self.connect_options = connect_options
         self.by_name: dict[str, Upstream] = {}
+        self.specs: dict[str, InstanceSpec] = {}
+        """How each instance was given, with its sensors; bounded by the instances."""
         self.reports: dict[str, EngineStats] = {}
         self.warnings: dict[str, dict[str, str]] = {}
         """What an operator should know of an instance that serves, by its name and a topic."""
@@ -83,6 +85,7 @@ class Instances:
         """
         instance = Instance(spec.name, spec.url, spec.bootstrap_url)
         self.router.add(instance, is_proven=not self.is_serving)
+        self.specs[spec.name] = spec
         self.by_name[spec.name] = Upstream(
             instance, connect_timeout_s, self._on_replay, self.connect_options
         )
@@ -92,6 +95,7 @@ class Instances:
         """Remove an instance and close its connections."""
         self.router.remove(name)
         self._on_removed(name)
+        self.specs.pop(name, None)
         self.reports.pop(name, None)
         self.warnings.pop(name, None)
         if (upstream := self.by_name.pop(name, None)) is not None:
@@ -103,6 +107,7 @@ class Instances:
         """Forget resolved addresses of host names that no instance has any more."""
         instances = [upstream.instance for upstream in self.by_name.values()]
         urls = [url for i in instances for url in (i.url, i.bootstrap_url) if url]
+        urls += [url for spec in self.specs.values() for url in spec.urls]
         self.connect_options.resolver.keep({urlsplit(url).hostname or "" for url in urls})
 
     def has_drained(self, name: str) -> bool:

@@ -204,7 +204,9 @@ async def check(
     If `allowed` is None, only the addresses of the configured instances are. `own_ports`: the
     proxy's own ports.
     """
-    urls = [url for url in (spec.url, spec.bootstrap_url) if url]
+    if here := next((s for s in spec.sensors if s.kind == "file"), None):
+        raise ForbiddenAddressError(f"{here.kind} is a sensor for --instances only")
+    urls = spec.urls
     hosts = [urlsplit(url).hostname or "" for url in urls]
     for host in hosts:
         _check_form(host)
@@ -275,10 +277,10 @@ def _is_here(address: Address) -> bool:
 
 
 async def _of(configured: Iterable[InstanceSpec], resolver: Resolver) -> Networks:
-    """The addresses of the configured instances and their bootstrap servers, as networks of one."""
+    """The addresses that the configured instances name, as networks of one."""
     found = []
     for spec in configured:
-        for url in filter(None, (spec.url, spec.bootstrap_url)):
+        for url in spec.urls:
             parts = urlsplit(url)
             try:
                 addresses = await _look_up(parts.hostname or "", parts.port or 0, resolver)

@@ -40,7 +40,7 @@ class _Change:
     """The instances to add, to take back from draining, and to drain."""
 
     new: list[InstanceSpec]
-    back: list[str]
+    back: list[InstanceSpec]
     gone: list[str]
 
 
@@ -136,7 +136,7 @@ class Reloader:
             if there is None and not same_url:
                 change.new.append(spec)
             elif there is not None and _is_at(there.instance, spec, before.get(spec.name)):
-                change.back.append(spec.name)
+                change.back.append(spec)
             else:
                 raise ConfigError(
                     f"instances: {spec.name} is there with another name or address, and may have "
@@ -175,7 +175,10 @@ class Reloader:
         fleet = state.router.fleet
         for spec in change.new:
             state.instances.add(spec, new.connect_timeout)
-        for names, is_draining in ((change.back, False), (change.gone, True)):
+        for spec in change.back:
+            state.instances.specs[spec.name] = spec
+        back = [spec.name for spec in change.back]
+        for names, is_draining in ((back, False), (change.gone, True)):
             for name in names:
                 if (member := fleet.get(name)) is not None:
                     member.is_draining = is_draining

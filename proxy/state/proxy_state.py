@@ -14,6 +14,7 @@ from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
 from proxy.fleet.gauges import FleetCollector
 from proxy.fleet.instances import Instances
+from proxy.fleet.sensors.readings import GpuCollector, GpuReadings
 from proxy.net import tls
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.pool import ConnectOptions
@@ -22,7 +23,7 @@ from proxy.state.access import Access, bearer
 from proxy.state.detached import DetachedTasks
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom
-from proxy.state.thermal import ThermalControl
+from proxy.state.thermal import TICK_S, ThermalControl
 from proxy.telemetry.metrics import Exposition, Metrics
 from proxy.telemetry.request_log import RequestLog
 from proxy.telemetry.requests import RequestTelemetry
@@ -61,21 +62,22 @@ class ProxyState:
         self.telemetry = RequestTelemetry(metrics, request_log, clock.now_s)
         self.access = Access(settings, lambda: metrics.denied.labels("client").inc())
         self.in_flight = InFlight()
+        self.gpus = GpuReadings()
         self.thermal = ThermalControl(
-            FleetControl(),
-            router,
-            self.in_flight,
-            clock,
-            metrics,
-            may_abort=settings.thermal_may_abort,
+            FleetControl(), router, self.in_flight, clock, metrics, self.gpus
         )
+        self.thermal.may_abort = settings.thermal_may_abort
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(router.bytes_per_token.of)
         self.memory = Watermark(None)
         heat = self.thermal.control if settings.limits_heat else None
+        if heat is not None:
+            self.gpus.needed_every_s = TICK_S
         self.collector = FleetCollector(router, self.instances.reports, heat)
+        gpu_collector = GpuCollector(self.gpus, clock.now_s)
         self.exposition = Exposition(metrics.registry, clock, self.collector.at)
         metrics.registry.register(self.collector)
+        metrics.registry.register(gpu_collector)
         metrics.show_memory(self.memory)
         limits = QueueLimits(
             settings.max_queue, settings.max_queue_bytes, settings.max_queue_seconds

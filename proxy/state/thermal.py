@@ -11,7 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +27,13 @@ TICK_S = 1.0
 CONTROL_POLICY = "max_relief"
 """Who leaves where control itself, and no operator, wants requests to leave."""
 _log = logging.getLogger(__name__)
+
+
+class Readings(Protocol):
+    """Where the last readings of the instances' GPUs are."""
+
+    def of(self, instance: str) -> Sequence[GpuReading]:
+        """Of one instance; none without a sensor."""
 
 
 class Evictor(Protocol):
@@ -102,8 +109,7 @@ class _Progress:
 class ThermalControl:
     """Runs a `FleetControl` on the instances of a router.
 
-    `readings`: the last readings of an instance's GPUs by its name. `may_abort`: requests that
-    cannot be moved may be ended, in an emergency or by an operator's `force_evict`.
+    `gpus`: the last readings of the instances' GPUs.
     """
 
     def __init__(
@@ -113,14 +119,14 @@ class ThermalControl:
         in_flight: InFlight,
         clock: Clock,
         metrics: Metrics,
-        *,
-        may_abort: bool = False,
+        gpus: Readings,
     ) -> None:
-        self.control = control
-        self.readings: Callable[[str], Sequence[GpuReading]] = lambda name: ()
+        self.control, self.gpus = control, gpus
         self.evictor: Evictor = NoMigration()
         self._router, self._in_flight = router, in_flight
-        self._clock, self._metrics, self._may_abort = clock, metrics, may_abort
+        self._clock, self._metrics = clock, metrics
+        self.may_abort = False
+        """Requests that cannot be moved may be ended: in an emergency, or by `force_evict`."""
         self._progress: dict[Served, _Progress] = {}
         self._states: dict[str, str] = {}
 
@@ -138,7 +144,7 @@ class ThermalControl:
         self._states = {name: self._states.get(name, "") for name in names}
         self._note_progress(now_s)
         for name in names:
-            readings = self.readings(name)
+            readings = self.gpus.of(name)
             limits = self.control.tick(name, readings, self._work(name), now_s)
             self._obey(name, limits)
             if limits.evict:
@@ -249,7 +255,7 @@ class ThermalControl:
         for row in victims([row for row, _ in running], policy, count):
             served = served_by[id(row)]
             skip_reason = self.evictor.skip_reason(served)
-            if skip_reason is not None and is_forced and self._may_abort:
+            if skip_reason is not None and is_forced and self.may_abort:
                 skip_reason = None
             move_s = self._move_s(name, row.kv_tokens)
             plan.append(

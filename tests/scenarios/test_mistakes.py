@@ -55,7 +55,11 @@ TYPED = (
     ("cache-proxy --instances 'gpu-1:8000;8998'", "unknown part '8998' after ';'"),
     (
         "cache-proxy --instances 'gpu-1:8000;gpu-2:8000'",
-        "only bootstrap is known; instances are separated by commas",
+        "instances are separated by commas",
+    ),
+    (
+        "cache-proxy --instances 'gpu-1:8000;gpus=0,1;dcgm=9400'",
+        "GPUs are joined by +, as a comma ends the instance",
     ),
     (
         "cache-proxy --instances user:secret@gpu-1:8000",

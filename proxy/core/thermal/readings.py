@@ -16,6 +16,7 @@ class GpuReading:
 
     `gpu`: its name, `host:index`. `celsius`: of the chip, `memory_celsius`: of its memory.
     `utilization_ratio`: 0 to 1. `is_slowed`: the hardware slows itself down for its temperature.
+    `pcie_tx_bytes_per_s`: what it sends to its host.
     """
 
     gpu: str
@@ -26,6 +27,7 @@ class GpuReading:
     utilization_ratio: float | None = None
     memory_used_bytes: int | None = None
     is_slowed: bool = False
+    pcie_tx_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ class Upstream:
         At most `limit` bytes of it. A redirect is a failure like any other status.
         """
         auth = headers or self._connect_options.auth
-        return await _get(self._pool, path, timeout_s, auth, limit, _MEANS)
+        return await get_from(self._pool, path, timeout_s, auth, limit, _MEANS)
 
     async def token_ids(self, model: str, text: str, timeout_s: float) -> bytes:
         """The ids that the engine cuts a text into, 4 bytes each; raises UpstreamFailure."""
@@ -145,7 +145,7 @@ class Upstream:
         """
         pool = Pool(url, self._connect_timeout_s, self._connect_options)
         try:
-            return read_engine_id(await _get(pool, "/query", self._connect_timeout_s))
+            return read_engine_id(await get_from(pool, "/query", self._connect_timeout_s))
         finally:
             await pool.close()
 
@@ -178,7 +178,9 @@ class Upstream:
             return
         loop = asyncio.get_running_loop()
         try:
-            found = read_engine_id(await _get(self._bootstrap, "/query", self._connect_timeout_s))
+            found = read_engine_id(
+                await get_from(self._bootstrap, "/query", self._connect_timeout_s)
+            )
         except UpstreamFailure as failure:
             self._id.failed(loop.time())
             self.bootstrap_fault = failure.detail
@@ -241,7 +243,7 @@ async def _ask(
     return await reply.begun()
 
 
-async def _get(
+async def get_from(
     pool: Pool,
     path: str,
     timeout_s: float,
@@ -249,6 +251,10 @@ async def _get(
     limit: int = PROBE_BYTES,
     means: Mapping[int, str] = _PLAIN,
 ) -> bytes:
+    """At most `limit` bytes of the body of a 200 answer to GET; raises UpstreamFailure.
+
+    `means`: what a status of another answer most often means.
+    """
     try:
         with Limit(timeout_s):
             reply = await _ask(

@@ -224,22 +224,29 @@ async def test_a_target_is_followed_while_readings_come(tmp_path: Path) -> None:
     async with operated(tmp_path, 2) as (proxy, _):
         turns, thermal = Turns(proxy), proxy.server.state.thermal
         names = [m.instance.name for m in proxy.router.fleet.members()]
-        now_s = proxy.server.state.clock.now_s
         celsius = {names[0]: 90.0, names[1]: 70.0}
-        thermal.readings = lambda name: [GpuReading("h:0", now_s(), celsius[name])]
+
+        def read() -> None:
+            now_s = proxy.server.state.clock.now_s()
+            for name in names:
+                found = [GpuReading("h:0", now_s, celsius[name])]
+                proxy.server.state.gpus.observe(name, found, is_idle=False)
+
+        for name in names:
+            proxy.server.state.gpus.watch(name, (), 0.0)
+        read()
         streams = [asyncio.create_task(proxy.post(STREAM)) for _ in range(8)]
         ledger = proxy.router.ledger
         await until(lambda: sum(ledger.load(n).decode_requests for n in names) == 8)
         before = ledger.load(names[0]).running_requests
         turns.next()
         assert (await ask(proxy, "POST", {"target_temp_c": 80.0}))[0] == 200
-        thermal.readings = lambda name: [
-            GpuReading("h:0", proxy.server.state.clock.now_s(), celsius[name])
-        ]
+        read()
         thermal.tick()
         assert proxy.router.heat.of(names[0]).cap == max(1, before - 5)
         assert proxy.router.heat.of(names[1]).cap is None
         celsius[names[0]] = 79.0
+        read()
         thermal.tick()
         _, listed = await ask(proxy, "GET")
         assert [row["order"]["is_reached"] for row in listed["instances"]] == [True, True]

@@ -55,7 +55,7 @@ def test_instance_forms(text, spec):
         ("h:1;bootstrap=h:2", "neither a port nor"),
         ("h:1;bootstrap=0", "port 0"),
         ("h:1;boot=2", "unknown part 'boot'"),
-        ("h:1;bootstrap=2;bootstrap=3", "is not host:port"),
+        ("h:1;bootstrap=2;bootstrap=3", "part bootstrap is given twice"),
         ("h:1,h:1", "name 'h:1' is given twice"),
         ("a=h:1,a=h:2", "name 'a' is given twice"),
         ("a=h:1,b=H:1", "address 'http://h:1' is given twice"),

@@ -1,0 +1,129 @@
+"""GpuReadings: the last reading of every GPU, by instance; and their gauges.
+
+A reading's time is that of the last sign of life. A sensor that answers the same figures to the
+last digit while the instance works has not looked again, as the power of a GPU at work is never
+twice the same: then the old time stays, and its age shows a sensor that is frozen, or an exporter
+that collects less often than it is asked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from proxy.core.thermal.readings import GpuReading
+from proxy.telemetry.metrics import PREFIX
+
+SHOWN_S = 60.0
+"""An older reading is no longer exported: the series ends, and the age goes on."""
+_GAUGES: tuple[tuple[str, str, Callable[[GpuReading], float | None]], ...] = (
+    ("gpu_utilization_ratio", "Time in which the GPU worked", lambda r: r.utilization_ratio),
+    ("gpu_memory_used_bytes", "Memory in use on the GPU", lambda r: r.memory_used_bytes),
+    ("gpu_temperature_celsius", "Temperature of the chip", lambda r: r.celsius),
+    ("gpu_memory_temperature_celsius", "Temperature of its memory", lambda r: r.memory_celsius),
+    ("gpu_power_watts", "Power that the GPU takes", lambda r: r.watts),
+    ("gpu_slowed", "1 while the hardware slows itself down for its heat", lambda r: r.is_slowed),
+    (
+        "gpu_pcie_tx_bytes_per_second",
+        "What the GPU sends over PCIe",
+        lambda r: r.pcie_tx_bytes_per_s,
+    ),
+)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One instance's GPUs. `since_s`: when its sensors were first asked. `named`: by its entry."""
+
+    since_s: float
+    named: frozenset[str]
+    last: dict[str, GpuReading] = field(default_factory=dict)
+
+
+class GpuReadings:
+    """The last readings; of each instance that has a sensor, as long as it is there."""
+
+    def __init__(self) -> None:
+        self._by_instance: dict[str, _Watched] = {}
+        self.needed_every_s = math.inf
+        """Longest interval that control needs; `--sensor-interval` may be shorter."""
+
+    def of(self, instance: str) -> Sequence[GpuReading]:
+        """The last reading of each of an instance's GPUs, however old; none without a sensor."""
+        watched = self._by_instance.get(instance)
+        return () if watched is None else tuple(watched.last.values())
+
+    def age_s(self, instance: str, now_s: float) -> float | None:
+        """How old the oldest of them is; of a GPU that was never read, since the first attempt.
+
+        None without a sensor.
+        """
+        watched = self._by_instance.get(instance)
+        if watched is None:
+            return None
+        times = [reading.at_s for reading in watched.last.values()]
+        is_whole = bool(times) and watched.named <= watched.last.keys()
+        return max(0.0, now_s - min(times if is_whole else [*times, watched.since_s]))
+
+    def instances(self) -> list[str]:
+        """The names of the instances that have a sensor."""
+        return list(self._by_instance)
+
+    def watch(self, instance: str, named: Iterable[str], now_s: float) -> None:
+        """Begin with an instance; `named`: the GPUs that its entry names."""
+        self._by_instance[instance] = _Watched(now_s, frozenset(named))
+
+    def forget(self, instance: str) -> None:
+        """The instance has left, or has no sensor any more."""
+        self._by_instance.pop(instance, None)
+
+    def observe(self, instance: str, found: Iterable[GpuReading], *, is_idle: bool) -> None:
+        """Take in what a sensor says now; `is_idle`: the instance has no request."""
+        watched = self._by_instance.get(instance)
+        if watched is None:
+            return
+        for reading in found:
+            if watched.named and reading.gpu not in watched.named:
+                continue
+            before = watched.last.get(reading.gpu)
+            is_frozen = not is_idle and before is not None and _is_same(before, reading)
+            if before is None or not is_frozen:
+                watched.last[reading.gpu] = reading
+
+
+def _is_same(before: GpuReading, now: GpuReading) -> bool:
+    """Whether a sensor that tells power has said the same again."""
+    return now.watts is not None and replace(now, at_s=before.at_s) == before
+
+
+class GpuCollector(Collector):
+    """The gauges of the readings, at scrape time."""
+
+    def __init__(self, readings: GpuReadings, now_s: Callable[[], float]) -> None:
+        self._readings, self._now_s = readings, now_s
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        now_s = self._now_s()
+        rows = [
+            (name, reading)
+            for name in self._readings.instances()
+            for reading in self._readings.of(name)
+            if now_s - reading.at_s < SHOWN_S
+        ]
+        for metric, text, read in _GAUGES:
+            family = GaugeMetricFamily(f"{PREFIX}_{metric}", text, labels=("upstream", "gpu"))
+            for name, reading in rows:
+                if (value := read(reading)) is not None:
+                    family.add_metric([name, reading.gpu], value)
+            yield family
+        text = "Age of the oldest reading of the instance's GPUs"
+        ages = GaugeMetricFamily(f"{PREFIX}_thermal_sensor_age_seconds", text, labels=("upstream",))
+        for name in self._readings.instances():
+            if (age_s := self._readings.age_s(name, now_s)) is not None:
+                ages.add_metric([name], age_s)
+        yield ages
