@@ -18,12 +18,13 @@ from proxy.admin.auth import BodyError, small_object
 from proxy.config.in_force import OptionsInForce
 from proxy.core.routing.router import Router
 from proxy.core.thermal.orders import (
-    TARGET_MOST_CELSIUS,
+    TARGET_CELSIUS,
+    TTL_LEAST_S,
     TTL_MOST_S,
     TTL_S,
-    VICTIMS,
     BatchOrder,
 )
+from proxy.core.thermal.victims import VICTIMS
 from proxy.net.server.responses import error_response, json_response
 from proxy.net.timeouts import Clock
 from proxy.state.thermal import Decision, ThermalControl
@@ -157,7 +158,7 @@ def order_of(body: Mapping[str, object]) -> BatchOrder:
     """The order that a body asks for; raises BodyError with the first thing that is wrong."""
     if unknown := set(body) - set(_FIELDS):
         raise BodyError(400, f"{min(unknown)[:64]}: unknown; known: {', '.join(_FIELDS)}")
-    target = _number(body, "target_temp_c", TARGET_MOST_CELSIUS)
+    target = _number(body, "target_temp_c", *TARGET_CELSIUS)
     most = _whole(body, "max_num_seqs", 1, MOST_SEQS)
     evict = _whole(body, "force_evict", 0, MOST_SEQS) or 0
     if most is None and not evict and target is None:
@@ -169,7 +170,7 @@ def order_of(body: Mapping[str, object]) -> BatchOrder:
     is_text = isinstance(reason, str) and reason.isprintable()
     if not isinstance(reason, str) or not is_text or len(reason) > REASON_CHARS:
         raise BodyError(400, f"reason: printable text of up to {REASON_CHARS} characters")
-    ttl_s = _number(body, "ttl_s", TTL_MOST_S)
+    ttl_s = _number(body, "ttl_s", TTL_LEAST_S, TTL_MOST_S)
     return BatchOrder(most, evict, target, policy, TTL_S if ttl_s is None else ttl_s, reason)
 
 
@@ -184,13 +185,13 @@ def _whole(body: Mapping[str, object], field: str, least: int, most: int | None)
     return value
 
 
-def _number(body: Mapping[str, object], field: str, most: float) -> float | None:
+def _number(body: Mapping[str, object], field: str, least: float, most: float) -> float | None:
     value = body.get(field)
     if value is None:
         return None
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not isinstance(value, int | float) or not 0 < value <= most:
-        raise BodyError(400, f"{field}: a number above 0, {most:g} at most; got {str(value)[:64]}")
+    if not is_number or not isinstance(value, int | float) or not least <= value <= most:
+        raise BodyError(400, f"{field}: a number, {least:g} to {most:g}; got {str(value)[:64]}")
     return float(value)
 
 

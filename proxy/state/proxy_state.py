@@ -7,6 +7,7 @@ import ssl
 
 from proxy.config.in_force import OptionsInForce, router_config
 from proxy.config.options import Settings
+from proxy.config.thermal import read_plan
 from proxy.core.admission.memory import Watermark
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
@@ -50,6 +51,7 @@ class ProxyState:
         request_log: RequestLog,
         connect_options: ConnectOptions | None = None,
     ) -> None:
+        """Raises ConfigError if the file of `--thermal` is wrong."""
         self.clock, self.router, self.metrics = clock, router, metrics
         self.options = OptionsInForce(settings)
         self.instances = Instances(
@@ -63,9 +65,9 @@ class ProxyState:
         self.access = Access(settings, lambda: metrics.denied.labels("client").inc())
         self.in_flight = InFlight()
         self.gpus = GpuReadings()
-        self.thermal = ThermalControl(
-            FleetControl(), router, self.in_flight, clock, metrics, self.gpus
-        )
+        path = settings.thermal
+        control = FleetControl() if path is None else read_plan(path).control()
+        self.thermal = ThermalControl(control, router, self.in_flight, clock, metrics, self.gpus)
         self.thermal.may_abort = settings.thermal_may_abort
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(router.bytes_per_token.of)
@@ -84,6 +86,7 @@ class ProxyState:
         )
         weights = {share.tenant: share.weight for share in settings.tenant_weights}
         self.waiting = WaitingRoom(router, clock, metrics, limits, weights)
+        self.thermal.waiting = lambda: len(self.waiting.waiting.queue)
         self.use(settings)
         for spec in settings.instances:
             self.instances.add(spec, settings.connect_timeout)

@@ -11,21 +11,26 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import EMERGENCY, FleetControl
-from proxy.core.thermal.orders import BatchOrder, RunningRequest, victims
+from proxy.core.thermal.orders import BatchOrder
 from proxy.core.thermal.readings import GpuReading, HeatLimits, InstanceWork
+from proxy.core.thermal.victims import MoveBudget, Victim, is_worth_moving
 from proxy.net.timeouts import Clock
 from proxy.state.in_flight import InFlight, Served
 from proxy.telemetry.metrics import Metrics
 
 TICK_S = 1.0
-CONTROL_POLICY = "max_relief"
-"""Who leaves where control itself, and no operator, wants requests to leave."""
+BYTES_PER_TOKEN = 131_072
+"""Of KV, where the bandwidth of moves is kept: of an 8B model with 8 KV heads in 16 bits."""
+FLEET_BYTES_PER_S = 20e9
+"""The founding document's bound on what evictions move, over the whole fleet."""
+CONTROL = "control"
+"""The policy's name in metrics where control itself wants requests to leave."""
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +39,9 @@ class Readings(Protocol):
 
     def of(self, instance: str) -> Sequence[GpuReading]:
         """Of one instance; none without a sensor."""
+
+    def age_s(self, instance: str, now_s: float) -> float | None:
+        """Their age, None without a sensor."""
 
 
 class Evictor(Protocol):
@@ -98,6 +106,15 @@ class Decision:
     plan: list[PlanRow] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A row of a plan, and whose it is."""
+
+    row: PlanRow
+    victim: Victim
+    served: Served
+
+
 @dataclass(slots=True)
 class _Progress:
     """Output of a request at the last tick, and when it last grew."""
@@ -127,6 +144,9 @@ class ThermalControl:
         self._clock, self._metrics = clock, metrics
         self.may_abort = False
         """Requests that cannot be moved may be ended: in an emergency, or by `force_evict`."""
+        self.waiting: Callable[[], int] = lambda: 0
+        """How many requests wait for a place."""
+        self._budget = MoveBudget(FLEET_BYTES_PER_S)
         self._progress: dict[Served, _Progress] = {}
         self._states: dict[str, str] = {}
 
@@ -144,20 +164,28 @@ class ThermalControl:
         self._states = {name: self._states.get(name, "") for name in names}
         self._note_progress(now_s)
         for name in names:
-            readings = self.gpus.of(name)
-            limits = self.control.tick(name, readings, self._work(name), now_s)
+            has_sensor = self.gpus.age_s(name, now_s) is not None
+            readings = self.gpus.of(name) if has_sensor else None
+            limits = self.control.tick(name, readings, self._work(name, now_s), now_s)
             self._obey(name, limits)
             if limits.evict:
                 order = self.control.status(name).order
-                policy = CONTROL_POLICY if order is None else order.order.policy
-                is_emergency = self.control.state(name) == EMERGENCY
-                self._evict(name, limits.evict, policy, is_forced=is_emergency)
+                policy = None if order is None else order.order.policy
+                is_forced = self.control.state(name) == EMERGENCY
+                plan = self._plan(name, limits.evict, policy, now_s, is_forced=is_forced)
+                self._carry_out(plan, policy or CONTROL)
 
-    def _work(self, name: str) -> InstanceWork:
+    def _running(self, name: str) -> int:
+        return self._router.ledger.load(name).running_requests
+
+    def _work(self, name: str, now_s: float) -> InstanceWork:
         load = self._router.ledger.load(name)
+        computed = self._router.latency.of(name).computed_tokens
         return InstanceWork(
             running=load.running_requests,
             kv_tokens=load.ongoing_tokens,
+            prefill_tps=self.control.prefill_tps(name, computed, now_s),
+            waiting=self.waiting(),
         )
 
     def _obey(self, name: str, limits: HeatLimits) -> None:
@@ -175,7 +203,7 @@ class ThermalControl:
             _log.warning(
                 "instance %s: heat %s, was %s: headroom %s C, %d running, cap %s",
                 *(name, state, known, "unknown" if headroom is None else f"{headroom:.1f}"),
-                *(self._work(name).running, "none" if limits.cap is None else limits.cap),
+                *(self._running(name), "none" if limits.cap is None else limits.cap),
             )
 
     def _note_progress(self, now_s: float) -> None:
@@ -192,7 +220,7 @@ class ThermalControl:
     def order(self, names: Sequence[str], order: BatchOrder, *, dry_run: bool) -> Decision:
         """Obey an operator's order on these instances, or only say what it would do."""
         now_s, control = self._clock.now_s(), self.control
-        running = {name: self._work(name).running for name in names}
+        running = {name: self._running(name) for name in names}
         decision_id = secrets.token_hex(6)
         if not dry_run:
             for name, limits in control.give(running, order, decision_id, now_s).items():
@@ -202,16 +230,16 @@ class ThermalControl:
             plan = self._plan(name, order.force_evict, order.policy, now_s, is_forced=True)
             if not dry_run:
                 self._carry_out(plan, order.policy)
-            rows = [row for row, _ in plan]
-            left = [row.request_id for row in rows if row.skip_reason is None]
-            decision.plan.extend(rows)
+            leaving = [one for one in plan if one.row.skip_reason is None]
+            left = [one.row.request_id for one in leaving]
+            decision.plan.extend(one.row for one in plan)
             decision.results.append(
                 InstanceResult(
                     instance=name,
                     previous_running=running[name],
                     new_running=running[name] - len(left),
                     evicted_request_ids=left,
-                    estimated_watts_saved=len(left) * control.status(name).watts_per_seq,
+                    estimated_watts_saved=control.watts_of(name, [one.victim for one in leaving]),
                     new_max_num_seqs=(
                         order.cap(running[name]) if dry_run else self._router.heat.of(name).cap
                     ),
@@ -226,45 +254,68 @@ class ThermalControl:
         self.tick()
         return cleared
 
-    def _running(self, name: str, now_s: float) -> list[tuple[RunningRequest, Served]]:
-        return [(self._row(served, now_s), served) for served in self._in_flight.on(name)]
-
-    def _row(self, served: Served, now_s: float) -> RunningRequest:
+    def _victim(self, served: Served, now_s: float) -> Victim:
+        """What speaks for and against the eviction of a request."""
         route, events = served.route, served.output_events
         assert route is not None
         began_s = route.reserved_s if route.first_token_s is None else route.first_token_s
         progress, most = self._progress.get(served), served.most_output_tokens
-        last_s = now_s if progress is None or progress.events != events else progress.grew_s
-        return RunningRequest(
+        is_known = progress is not None and progress.events == events
+        expected = int(self._router.latency.output_tokens)
+        return Victim(
             request_id=served.request_id,
             kv_tokens=route.prompt_tokens + events,
-            began_s=began_s,
-            last_token_s=last_s,
+            last_token_s=progress.grew_s if progress is not None and is_known else now_s,
             priority=served.priority,
-            remaining_tokens=float("inf") if most is None else max(0, most - events),
-            tokens_per_s=events / max(1e-3, now_s - began_s),
+            remaining_tokens=max(1, (expected if most is None else min(most, expected)) - events),
+            # The request rate of a session is not kept: what it gets per second stands for it.
+            qps=events / max(1e-3, now_s - began_s),
+            is_movable=self.evictor.skip_reason(served) is None,
+            arrived_s=began_s,
         )
 
     def _plan(
-        self, name: str, count: int, policy: str, now_s: float, *, is_forced: bool
-    ) -> list[tuple[PlanRow, Served]]:
+        self, name: str, count: int, policy: str | None, now_s: float, *, is_forced: bool
+    ) -> list[_Planned]:
         """Who should leave an instance, in their order, and why some cannot."""
-        running = self._running(name, now_s) if count else []
-        served_by = {id(row): served for row, served in running}
+        if not count:
+            return []
+        served_by: dict[int, Served] = {}
+        running = []
+        for served in self._in_flight.on(name):
+            victim = self._victim(served, now_s)
+            served_by[id(victim)] = served
+            running.append(victim)
+        chosen = self.control.victims(name, running, count, now_s, policy, may_abort=is_forced)
         plan = []
-        for row in victims([row for row, _ in running], policy, count):
-            served = served_by[id(row)]
-            skip_reason = self.evictor.skip_reason(served)
-            if skip_reason is not None and is_forced and self.may_abort:
-                skip_reason = None
-            move_s = self._move_s(name, row.kv_tokens)
-            plan.append(
-                (
-                    PlanRow(name, row.request_id, row.kv_tokens, move_s, None, skip_reason),
-                    served,
-                )
-            )
+        for victim in chosen:
+            served = served_by[id(victim)]
+            move_s = self._move_s(name, victim.kv_tokens)
+            reason = self._why_not(name, served, victim, move_s, now_s, is_forced=is_forced)
+            row = PlanRow(name, victim.request_id, victim.kv_tokens, move_s, None, reason)
+            plan.append(_Planned(row, victim, served))
         return plan
+
+    def _why_not(
+        self,
+        name: str,
+        served: Served,
+        victim: Victim,
+        move_s: float | None,
+        now_s: float,
+        *,
+        is_forced: bool,
+    ) -> str | None:
+        """Why a request stays; None where it leaves."""
+        reason = self.evictor.skip_reason(served)
+        if reason is not None:
+            return None if is_forced and self.may_abort else reason
+        if is_forced or move_s is None:
+            return None
+        busy = self._router.busy(name, "*", now_s)
+        if not is_worth_moving(0.0 if busy is None else busy.free_in_s, move_s):
+            return "the wait for its place is shorter than the move"
+        return None
 
     def _move_s(self, name: str, tokens: int) -> float | None:
         """Seconds to move a request's KV to the nearest other instance."""
@@ -272,24 +323,24 @@ class ThermalControl:
         transfer_s = self._router.latency.transfer_s
         return min((transfer_s(name, other, tokens) for other in others), default=None)
 
-    def _evict(self, name: str, count: int, policy: str, *, is_forced: bool) -> None:
-        now_s = self._clock.now_s()
-        self._carry_out(self._plan(name, count, policy, now_s, is_forced=is_forced), policy)
-
-    def _carry_out(self, plan: Sequence[tuple[PlanRow, Served]], policy: str) -> None:
+    def _carry_out(self, plan: Sequence[_Planned], policy: str) -> None:
         outcomes: Counter[str] = Counter()
-        for row, served in plan:
+        now_s = self._clock.now_s()
+        for one in plan:
+            row, served = one.row, one.served
             if row.skip_reason is not None:
                 outcomes["skipped"] += 1
-            elif self.evictor.skip_reason(served) is None:
-                outcomes["moved"] += 1
-                self.evictor.move(served)
-            else:
+            elif not one.victim.is_movable:
                 outcomes["aborted"] += 1
                 _log.warning(
                     "instance %s: request %s is ended for its heat", row.instance, row.request_id
                 )
                 served.end_hot()
+            elif self._budget.take(row.instance, row.kv_tokens * BYTES_PER_TOKEN, now_s) > 0.0:
+                outcomes["skipped"] += 1
+            else:
+                outcomes["moved"] += 1
+                self.evictor.move(served)
         for outcome, count in outcomes.items():
             self._metrics.thermal_evictions.labels(policy, outcome).inc(count)
 

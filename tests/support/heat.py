@@ -18,16 +18,26 @@ class Scripted:
     headroom_celsius: float | None = 5.0
     watts_per_seq: float = 3.2
     seen: list[InstanceWork] = field(default_factory=list)
+    aimed: tuple[float, float] | None = None
 
     def tick(self, readings: Sequence[GpuReading], work: InstanceWork, now_s: float) -> HeatLimits:
         del readings, now_s
         self.seen.append(work)
         return self.limits
 
+    def aim(self, target_celsius: float, until_s: float) -> None:
+        self.aimed = (target_celsius, until_s)
+
+    def clear_override(self) -> None:
+        self.aimed = None
+
+    def watts_of(self, kv_tokens: Sequence[int]) -> float:
+        return self.watts_per_seq * len(kv_tokens)
+
 
 def known_heat(*names: str) -> FleetControl:
     """Control that has looked at these instances once."""
-    control = FleetControl(Scripted)
+    control = FleetControl(lambda policy: Scripted())
     for name in names:
         control.tick(name, (), InstanceWork(), 0.0)
     return control

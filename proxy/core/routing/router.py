@@ -329,6 +329,8 @@ class Router:
         For a request that is not offloaded; `completed` and `finish` follow now.
         """
         route.first_token_s = now_s
+        if route.times is not None:
+            route.times.computed_tokens += route.computes_tokens
         self.gate.released(route.decode.name, route.prompt_tokens, now_s)
 
     def completed(

@@ -1,4 +1,4 @@
-"""What an operator asks of hot instances, and which of their requests should leave first.
+"""What an operator asks of hot instances, and how it is held where no controller does.
 
 The words are those of `POST /v1/admin/batch`: a cap on the requests in flight, a number of them
 that should leave now, or a temperature to stay below. An order holds for a while (`ttl_s`). Where
@@ -7,15 +7,15 @@ GPUs are above its temperature it lowers the cap step by step, and keeps what it
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from proxy.core.thermal.options import MOST_TARGET_CELSIUS
 from proxy.core.thermal.readings import GpuReading
 
-TARGET_MOST_CELSIUS = 95.0
-"""No order may let GPUs grow hotter than this."""
-TTL_S, TTL_MOST_S = 600.0, 86400.0
+TARGET_CELSIUS = (30.0, MOST_TARGET_CELSIUS)
+"""The least and the highest temperature that an order may name."""
+TTL_LEAST_S, TTL_S, TTL_MOST_S = 1.0, 600.0, 86400.0
 STEP_S = 8.0
 """Seconds between two steps towards a temperature: about what a cap takes to show in it."""
 PER_CELSIUS = 0.5
@@ -24,69 +24,6 @@ FRESH_S = 3.0
 """An older reading says nothing of the temperature now."""
 WATTS_PER_SEQ = 3.2
 """Watts of one decoding sequence, where nothing is learned yet: an assumption of others."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunningRequest:
-    """A request in flight on an instance, as far as its eviction depends on it.
-
-    `last_token_s`: when it last brought output, or was placed; `tokens_per_s`: since its first
-    token; `remaining_tokens`: the most output that it may still bring. `priority`: 0 is high, the
-    higher the lower.
-    """
-
-    request_id: str
-    kv_tokens: int
-    began_s: float
-    last_token_s: float
-    priority: int = 1
-    remaining_tokens: float = math.inf
-    tokens_per_s: float = 0.0
-
-
-VictimKey = Callable[[RunningRequest], tuple[float, ...]]
-
-
-def _lru(one: RunningRequest) -> tuple[float, ...]:
-    return (one.last_token_s, one.began_s)
-
-
-def _largest_kv(one: RunningRequest) -> tuple[float, ...]:
-    return (-one.kv_tokens,)
-
-
-def _lowest_priority(one: RunningRequest) -> tuple[float, ...]:
-    return (-one.priority, -one.began_s)
-
-
-def _longest_remaining(one: RunningRequest) -> tuple[float, ...]:
-    return (-one.remaining_tokens, -one.kv_tokens)
-
-
-def _least_qps(one: RunningRequest) -> tuple[float, ...]:
-    return (one.tokens_per_s, one.began_s)
-
-
-def _max_relief(one: RunningRequest) -> tuple[float, ...]:
-    """Most output to come per token of KV to move."""
-    remaining = min(one.remaining_tokens, 1e9)
-    return (-remaining / max(1, one.kv_tokens),)
-
-
-VICTIMS: dict[str, VictimKey] = {
-    "lru": _lru,
-    "largest_kv": _largest_kv,
-    "lowest_priority": _lowest_priority,
-    "longest_remaining": _longest_remaining,
-    "least_qps": _least_qps,
-    "max_relief": _max_relief,
-}
-"""Policies by name: the request with the lowest key leaves first."""
-
-
-def victims(running: Iterable[RunningRequest], policy: str, count: int) -> list[RunningRequest]:
-    """The first `count` requests to leave; KeyError for a policy that is not in VICTIMS."""
-    return sorted(running, key=VICTIMS[policy])[: max(0, count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +68,19 @@ class StandingOrder:
         self.is_reached = False
         """Whether the GPUs were no hotter than its temperature at the last look."""
 
+    def look(self, celsius: float | None) -> None:
+        """Note whether the temperature is reached; None: no reading is fresh, so nobody knows."""
+        target = self.order.target_celsius
+        if target is not None and celsius is not None:
+            self.is_reached = celsius <= target
+
     def step(self, celsius: float | None, running: int, now_s: float) -> int:
         """Lower the cap where the GPUs are too hot; returns how many requests should leave now.
 
-        `celsius`: None where no reading is fresh; then nothing changes.
+        For an instance without a controller, which would hold the temperature by its law.
         """
         target = self.order.target_celsius
-        if target is None or celsius is None:
-            return 0
-        self.is_reached = celsius <= target
-        if self.is_reached or now_s < self._step_due_s:
+        if target is None or celsius is None or celsius <= target or now_s < self._step_due_s:
             return 0
         self._step_due_s = now_s + STEP_S
         less = max(1, int(PER_CELSIUS * (celsius - target)))

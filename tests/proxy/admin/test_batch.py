@@ -91,7 +91,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"max_num_seqs": 2.5}, 400, "got 2.5"),
     ({"max_num_seqs": True}, 400, "got True"),
     ({"force_evict": -1}, 400, "force_evict: a whole number, 0 to"),
-    ({"target_temp_c": 95.1}, 400, "target_temp_c: a number above 0, 95 at most"),
+    ({"target_temp_c": 95.1}, 400, "target_temp_c: a number, 30 to 95"),
     ({"target_temp_c": 0}, 400, "target_temp_c"),
     ({"target_temp_c": 80}, 400, "no GPU sensor"),
     ({"max_num_seqs": 1, "policy": "fifo"}, 400, "policy: one of lru, largest_kv, lowest"),
