@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.promql import Scrapes, as_drawn
 from tests.test_configs import EXPRESSIONS, alert_expression, alerts, exported
 
+GPU_CELSIUS = "cache_proxy_gpu_temperature_celsius"
 METRICS_PAGE = Path(__file__).parents[1] / "docs/metrics.md"
 WINDOW_S = 300.0
 STEP_S = 15.0
@@ -94,6 +95,17 @@ def policy(reason: str) -> dict[str, Change]:
     return one(f'offload_decisions_total{{decision="colocate",reason="{reason}"}}', 0, 1)
 
 
+def gpus(name: str, **values: float | Change) -> dict[str, Change]:
+    """A gauge of one GPU per instance."""
+    changes = {k: v if isinstance(v, tuple) else (v, v) for k, v in values.items()}
+    label = 'cache_proxy_%s{upstream="%s",gpu="h:0"}'
+    return {label % (name, k): change for k, change in changes.items()}
+
+
+def decoding(before: float, after: float) -> dict[str, Change]:
+    return {'cache_proxy_in_flight{upstream="a",phase="decode"}': (before, after)}
+
+
 MISSES, FALLBACKS = "offload_kv_misses_total", 'offload_fallbacks_total{reason="p_late"}'
 REFUSED = 'config_reloads_total{result="refused"}'
 LOST = "request_log_dropped_total"
@@ -115,6 +127,23 @@ CASES: dict[str, tuple[dict[str, Change], dict[str, Change]]] = {
     "CacheProxyRejecting": (refused(0.11), refused(0.09)),
     "HighRequestRejectionRate": (refused(0.11), refused(0.09)),
     "CacheProxyLoadImbalance": (loaded(16_000, 4000), loaded(14_000, 6000)),
+    "CacheProxyGpuImbalance": (
+        loaded(9, 9, 9) | gpus("gpu_utilization_ratio", i0=0.95, i1=0.4, i2=0.4),
+        loaded(9, 9, 9) | gpus("gpu_utilization_ratio", i0=0.95, i1=0.6, i2=0.6),
+    ),
+    "CacheProxyGpuReadingsOld": (
+        steady("thermal_sensor_age_seconds", a=61),
+        steady("thermal_sensor_age_seconds", a=59),
+    ),
+    "CacheProxyGpuSlowed": (gpus("gpu_slowed", a=1.0), gpus("gpu_slowed", a=0.0)),
+    "CacheProxyGpuPcieBusy": (
+        gpus("gpu_pcie_tx_bytes_per_second", a=20.5e9),
+        gpus("gpu_pcie_tx_bytes_per_second", a=19.5e9),
+    ),
+    "VLLMThermalRunaway": (
+        gpus("gpu_temperature_celsius", a=86.0) | decoding(40, 40),
+        gpus("gpu_temperature_celsius", a=86.0) | decoding(40, 20),
+    ),
     "CacheProxyAccountingDrift": (one("accounting_drift", 0, -1), one("accounting_drift", 0)),
     "CacheProxyPolicyFailed": (policy("policy_failed"), policy("margin")),
     "CacheProxyOffloadImpossible": (
@@ -212,6 +241,37 @@ def test_imbalance_is_that_of_many_requests_on_healthy_instances(
     assert fires("CacheProxyLoadImbalance", rows) is expected
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (loaded(9, 9, 9, requests=1.0), False),
+        (loaded(9, 9, 9, healthy=0.0), False),
+        (loaded(9, 9, 9), True),
+    ],
+    ids=["few requests", "the idle one is down", "one is idle"],
+)
+def test_imbalance_of_gpus_is_that_of_healthy_instances_at_work(
+    rows: dict[str, Change], expected: bool
+) -> None:
+    rows |= gpus("gpu_utilization_ratio", i0=0.95, i1=0.9, i2=0.0)
+    assert fires("CacheProxyGpuImbalance", rows) is expected
+
+
+def test_the_founding_alert_on_heat_is_there_with_our_names() -> None:
+    """Its two sides had no label in common, so as it was written it would never have fired."""
+    rule = RULES["VLLMThermalRunaway"]
+    founding = (
+        'max_over_time(DCGM_FI_DEV_GPU_TEMP{pod=~"vllm-.*"}[2m]) > 85 and '
+        "deriv(vllm:num_requests_running[2m]) >= 0"
+    )
+    ours = founding.replace('DCGM_FI_DEV_GPU_TEMP{pod=~"vllm-.*"}', GPU_CELSIUS)
+    ours = ours.replace("vllm:num_requests_running", 'cache_proxy_in_flight{phase="decode"}')
+    assert alert_expression(rule) == ours.replace("and", "and on (job, instance, upstream)")
+    assert "        for: 30s\n" in rule
+    assert "          severity: page\n" in rule
+    assert not fires("VLLMThermalRunaway", gpus("gpu_temperature_celsius", a=84.0) | decoding(1, 2))
+
+
 def test_every_expression_can_be_evaluated() -> None:
     """Those of docs/metrics.md too; over scrapes of everything that is exported."""
     scrapes = Scrapes()
@@ -276,5 +336,5 @@ def test_a_counter_that_begins_again_has_grown_by_what_was_counted(
 def test_the_test_of_an_alert_reads_all_of_its_expression() -> None:
     with pytest.raises(AssertionError, match="left over"):
         TWO.value("m_total m_total")
-    with pytest.raises(AssertionError, match=re.escape("sort of")):
-        TWO.value("sort(m_total)")
+    with pytest.raises(AssertionError, match=re.escape("delta of")):
+        TWO.value("delta(m_total)")

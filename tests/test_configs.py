@@ -25,6 +25,7 @@ from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
+from tests.support.gpus import gpu_collector
 from tests.support.heat import known_heat
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +61,7 @@ def exported():
     published = router.published.open("a", 0)
     published.heard_s = published.lag_s = 0.0
     metrics.registry.register(FleetCollector(router, {"a": stats}, known_heat("a")))
+    metrics.registry.register(gpu_collector())
     labels: dict[str, set[str]] = {}
     for family in metrics.registry.collect():
         for sample in family.samples:
@@ -165,7 +167,7 @@ def test_alerts_are_complete():
     assert alerts()
     for name, rule in alerts().items():
         assert re.search(r"^        for: \d+[sm]$", rule, re.MULTILINE), name
-        assert re.search(r"^          severity: (warning|critical)$", rule, re.MULTILINE), name
+        assert re.search(r"^          severity: (warning|critical|page)$", rule, re.MULTILINE), name
         assert re.search(r"^          summary: \S", rule, re.MULTILINE), name
         assert re.search(r"^          action: \S", rule, re.MULTILINE), name
 

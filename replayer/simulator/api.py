@@ -62,6 +62,7 @@ class EngineProcess:
     crash: Callable[[], None]
     address: Callable[[], tuple[str, int]]
     kv_event_sources: Callable[[], dict[str, Any]] | None = None
+    dcgm: Callable[[], str] | None = None
 
 
 class Api:
@@ -80,6 +81,7 @@ class Api:
         self._metrics = metrics
         self._process = process
         self._faults = faults
+        self._dcgm_text = ""
         self._responses = ResponseStore()
         self._limits = RequestLimits(
             model=options.model,
@@ -112,6 +114,8 @@ class Api:
         app.router.add_get("/metrics", self.metrics)
         if self._process.kv_event_sources is not None:
             app.router.add_get("/kv_event_sources", self.kv_event_sources)
+        if self._process.dcgm is not None:
+            app.router.add_get("/dcgm/metrics", self.dcgm)
         app.router.add_post("/sim/faults", self.faults)
         return app
 
@@ -222,6 +226,17 @@ class Api:
         """GET /metrics."""
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=self._metrics.render(), headers=headers)
+
+    async def dcgm(self, _request: web.Request) -> web.Response:
+        """GET /dcgm/metrics: its GPUs, as dcgm-exporter tells them; with the fault `sensor`."""
+        fault = self._faults.sensor
+        if fault == "hang":
+            await asyncio.Event().wait()
+        if fault == "gone":
+            return web.Response(status=503)
+        if self._process.dcgm is not None and not (fault == "frozen" and self._dcgm_text):
+            self._dcgm_text = self._process.dcgm()
+        return web.Response(text="" if fault == "dropout" else self._dcgm_text)
 
     async def kv_event_sources(self, _request: web.Request) -> web.Response:
         """GET /kv_event_sources: where the KV events of each data-parallel rank are."""

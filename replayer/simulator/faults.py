@@ -11,6 +11,7 @@ CHOICES = {
     "query": ("ok", "hang", "error", "garbage", "empty"),
     "pull": ("ok", "hang", "refuse"),
     "prefill": ("ok", "hang", "error", "garbage", "huge"),
+    "sensor": ("ok", "frozen", "dropout", "gone", "hang"),
     "stream": ("ok", "close", "reset", "stall", "no_done"),
 }
 
@@ -21,7 +22,8 @@ class Faults:
 
     `query` applies to answers of the bootstrap server, `pull` to KV sent to other engines,
     `prefill` to the answer of a prefill leg (its KV is pinned anyway), `stream` to a stream of
-    which `stream_tokens` have been sent.
+    which `stream_tokens` have been sent. `sensor` applies to /dcgm/metrics (--thermal): the last
+    answer again, an answer without GPUs, a 503, none; `heat_celsius` is added to the air.
     """
 
     query: str = "ok"
@@ -29,6 +31,8 @@ class Faults:
     prefill: str = "ok"
     stream: str = "ok"
     stream_tokens: int = 1
+    sensor: str = "ok"
+    heat_celsius: int = 0
 
     def change(self, **values: Any) -> None:
         """Set all given switches, or none: ValueError for an unknown one or a wrong value."""

@@ -22,6 +22,8 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
+from replayer.engine.gpus import WarmGpus
+from replayer.engine.heat import Plant, make_plant
 from replayer.engine.kvcache import SharedStore
 from replayer.engine.types import (
     Event,
@@ -68,12 +70,18 @@ class _Incarnation:
             owner.crash,
             owner.side_address,
             owner.kv_event_sources if publishes else None,
+            self._dcgm if owner.plant is not None else None,
         )
+        self.gpus: WarmGpus | None = None
+        if owner.plant is not None:
+            engine = self.driver.engine
+            self.gpus = WarmGpus(engine, owner.plant, options.kv_bytes, options.host)
+        self._faults = owner.faults
         self.publisher: Publisher | None = None
         if publishes:
             self.publisher = Publisher(tasks, options.block_size)
             self.driver.engine.pool.journal = []
-            self.driver.on_step = self._publish
+        self.driver.on_step = self._on_step
         self.api = Api(options, self.driver, self.metrics, process, owner.faults)
         self.spawn(self.driver.run())
 
@@ -83,12 +91,23 @@ class _Incarnation:
         self._own.add(task)
         task.add_done_callback(self._own.discard)
 
-    def _publish(self) -> None:
-        """Publish what the last step has changed in the cache."""
+    def _on_step(self) -> None:
+        """Warm the GPUs; publish what the last step has changed in the cache."""
+        if self.gpus is not None:
+            self.gpus.warmer_celsius = self._faults.heat_celsius
+            self.gpus.observe(self.driver.now_s())
+        if self.publisher is None:
+            return
         changes = self.driver.engine.pool.journal
-        if changes and self.publisher is not None:
+        if changes:
             self.driver.engine.pool.journal = []
             self.publisher.publish(changes, self.driver.unix_s(self.driver.now_s()))
+
+    def _dcgm(self) -> str:
+        """The metrics of its GPUs, now."""
+        assert self.gpus is not None
+        self.gpus.warmer_celsius = self._faults.heat_celsius
+        return self.gpus.exposition(self.driver.now_s())
 
     async def end(self) -> None:
         """Stop the driver and all tasks; log the prefill legs that are still pinned."""
@@ -158,6 +177,10 @@ class SimEngine:
         self.options = options
         self.store = store
         self.faults = Faults()
+        self.plant: Plant | None = None
+        """Its GPUs, which stay as warm as they are while the engine restarts; with --thermal."""
+        if options.thermal:
+            self.plant = make_plant(options.plant_name, options.heat())
         self.port = port
         self.bootstrap_port = bootstrap_port
         self.kv_events_port = kv_events_port

@@ -4,15 +4,20 @@ The fields are also the flags of the command line (`cli`) and the keyword argume
 """
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
 from replayer.engine.costs import StepCost, TransferCost
+from replayer.engine.gpus import plant_options
+from replayer.engine.heat import PlantName, PlantOptions
 from replayer.engine.types import NULL_BLOCKS, EngineOptions
 from replayer.simulator.openai.kv_params import READERS
 
 _STEP, _TRANSFER, _ENGINE = StepCost(), TransferCost(), EngineOptions()
 POLICIES = ("recompute", "fail")
 CONNECTORS = tuple(READERS)
+PLANTS = get_args(PlantName)
+_WORDS = {"kv_load_failure_policy": POLICIES, "kv_connector": CONNECTORS, "plant": PLANTS}
+"""Options that are one word of a list."""
 _NO_SLOTS = 1 << 20
 """Practically no limit, since NIXL has no sender slots."""
 
@@ -81,6 +86,16 @@ class SimOptions:
         default=False,
         help_="let outputs end by themselves before max_tokens too (unless ignore_eos)",
     )
+    thermal: bool = _option(
+        default=False,
+        help_="let GPUs grow warm from the work, told as dcgm-exporter does at /dcgm/metrics",
+    )
+    plant: str = _option("first-order", "with --thermal: how they grow warm", choices=PLANTS)
+    gpus: int = _option(1, "with --thermal: GPUs of an engine, which share its work", least=1)
+    ambient_celsius: float = _option(32.0, "with --thermal: degrees of the air", least=0.0)
+    hot_gpu: int | None = _option(
+        None, "with --thermal: index of a GPU that is 6 degrees above the others", least=0
+    )
 
     def __post_init__(self) -> None:
         """Refuse values out of range, naming option, value and range."""
@@ -88,17 +103,33 @@ class SimOptions:
             value, least = getattr(self, spec.name), spec.metadata["least"]
             if least is not None and value is not None and not value >= least:
                 raise ValueError(f"{flag(spec.name)} {value}: must be at least {least:g}")
-        for name in ("kv_load_failure_policy", "kv_connector"):
-            choices = CONNECTORS if name == "kv_connector" else POLICIES
+        for name, choices in _WORDS.items():
             if getattr(self, name) not in choices:
                 given, all_ = getattr(self, name), ", ".join(choices)
                 raise ValueError(f"{flag(name)} {given}: must be one of {all_}")
+        self.heat()
         most = (self.num_gpu_blocks - NULL_BLOCKS) * self.block_size
         if self.max_model_len > most:
             raise ValueError(
                 f"--max-model-len {self.max_model_len}: must be at most {most}, "
                 "what the KV cache can hold in tokens"
             )
+
+    def heat(self) -> PlantOptions:
+        """Return the options of the GPUs; ValueError for a hot GPU that is not there."""
+        if self.hot_gpu is not None and self.hot_gpu >= self.gpus:
+            raise ValueError(f"--hot-gpu {self.hot_gpu}: must be 0 to {self.gpus - 1}")
+        return plant_options(self.gpus, self.ambient_celsius, self.hot_gpu)
+
+    @property
+    def plant_name(self) -> PlantName:
+        """The plant, by its name."""
+        return "harness" if self.plant == "harness" else "first-order"
+
+    @property
+    def kv_bytes(self) -> int:
+        """The size of the whole KV cache."""
+        return self.num_gpu_blocks * self.block_size * self.bytes_per_token
 
     def engine(self) -> EngineOptions:
         """Return the options of the engine model."""

@@ -64,19 +64,19 @@ def _increase(points: list[tuple[float, float]]) -> float:
 
 
 def _slope(points: list[tuple[float, float]]) -> float:
-    """How much a gauge grows per second, by least squares."""
-    mean_s = sum(at_s for at_s, _ in points) / len(points)
-    spread = sum((at_s - mean_s) ** 2 for at_s, _ in points)
-    return sum((at_s - mean_s) * value for at_s, value in points) / spread
+    """The slope of the line through a gauge's values, by least squares."""
+    middle_s = math.fsum(at_s for at_s, _ in points) / len(points)
+    spread = math.fsum((at_s - middle_s) ** 2 for at_s, _ in points)
+    return math.fsum((at_s - middle_s) * value for at_s, value in points) / spread
 
 
 _OVER_TIME: dict[str, Callable[[list[tuple[float, float]]], float]] = {
     "rate": lambda points: _increase(points) / (points[-1][0] - points[0][0]),
     "increase": _increase,
-    "deriv": _slope,
     "avg_over_time": lambda points: sum(value for _, value in points) / len(points),
     "min_over_time": lambda points: min(value for _, value in points),
     "max_over_time": lambda points: max(value for _, value in points),
+    "deriv": _slope,
 }
 _NEEDS_TWO = {"rate", "increase", "deriv"}
 

@@ -47,3 +47,33 @@ async def test_a_stream_that_breaks_off(how: str) -> None:
         assert b"[DONE]" not in said
         async with http.post(f"{url}/sim/faults", json={"stream": "x"}) as got:
             assert got.status == 400
+
+
+async def test_what_goes_wrong_with_an_exporter() -> None:
+    options: dict[str, Any] = {"thermal": True, "gpus": 2, "speed": 50.0}
+    async with SimFleet(1, **options) as fleet, aiohttp.ClientSession() as http:
+        engine = fleet.engines[0]
+        url = f"{engine.url}/dcgm/metrics"
+
+        async def said(**faults: Any) -> tuple[int, str]:
+            engine.faults.change(**faults)
+            async with http.get(url) as got:
+                return got.status, await got.text()
+
+        status, text = await said()
+        assert status == 200
+        assert text.count("DCGM_FI_DEV_GPU_TEMP{") == 2
+        assert await said(sensor="frozen") == (200, text)
+        assert await said(sensor="dropout") == (200, "")
+        assert (await said(sensor="gone"))[0] == 503
+        assert (await said(sensor="ok"))[1] != text
+        plant = engine.plant
+        await engine.restart()
+        assert engine.plant is plant, "a restart does not cool its GPUs"
+        assert (await said())[0] == 200
+
+
+async def test_without_thermal_there_is_no_exporter() -> None:
+    async with SimFleet(1) as fleet, aiohttp.ClientSession() as http:
+        async with http.get(f"{fleet.engines[0].url}/dcgm/metrics") as got:
+            assert got.status == 404

@@ -22,7 +22,7 @@ def test_what_is_below_its_range_is_named(spec: Any) -> None:
         SimOptions(**{spec.name: least / 2})
 
 
-@pytest.mark.parametrize("name", ["kv_load_failure_policy", "kv_connector"])
+@pytest.mark.parametrize("name", ["kv_load_failure_policy", "kv_connector", "plant"])
 def test_words_are_of_a_list(name: str) -> None:
     wrong: dict[str, Any] = {name: "sometimes"}
     with pytest.raises(ValueError, match=f"{flag(name)} sometimes: must be one of "):
@@ -45,3 +45,9 @@ def test_where_d_reads_nobody_waits_for_a_sender_and_pins_end_with_their_lease()
     ).engine()
     assert reads.sender_slots > 1000
     assert (reads.abort_timeout_s, reads.reads_anything) == (5.0, True)
+
+
+def test_a_hot_gpu_is_one_of_the_gpus() -> None:
+    assert SimOptions(gpus=4, hot_gpu=3).heat().hot_gpu == 3
+    with pytest.raises(ValueError, match="--hot-gpu 4: must be 0 to 3"):
+        SimOptions(gpus=4, hot_gpu=4)
