@@ -16,6 +16,7 @@ from aiohttp import web
 
 from proxy import __version__
 from proxy.admin.auth import Denials, Handler, audited
+from proxy.admin.batch import BATCH, Batch
 from proxy.admin.busy_threshold import BusyThreshold
 from proxy.admin.endpoints import FleetPaths, HealthPaths, ModelsPath
 from proxy.config.in_force import OptionsInForce
@@ -128,9 +129,15 @@ class Routes:
             instances, state.in_flight, state.exposition, lambda: reloader.last
         )
         self._fleet = FleetPaths(
-            instances, options, state.waiting, state.telemetry.decisions, own_ports, state.gpus
+            instances,
+            options,
+            state.waiting,
+            state.telemetry.decisions,
+            own_ports,
+            state.thermal,
         )
         self._thresholds = BusyThreshold(state.router, options, state.clock)
+        self._batch = Batch(state.thermal, state.router, options, state.clock)
         self._models = ModelsPath(instances, state.access)
         legs = LegOwners(
             state.clock,
@@ -198,6 +205,9 @@ class Routes:
                 "DELETE": thresholds.delete,
             },
         }
+        if options.settings.enable_admin_api:
+            batch = self._batch
+            rows[BATCH] = {"GET": batch.get, "POST": batch.post, "DELETE": batch.delete}
         return [
             web.route(method, path, audited(options, denials, handler))
             for path, handlers in rows.items()
@@ -445,14 +455,15 @@ class Proxy:
     async def run_background(self) -> None:
         """Run the periodic tasks until cancelled."""
         state = self.state
-        await background.run(
-            self._probes,
-            self._kv_events,
-            self._sampling,
-            state.detached,
-            state.memory,
-            state.metrics,
-        )
+        parts: dict[str, background.Runs] = {
+            "detached": state.detached,
+            "probes": self._probes,
+            "kv-events": self._kv_events,
+            "sensors": self._sampling,
+        }
+        if self._settings.limits_heat:
+            parts["thermal"] = state.thermal
+        await background.run(parts, state.memory, state.metrics)
 
     def _on_signal(self) -> None:
         self._stop.set()

@@ -78,6 +78,19 @@ def lagging(late: float) -> dict[str, Change]:
     return {name % bound: (0, count) for bound, count in counts.items()}
 
 
+def heat(
+    headroom: float, *, running: float, left: float | None = None, name: str = "a"
+) -> dict[str, Change]:
+    """An instance with so much headroom, and requests that stay or get fewer."""
+    rows = steady("thermal_headroom_celsius", **{name: headroom})
+    after = running if left is None else left
+    return rows | one(f'thermal_running{{upstream="{name}"}}', running, after)
+
+
+def steady_growth(name: str, by: float) -> dict[str, Change]:
+    return one(f'{name}{{upstream="a"}}', 3, 3 + by)
+
+
 def policy(reason: str) -> dict[str, Change]:
     return one(f'offload_decisions_total{{decision="colocate",reason="{reason}"}}', 0, 1)
 
@@ -150,6 +163,18 @@ CASES: dict[str, tuple[dict[str, Change], dict[str, Change]]] = {
     "CacheProxyKvEventsLost": (
         steady("kv_events_live", a=0),
         steady("kv_events_live", a=1),
+    ),
+    "CacheProxyThermalRunaway": (
+        heat(-3.5, running=16),
+        heat(-3.5, running=16, left=15) | heat(-2.5, running=16, name="b"),
+    ),
+    "CacheProxyThermalFlapping": (
+        steady_growth("thermal_oscillations_total", 7),
+        steady_growth("thermal_oscillations_total", 6),
+    ),
+    "CacheProxyThermalBlind": (
+        one('thermal_state{upstream="a",state="STALE"}', 1),
+        one('thermal_state{upstream="a",state="STALE"}', 0),
     ),
     "CacheProxyUpstreamFailures": (failing(0.02), failing(0.005)),
     "CacheProxyLoopLag": (lagging(20), lagging(5)),

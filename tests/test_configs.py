@@ -26,6 +26,7 @@ from proxy.protocol.request_framing import Refusal
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
 from tests.support.gpus import gpu_collector
+from tests.support.heat import known_heat
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
@@ -59,7 +60,7 @@ def exported():
     )
     published = router.published.open("a", 0)
     published.heard_s = published.lag_s = 0.0
-    metrics.registry.register(FleetCollector(router, {"a": stats}))
+    metrics.registry.register(FleetCollector(router, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
     labels: dict[str, set[str]] = {}
     for family in metrics.registry.collect():

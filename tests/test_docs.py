@@ -18,6 +18,7 @@ from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
 from tests.support.glossary import described, glossary, log_fields, shadow_fields
 from tests.support.gpus import gpu_collector
+from tests.support.heat import known_heat
 from tests.support.scenes import candidate
 from tests.test_layers import DIRECTIONS
 
@@ -105,7 +106,7 @@ def metric_table():
     stats = EngineStats(
         kv_used_ratio=0.5, looked_up_tokens=4, local_hit_tokens=2, external_hit_tokens=1
     )
-    metrics.registry.register(FleetCollector(router, {"a": stats}))
+    metrics.registry.register(FleetCollector(router, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
     rows = {}
     for family in metrics.registry.collect():

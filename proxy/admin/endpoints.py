@@ -16,9 +16,9 @@ from proxy.config.values import InstanceSpec
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES, Times
 from proxy.core.routing.router import NO_INSTANCE_RETRY_S
+from proxy.core.thermal.fleet_control import HeatStatus
 from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.instances import Instances
-from proxy.fleet.sensors.readings import GpuReadings
 from proxy.net.addresses import ForbiddenAddressError, check
 from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
@@ -28,6 +28,7 @@ from proxy.protocol.request_facts import bounded, of_tenant
 from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom
+from proxy.state.thermal import ThermalControl
 from proxy.telemetry.metrics import Exposition
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.request_log import record_json
@@ -100,7 +101,8 @@ class HealthPaths:
 class FleetPaths:
     """/instances, /sessions and /decisions, for operators.
 
-    `own_ports`: the proxy's own ports, which must not be added as an instance.
+    `own_ports`: the proxy's own ports, which must not be added as an instance; `thermal`: what
+    is known of their heat.
     """
 
     def __init__(
@@ -110,9 +112,10 @@ class FleetPaths:
         waiting: WaitingRoom,
         decisions: Sequence[RequestRecord],
         own_ports: Collection[int],
-        gpus: GpuReadings,
+        thermal: ThermalControl,
     ) -> None:
-        self._instances, self._router, self._gpus = instances, instances.router, gpus
+        self._instances, self._router = instances, instances.router
+        self._heat, self._gpus = thermal.control, thermal.gpus
         self._options, self._waiting = options, waiting
         self._decisions, self._own_ports = decisions, own_ports
 
@@ -140,6 +143,7 @@ class FleetPaths:
             "models": sorted(member.models or ()),
             "busy": next((state.check for state in busy.values() if state), None),
             "busy_by_model": {m: state.check if state else None for m, state in busy.items()},
+            "heat": _heat(self._heat.status(name)),
             "load": {**asdict(load), "ongoing_tokens": load.ongoing_tokens},
             "usage_doubted": router.is_usage_doubted(name),
             "learned_prefill_tps": round(router.latency.prefill_tps(name)),
@@ -258,6 +262,15 @@ def _auth(request: web.Request) -> bytes:
     """The client's Authorization as a header line, for engines that require a key."""
     given = [value for name, value in request.raw_headers if name.lower() == b"authorization"]
     return b"Authorization: %b\r\n" % given[0] if given else b""
+
+
+def _heat(status: HeatStatus) -> dict[str, object]:
+    """What thermal control, or an operator's order, allows an instance."""
+    return {
+        "state": status.state,
+        "headroom_celsius": status.headroom_celsius,
+        **asdict(status.limits),
+    }
 
 
 def _published(blocks: PublishedBlocks, now_s: float) -> dict[str, object]:

@@ -115,6 +115,30 @@ class Settings(Model):
             reloadable=True,
         ),
     ] = None
+    enable_admin_api: Annotated[
+        bool,
+        Option(
+            ACCESS,
+            "Serve /v1/admin/batch on the admin listener: caps on hot instances, and evictions. It "
+            "needs --admin-port, and --admin-token or --tls-client-ca.",
+        ),
+    ] = False
+    thermal: Annotated[
+        Path | None,
+        Option(
+            LIMITS,
+            "TOML file that says how the temperature of GPUs is held; none: it is not. For "
+            "instances with a sensor (;gpus=...;dcgm=...). Not hardware validated.",
+        ),
+    ] = None
+    thermal_may_abort: Annotated[
+        bool,
+        Option(
+            LIMITS,
+            "End requests of a hot instance that cannot be moved, in words, in an emergency or by "
+            "an operator's force_evict; else they are waited for.",
+        ),
+    ] = False
     max_body_bytes: Annotated[
         ByteSize,
         Meta(ge=1024, le=MOST_BYTES),
@@ -698,9 +722,28 @@ class Settings(Model):
             raise _pair(
                 "admin_host", "is no loopback address, which is refused with", "admin_token"
             )
+        self._check_heat()
         own = next((spec for spec in self.instances if self._is_own_address(spec)), None)
         if own is not None:
             raise OptionError("instances", f"{own.name!r} is where this proxy listens (--port)")
+
+    def _check_heat(self) -> None:
+        """What ends users' requests needs to be asked for, by somebody who may."""
+        if self.enable_admin_api and self.admin_port is None:
+            raise _pair("enable_admin_api", "is of no use with", "admin_port")
+        if self.enable_admin_api and not (self.admin_token or self.tls_client_ca):
+            raise _pair(
+                "enable_admin_api",
+                "is refused without a token or client certificates:",
+                "admin_token",
+            )
+        if self.thermal_may_abort and not self.limits_heat:
+            raise _pair("thermal_may_abort", "is of no use with", "thermal")
+
+    @property
+    def limits_heat(self) -> bool:
+        """Whether instances may be limited for their heat: by an operator, or by control."""
+        return self.enable_admin_api or self.thermal is not None
 
     def _is_own_address(self, spec: InstanceSpec) -> bool:
         """Whether an instance would be the proxy's own listener."""

@@ -152,6 +152,9 @@ class RejectReason(StrEnum):
     """Every instance is busy, the soonest one past `--active-prefill-tokens-threshold-frac`."""
     UPSTREAM_BUSY = "upstream_busy"
     """Every instance is busy, the soonest one as its engine has said itself."""
+    HEAT_CAP = "heat_cap"
+    """Every instance is busy, the soonest one hot: it has as many requests as thermal control
+    allows, or takes none."""
     NO_INSTANCE = "no_instance"
     """No instance that serves the model is up."""
     HOLDER_DOWN = "holder_down"
@@ -301,6 +304,11 @@ class Load:
         self.held_tokens = self.ongoing_tokens + pinned_tokens - shared_tokens + once
 
     @property
+    def running_requests(self) -> int:
+        """Requests that are computed or decoded there, or will be: all but pinned KV."""
+        return self.prefill_requests + self.inbound_requests + self.decode_requests
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing is in flight."""
         return not (self.ongoing_tokens or self.pinned_tokens)
@@ -317,7 +325,7 @@ class Candidate:
     `kv_full`: share of its KV cache that is running or reusable, 0..1; `kv_wait_s`: seconds until
     running streams will have freed enough for this prompt; `kv_tokens`: size of its cache, None
     while unknown; `unreleased`: number of broken hand-overs whose KV it may still hold, and their
-    tokens.
+    tokens; `helps`: it may prefill for others, as far as its heat allows.
     """
 
     instance: Instance
@@ -330,6 +338,7 @@ class Candidate:
     kv_wait_s: float
     kv_tokens: int | None
     unreleased: tuple[int, int]
+    helps: bool
 
     def __init__(
         self,
@@ -343,6 +352,7 @@ class Candidate:
         kv_wait_s: float = 0.0,
         kv_tokens: int | None = None,
         unreleased: tuple[int, int] = NONE_UNRELEASED,
+        helps: bool = True,
     ) -> None:
         self.instance = instance
         self.load = load
@@ -354,6 +364,7 @@ class Candidate:
         self.kv_wait_s = kv_wait_s
         self.kv_tokens = kv_tokens
         self.unreleased = unreleased
+        self.helps = helps
 
 
 @dataclass(frozen=True, slots=True)

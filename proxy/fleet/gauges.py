@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,11 +14,13 @@ from proxy.core.fleet.health import State
 from proxy.core.kvcache.published import PublishedBlocks
 from proxy.core.latency.model import CALIBRATION_QUANTILES
 from proxy.core.routing.router import Router
+from proxy.core.thermal.fleet_control import THERMAL_STATES, FleetControl
 from proxy.core.types import Load, RejectReason
 from proxy.telemetry.metrics import PREFIX, single
 
 _STARTED_S = time.time_ns() / 1e9
 _CHECKS = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC, RejectReason.DECODE_BLOCKS)
+_TOLD = (RejectReason.UPSTREAM_BUSY, RejectReason.HEAT_CAP)
 _TOKEN_GAUGES: tuple[tuple[str, str, Callable[[Load], int]], ...] = (
     ("ongoing_tokens", "Prefill, inbound and decode tokens", lambda x: x.ongoing_tokens),
     (
@@ -96,9 +99,13 @@ _PUBLISHED_COUNTERS: tuple[tuple[str, str, Callable[[PublishedBlocks], int]], ..
 class FleetCollector(Collector):
     """Gauges read from the router and the last engine reports at scrape time."""
 
-    def __init__(self, router: Router, stats: dict[str, EngineStats]) -> None:
+    def __init__(
+        self, router: Router, stats: dict[str, EngineStats], heat: FleetControl | None = None
+    ) -> None:
+        """`heat`: None where no instance can be limited for its heat."""
         self._router = router
         self._stats = stats
+        self._heat = heat
         self.now_s = 0.0
 
     def at(self, now_s: float) -> None:
@@ -130,6 +137,8 @@ class FleetCollector(Collector):
         yield self._frozen(names)
         yield self._doubted(names)
         yield from self._published()
+        if self._heat is not None:
+            yield from _thermal(self._heat, loads)
         yield single(
             "accounting_drift", "Counters less live leases; must be 0", self._router.ledger.drift()
         )
@@ -213,7 +222,7 @@ class FleetCollector(Collector):
         for name in names:
             for model, busy in self._router.busy_by_model(name, self.now_s).items():
                 over = busy.checks if busy is not None else ()
-                for check in (*_CHECKS, RejectReason.UPSTREAM_BUSY):
+                for check in (*_CHECKS, *_TOLD):
                     family.add_metric([name, check, model], check in over)
         return family
 
@@ -299,6 +308,31 @@ class FleetCollector(Collector):
             for values, blocks in rows:
                 family.add_metric(values, read(blocks))
             yield family
+
+
+def _thermal(heat: FleetControl, loads: dict[str, Load]) -> Iterator[Metric]:
+    """What thermal control knows of each instance, and allows it."""
+    state = _gauge(
+        "thermal_state", "1 for the state that thermal control is in", "upstream", "state"
+    )
+    headroom = _gauge(
+        "thermal_headroom_celsius", "Degrees below the target, looking ahead", "upstream"
+    )
+    cap = _gauge("thermal_cap", "Most requests in flight; +Inf: no cap", "upstream")
+    running = _gauge("thermal_running", "Requests in flight, which the cap bounds", "upstream")
+    watts = _gauge("thermal_watts_per_seq", "Watts of one more sequence, as learned", "upstream")
+    turns = _counter("thermal_oscillations", "Changes of direction of the cap", "upstream")
+    for name, load in loads.items():
+        status = heat.status(name)
+        for one in THERMAL_STATES:
+            state.add_metric([name, one], status.state == one)
+        if status.headroom_celsius is not None:
+            headroom.add_metric([name], status.headroom_celsius)
+        cap.add_metric([name], math.inf if status.limits.cap is None else status.limits.cap)
+        running.add_metric([name], load.running_requests)
+        watts.add_metric([name], status.watts_per_seq)
+        turns.add_metric([name], status.oscillations)
+    yield from (state, headroom, cap, running, watts, turns)
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

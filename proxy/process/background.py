@@ -1,16 +1,14 @@
-"""The periodic tasks: probes, KV events, sensors of GPUs, detached legs, loop lag, memory."""
+"""The periodic tasks: probes, KV events, sensors, detached legs, loop lag, memory, heat."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from typing import Protocol
 
 from proxy.core.admission.memory import Level, Watermark
-from proxy.fleet.kv_events import KvEvents
-from proxy.fleet.probes import Probes
-from proxy.fleet.sensors.sampling import Sampling
 from proxy.process.memory import give_back, resident_bytes
-from proxy.state.detached import DetachedTasks
 from proxy.telemetry.metrics import Metrics
 
 LAG_INTERVAL_S = 0.05
@@ -29,22 +27,20 @@ _MEMORY_WORDS = {
 _log = logging.getLogger(__name__)
 
 
-async def run(
-    probes: Probes,
-    kv_events: KvEvents,
-    sampling: Sampling,
-    detached: DetachedTasks,
-    memory: Watermark,
-    metrics: Metrics,
-) -> None:
-    """Run all periodic tasks until cancelled."""
+class Runs(Protocol):
+    """Something that runs until it is cancelled."""
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+
+
+async def run(parts: Mapping[str, Runs], memory: Watermark, metrics: Metrics) -> None:
+    """Run all periodic tasks until cancelled; `parts`: what does its own, by the task's name."""
     async with asyncio.TaskGroup() as group:
-        group.create_task(detached.run(), name="detached")
         group.create_task(_lag(metrics), name="loop-lag")
         group.create_task(_memory(memory), name="memory")
-        group.create_task(probes.run(), name="probes")
-        group.create_task(kv_events.run(), name="kv-events")
-        group.create_task(sampling.run(), name="sensors")
+        for name, part in parts.items():
+            group.create_task(part.run(), name=name)
 
 
 async def _lag(metrics: Metrics) -> None:

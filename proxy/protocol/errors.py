@@ -10,6 +10,9 @@ DRAIN_RETRY_S = 1
 """Retry-After of a draining proxy: a successor, or a neighbour behind the balancer, can serve
 soon."""
 
+TOO_HOT_RETRY_S = 8
+"""Retry-After of a request that was ended for the heat of its instance: a cap shows by then."""
+
 
 def openai_error(
     message: str, kind: str, code: str | int, param: str | None = None
@@ -157,6 +160,16 @@ class StoppingError(ProxyError):
     code = "proxy_stopping"
     type = "service_unavailable"
     outcome = Outcome.PROXY_STOPPED
+
+
+class TooHotError(ProxyError):
+    """The request was ended so that the GPUs of its instance cool down (`--thermal-may-abort`)."""
+
+    status = 503
+    retry_after_s = TOO_HOT_RETRY_S
+    code = "too_hot"
+    type = "service_unavailable"
+    outcome = Outcome.UPSTREAM_TRUNCATED
 
 
 class UpstreamTimeoutError(ProxyError):

@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 
 from proxy.config.in_force import OptionsInForce
 from proxy.core.admission.memory import Level, Watermark
+from proxy.core.admission.queue import Priority
 from proxy.core.kvcache.published_index import Ended
 from proxy.core.kvcache.reuse import cached_ratio
 from proxy.core.routing.request_flow import (
@@ -39,6 +40,7 @@ from proxy.protocol.errors import (
     ProxyError,
     ResponseNotFoundError,
     StoppingError,
+    TooHotError,
     UpstreamFailure,
     UpstreamTimeoutError,
 )
@@ -119,7 +121,9 @@ class Exchange:
     __slots__ = (
         "_estimate",
         "_flow",
+        "_is_too_hot",
         "_most_output",
+        "_scope",
         "_session",
         "_stream",
         "_usage",
@@ -127,6 +131,7 @@ class Exchange:
         "out",
         "owners",
         "path",
+        "priority",
         "prompt_bytes",
         "record",
         "request",
@@ -150,6 +155,9 @@ class Exchange:
         self.route: Route | None = None
         self._stream: Streaming | None = None
         self._flow: RequestFlow | None = None
+        self.priority = Priority.NORMAL
+        self._scope: Limit | None = None
+        self._is_too_hot = False
 
     async def run(self) -> web.StreamResponse:
         """Serve the request; raises CancelledError where the client has left, and nothing else."""
@@ -157,7 +165,8 @@ class Exchange:
         scope = Limit(total_s)
         try:
             with scope:
-                self.owners.in_flight.enter(scope)
+                self._scope = scope
+                self.owners.in_flight.enter(scope, self)
                 return await self._serve()
         except ProxyError as error:
             return self._refuse(error)
@@ -175,6 +184,7 @@ class Exchange:
             raise asyncio.CancelledError from gone
         finally:
             self.owners.in_flight.leave(scope)
+            self._scope = None
             self._finish()
             if self._stream is not None:  # two reference cycles that only the collector would free
                 self._stream.let_go()
@@ -375,6 +385,7 @@ class Exchange:
             self._usage = pass_on(self.request, answer, response)
             return response
         self._most_output = most_output_tokens(self.out.found.fields)
+        self.priority = priority_of(self.request.headers, self.out.found.fields)
         # No other instance will be asked: free the prompt before the stream, not after it.
         del self.out
         self._stream = Streaming(owners.clock, owners.telemetry, record, flow, attempts.blame)
@@ -393,17 +404,35 @@ class Exchange:
         return responses.error(error, self._extra_headers())
 
     def _end_early(self, total_s: float) -> web.StreamResponse:
-        """End a request whose total timeout, or the proxy's drain time, is over."""
+        """End a request whose total timeout, or the proxy's drain time, is over; or a hot one."""
         late = f"not finished in {total_s:g} s (--total-timeout)"
         error: ProxyError = UpstreamTimeoutError(late, code="total_timeout")
         if self.owners.in_flight.is_cutting:
             error = StoppingError("the proxy is stopping (--drain-seconds)")
+        elif self._is_too_hot:
+            error = TooHotError("the GPUs of its instance are too hot: the request was ended")
         else:
             self.record.limit, self.record.limit_s = "total", total_s
             self.owners.telemetry.failed(self.record, "total_timeout", late)
         if self._stream is None or not self._stream.has_begun:
             return self._refuse(error)
         return self._stream.cut(error.outcome, error.message, error.code or "total_timeout")
+
+    @property
+    def output_events(self) -> int:
+        """Events of its stream that have passed."""
+        return 0 if self._stream is None else self._stream.events
+
+    @property
+    def most_output_tokens(self) -> int | None:
+        """The most output that it allows; None: no limit is known."""
+        return self._most_output
+
+    def end_hot(self) -> None:
+        """End the request: its instance is too hot, and it cannot go on elsewhere."""
+        if self._scope is not None:
+            self._is_too_hot = True
+            self._scope.reschedule(asyncio.get_running_loop().time())
 
     def _extra_headers(self) -> CIMultiDict[str]:
         """The header fields that the proxy adds to an answer of its own."""

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from typing import Protocol
 
 from proxy.core.fleet.retries import Budget
+from proxy.core.routing.route import Route
 from proxy.net.timeouts import Limit
 
 
+class Served(Protocol):
+    """A request in flight, as far as others may look at it or end it."""
+
+    request_id: str
+    route: Route | None
+
+    @property
+    def priority(self) -> int:
+        """0 is high; the higher the lower."""
+
+    @property
+    def output_events(self) -> int:
+        """Events of its stream that have passed."""
+
+    @property
+    def most_output_tokens(self) -> int | None:
+        """The most output that it allows; None: no limit is known."""
+
+    def end_hot(self) -> None:
+        """End it: its instance is too hot."""
+
+
 class InFlight:
-    """Requests that have begun and are not over, as their total time limits."""
+    """Requests that have begun and are not over, by their total time limits."""
 
     __slots__ = ("budget", "idle", "is_cutting", "is_draining", "is_leaving", "scopes")
 
     def __init__(self) -> None:
-        self.scopes: set[Limit] = set()
+        self.scopes: dict[Limit, Served | None] = {}
         self.budget = Budget()
         """Retry budget, a share of the requests in flight."""
         self.idle = asyncio.Event()
@@ -29,19 +54,28 @@ class InFlight:
         """Number of requests in flight."""
         return len(self.scopes)
 
-    def enter(self, scope: Limit) -> None:
+    def enter(self, scope: Limit, served: Served | None = None) -> None:
         """A request begins; `scope` is its total timeout."""
         if not self.scopes:
             self.idle.clear()
-        self.scopes.add(scope)
+        self.scopes[scope] = served
         self.budget.active = len(self.scopes)
 
     def leave(self, scope: Limit) -> None:
         """A request is over."""
-        self.scopes.discard(scope)
+        self.scopes.pop(scope, None)
         self.budget.active = len(self.scopes)
         if not self.scopes:
             self.idle.set()
+
+    def on(self, name: str) -> Iterator[Served]:
+        """The requests that an instance computes or decodes."""
+        for served in self.scopes.values():
+            route = None if served is None else served.route
+            if served is None or route is None or route.decode.name != name:
+                continue
+            if route.lease.is_open:
+                yield served
 
     def cut(self) -> None:
         """End every request now, by its total time limit; each client gets an error."""

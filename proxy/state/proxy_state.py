@@ -7,10 +7,12 @@ import ssl
 
 from proxy.config.in_force import OptionsInForce, router_config
 from proxy.config.options import Settings
+from proxy.config.thermal import read_plan
 from proxy.core.admission.memory import Watermark
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
+from proxy.core.thermal.fleet_control import FleetControl
 from proxy.fleet.gauges import FleetCollector
 from proxy.fleet.instances import Instances
 from proxy.fleet.sensors.readings import GpuCollector, GpuReadings
@@ -22,6 +24,7 @@ from proxy.state.access import Access, bearer
 from proxy.state.detached import DetachedTasks
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom
+from proxy.state.thermal import TICK_S, ThermalControl
 from proxy.telemetry.metrics import Exposition, Metrics
 from proxy.telemetry.request_log import RequestLog
 from proxy.telemetry.requests import RequestTelemetry
@@ -48,6 +51,7 @@ class ProxyState:
         request_log: RequestLog,
         connect_options: ConnectOptions | None = None,
     ) -> None:
+        """Raises ConfigError if the file of `--thermal` is wrong."""
         self.clock, self.router, self.metrics = clock, router, metrics
         self.options = OptionsInForce(settings)
         self.instances = Instances(
@@ -60,11 +64,18 @@ class ProxyState:
         self.telemetry = RequestTelemetry(metrics, request_log, clock.now_s)
         self.access = Access(settings, lambda: metrics.denied.labels("client").inc())
         self.in_flight = InFlight()
+        self.gpus = GpuReadings()
+        path = settings.thermal
+        control = FleetControl() if path is None else read_plan(path).control()
+        self.thermal = ThermalControl(control, router, self.in_flight, clock, metrics, self.gpus)
+        self.thermal.may_abort = settings.thermal_may_abort
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(router.bytes_per_token.of)
         self.memory = Watermark(None)
-        self.gpus = GpuReadings()
-        self.collector = FleetCollector(router, self.instances.reports)
+        heat = self.thermal.control if settings.limits_heat else None
+        if heat is not None:
+            self.gpus.needed_every_s = TICK_S
+        self.collector = FleetCollector(router, self.instances.reports, heat)
         gpu_collector = GpuCollector(self.gpus, clock.now_s)
         self.exposition = Exposition(metrics.registry, clock, self.collector.at)
         metrics.registry.register(self.collector)
@@ -75,6 +86,7 @@ class ProxyState:
         )
         weights = {share.tenant: share.weight for share in settings.tenant_weights}
         self.waiting = WaitingRoom(router, clock, metrics, limits, weights)
+        self.thermal.waiting = lambda: len(self.waiting.waiting.queue)
         self.use(settings)
         for spec in settings.instances:
             self.instances.add(spec, settings.connect_timeout)

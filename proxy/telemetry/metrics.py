@@ -85,6 +85,15 @@ class Metrics:
         self.log_dropped = count("request_log_dropped", "Log lines dropped: queue or disk full")
         self.reloads = count("config_reloads", "Reloads of the options", "result")
         self.denied = count("denied", "Requests without a known key or token", "who")
+        self.thermal_evictions = count(
+            "thermal_evictions", "Requests that were to leave a hot instance", "policy", "outcome"
+        )
+        self.thermal_actions = count(
+            "thermal_actions",
+            "Changes of what a hot instance is given, by the state that made them",
+            "action",
+            "reason",
+        )
         self.kv_misses = count("offload_kv_misses", "Offloads whose KV never reached D")
         self.shadow = count(
             "shadow_decisions", "Decisions of the shadow policy", "policy", "agrees"

@@ -84,5 +84,5 @@ async def test_an_exporter_that_vanished_is_said_and_its_last_word_is_kept(tmp_p
             await engine.kill()
             await until(lambda: state.instances.warnings.get("a"), "a warning")
             told = list(state.instances.warnings["a"].values())
-            assert told[0].startswith("sensor dcgm of 127.0.0.1: ")
+            assert told[0].startswith(f"sensor dcgm {engine.url}/dcgm/metrics: ")
             assert proxy.metric("gpu_temperature_celsius", upstream="a", gpu="127.0.0.1:0") > 30

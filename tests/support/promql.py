@@ -74,6 +74,7 @@ _OVER_TIME: dict[str, Callable[[list[tuple[float, float]]], float]] = {
     "rate": lambda points: _increase(points) / (points[-1][0] - points[0][0]),
     "increase": _increase,
     "avg_over_time": lambda points: sum(value for _, value in points) / len(points),
+    "min_over_time": lambda points: min(value for _, value in points),
     "max_over_time": lambda points: max(value for _, value in points),
     "deriv": _slope,
 }

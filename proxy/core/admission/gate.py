@@ -14,6 +14,9 @@ own counts are of all ranks: all of them can only be over while their sum is ove
 What is not set for a model follows its base model, where it is an adapter (LoRA), and else `*`, now
 and after every later change of these. Names of models are compared without regard to case.
 
+A hot instance is busy while it has as many requests in flight as thermal control allows; it then
+takes no role at all. One that control drains takes none, unless there is no other.
+
 An instance that computes a prompt and decodes must pass all checks. P of an offload need not pass
 the one of KV blocks, and D need not pass those of prefill.
 """
@@ -27,6 +30,7 @@ from proxy.core.admission.engine_reports import EngineKv
 from proxy.core.admission.retry_after import UNKNOWN_DRAIN_S
 from proxy.core.instances import InstanceState, InstanceStates
 from proxy.core.kvcache.room import KV_TURNOVER_S, KV_USABLE_RATIO
+from proxy.core.thermal.fleet_limits import HeatByInstance
 from proxy.core.types import OFF, Load, RejectReason, Thresholds
 
 STALE_S = 10.0
@@ -61,12 +65,14 @@ class Busy:
 
 
 _OF_PREFILL = (RejectReason.PREFILL_TOKENS, RejectReason.PREFILL_FRAC)
+_UNTIL_STREAMS_END = (RejectReason.DECODE_BLOCKS, RejectReason.HEAT_CAP)
+"""Checks that clear as streams end, rather than as prompts are computed."""
 
 
 class Gate:
     """The busy check of each instance, with thresholds per model.
 
-    `max_batched_tokens`: a step's token budget.
+    `max_batched_tokens`: a step's token budget; `heat`: the limits of hot instances.
     """
 
     def __init__(
@@ -75,7 +81,9 @@ class Gate:
         max_batched_tokens: int,
         prefill_throughput: float,
         states: InstanceStates,
+        heat: HeatByInstance | None = None,
     ) -> None:
+        self._heat = heat if heat is not None else HeatByInstance()
         self._own = {ANY_MODEL: thresholds}
         self._spelled = {ANY_MODEL: ANY_MODEL}
         self._bases: dict[str, str] = {}
@@ -210,7 +218,7 @@ class Gate:
     def intake_tps(self, instance: str, check: RejectReason, now_s: float) -> float:
         """Prompt tokens per second that an instance past this check is assumed to take in."""
         state = self._states.of(instance)
-        if check is not RejectReason.DECODE_BLOCKS or state.kv_tokens is None:
+        if check not in _UNTIL_STREAMS_END or state.kv_tokens is None:
             return self._prefill_tps
         return state.released.tokens_per_s(now_s) or state.kv_tokens / KV_TURNOVER_S
 
@@ -252,10 +260,10 @@ class Gate:
         self._states.of(instance).released.add(tokens, now_s)
 
     def is_open(self, model: str, now_s: float) -> bool:
-        """Whether no instance can be busy: no limit is set, and no instance cools down."""
+        """Whether no instance can be busy: no limit is set, none is hot, and none cools down."""
         if self._cooling:
             self._cooling = [s for s in self._cooling if s.cooldown_until_s > now_s]
-        return not self._cooling and self.thresholds(model) is OFF
+        return not self._cooling and self._heat.is_cool and self.thresholds(model) is OFF
 
     def busy(
         self,
@@ -264,10 +272,13 @@ class Gate:
         load: Load,
         now_s: float,
         limits: Thresholds | None = None,
+        *,
+        is_last: bool = False,
     ) -> Busy | None:
         """Why the instance is past a threshold of the model (or of `limits`); None: free.
 
-        `free_in_s` is that of the check that clears last.
+        `free_in_s` is that of the check that clears last. `is_last`: there is no other instance, so
+        one that is drained for its heat serves too, up to its cap.
         """
         limits = limits or self.thresholds(model)
         state = self._states.of(instance)
@@ -278,6 +289,8 @@ class Gate:
             over += self._prefill_over(state.ranks, limits, load)
         if limits.active_decode_blocks_threshold is not None:
             over += self._decode_over(state, limits, load, now_s)
+        if not self._heat.is_cool:
+            over += self._heat_over(state, load, now_s, is_last=is_last)
         if not over:
             return None
         return Busy(tuple([check for check, _ in over]), max([wait_s for _, wait_s in over]))
@@ -309,6 +322,18 @@ class Gate:
             rate = state.released.tokens_per_s(now_s)
             wait_s = excess_tokens / rate if rate else UNKNOWN_DRAIN_S
             yield RejectReason.DECODE_BLOCKS, wait_s
+
+    def _heat_over(
+        self, state: InstanceState, load: Load, now_s: float, *, is_last: bool
+    ) -> Iterator[tuple[RejectReason, float]]:
+        """The check of heat, if it is over; it clears when enough streams have ended."""
+        limits, running = self._heat.of(state.name), load.running_requests
+        if limits.is_drained and not is_last:
+            yield RejectReason.HEAT_CAP, UNKNOWN_DRAIN_S
+        elif limits.cap is not None and running >= limits.cap:
+            excess_tokens = (running - limits.cap + 1) * load.ongoing_tokens / max(1, running)
+            rate = state.released.tokens_per_s(now_s)
+            yield RejectReason.HEAT_CAP, excess_tokens / rate if rate else UNKNOWN_DRAIN_S
 
 
 def _kv_ratios(state: InstanceState, load: Load, now_s: float) -> tuple[float | None, float | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from proxy.core.fleet.health import Health
 from proxy.core.instances import InstanceState, InstanceStates
+from proxy.core.thermal.fleet_limits import HeatByInstance
 from proxy.core.types import Instance
 
 START_RATIO = 0.1
@@ -44,9 +45,13 @@ class Member:
 
 
 class Fleet:
-    """Members by name, in the order of their coming; one that returns takes `slow_start_s`."""
+    """Members by name, in the order of their coming; one that returns takes `slow_start_s`.
 
-    def __init__(self, slow_start_s: float = 0.0) -> None:
+    `heat`: the limits of hot instances, which take part in some placements only.
+    """
+
+    def __init__(self, slow_start_s: float = 0.0, heat: HeatByInstance | None = None) -> None:
+        self._heat = heat if heat is not None else HeatByInstance()
         self.states = InstanceStates()
         self._members: dict[str, Member] = {}
         self._placements = self._next_incarnation = 0
@@ -164,6 +169,11 @@ class Fleet:
         """Whether any instance starts slowly."""
         return bool(self._starting)
 
+    @property
+    def is_weighed(self) -> bool:
+        """Whether an instance takes part in some placements only: it starts slowly, or is hot."""
+        return bool(self._starting) or not self._heat.is_cool
+
     def _here(self) -> list[Member]:
         return [m for m in self._members.values() if not m.is_draining]
 
@@ -184,7 +194,8 @@ class Fleet:
         """Those of `free` that take part in this placement.
 
         An instance that starts slowly takes part in some placements only: ever more of them with
-        the time since its return, compared to the warmest of `free`. Sessions that live there may
+        the time since its return, compared to the warmest of `free`. So does a hot one, in as many
+        as thermal control allows. Sessions that live there may
         always use it, and at least one instance is always left.
         """
         if len(free) < 2:
@@ -202,6 +213,9 @@ class Fleet:
         return kept
 
     def _weight(self, member: Member, now_s: float) -> float:
+        return self._start_weight(member, now_s) * self._heat.of(member.instance.name).weight
+
+    def _start_weight(self, member: Member, now_s: float) -> float:
         name = member.instance.name
         if name not in self._starting:
             return 1.0

@@ -177,6 +177,7 @@ class Times:
     """One instance's lines, and the prefills reserved on it. Seconds.
 
     `ready`: recent ratios of measured to predicted time, of queue and computation together.
+    `computed_tokens`: of all prompts so far.
     """
 
     __slots__ = (
@@ -185,6 +186,7 @@ class Times:
         "budget",
         "busy_until_s",
         "calibration",
+        "computed_tokens",
         "pending",
         "prefill",
         "ready",
@@ -199,6 +201,7 @@ class Times:
         self.prefill, self.step = _prefill_line(prefill_throughput), _step_line()
         self.ready = Residuals()
         self.calibration = Calibration()
+        self.computed_tokens = 0
         self.busy_until_s = 0.0
         self.pending: dict[int, float] = {}
         self.recent = 0.0

@@ -22,9 +22,10 @@ MOST_KEPT = COLOCATIONS_KEPT + OFFLOADS_KEPT
 class PricedOption:
     """One option of a decision: D, P (None: D computes), predicted TTFT and cost in seconds.
 
-    `cost_s` is the sum of `ttft_s` and of the five weighted terms after it: `harm_s` to the streams
+    `cost_s` is the sum of `ttft_s` and of the six weighted terms after it: `harm_s` to the streams
     beside the computation, `behind_s` to requests that arrive during it, `decode_s` for the output
-    on D, `next_s` for the session's next turns on D, `memory_s` for the KV displaced and in use. It
+    on D, `next_s` for the session's next turns on D, `memory_s` for the KV displaced and in use,
+    `heat_s` for the heat of the computation where the instance is hot. It
     is nan for a policy without prices. `wait_s`: the queue where the prompt is computed; `decode`:
     D; `prefill`: the option of computing and decoding on P.
     """
@@ -36,6 +37,7 @@ class PricedOption:
     decode_s: float
     next_s: float
     memory_s: float
+    heat_s: float
     wait_s: float
     decode: Candidate
     prefill: PricedOption | None
@@ -53,12 +55,13 @@ class PricedOption:
         next_s: float,
         memory_s: float,
         wait_s: float,
+        heat_s: float = 0.0,
     ) -> None:
         self.decode, self.prefill = decode, prefill
         self.cost_s, self.ttft_s = cost_s, ttft_s
         self.harm_s, self.behind_s = harm_s, behind_s
         self.decode_s, self.next_s = decode_s, next_s
-        self.memory_s, self.wait_s = memory_s, wait_s
+        self.memory_s, self.heat_s, self.wait_s = memory_s, heat_s, wait_s
 
 
 def unpriced(d: Candidate, ttft_s: float) -> PricedOption:
@@ -74,6 +77,7 @@ def unpriced(d: Candidate, ttft_s: float) -> PricedOption:
         decode_s=nan,
         next_s=nan,
         memory_s=nan,
+        heat_s=nan,
         wait_s=nan,
     )
 
@@ -127,6 +131,7 @@ def _row(option: PricedOption) -> dict[str, object]:
         "decode_s": _seconds(option.decode_s),
         "next_s": _seconds(option.next_s),
         "memory_s": _seconds(option.memory_s),
+        "heat_s": _seconds(option.heat_s),
         "hit_tokens": d.hit_tokens,
         "new_tokens": d.new_tokens,
     }

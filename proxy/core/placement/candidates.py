@@ -17,7 +17,8 @@ from proxy.core.types import Candidate, Instance, Load
 class Candidates:
     """Columns in the order of the instances; `Candidate` says what each of them means.
 
-    `has_failed`: whether something has failed there since it last worked.
+    `has_failed`: whether something has failed there since it last worked. `prefill_factors`: what a
+    prefill is priced at there, 1 where it is cool; None where all are cool, as is `helps` then.
     """
 
     prompt_tokens: int
@@ -32,6 +33,8 @@ class Candidates:
     sessions: list[int]
     last_placed: list[int]
     has_failed: list[bool]
+    helps: list[bool] | None
+    prefill_factors: list[float] | None
     _made: list[Candidate | None]
 
     def __init__(
@@ -49,6 +52,8 @@ class Candidates:
         sessions: list[int],
         last_placed: list[int],
         has_failed: list[bool] | None = None,
+        helps: list[bool] | None = None,
+        prefill_factors: list[float] | None = None,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.instances, self.names, self.loads = instances, names, loads
@@ -56,6 +61,7 @@ class Candidates:
         self.kv_tokens, self.unreleased = kv_tokens, unreleased
         self.sessions, self.last_placed = sessions, last_placed
         self.has_failed = has_failed or [False] * len(names)
+        self.helps, self.prefill_factors = helps, prefill_factors
         self._made = [None] * len(names)
 
     @classmethod
@@ -108,6 +114,7 @@ class Candidates:
                 kv_wait_s=self.kv_wait_s[at],
                 kv_tokens=self.kv_tokens[at],
                 unreleased=self.unreleased[at],
+                helps=self.helps is None or self.helps[at],
             )
         return found
 

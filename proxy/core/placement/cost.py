@@ -3,7 +3,7 @@
     J(P, D) = ttft + pressure * (weight_harm * stalled streams * stall * pressed(P)
                                  + weight_decode * decode time on D)
               + weight_arrivals * arrivals/s at P * stall * (stall / 2 + wait(P))
-              + next(D) + memory(D) [ + memory(P) ]
+              + next(D) + memory(D) [ + memory(P) ] + heat(P)
     ttft    = max(wait(P), way) + prefill(P, prompt - hit_P)
               [ + transfer(P, D, prompt - hit_D) + step(D) ]
     next    = weight_next_turn * busy ratio * rest of a prefill met there
@@ -12,6 +12,7 @@
     memory  = weight_displaced * seconds to compute again what is displaced and needed again
               + weight_spread * share of the cache in use or reusable * prefill of the new tokens
               + weight_room * prefill of TYPICAL tokens * (KV in use with this prompt / all of it)^2
+    heat    = (factor of thermal control - 1) * prefill(P, prompt - hit_P); 0 where P is cool
     pressed = sqrt(r) below 1, max(1 / r, 0.7) from there
     r       = step(P) / (1 - busy ratio of P) / TPOT target
 
@@ -78,8 +79,8 @@ BUSY_MOST: Final = 0.95
 """The busy ratio is capped here: at 1 the predicted step would be infinitely long."""
 PREFILLERS: Final = 3
 """Only this many P are considered, those with the lowest cost of computing."""
-Terms = tuple[float, float, float, float, float, float, float]
-"""TTFT, harm, behind, decode, next, memory and wait, as in `PricedOption`."""
+Terms = tuple[float, float, float, float, float, float, float, float]
+"""TTFT, harm, behind, decode, next, memory, heat and wait, as in `PricedOption`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +189,13 @@ class Prices:
         for at in range(len(self._times)):
             if may_split:
                 self._look_at_kv(at)
-            ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s = self._terms(at)
-            cost_s = ttft_s + harm_s + behind_s + decode_s + next_s + memory_s
+            ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, heat_s, wait_s = self._terms(at)
+            cost_s = ttft_s + harm_s + behind_s + decode_s + next_s + memory_s + heat_s
             costs_s.append(cost_s)
             if may_split:
                 decoding_s = decode_s + next_s + memory_s
                 all_decoding_s.append(decoding_s)
-                computing_s.append(ttft_s + harm_s + behind_s + memory_s)
+                computing_s.append(ttft_s + harm_s + behind_s + memory_s + heat_s)
                 waits_s.append(wait_s)
                 least_p_s = min(least_p_s, cost_s - decode_s - next_s)
                 least_d_s = min(least_d_s, decoding_s)
@@ -260,11 +261,14 @@ class Prices:
             in_use = (load.ongoing_tokens + prompt_tokens) / kv_tokens
             memory_s += self._room * times.alone_s(TYPICAL, 0) * (in_use * in_use)
             memory_s += self._spread * full * times.alone_s(new, 0)
-        return ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s
+        heat_s = 0.0
+        if free.prefill_factors is not None:
+            heat_s = (free.prefill_factors[at] - 1.0) * stall_s
+        return ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, heat_s, wait_s
 
     def option(self, at: int) -> PricedOption:
         """The option of computing and decoding on one candidate."""
-        ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, wait_s = self._terms(at)
+        ttft_s, harm_s, behind_s, decode_s, next_s, memory_s, heat_s, wait_s = self._terms(at)
         return PricedOption(
             decode=self._free.at(at),
             prefill=None,
@@ -276,6 +280,7 @@ class Prices:
             next_s=next_s,
             memory_s=memory_s,
             wait_s=wait_s,
+            heat_s=heat_s,
         )
 
     def ranked(self) -> list[int]:
@@ -388,7 +393,7 @@ def _pair(view: PlacementView, p: PricedOption, d: PricedOption) -> PricedOption
     # D fetches the KV after its own queued prefills, and once there is room for it.
     moved_s += max(0.0, max(d.decode.kv_wait_s, d.wait_s) - p.ttft_s)
     ttft_s = p.ttft_s + moved_s
-    on_p_s = p.harm_s + p.behind_s + p.memory_s
+    on_p_s = p.harm_s + p.behind_s + p.memory_s + p.heat_s
     on_d_s = d.decode_s + d.next_s + d.memory_s
     return PricedOption(
         decode=d.decode,
@@ -401,6 +406,7 @@ def _pair(view: PlacementView, p: PricedOption, d: PricedOption) -> PricedOption
         next_s=d.next_s,
         memory_s=d.memory_s + p.memory_s,
         wait_s=p.wait_s,
+        heat_s=p.heat_s,
     )
 
 

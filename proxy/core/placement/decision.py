@@ -243,10 +243,11 @@ def _can_transfer(view: PlacementView, instance: Instance) -> bool:
 def can_prefill(view: PlacementView, c: Candidate) -> bool:
     """Whether an instance may prefill for another: it can transfer KV and has room to pin it.
 
-    Pinned KV is lost to the instance's own streams, so its amount is bounded.
+    Pinned KV is lost to the instance's own streams, so its amount is bounded. A hot one computes
+    nothing for others.
     """
     rules = view.transfers
-    if not _can_transfer(view, c.instance):
+    if not c.helps or not _can_transfer(view, c.instance):
         return False
     if not rules.pins:
         return True

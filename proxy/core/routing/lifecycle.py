@@ -111,6 +111,7 @@ class LatencyTracker:
         route.first_token_s = now_s
         if not seen:
             if route.times is not None:
+                route.times.computed_tokens += route.computes_tokens
                 route.times.end_prefill(id(route.lease), now_s)
             return
         if route.fallback is None and not route.tried:
@@ -130,6 +131,7 @@ class LatencyTracker:
         times = route.times
         if times is None:
             return
+        times.computed_tokens += route.computes_tokens
         times.ready.observe(route.predicted_prefill_s, now_s - route.reserved_s)
         turn_s = times.end_prefill(id(route.lease), now_s)
         if turn_s is not None and not route.waited_for_room:

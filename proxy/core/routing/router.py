@@ -36,6 +36,8 @@ from proxy.core.routing.hedging import Hedges, Parts
 from proxy.core.routing.lifecycle import BlockUses, LatencyTracker
 from proxy.core.routing.route import Route
 from proxy.core.routing.session_kv import LiveSessionKv
+from proxy.core.thermal.fleet_limits import HeatByInstance
+from proxy.core.thermal.readings import HeatLimits
 from proxy.core.types import (
     Fallback,
     Instance,
@@ -67,7 +69,8 @@ class Router:
         self._decide = decide or failing_open(POLICIES[config.offload_policy])
         self._shadow = _shadow_of(config)
         self._transfers = transfer_rules(CONNECTORS[config.kv_connector])
-        self.fleet = Fleet(config.slow_start_s)
+        self.heat = HeatByInstance()
+        self.fleet = Fleet(config.slow_start_s, self.heat)
         self.ledger = Ledger(self.fleet.states)
         self.latency = Latency(
             config.prefill_throughput,
@@ -91,6 +94,7 @@ class Router:
             config.max_num_batched_tokens,
             config.prefill_throughput,
             self.fleet.states,
+            self.heat,
         )
         self.events = InstanceEvents(self.fleet, self._freed)
         self._block_uses = BlockUses(self.reuse, self.fleet.states)
@@ -125,8 +129,14 @@ class Router:
     def remove(self, name: str) -> None:
         """Take an instance out; its live leases go on against its detached account."""
         self.fleet.remove(name)
+        self.heat.forget(name)
         self.gate.know_bases(self.fleet.bases())
         self._freed()
+
+    def limit_heat(self, name: str, limits: HeatLimits) -> None:
+        """Obey these limits on an instance from the next decision on; COOL ends all of them."""
+        if self.fleet.get(name) is not None and self.heat.limit(name, limits):
+            self._freed()
 
     def _sweep(self, dropped: InstanceState) -> None:
         """Clear the tables over all instances of one whose state was dropped.
@@ -149,9 +159,12 @@ class Router:
         if self._on_freed is not None:
             self._on_freed()
 
-    def busy(self, name: str, model: str, now_s: float) -> Busy | None:
-        """The threshold that an instance is past, or None; KeyError for an unknown instance."""
-        return self.gate.busy(name, model, self.ledger.load(name), now_s)
+    def busy(self, name: str, model: str, now_s: float, *, is_last: bool = False) -> Busy | None:
+        """The threshold that an instance is past, or None; KeyError for an unknown instance.
+
+        `is_last`: there is no other that may be chosen.
+        """
+        return self.gate.busy(name, model, self.ledger.load(name), now_s, is_last=is_last)
 
     def busy_by_model(self, name: str, now_s: float) -> dict[str, Busy | None]:
         """`busy` for each row of thresholds that holds for a model which the instance serves.
@@ -320,6 +333,8 @@ class Router:
         For a request that is not offloaded; `completed` and `finish` follow now.
         """
         route.first_token_s = now_s
+        if route.times is not None:
+            route.times.computed_tokens += route.computes_tokens
         self.gate.released(route.decode.name, route.prompt_tokens, now_s)
 
     def completed(
@@ -434,8 +449,10 @@ class Router:
         if self.gate.is_open(model, now_s):
             return members, busy
         free: list[Member] = []
+        # No instance at all is worse than a hot one: health comes before heat.
+        is_last = all(self.heat.takes_none(member.instance.name) for member in members)
         for member in members:
-            state = self.busy(member.instance.name, model, now_s)
+            state = self.busy(member.instance.name, model, now_s, is_last=is_last)
             if state is None:
                 free.append(member)
             else:
@@ -473,13 +490,13 @@ class Router:
         is_usable = member is not None and (member.health.is_up or self.fleet.is_used(name))
         if member is None or not is_usable or name in exclude:
             return Reject(RejectReason.HOLDER_DOWN, retry_after_s([NO_INSTANCE_RETRY_S]))
-        busy = self.busy(name, facts.model, now_s)
+        busy = self.busy(name, facts.model, now_s, is_last=True)
         if busy is not None:
             return Reject(busy.check, retry_after_s([busy.free_in_s]), busy.free_in_s)
         return self._candidates(facts, [member], now_s)
 
     def _warm(self, facts: RequestFacts, free: list[Member], now_s: float) -> list[Member]:
-        if not self.fleet.is_starting:
+        if not self.fleet.is_weighed:
             return free
         return self.fleet.warm(free, self.sessions.home(facts.session_id, now_s), now_s)
 
@@ -489,7 +506,7 @@ class Router:
             instances = [member.instance for member in members]
             self._members, self._instances = members, instances
             self._names = [instance.name for instance in instances]
-        names, states = self._names, [member.state for member in members]
+        heat, names, states = self.heat, self._names, [member.state for member in members]
         caches = [state.cache for state in states]
         loads = [state.account.seen or state.account.load() for state in states]
         hits = _hit_tokens(facts, self.reuse.hits(facts), names)
@@ -508,6 +525,10 @@ class Router:
             sessions=[cache.sessions for cache in caches],
             last_placed=[member.last_placed for member in members],
             has_failed=[member.health.has_failed_lately for member in members],
+            helps=None if heat.is_cool else [heat.of(name).helps for name in names],
+            prefill_factors=(
+                None if heat.is_cool else [heat.of(name).prefill_factor for name in names]
+            ),
         )
 
     def _view(self, facts: RequestFacts, free: Candidates, now_s: float) -> PlacementView:

@@ -57,7 +57,8 @@ class Source:
         try:
             return await get_from(self._pool, path, ANSWER_S, limit=LIST_BYTES)
         except UpstreamFailure as failure:
-            raise SensorError(str(failure)) from None
+            # without the query, which may have a token in it
+            raise SensorError(str(failure).replace(path, path.partition("?")[0])) from None
 
     async def close(self) -> None:
         """Close its connections."""

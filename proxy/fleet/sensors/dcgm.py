@@ -16,9 +16,6 @@ from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.sensors.base import MIB, THERMAL_REASONS, SensorError, Source, number, reading
 from proxy.net.upstream.pool import ConnectOptions
 
-_LINE = re.compile(
-    r"^(?P<name>DCGM_FI_[A-Z0-9_]+)\{(?P<labels>[^}]*)\}[ \t]+(?P<value>\S+)", re.MULTILINE
-)
 _GPU = re.compile(r'(?:^|[,{ ])gpu="(?P<index>[0-9]{1,4})"')
 GPU_TEMP = "DCGM_FI_DEV_GPU_TEMP"
 MEMORY_TEMP = "DCGM_FI_DEV_MEMORY_TEMP"
@@ -28,8 +25,9 @@ MEMORY_USED = "DCGM_FI_DEV_FB_USED"
 PCIE_TX = "DCGM_FI_PROF_PCIE_TX_BYTES"
 VIOLATION = "DCGM_FI_DEV_THERMAL_VIOLATION"
 REASONS = ("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS")
-_WANTED = frozenset(
-    {GPU_TEMP, MEMORY_TEMP, POWER, UTILIZATION, MEMORY_USED, PCIE_TX, VIOLATION, *REASONS}
+_WANTED = (GPU_TEMP, MEMORY_TEMP, POWER, UTILIZATION, MEMORY_USED, PCIE_TX, VIOLATION, *REASONS)
+_LINE = re.compile(
+    rf"^(?P<name>{'|'.join(_WANTED)})\{{(?P<labels>[^}}]*)\}}[ \t]+(?P<value>\S+)", re.MULTILINE
 )
 Series = dict[int, dict[str, float]]
 """Values of the series by the GPU's index."""
@@ -40,7 +38,7 @@ def parse(text: str) -> Series:
     found: Series = {}
     for line in _LINE.finditer(text[: text.rfind("\n") + 1]):
         gpu, value = _GPU.search(line["labels"]), number(line["value"])
-        if line["name"] not in _WANTED or gpu is None or value is None:
+        if gpu is None or value is None:
             continue
         of_gpu = found.setdefault(int(gpu["index"]), {})
         of_gpu[line["name"]] = max(value, of_gpu.get(line["name"], value))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 
 from proxy.config.in_force import OptionsInForce
 from proxy.config.sensors import SensorAt
 from proxy.config.values import InstanceSpec
 from proxy.fleet.instances import Instances
 from proxy.fleet.sensors.base import MakesSensor, Sensor, SensorError
-from proxy.fleet.sensors.readings import GpuReadings
+from proxy.fleet.sensors.readings import SHOWN_S, GpuReadings
 from proxy.protocol.errors import DEFECTS
 from proxy.telemetry.log import Throttle
 
@@ -19,6 +20,7 @@ LOOK_S = 0.5
 """How often the instances are compared with those whose sensors are asked."""
 LEAST_PAUSE_S = 0.05
 """Pause behind an answer that took longer than the interval."""
+_OLD = f"its figures are those of {SHOWN_S:g} s ago or more, to the last digit"
 _log = logging.getLogger(__name__)
 
 
@@ -55,52 +57,61 @@ class Sampling:
     async def _follow(self, spec: InstanceSpec) -> None:
         """Ask all sensors of one instance, each at its own pace, until cancelled."""
         options, connect_s = self._instances.connect_options, self._options.settings.connect_timeout
-        named = {n: at for at in spec.sensors for gpus in spec.gpus for n in gpus.names(at.host)}
+        named = {n: at.host for at in spec.sensors for g in spec.gpus for n in g.names(at.host)}
         self._readings.watch(spec.name, named, self._instances.clock.now_s())
+        hosts = Counter(at.host for at in spec.sensors)
         sensors = [(at, self._kinds[at.kind](at, options, connect_s)) for at in spec.sensors]
         try:
             async with asyncio.TaskGroup() as group:
                 for at, sensor in sensors:
-                    own = frozenset(gpu for gpu, of in named.items() if of.host == at.host)
+                    # Of several sensors of one host each may tell a part of its GPUs.
+                    is_alone = hosts[at.host] == 1
+                    own = {gpu for gpu, host in named.items() if host == at.host and is_alone}
                     group.create_task(self._ask(spec.name, at, sensor, own))
         finally:
             for _, sensor in sensors:
                 await sensor.close()
 
-    async def _ask(self, name: str, at: SensorAt, sensor: Sensor, own: frozenset[str]) -> None:
-        """Ask one sensor at the interval in force; `own`: the GPUs that the entry names there."""
+    async def _ask(self, name: str, at: SensorAt, sensor: Sensor, own: Collection[str]) -> None:
+        """Ask one sensor at the interval in force; `own`: the GPUs that it has to tell."""
         loop = asyncio.get_running_loop()
         while True:
             began_s = loop.time()
-            fault = await self._read(name, sensor, own)
-            self._tell(name, at, fault)
+            self._tell(name, at, await self._read(name, sensor, own))
             interval_s = min(self._options.settings.sensor_interval, self._readings.needed_every_s)
             await asyncio.sleep(max(LEAST_PAUSE_S, began_s + interval_s - loop.time()))
 
-    async def _read(self, name: str, sensor: Sensor, own: frozenset[str]) -> str | None:
+    async def _read(self, name: str, sensor: Sensor, own: Collection[str]) -> str | None:
         """Take in what a sensor says now; returns what is wrong with it."""
+        now_s = self._instances.clock.now_s()
         try:
-            found = await sensor.read(self._instances.clock.now_s())
+            found = await sensor.read(now_s)
         except SensorError as error:
             return str(error)
         except DEFECTS:  # no answer of a sensor may end the periodic tasks
-            if self._throttle.turn(name, asyncio.get_running_loop().time()) is not None:
+            if self._throttle.turn(name, now_s) is not None:
                 _log.exception("instance %s: a sensor's answer could not be read", name)
             return "its answer could not be read"
         if name not in self._instances.specs:
             return None  # it was removed meanwhile
         is_idle = self._instances.router.ledger.load(name).is_idle
         self._readings.observe(name, found, is_idle=is_idle)
-        lacking = sorted(own - {reading.gpu for reading in found})
-        return f"it does not tell of GPU {', '.join(lacking)}" if lacking else None
+        gpus = {reading.gpu for reading in found}
+        if lacking := sorted(set(own) - gpus):
+            return f"it does not tell of GPU {', '.join(lacking)}"
+        kept = [r for r in self._readings.of(name) if r.gpu in gpus]
+        return _OLD if any(now_s - r.at_s >= SHOWN_S for r in kept) else None
 
     def _tell(self, name: str, at: SensorAt, fault: str | None) -> None:
         """Log and show what is wrong with a sensor, once, or that it is in order again."""
-        topic = f"sensor {at.kind} of {at.host}"
-        told = self._instances.warnings.get(name, {})
-        if fault is None and topic in told:
-            self._instances.warn(name, topic, None)
-        elif fault is not None and topic not in told:
-            now_s = asyncio.get_running_loop().time()
-            if self._throttle.turn((name, topic), now_s) is not None:
-                self._instances.warn(name, topic, f"{topic}: {fault}")
+        # Without the query, which may have a token in it: /health shows this to everybody.
+        topic = f"sensor {at.kind} {at.url or ''}{at.path.partition('?')[0]}"
+        told = self._instances.warnings.get(name, {}).get(topic)
+        if fault is None:
+            if told is not None:
+                self._instances.warn(name, topic, None)
+            return
+        text = f"{topic}: {fault}"
+        now_s = self._instances.clock.now_s()
+        if told != text and self._throttle.turn((name, topic), now_s) is not None:
+            self._instances.warn(name, topic, text)

@@ -8,6 +8,7 @@ import pytest
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.routing.router import Router
+from proxy.core.thermal.readings import HeatLimits
 from proxy.core.types import Reason, RouterConfig, Thresholds
 from replayer.engine.engine import Engine
 from replayer.engine.types import EngineOptions, FirstToken, Job
@@ -272,3 +273,29 @@ def test_noise_has_its_mean() -> None:
     drawn = [WayNoise(0.02).delay_s(index, "s", 1) for index in range(20_000)]
     assert sum(drawn) / len(drawn) == pytest.approx(0.02, rel=0.03)
     assert min(drawn) >= 0.0
+
+
+class _LooseLimits:
+    """From the first request's end on, limits that forbid nothing."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def on_finish(self, *args: object) -> None:
+        del args
+        for name in ("e0", "e1"):
+            self._router.limit_heat(name, HeatLimits(cap=10**6))
+
+
+@pytest.mark.parametrize("policy", ["cost", "seed-heuristic"])
+def test_limits_that_limit_nothing_change_no_row(policy: str) -> None:
+    """The gate, the weights and the prices of heat are asked, and no decision differs."""
+    planned = [
+        _planned("abc"[n % 3], 20 + 8 * (n // 3), 0.2 * n, wait_for=(n - 3,) if n >= 3 else ())
+        for n in range(18)
+    ]
+    off, limited = _router(policy), _router(policy)
+    rows = simulate(planned, off, _options()).rows
+    assert simulate(planned, limited, _options(), [_LooseLimits(limited)]).rows == rows
+    assert off.heat.is_cool
+    assert not limited.heat.is_cool

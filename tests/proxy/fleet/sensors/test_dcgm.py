@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.thermal.readings import GpuReading
@@ -114,6 +114,7 @@ def test_of_a_split_gpu_the_hottest_part_counts() -> None:
     assert parse(text) == {0: {"DCGM_FI_DEV_GPU_TEMP": 79.0}}
 
 
+@settings(max_examples=40)
 @given(st.integers(0, len(exposition())))
 def test_a_cut_exposition_has_no_wrong_number(length: int) -> None:
     whole = parse(exposition())
@@ -121,6 +122,7 @@ def test_a_cut_exposition_has_no_wrong_number(length: int) -> None:
         assert values.items() <= whole[index].items()
 
 
+@settings(max_examples=40)
 @given(st.text(max_size=200) | st.from_regex(r'DCGM_FI_DEV_GPU_TEMP\{gpu="0"\} .{0,20}\n'))
 def test_any_text_gives_readings_that_can_be(text: str) -> None:
     for reading in readings("h", parse(text), {}, 0.0):

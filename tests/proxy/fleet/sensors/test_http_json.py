@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config.sensors import OWN_FIELDS, JsonFields, SensorAt
@@ -64,6 +64,7 @@ DOCUMENTS = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(DOCUMENTS, st.lists(st.sampled_from(["a", "b", "*", "0", "7"]), min_size=1, max_size=4))
 def test_any_document_is_walked(document: Any, pointer: list[str]) -> None:
     values = list(found(document, pointer))

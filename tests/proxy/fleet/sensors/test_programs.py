@@ -7,7 +7,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config.sensors import SensorAt
@@ -66,6 +66,7 @@ def test_amd_smi_of_rocm_6_and_7(document: object) -> None:
     ]
 
 
+@settings(max_examples=40)
 @given(st.binary(max_size=100) | st.just(b"[]") | st.just(b'{"gpu_data": [{"gpu": "0"}]}'))
 def test_what_has_no_gpu_in_it_is_a_fault(output: bytes) -> None:
     for parse in (parse_nvidia_smi, parse_amd_smi):

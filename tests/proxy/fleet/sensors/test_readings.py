@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -56,6 +56,7 @@ def test_a_sensor_that_repeats_itself_grows_old_while_its_instance_works() -> No
     assert readings.age_s("a", 16.0) == 0.0, "whole degrees alone may stay the same"
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.booleans()), max_size=20))
 def test_a_time_never_goes_back_or_ahead(steps: list[tuple[float, bool]]) -> None:
     readings, last_s = watched(), 0.0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.config.options import Settings
 from tests.proxy.fleet.sensors.test_dcgm import exposition
 from tests.support.admin import call
 from tests.support.harness import RawEngine, ServedProxy, plain, until
@@ -46,7 +47,8 @@ async def test_a_failing_sensor_is_said_once_and_grows_old(
             state = proxy.server.state
             warnings = state.instances.warnings
             await until(lambda: warnings.get("a"), "a warning")
-            text = "sensor dcgm of 127.0.0.1: it does not tell of GPU 127.0.0.1:5"
+            at = f"{exporter.address}/metrics"
+            text = f"sensor dcgm {at}: it does not tell of GPU 127.0.0.1:5"
             assert list(warnings["a"].values()) == [text]
             asked = state.gpus.of("a")[0].at_s
             await until(lambda: state.gpus.of("a")[0].at_s > asked + 0.2, "more answers")
@@ -83,3 +85,61 @@ async def test_control_may_need_them_more_often(tmp_path: Path) -> None:
             await until(lambda: readings.of("a"), "a reading")
             first_s = readings.of("a")[0].at_s
             await until(lambda: readings.of("a")[0].at_s > first_s, "another one")
+
+
+async def test_an_entry_that_comes_again_may_have_another_sensor(tmp_path: Path) -> None:
+    """An instance that drains is taken back; a reload names others for one that is there."""
+    async with RawEngine() as engine:
+        first, second, third = (f"a={engine.address};simulated={c}" for c in (61, 62, 63))
+        now: list[Settings] = []
+        options = FAST | {"source": lambda: now[0]}
+        async with ServedProxy(tmp_path / "log", [first], **options) as proxy:
+            readings = proxy.server.state.gpus
+
+            def degrees() -> list[float | None]:
+                return [reading.celsius for reading in readings.of("a")]
+
+            await until(lambda: degrees() == [61.0], "of the first one")
+            assert (await call(proxy, "DELETE", "/instances/a?drain=true"))[0] == 202
+            assert (await call(proxy, "POST", "/instances", {"instance": second}))[0] == 200
+            await until(lambda: degrees() == [62.0], "of the second one")
+            now.append(Settings(**vars(proxy.settings) | {"instances": [third]}))
+            assert await proxy.server.reloader.reload("test") == "applied"
+            await until(lambda: degrees() == [63.0], "of the third one")
+
+
+async def test_sensors_of_one_host_tell_a_part_each(tmp_path: Path) -> None:
+    async with RawEngine() as engine, RawEngine() as bmc:
+        bmc.other = plain(b'{"TemperatureCelsius": {"Reading": 55.5}}')
+        at = f"http-json={bmc.address}/%d?token=s3cret#/TemperatureCelsius/Reading&gpu=%d"
+        parts = ";".join(at % (index, index) for index in (0, 1))
+        where = f"a={engine.address};gpus=0-1;{parts}"
+        async with ServedProxy(tmp_path / "log", [where], **FAST) as proxy:
+            state = proxy.server.state
+            await until(lambda: len(state.gpus.of("a")) == 2, "both GPUs")
+            assert not state.instances.warnings.get("a")
+            bmc.other = plain(b"", "401 Unauthorized")
+            await until(lambda: len(state.instances.warnings.get("a", {})) == 2, "two warnings")
+            assert "s3cret" not in str(state.instances.warnings)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'DCGM_FI_DEV_GPU_TEMP{gpu="0"} NaN\n',
+        b'DCGM_FI_DEV_GPU_TEMP{gpu="0"} 1e400\nDCGM_FI_DEV_CLOCKS_EVENT_REASONS{gpu="0"} -1e9\n',
+        b'DCGM_FI_DEV_GPU_TEMP{gpu="9999"} 70\n' * 30_000,
+        b"\xff\xfe" * 1000,
+    ],
+    ids=["NaN", "infinite", "2 MiB", "no text"],
+)
+async def test_an_odd_exporter_harms_nobody(tmp_path: Path, body: bytes) -> None:
+    async with RawEngine() as engine, RawEngine() as exporter:
+        exporter.other = plain(body)
+        where = f"a={engine.address};gpus=0;dcgm={exporter.address}/metrics"
+        async with ServedProxy(tmp_path / "log", [where], **FAST) as proxy:
+            state = proxy.server.state
+            await until(lambda: state.instances.warnings.get("a") or state.gpus.of("a"), "asked")
+            assert all(reading.celsius is None for reading in state.gpus.of("a"))
+            exporter.other = plain(exposition().encode())
+            await until(lambda: [r.celsius for r in state.gpus.of("a")] == [71.0], "in order")

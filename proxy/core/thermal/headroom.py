@@ -1,0 +1,191 @@
+"""Headroom of an instance: how far its hottest GPU is from its target, looked ahead.
+
+The GPUs of an instance compute every layer together, so the hottest one decides for all (the
+founding document's "any hot is all hot"), and of its chip and its memory the one that is nearer to
+its own target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.thermal.options import ThermalOptions
+from proxy.core.thermal.readings import GpuReading
+
+MOST_GPUS = 64
+"""GPUs of one instance; readings of further ones are ignored."""
+MOST_SAMPLES = 256
+"""Readings of one sensor that its slope is computed from; the oldest ones leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """What the readings say of an instance at one moment.
+
+    `celsius`: of the sensor that decides, smoothed; `slope` in degrees per second; `latest` is
+    unsmoothed. `excess_celsius`: how far `celsius` is above its target, `lookahead_celsius` the
+    same looked ahead, never below; `headroom_celsius` is what is left of it. `to_critical_celsius`:
+    the least distance of any sensor to its critical temperature, smoothed; `is_critical`: an
+    unsmoothed one has reached it, or some GPU slows itself down. `watts`: of all GPUs, None where
+    one does not say; `gpus`: how many there are; `age_s`: of the oldest of their last readings.
+    """
+
+    gpu: str
+    celsius: float
+    latest: float
+    slope: float
+    excess_celsius: float
+    lookahead_celsius: float
+    to_critical_celsius: float
+    is_critical: bool
+    is_slowed: bool
+    watts: float | None
+    gpus: int
+    age_s: float
+    unchanged_s: float
+
+    @property
+    def headroom_celsius(self) -> float:
+        """Degrees to the target, looked ahead; negative above it."""
+        return -self.lookahead_celsius
+
+
+class Track:
+    """One sensor: its smoothed temperature and its slope by least squares."""
+
+    __slots__ = ("_ewma_s", "_samples", "_window_s", "at_s", "celsius", "changed_s", "latest")
+
+    def __init__(self, ewma_s: float, window_s: float) -> None:
+        self._ewma_s = ewma_s
+        self._window_s = window_s
+        self._samples: list[tuple[float, float]] = []
+        self.at_s = -math.inf
+        self.celsius = 0.0
+        self.latest = 0.0
+        self.changed_s = -math.inf
+        """When it last said anything else than before."""
+
+    def add(self, at_s: float, celsius: float) -> None:
+        """Take a reading; one that is not later than the last is the last one again."""
+        if at_s <= self.at_s or not math.isfinite(celsius):
+            return
+        if not self._samples or celsius != self.latest:
+            self.changed_s = at_s
+        if self._samples and self._ewma_s > 0.0:
+            part = 1.0 - math.exp(-(at_s - self.at_s) / self._ewma_s)
+            self.celsius += part * (celsius - self.celsius)
+        else:
+            self.celsius = celsius
+        self.latest, self.at_s = celsius, at_s
+        oldest_s = at_s - self._window_s
+        kept = [sample for sample in self._samples if sample[0] >= oldest_s]
+        kept.append((at_s, celsius))
+        self._samples = kept[-MOST_SAMPLES:]
+
+    def slope(self) -> float:
+        """Degrees per second over the window; 0 where there are fewer than three readings."""
+        samples = self._samples
+        count = len(samples)
+        if count < 3:
+            return 0.0
+        mean_s = math.fsum([at_s for at_s, _ in samples]) / count
+        mean = math.fsum([celsius for _, celsius in samples]) / count
+        across = math.fsum([(at_s - mean_s) * (celsius - mean) for at_s, celsius in samples])
+        along = math.fsum([(at_s - mean_s) ** 2 for at_s, _ in samples])
+        return across / along if along > 0.0 else 0.0
+
+
+class _Gpu:
+    __slots__ = ("at_s", "chip", "is_slowed", "memory", "watts")
+
+    def __init__(self, options: ThermalOptions) -> None:
+        self.chip = Track(options.ewma_s, options.slope_window_s)
+        self.memory = Track(options.ewma_s, options.slope_window_s)
+        self.at_s = -math.inf
+        self.watts: float | None = None
+        self.is_slowed = False
+
+
+class GroupHeat:
+    """All GPUs of one instance, by name."""
+
+    def __init__(self, options: ThermalOptions) -> None:
+        self._options = options
+        self._gpus: dict[str, _Gpu] = {}
+
+    def observe(self, readings: Sequence[GpuReading]) -> None:
+        """Take readings; of one GPU in the order of their times, repeated ones count once."""
+        for reading in readings:
+            gpu = self._gpus.get(reading.gpu)
+            if gpu is None:
+                if len(self._gpus) >= MOST_GPUS:
+                    continue
+                gpu = self._gpus[reading.gpu] = _Gpu(self._options)
+            if reading.at_s <= gpu.at_s:
+                continue
+            if reading.celsius is not None:
+                gpu.chip.add(reading.at_s, reading.celsius)
+            if reading.memory_celsius is not None:
+                gpu.memory.add(reading.at_s, reading.memory_celsius)
+            if reading.celsius is not None or reading.memory_celsius is not None:
+                gpu.at_s = reading.at_s
+            gpu.watts = reading.watts
+            gpu.is_slowed = reading.is_slowed
+
+    def forget(self) -> None:
+        """Forget all GPUs: other ones serve the instance now."""
+        self._gpus.clear()
+
+    def heat(self, now_s: float, target_celsius: float | None = None) -> Heat | None:
+        """What is known now; None before the first reading. `target_celsius` replaces the chip's.
+
+        A GPU that has gone silent keeps its last temperature, and its age is the group's.
+        """
+        options = self._options
+        target = options.target_celsius if target_celsius is None else target_celsius
+        best: Heat | None = None
+        watts: float | None = 0.0
+        oldest_s, left = now_s, math.inf
+        is_critical = is_slowed = False
+        for gpu in self._gpus.values():
+            oldest_s = min(oldest_s, gpu.at_s)
+            watts = None if watts is None or gpu.watts is None else watts + gpu.watts
+            is_slowed = is_slowed or gpu.is_slowed
+            is_critical = is_critical or gpu.is_slowed
+            for track, most in (
+                (gpu.chip, options.critical_celsius),
+                (gpu.memory, options.memory_critical_celsius),
+            ):
+                if _is_known(track):
+                    is_critical = is_critical or track.latest >= most
+                    left = min(left, most - track.celsius)
+        for name, gpu in self._gpus.items():
+            for track, wanted in ((gpu.chip, target), (gpu.memory, options.memory_target_celsius)):
+                if not _is_known(track):
+                    continue
+                slope = track.slope()
+                excess = track.celsius - wanted
+                ahead = excess + options.lead_s * max(0.0, slope)
+                if best is None or ahead > best.lookahead_celsius:
+                    best = Heat(
+                        name,
+                        track.celsius,
+                        track.latest,
+                        slope,
+                        excess,
+                        ahead,
+                        left,
+                        is_critical,
+                        is_slowed,
+                        watts,
+                        len(self._gpus),
+                        max(0.0, now_s - oldest_s),
+                        max(0.0, now_s - track.changed_s),
+                    )
+        return best
+
+
+def _is_known(track: Track) -> bool:
+    return track.at_s > -math.inf

@@ -1,0 +1,268 @@
+"""How many requests an instance may run while it is hot: the laws of the cap.
+
+A law says what cap it wants; `controller` decides when a change is made. `p` is the founding
+document's reference, `power` the default. An operator's own policy is a class with the founding
+document's methods (`OperatorPolicy`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.core.thermal.options import ThermalOptions
+from proxy.core.thermal.power import Observer, PowerLine, Resistance, Smoothed, sequences_of
+from proxy.core.thermal.readings import GpuReading, InstanceWork
+from proxy.core.thermal.victims import Victim
+
+BELOW_TARGET_CELSIUS = 0.25
+"""The temperature that is held lies so far below the target, at which throttling begins."""
+TOO_HOT_CELSIUS, TOO_COOL_CELSIUS = 0.75, -1.25
+"""No change for an error between these: sensors say whole degrees, and prompts come in bursts."""
+GAIN = 0.6
+"""Part of the predicted error that one change removes; the model is never exact."""
+MOST_RAISE_RATIO = 0.25
+"""Most that a cap grows by at once, as a part of it."""
+AIMD_CUT_RATIO = 0.5
+AIMD_RAISE_RATIO = 0.05
+"""aimd: half of the cap, or a twentieth more. Doubling, as in the harness, is what oscillates."""
+
+
+@dataclass(frozen=True, slots=True)
+class LawView:
+    """What a law sees at a tick.
+
+    `excess_celsius`: above the target, smoothed; `lookahead_celsius`: the same looked ahead. `cap`:
+    in force, `max_running` where there is none. `since_s`: since its last change.
+    """
+
+    now_s: float
+    excess_celsius: float
+    lookahead_celsius: float
+    work: InstanceWork
+    watts: float | None
+    gpus: int
+    cap: int
+    since_s: float
+
+
+class Law:
+    """Holds the cap as it is; the laws override both methods."""
+
+    def __init__(self, options: ThermalOptions) -> None:
+        self.options = options
+
+    def observe(self, view: LawView) -> None:
+        """Learn from a tick with fresh readings, whatever the state is."""
+
+    def wanted(self, view: LawView) -> int:
+        """The cap that is wanted, of `min_cap` to `max_running`."""
+        return view.cap
+
+    def restart(self) -> None:
+        """Readings come again after a gap."""
+
+    def within(self, cap: float) -> int:
+        """A cap within the bounds."""
+        options = self.options
+        return int(min(max(cap, options.min_cap), options.max_running))
+
+
+class ProportionalLaw(Law):
+    """`p`: max(1, max - int(k_p * err)), as in the founding document; no look-ahead."""
+
+    def wanted(self, view: LawView) -> int:
+        """At 0.5 a degree costs half a request, whatever the batch is."""
+        options = self.options
+        if view.excess_celsius <= 0.0:
+            return options.max_running
+        return self.within(max(1, options.max_running - int(options.k_p * view.excess_celsius)))
+
+
+class AimdLaw(Law):
+    """`aimd`: half while hot, a twentieth more while there is headroom."""
+
+    def wanted(self, view: LawView) -> int:
+        """Halved below what runs, so that a cap far above it takes effect at once."""
+        if view.lookahead_celsius >= 0.0:
+            runs = min(view.cap, max(view.work.running, self.options.min_cap))
+            return self.within(math.floor(runs * AIMD_CUT_RATIO))
+        if view.lookahead_celsius < TOO_COOL_CELSIUS:
+            return self.within(view.cap + max(1, math.floor(view.cap * AIMD_RAISE_RATIO)))
+        return view.cap
+
+
+class PiLaw(Law):
+    """`pi`: steps of k_p times the error's change and k_i times its time.
+
+    As each step begins at the cap in force, which is within its bounds, nothing winds up.
+    """
+
+    def __init__(self, options: ThermalOptions) -> None:
+        super().__init__(options)
+        self._last: float | None = None
+        self._changed_s = math.nan
+        self._area = 0.0
+        self._at_s: float | None = None
+
+    def observe(self, view: LawView) -> None:
+        """Add up the error since the last change of the cap."""
+        error = view.lookahead_celsius + BELOW_TARGET_CELSIUS
+        changed_s = view.now_s - view.since_s
+        if self._last is None or changed_s != self._changed_s:
+            self._changed_s, self._last, self._area = changed_s, error, 0.0
+        elif self._at_s is not None:
+            self._area += error * (view.now_s - self._at_s)
+        self._at_s = view.now_s
+
+    def wanted(self, view: LawView) -> int:
+        """Begin at what runs where the cap does not bind and the instance is too hot."""
+        error = view.lookahead_celsius + BELOW_TARGET_CELSIUS
+        if TOO_COOL_CELSIUS < error < TOO_HOT_CELSIUS:
+            return view.cap
+        options = self.options
+        before = error if self._last is None else self._last
+        less = options.pi_k_p * (error - before) + options.pi_k_i * self._area
+        if view.cap >= options.max_running:
+            less = options.pi_k_p * error
+        runs = min(view.cap, view.work.running)
+        if error > 0.0:
+            return min(view.cap, self.within(math.ceil(runs - max(1.0, less))))
+        return max(view.cap, self.within(math.floor(view.cap - min(-1.0, less))))
+
+    def restart(self) -> None:
+        """What was added up belongs to the time before."""
+        self._last, self._area, self._at_s = None, 0.0, None
+
+
+class PowerLaw(Law):
+    """`power`: how many requests fit the power at which the temperature would end at the target."""
+
+    def __init__(self, options: ThermalOptions) -> None:
+        super().__init__(options)
+        self.line = PowerLine(options.watts_per_sequence)
+        self.resistance: Resistance | None = None
+        self._observer = Observer(options.tau_s)
+        self._now = Smoothed()
+
+    def observe(self, view: LawView) -> None:
+        """Learn watts of the work, degrees of the watts, and where the temperature is going."""
+        work = view.work
+        if view.watts is not None:
+            self.line.observe(work.running, work.kv_tokens, work.prefill_tps, view.watts)
+            watts = view.watts
+        else:
+            watts = self.line.watts(work.running, work.kv_tokens, work.prefill_tps)
+        if self.resistance is None:
+            # A group's GPUs share its power.
+            begin = self.options.rth_celsius_per_watt / max(1, view.gpus)
+            self.resistance = Resistance(begin, self.options.tau_s)
+        self._now.observe(view.now_s, work.running, work.kv_tokens, work.prefill_tps, watts)
+        rth = self.resistance.celsius_per_watt
+        self._observer.observe(view.now_s, view.excess_celsius, rth * self._now.watts)
+        self.resistance.observe(view.now_s, self._now.watts, view.excess_celsius)
+
+    def wanted(self, view: LawView) -> int:
+        """So many less or more as the predicted error is worth in sequences."""
+        resistance, now = self.resistance, self._now
+        if resistance is None:
+            return view.cap
+        rth = resistance.celsius_per_watt
+        error = self._observer.steady(rth * now.watts) + BELOW_TARGET_CELSIUS
+        if TOO_COOL_CELSIUS < error < TOO_HOT_CELSIUS:
+            return view.cap
+        change_watts = GAIN * error / rth
+        fits = now.running - sequences_of(change_watts, self.line.of_sequence(now.mean_kv_tokens))
+        if error > 0.0:
+            return min(view.cap, self.within(math.floor(fits)))
+        most = view.cap + max(1.0, MOST_RAISE_RATIO * view.cap)
+        return max(view.cap, self.within(math.floor(min(fits, most))))
+
+    def restart(self) -> None:
+        """The watts are still true; moments before the gap are no pair with moments behind it."""
+        if self.resistance is not None:
+            self.resistance.restart()
+
+    @property
+    def watts_now(self) -> float:
+        """What the GPUs draw, smoothed."""
+        return self._now.watts
+
+    @property
+    def celsius_per_watt(self) -> float:
+        """Degrees of one watt more, as learned."""
+        begin = self.options.rth_celsius_per_watt
+        return begin if self.resistance is None else self.resistance.celsius_per_watt
+
+    @property
+    def watts_per_seq(self) -> float:
+        """Watts of one more sequence like those that run."""
+        return self.line.of_sequence(self._now.mean_kv_tokens)
+
+    def watts_of(self, kv_tokens: Sequence[int]) -> float:
+        """What sequences that hold so many tokens draw together."""
+        return math.fsum([self.line.of_sequence(tokens) for tokens in kv_tokens])
+
+
+LAWS: dict[str, Callable[[ThermalOptions], Law]] = {
+    "p": ProportionalLaw,
+    "aimd": AimdLaw,
+    "pi": PiLaw,
+    "power": PowerLaw,
+}
+"""Each law by the name that the option `law` has."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The part of vLLM's `scheduler_config` that the founding document's policies read."""
+
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """What a policy is given for vLLM's scheduler: its configuration and how many requests run."""
+
+    scheduler_config: SchedulerConfig
+    num_running: int
+    num_waiting: int
+
+
+class OperatorPolicy(Protocol):
+    """An operator's own policy, with the methods of the founding document."""
+
+    def get_max_running_seqs(self, scheduler: Scheduler) -> int:
+        """The cap; kept within `min_cap` and `max_running`."""
+
+    def select_victims(self, running: list[Victim], num_to_evict: int) -> list[Victim]:
+        """Whom to evict, of the movable ones that run."""
+
+    def on_temp_reading(self, gpu_idx: int, temp_c: float) -> None:
+        """Called for every reading of a chip's temperature."""
+
+
+class OperatorLaw(Law):
+    """A law that asks an operator's policy."""
+
+    def __init__(self, options: ThermalOptions, policy: OperatorPolicy) -> None:
+        super().__init__(options)
+        self.policy = policy
+
+    def read(self, readings: Sequence[GpuReading]) -> None:
+        """Tell the policy of new readings; a GPU without a number at its end is number 0."""
+        for reading in readings:
+            if reading.celsius is not None:
+                _host, _colon, index = reading.gpu.rpartition(":")
+                number = int(index) if index.isdecimal() and len(index) < 6 else 0
+                self.policy.on_temp_reading(number, reading.celsius)
+
+    def wanted(self, view: LawView) -> int:
+        """The policy's own cap, kept within the bounds."""
+        config = SchedulerConfig(self.options.max_running)
+        work = view.work
+        return self.within(
+            self.policy.get_max_running_seqs(Scheduler(config, work.running, work.waiting))
+        )

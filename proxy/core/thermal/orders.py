@@ -1,0 +1,98 @@
+"""What an operator asks of hot instances, and how it is held where no controller does.
+
+The words are those of `POST /v1/admin/batch`: a cap on the requests in flight, a number of them
+that should leave now, or a temperature to stay below. An order holds for a while (`ttl_s`). Where
+GPUs are above its temperature it lowers the cap step by step, and keeps what it has come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proxy.core.thermal.options import MOST_TARGET_CELSIUS
+from proxy.core.thermal.readings import GpuReading
+
+TARGET_CELSIUS = (30.0, MOST_TARGET_CELSIUS)
+"""The least and the highest temperature that an order may name."""
+TTL_LEAST_S, TTL_S, TTL_MOST_S = 1.0, 600.0, 86400.0
+STEP_S = 8.0
+"""Seconds between two steps towards a temperature: about what a cap takes to show in it."""
+PER_CELSIUS = 0.5
+"""Requests that each degree above the temperature takes off the cap, one at least."""
+FRESH_S = 3.0
+"""An older reading says nothing of the temperature now."""
+WATTS_PER_SEQ = 3.2
+"""Watts of one decoding sequence, where nothing is learned yet: an assumption of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOrder:
+    """What an operator asks of one instance or several.
+
+    `max_num_seqs`: a cap on the requests in flight; `force_evict`: so many should leave now;
+    `target_celsius`: the cap is lowered until the GPUs are no hotter.
+    """
+
+    max_num_seqs: int | None = None
+    force_evict: int = 0
+    target_celsius: float | None = None
+    policy: str = "lru"
+    ttl_s: float = TTL_S
+    reason: str = ""
+
+    def cap(self, running: int) -> int | None:
+        """The cap that the order begins with where so many are in flight; None: no cap yet.
+
+        Who is to leave must find no place to come back to, or the instance would be as full as
+        before: so without a cap of its own an eviction caps at what is to be left.
+        """
+        if self.max_num_seqs is not None:
+            return self.max_num_seqs
+        return max(1, running - self.force_evict) if self.force_evict and running else None
+
+
+class StandingOrder:
+    """An order that holds on one instance until `until_s`. `cap`: the present one.
+
+    `decision_id`: the answer to its request names it.
+    """
+
+    __slots__ = ("_step_due_s", "cap", "decision_id", "is_reached", "order", "until_s")
+
+    def __init__(self, order: BatchOrder, running: int, decision_id: str, now_s: float) -> None:
+        self.order, self.decision_id = order, decision_id
+        self.cap = order.cap(running)
+        self.until_s = now_s + order.ttl_s
+        self._step_due_s = now_s
+        self.is_reached = False
+        """Whether the GPUs were no hotter than its temperature at the last look."""
+
+    def look(self, celsius: float | None) -> None:
+        """Note whether the temperature is reached; None: no reading is fresh, so nobody knows."""
+        target = self.order.target_celsius
+        if target is not None and celsius is not None:
+            self.is_reached = celsius <= target
+
+    def step(self, celsius: float | None, running: int, now_s: float) -> int:
+        """Lower the cap where the GPUs are too hot; returns how many requests should leave now.
+
+        For an instance without a controller, which would hold the temperature by its law.
+        """
+        target = self.order.target_celsius
+        if target is None or celsius is None or celsius <= target or now_s < self._step_due_s:
+            return 0
+        self._step_due_s = now_s + STEP_S
+        less = max(1, int(PER_CELSIUS * (celsius - target)))
+        most = running if self.cap is None else min(self.cap, running)
+        self.cap = max(1, most - less)
+        return max(0, running - self.cap)
+
+
+def hottest_celsius(readings: Sequence[GpuReading], now_s: float) -> float | None:
+    """The highest fresh temperature of an instance's GPUs; None where there is none.
+
+    All GPUs of an instance work in step, so the hottest counts.
+    """
+    fresh = [r.celsius for r in readings if r.celsius is not None and now_s - r.at_s <= FRESH_S]
+    return max(fresh, default=None)
