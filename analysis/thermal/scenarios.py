@@ -43,6 +43,12 @@ _EIGHT = PlantOptions(
     watts_per_prefill_tps=8 * _ONE.watts_per_prefill_tps,
 )
 """A group of eight that draws eight times as much together, and one of them is badly cooled."""
+_HUNGRY = PlantOptions(
+    ambient_celsius=42.0,
+    watts_per_sequence=2 * _ONE.watts_per_sequence,
+    watts_per_kv_token=2 * _ONE.watts_per_kv_token,
+)
+"""Two times the founding document's watts per sequence, so that 150 of them draw 700 W."""
 _NOISE = 0.5
 _FAULTS = SensorFaults(noise_celsius=_NOISE)
 _ENGINE = EngineOptions(block_size=128, num_blocks=3072)
@@ -88,6 +94,11 @@ SCENARIOS: dict[str, Scenario] = {
         plant=_EIGHT,
         faults=SensorFaults(_NOISE, frozen_from_s=125.0, frozen_until_s=300.0, stuck_gpu=3),
         settles_from_s=450.0,
+    ),
+    "soak": Scenario(
+        "without control every GPU draws its limit of 700 W",
+        plant=_HUNGRY,
+        settles_from_s=320.0,
     ),
     "cool": Scenario(
         "a load that the cooling stands: nothing may be limited",

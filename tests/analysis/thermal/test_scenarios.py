@@ -16,7 +16,7 @@ from replayer.engine.heat import SensorFaults
 from replayer.virtual.heated import HeatedSecond
 
 THERMAL = ThermalOptions()
-HOT = [name for name in SCENARIOS if name != "cool"]
+HOT = [name for name in SCENARIOS if name not in ("cool", "soak")]
 SHORT = ("quiet", "dropouts", "hot-gpu")
 """Nothing happens in these after the load has come: seven minutes say as much as ten."""
 
@@ -48,6 +48,16 @@ def test_without_control_the_same_load_makes_the_hardware_slow_itself_down() -> 
     assert baseline["peak_celsius"] > 92.0
     assert control["peak_celsius"] < 84.0
     assert control["throughput_tps"] > baseline["throughput_tps"]
+
+
+def test_a_soak_at_700_watts_is_held_at_a_target_of_80() -> None:
+    baseline = try_scenario(SCENARIOS["soak"], None, seed=1, seconds=200)
+    assert min(second.watts for second in baseline.run.seconds[-20:]) == 700.0
+    at_80 = ThermalOptions(target_celsius=80.0)
+    found = try_scenario(SCENARIOS["soak"], at_80, seed=1, seconds=600).figures
+    assert found["settled_ratio"] == 1.0
+    assert found["overshoots"] <= 2
+    assert found["directions"] <= 6
 
 
 def test_a_cool_instance_is_served_as_without_control() -> None:
