@@ -1,4 +1,4 @@
-"""The command `analyze`: reports and comparisons of replayed runs; league, elastic, regret, check.
+"""The command `analyze`: replayed runs, one or two; league, elastic, thermal, regret, check.
 
 Only the chosen command's module is imported: some of them load pandas, plotly or scipy, which takes
 longer than a small league.
@@ -22,6 +22,10 @@ COMMANDS = {
     "elastic": (
         "analysis.elastic.cli",
         "compare offload rules on sessions in a closed loop: the founding experiment",
+    ),
+    "thermal": (
+        "analysis.thermal.cli",
+        "compare thermal control with none, in virtual time on simulated plants",
     ),
     "regret": ("analysis.regret.cli", "compare policies with an oracle that tries every action"),
     "check": (

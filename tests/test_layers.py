@@ -18,7 +18,8 @@ DIRECTIONS = {
     "proxy.core": "routing | placement | admission, fleet | ledger | instances"
     " | kvcache, connectors, admission.engine_reports | latency, lease, thermal | types",
     "replayer": "demo, virtual | replay, simulator | engine, trace, arguments",
-    "analysis": "cli | regret, elastic | check, league, report | rivals, runs | phases | measures",
+    "analysis": "cli | regret, elastic | check, league, report, thermal | rivals, runs"
+    " | phases | measures",
 }
 """A part imports only from parts on its right, behind a bar; never from a neighbour at a comma."""
 BETWEEN = {

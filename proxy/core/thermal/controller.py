@@ -33,10 +33,9 @@ RATE_S = 3.0
 FAILURES = 2
 """Actuator errors in a row that make it DEGRADED."""
 FIRST_PROBE_S, MOST_PROBE_S = 1.0, 60.0
-STUCK_S = 30.0
 STUCK_CELSIUS = 5.0
-"""A sensor that says one temperature for STUCK_S while the power changes by what is worth this much
-is not believed: it is stale."""
+"""A sensor that says the same while the power of its GPU changes by what is worth this much is not
+believed: the instance is STALE."""
 MISTAKES = (
     ArithmeticError,
     AssertionError,
@@ -131,7 +130,6 @@ class Controller:
         self._critical_since_s: float | None = None
         self._halved_s = -math.inf
         self._over: tuple[float, int] | None = None
-        self._stuck_watts: float | None = None
         self._override: tuple[int, float] | None = None
         self._aimed: tuple[float, float] | None = None
         self._failures = 0
@@ -253,7 +251,7 @@ class Controller:
             return ThermalState.MANUAL
         if self._failures >= FAILURES:
             return ThermalState.DEGRADED
-        if heat is None or not fresh or self._is_stuck(heat, now_s):
+        if heat is None or not fresh or self._is_stuck(heat):
             began_s = now_s if self._began_s is None else self._began_s
             if heat is None and now_s - began_s <= self.options.stale_s:
                 return self.state
@@ -270,14 +268,11 @@ class Controller:
         is_in_one = self.state is ThermalState.EMERGENCY
         return is_in_one and heat.to_critical_celsius <= self.options.hysteresis_celsius
 
-    def _is_stuck(self, heat: Heat, now_s: float) -> bool:
-        """Whether the sensor says the same although the power has changed."""
-        watts = self._power.watts_now
-        if heat.unchanged_s < 1.0 or self._stuck_watts is None:
-            self._stuck_watts = watts
-            return False
-        worth = abs(watts - self._stuck_watts) * self._power.celsius_per_watt
-        return heat.unchanged_s >= STUCK_S and worth >= STUCK_CELSIUS
+    def _is_stuck(self, heat: Heat) -> bool:
+        """Whether a sensor has said the same for long although the power of its GPU has changed."""
+        # A watt of one GPU is worth as many degrees as one of each in the group.
+        worth = heat.unexplained_watts * self._power.celsius_per_watt * heat.gpus
+        return worth >= STUCK_CELSIUS
 
     def _by_heat(self, heat: Heat, work: InstanceWork, now_s: float) -> ThermalState:
         """Throttling and recovery; a cap that nothing waits for is lifted once it is cool."""
@@ -356,8 +351,9 @@ class Controller:
         options = self.options
         age_s = now_s - (self._began_s or 0.0) if heat is None else heat.age_s
         is_stuck = heat is not None and age_s <= options.stale_s
-        if is_stuck and heat is not None:
-            age_s = heat.unchanged_s
+        if is_stuck:
+            # It has been silent, in its way, for longer than that already.
+            age_s = options.stale_s + options.safe_after_s
         reason = ActionReason.STUCK if is_stuck else ActionReason.STALE
         if age_s >= options.stale_s + options.safe_after_s:
             cap = self._effective_cap()
@@ -374,6 +370,9 @@ class Controller:
             return
         options = self.options
         if wanted < cap and self.state is ThermalState.RECOVER:
+            return
+        if wanted > cap and heat.excess_celsius > 0.0:
+            # Whatever the law predicts: nothing is given back above the target.
             return
         since_s = now_s - self._changed_s
         self._changes = [at_s for at_s in self._changes if now_s - at_s < options.budget_window_s]
@@ -439,6 +438,7 @@ class Controller:
             now_s,
             heat.excess_celsius,
             heat.lookahead_celsius,
+            heat.slope,
             work,
             heat.watts,
             heat.gpus,

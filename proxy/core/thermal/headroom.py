@@ -18,6 +18,10 @@ MOST_GPUS = 64
 """GPUs of one instance; readings of further ones are ignored."""
 MOST_SAMPLES = 256
 """Readings of one sensor that its slope is computed from; the oldest ones leave."""
+STUCK_S = 30.0
+"""A sensor that says one temperature for this time is compared with the power of its GPU."""
+WATTS_S = 8.0
+"""Watts are smoothed over this time: prompts come in bursts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +34,7 @@ class Heat:
     the least distance of any sensor to its critical temperature, smoothed; `is_critical`: an
     unsmoothed one has reached it, or some GPU slows itself down. `watts`: of all GPUs, None where
     one does not say; `gpus`: how many there are; `age_s`: of the oldest of their last readings.
+    `unexplained_watts`: by which the power of one has changed without its temperature.
     """
 
     gpu: str
@@ -44,7 +49,7 @@ class Heat:
     watts: float | None
     gpus: int
     age_s: float
-    unchanged_s: float
+    unexplained_watts: float
 
     @property
     def headroom_celsius(self) -> float:
@@ -98,14 +103,43 @@ class Track:
 
 
 class _Gpu:
-    __slots__ = ("at_s", "chip", "is_slowed", "memory", "watts")
+    __slots__ = ("at_s", "chip", "drawn", "drawn_then", "is_slowed", "memory", "watts")
 
     def __init__(self, options: ThermalOptions) -> None:
         self.chip = Track(options.ewma_s, options.slope_window_s)
         self.memory = Track(options.ewma_s, options.slope_window_s)
         self.at_s = -math.inf
         self.watts: float | None = None
+        self.drawn: float | None = None
+        """Its watts, smoothed; `drawn_then`: when its chip last said another temperature."""
+        self.drawn_then: float | None = None
         self.is_slowed = False
+
+    def take(self, reading: GpuReading) -> None:
+        """Take a reading that is later than the last one."""
+        if reading.celsius is not None:
+            self.chip.add(reading.at_s, reading.celsius)
+        if reading.memory_celsius is not None:
+            self.memory.add(reading.at_s, reading.memory_celsius)
+        watts = reading.watts
+        if watts is not None and self.drawn is not None and self.at_s > -math.inf:
+            part = 1.0 - math.exp(-(reading.at_s - self.at_s) / WATTS_S)
+            self.drawn += part * (watts - self.drawn)
+        else:
+            self.drawn = watts
+        if self.chip.changed_s == reading.at_s:
+            self.drawn_then = self.drawn
+        if reading.celsius is not None or reading.memory_celsius is not None:
+            self.at_s = reading.at_s
+        self.watts = watts
+        self.is_slowed = reading.is_slowed
+
+    def unexplained_watts(self, now_s: float) -> float:
+        """Watts by which its power has changed since its chip has said the same, for long."""
+        is_long = now_s - self.chip.changed_s >= STUCK_S
+        if not is_long or self.drawn is None or self.drawn_then is None:
+            return 0.0
+        return abs(self.drawn - self.drawn_then)
 
 
 class GroupHeat:
@@ -125,14 +159,7 @@ class GroupHeat:
                 gpu = self._gpus[reading.gpu] = _Gpu(self._options)
             if reading.at_s <= gpu.at_s:
                 continue
-            if reading.celsius is not None:
-                gpu.chip.add(reading.at_s, reading.celsius)
-            if reading.memory_celsius is not None:
-                gpu.memory.add(reading.at_s, reading.memory_celsius)
-            if reading.celsius is not None or reading.memory_celsius is not None:
-                gpu.at_s = reading.at_s
-            gpu.watts = reading.watts
-            gpu.is_slowed = reading.is_slowed
+            gpu.take(reading)
 
     def forget(self) -> None:
         """Forget all GPUs: other ones serve the instance now."""
@@ -147,13 +174,14 @@ class GroupHeat:
         target = options.target_celsius if target_celsius is None else target_celsius
         best: Heat | None = None
         watts: float | None = 0.0
-        oldest_s, left = now_s, math.inf
+        oldest_s, left, unexplained = now_s, math.inf, 0.0
         is_critical = is_slowed = False
         for gpu in self._gpus.values():
             oldest_s = min(oldest_s, gpu.at_s)
             watts = None if watts is None or gpu.watts is None else watts + gpu.watts
             is_slowed = is_slowed or gpu.is_slowed
             is_critical = is_critical or gpu.is_slowed
+            unexplained = max(unexplained, gpu.unexplained_watts(now_s))
             for track, most in (
                 (gpu.chip, options.critical_celsius),
                 (gpu.memory, options.memory_critical_celsius),
@@ -182,7 +210,7 @@ class GroupHeat:
                         watts,
                         len(self._gpus),
                         max(0.0, now_s - oldest_s),
-                        max(0.0, now_s - track.changed_s),
+                        unexplained,
                     )
         return best
 

@@ -21,10 +21,17 @@ BELOW_TARGET_CELSIUS = 0.25
 """The temperature that is held lies so far below the target, at which throttling begins."""
 TOO_HOT_CELSIUS, TOO_COOL_CELSIUS = 0.75, -1.25
 """No change for an error between these: sensors say whole degrees, and prompts come in bursts."""
+NOISE_CELSIUS = 1.0
+"""A temperature that would rise by less until the look-ahead may be a sensor's noise."""
+FALLING_PER_S = 0.1
+"""A temperature that falls faster ends below where it is."""
 GAIN = 0.6
 """Part of the predicted error that one change removes; the model is never exact."""
-MOST_RAISE_RATIO = 0.25
-"""Most that a cap grows by at once, as a part of it."""
+MORE_GAIN, MOST_GAIN = 1.5, 3.0
+"""Each further change in the same direction is so many times larger, up to this: what was changed
+before had less effect than predicted."""
+LEAST_RAISE_PART = 8
+"""A cap grows to its double at once at most, or by an eighth of `max_running`."""
 AIMD_CUT_RATIO = 0.5
 AIMD_RAISE_RATIO = 0.05
 """aimd: half of the cap, or a twentieth more. Doubling, as in the harness, is what oscillates."""
@@ -34,13 +41,15 @@ AIMD_RAISE_RATIO = 0.05
 class LawView:
     """What a law sees at a tick.
 
-    `excess_celsius`: above the target, smoothed; `lookahead_celsius`: the same looked ahead. `cap`:
-    in force, `max_running` where there is none. `since_s`: since its last change.
+    `excess_celsius`: above the target, smoothed; `lookahead_celsius`: the same looked ahead;
+    `slope` in degrees per second. `cap`: in force, `max_running` where there is none. `since_s`:
+    since its last change.
     """
 
     now_s: float
     excess_celsius: float
     lookahead_celsius: float
+    slope: float
     work: InstanceWork
     watts: float | None
     gpus: int
@@ -146,6 +155,9 @@ class PowerLaw(Law):
         self.resistance: Resistance | None = None
         self._observer = Observer(options.tau_s)
         self._now = Smoothed()
+        self._cap: int | None = None
+        self._alike = 0
+        """Changes of the cap in one direction since the error was last small; cuts are negative."""
 
     def observe(self, view: LawView) -> None:
         """Learn watts of the work, degrees of the watts, and where the temperature is going."""
@@ -163,21 +175,42 @@ class PowerLaw(Law):
         rth = self.resistance.celsius_per_watt
         self._observer.observe(view.now_s, view.excess_celsius, rth * self._now.watts)
         self.resistance.observe(view.now_s, self._now.watts, view.excess_celsius)
+        before, self._cap = self._cap, view.cap
+        if before is not None and view.cap != before:
+            direction = 1 if view.cap > before else -1
+            self._alike = direction + (self._alike if self._alike * direction > 0 else 0)
+        if TOO_COOL_CELSIUS < self._error(view) < TOO_HOT_CELSIUS:
+            self._alike = 0
+
+    def _error(self, view: LawView) -> float:
+        """Degrees by which the temperature would end above what is held."""
+        steady = self._observer.steady(self.celsius_per_watt * self._now.watts)
+        if view.slope > -FALLING_PER_S:
+            # It does not end below where it is, or is going, whatever the observer knows by now.
+            part = min(1.0, self.options.tau_s / max(self.options.lead_s, 1.0))
+            rise = view.lookahead_celsius - view.excess_celsius - NOISE_CELSIUS
+            steady = max(steady, view.excess_celsius + part * max(0.0, rise))
+        else:
+            steady = min(steady, view.excess_celsius)
+        return steady + BELOW_TARGET_CELSIUS
+
+    def _gain(self, error: float, view: LawView) -> float:
+        """Larger after changes that were not enough, where they have taken effect."""
+        more = self._alike if error < 0.0 else -self._alike
+        if more < 1 or view.work.running > view.cap:
+            return GAIN
+        return min(MOST_GAIN, GAIN * MORE_GAIN**more)
 
     def wanted(self, view: LawView) -> int:
         """So many less or more as the predicted error is worth in sequences."""
-        resistance, now = self.resistance, self._now
-        if resistance is None:
+        now, error = self._now, self._error(view)
+        if self.resistance is None or TOO_COOL_CELSIUS < error < TOO_HOT_CELSIUS:
             return view.cap
-        rth = resistance.celsius_per_watt
-        error = self._observer.steady(rth * now.watts) + BELOW_TARGET_CELSIUS
-        if TOO_COOL_CELSIUS < error < TOO_HOT_CELSIUS:
-            return view.cap
-        change_watts = GAIN * error / rth
-        fits = now.running - sequences_of(change_watts, self.line.of_sequence(now.mean_kv_tokens))
+        change_watts = self._gain(error, view) * error / self.celsius_per_watt
+        fits = now.running - sequences_of(change_watts, self.watts_per_seq)
         if error > 0.0:
             return min(view.cap, self.within(math.floor(fits)))
-        most = view.cap + max(1.0, MOST_RAISE_RATIO * view.cap)
+        most = view.cap + max(view.cap, 1, self.options.max_running // LEAST_RAISE_PART)
         return max(view.cap, self.within(math.floor(min(fits, most))))
 
     def restart(self) -> None:

@@ -44,8 +44,8 @@ PRIOR_CHANGE_RATIO = 0.2
 KEEP_PAIRS = 0.9
 """Memory of degrees per watt: ten changes."""
 OBSERVER_PER_S = 0.08
-"""How fast the observer takes over a temperature and an air that differ from its own: in some 12 s.
-Twice as fast it would follow the noise of the sensors."""
+"""How fast the observer takes over a temperature and an air that differ from its own: in some 12 s,
+or faster where the temperature itself is. Twice as fast it would follow the sensors' noise."""
 _TERMS = 4
 
 
@@ -153,9 +153,10 @@ class Observer:
 
     def __init__(self, tau_s: float) -> None:
         self._tau_s = tau_s
-        # Both poles of the corrected formula are at OBSERVER_PER_S.
-        self._taken_per_s = max(0.0, 2.0 * OBSERVER_PER_S - 1.0 / tau_s)
-        self._drift_per_s = OBSERVER_PER_S**2 * tau_s
+        # Both poles of the corrected formula are there.
+        pole_per_s = max(OBSERVER_PER_S, 0.6 / tau_s)
+        self._taken_per_s = 2.0 * pole_per_s - 1.0 / tau_s
+        self._drift_per_s = pole_per_s**2 * tau_s
         self._at_s: float | None = None
         self._celsius = 0.0
         self._air = 0.0

@@ -165,9 +165,22 @@ def transfer_s(bytes_moved: float, bytes_per_s: float = MOVE_BYTES_PER_S) -> flo
     return bytes_moved / bytes_per_s
 
 
-def is_worth_moving(queue_s: float, move_s: float) -> bool:
-    """The founding document's rule: only where the new request would wait longer than the move."""
-    return queue_s > move_s
+def queue_s(remaining_s: Sequence[float], cap: int) -> float:
+    """How long the next request waits for a place under the cap, if nobody is evicted.
+
+    `remaining_s`: how long each running request will still take. Where so many have to end first,
+    it is the time at which the last of these ends.
+    """
+    over = len(remaining_s) - max(1, cap) + 1
+    return 0.0 if over <= 0 else sorted(remaining_s)[over - 1]
+
+
+def is_worth_moving(wait_s: float, move_s: float, remaining_s: float | None = None) -> bool:
+    """The founding document's rule: only where the new request would wait longer than the move.
+
+    And, where it is known what the victim has left: only if that is more than two moves.
+    """
+    return wait_s > move_s and (remaining_s is None or remaining_s > 2.0 * move_s)
 
 
 class _Bucket:

@@ -101,7 +101,7 @@ def test_nobody_is_evicted_while_enough_requests_end_by_themselves() -> None:
         limits = _tick(controller, float(second), celsius, InstanceWork(running, 1000, 0.0, 50))
         assert not limits.evict
         if limits.cap is not None:
-            running = max(limits.cap, running - 8)
+            running = max(limits.cap, running - 40)
 
 
 @pytest.mark.parametrize("law", [*LAWS])
@@ -138,6 +138,15 @@ def test_stale_holds_then_takes_the_safe_cap_and_ends_by_itself() -> None:
     assert _run(controller, 60, 5, None).cap == OPTIONS.safe_cap
     _run(controller, 65, 30, 70.0)
     assert controller.state in (ThermalState.RECOVER, ThermalState.NORMAL)
+
+
+def test_nothing_is_given_back_above_the_target() -> None:
+    controller = Controller(ThermalOptions(law="p"))
+    _run(controller, 0, 3, 91.0)
+    cap = controller.cap
+    assert cap == 100
+    assert _run(controller, 3, 120, 82.2).cap == cap
+    assert (_run(controller, 123, 60, 80.0).cap or 256) == 256
 
 
 def test_sensors_that_never_answer_are_stale_too() -> None:

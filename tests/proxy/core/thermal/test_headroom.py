@@ -102,8 +102,12 @@ def test_everything_is_bounded() -> None:
     assert group.heat(2.0) is None
 
 
-def test_how_long_a_sensor_has_said_the_same() -> None:
-    group = GroupHeat(OPTIONS)
-    for second in range(20):
-        group.observe([GpuReading("a:0", second, 70.0 if second < 5 else 71.0)])
-    assert _heat(group, 20.0).unchanged_s == 15.0
+def test_power_that_changes_without_its_temperature_is_unexplained() -> None:
+    group, steady = GroupHeat(OPTIONS), GroupHeat(OPTIONS)
+    for second in range(60):
+        watts = 200.0 if second < 10 else 600.0
+        stuck = GpuReading("a:1", second, 70.0, watts=watts)
+        group.observe([GpuReading("a:0", second, 60.0 + second / 10, watts=watts), stuck])
+        steady.observe([GpuReading("a:0", second, 70.0, watts=200.0)])
+    assert _heat(group, 60.0).unexplained_watts == pytest.approx(400.0, rel=0.05)
+    assert _heat(steady, 60.0).unexplained_watts == 0.0

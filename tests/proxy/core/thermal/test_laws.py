@@ -17,7 +17,7 @@ OPTIONS = ThermalOptions(min_cap=4)
 
 def _view(excess: float, cap: int = 256, running: int = 200, now_s: float = 0.0) -> LawView:
     work = InstanceWork(running, running * 4096)
-    return LawView(now_s, excess, excess, work, None, 1, cap, 100.0)
+    return LawView(now_s, excess, excess, 0.0, work, None, 1, cap, 100.0)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def _learned(watts_per_sequence: float = 3.2, celsius_per_watt: float = 0.08) ->
         watts = 120.0 + watts_per_sequence * running
         celsius += (celsius_per_watt * watts + 30.0 - celsius) / 20.0
         work = InstanceWork(running)
-        law.observe(LawView(second, celsius - 82.0, 0.0, work, watts, 1, 256, 100.0))
+        law.observe(LawView(second, celsius - 82.0, 0.0, 0.0, work, watts, 1, 256, 100.0))
     return law
 
 
@@ -78,7 +78,8 @@ def test_power_finds_the_batch_at_which_the_temperature_would_end_at_the_target(
         drawn = 120.0 + watts * running
         celsius += (rth * drawn + 30.0 - celsius) / 20.0
         work = InstanceWork(running)
-        view = LawView(second, celsius - 82.0, 0.0, work, drawn, 1, running, 100.0)
+        excess = celsius - 82.0
+        view = LawView(second, excess, excess, 0.0, work, drawn, 1, running, 100.0)
         law.observe(view)
         if second % 10 == 0:
             running = law.wanted(view)
@@ -121,7 +122,8 @@ def test_every_cap_is_within_its_bounds(
     for excess, running, watts, passed_s in ticks:
         now_s += passed_s
         work = InstanceWork(running, running * 1000, 100.0 * running)
-        view = LawView(now_s, excess, excess, work, watts, 8, cap, now_s - changed_s)
+        since_s = now_s - changed_s
+        view = LawView(now_s, excess, excess, 0.0, work, watts, 8, cap, since_s)
         law.observe(view)
         wanted = law.wanted(view)
         assert OPTIONS.min_cap <= wanted <= OPTIONS.max_running
@@ -169,3 +171,30 @@ def test_a_policy_s_cap_is_kept_within_the_bounds(said: int) -> None:
             return said
 
     assert OPTIONS.min_cap <= OperatorLaw(OPTIONS, Odd()).wanted(_view(math.inf)) <= 256
+
+
+def _view_of(excess: float, slope: float, now_s: float, cap: int = 200) -> LawView:
+    ahead = excess + 10.0 * max(0.0, slope)
+    return LawView(now_s, excess, ahead, slope, InstanceWork(cap), None, 1, cap, 100.0)
+
+
+def test_changes_that_were_not_enough_are_followed_by_larger_ones() -> None:
+    law, cap, cuts = PowerLaw(OPTIONS), 200, []
+    for second in range(60):
+        view = _view_of(4.0, 0.0, float(second), cap)
+        law.observe(view)
+        if second % 10 == 9:
+            cuts.append(cap - law.wanted(view))
+            cap = law.wanted(view)
+    # The temperature does not move at all, so each cut is larger until the least cap is near.
+    assert cuts[:4] == sorted(cuts[:4])
+    assert cuts[3] > 2 * cuts[0]
+
+
+def test_what_rises_does_not_end_where_it_is_and_what_falls_ends_below() -> None:
+    rising, falling = PowerLaw(OPTIONS), PowerLaw(OPTIONS)
+    for second in range(5):
+        rising.observe(_view_of(-2.0, 0.8, float(second)))
+        falling.observe(_view_of(3.0, -0.8, float(second)))
+    assert rising.wanted(_view_of(-2.0, 0.8, 5.0)) < 200
+    assert falling.wanted(_view_of(0.3, -0.8, 5.0)) == 200

@@ -11,6 +11,7 @@ from proxy.core.thermal.victims import (
     Victim,
     is_worth_moving,
     most_evictions,
+    queue_s,
     select_victims,
     transfer_s,
 )
@@ -96,6 +97,13 @@ def test_16_gb_take_400_ms_and_nobody_is_moved_for_a_shorter_wait() -> None:
     assert move_s == pytest.approx(0.4)
     assert not is_worth_moving(0.4, move_s)
     assert is_worth_moving(0.41, move_s)
+    assert is_worth_moving(0.41, move_s, remaining_s=0.81)
+    assert not is_worth_moving(0.41, move_s, remaining_s=0.8)
+
+
+@pytest.mark.parametrize(("cap", "wait_s"), [(5, 0.0), (4, 1.0), (3, 2.0), (1, 9.0), (0, 9.0)])
+def test_the_next_request_waits_until_enough_have_ended(cap: int, wait_s: float) -> None:
+    assert queue_s([9.0, 1.0, 4.0, 2.0], cap) == wait_s
 
 
 def test_relief_is_watts_times_what_is_left_over_the_move() -> None:

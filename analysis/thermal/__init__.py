@@ -1,0 +1,1 @@
+"""Thermal control in virtual time, beside a baseline without it."""
