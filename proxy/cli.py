@@ -117,6 +117,12 @@ def warn_of_options(logger: logging.Logger, settings: Settings) -> None:
         logger.warning(
             "one instance: if more were given, put the list in quotes (a shell cuts at ;)"
         )
+    blind = [spec.name for spec in settings.instances if not spec.sensors]
+    if settings.thermal is not None and blind:
+        logger.warning(
+            "--thermal does not hold %s: no sensor of their GPUs is named (;gpus=0-7;dcgm=9400)",
+            ", ".join(blind),
+        )
     is_open = settings.admin_port is None and settings.admin_token is None
     if is_open and not is_loopback(settings.host):
         logger.warning(

@@ -248,7 +248,6 @@ TESTED_ELSEWHERE = {
     "proxy.request.exchange": "every file of scenarios",
     "proxy.request.stream_accounting": "scenarios/test_streams.py",
     "proxy.state.proxy_state": "every file of scenarios",
-    "proxy.state.thermal": "admin/test_batch.py: orders, evictions, the control tick",
     "proxy.telemetry.requests": "scenarios/test_faults.py, admin/test_endpoints.py",
     "replayer.data.make_sample": "trace/test_loaders.py reads what it made",
     "replayer.demo.__main__": "tests/test_demo.py",

@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from proxy.core.routing.router import Router
@@ -29,6 +29,7 @@ BYTES_PER_TOKEN = 131_072
 """Of KV, where the bandwidth of moves is kept: of an 8B model with 8 KV heads in 16 bits."""
 FLEET_BYTES_PER_S = 20e9
 """The founding document's bound on what evictions move, over the whole fleet."""
+NO_BANDWIDTH = "the bandwidth of moves is used up"
 CONTROL = "control"
 """The policy's name in metrics where control itself wants requests to leave."""
 _log = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class ThermalControl:
                 policy = None if order is None else order.order.policy
                 is_forced = self.control.state(name) == EMERGENCY
                 plan = self._plan(name, limits.evict, policy, now_s, is_forced=is_forced)
-                self._carry_out(plan, policy or CONTROL)
+                self._carry_out(plan, policy or CONTROL, now_s)
 
     def _running(self, name: str) -> int:
         return self._router.ledger.load(name).running_requests
@@ -229,7 +230,7 @@ class ThermalControl:
         for name in names:
             plan = self._plan(name, order.force_evict, order.policy, now_s, is_forced=True)
             if not dry_run:
-                self._carry_out(plan, order.policy)
+                self._carry_out(plan, order.policy, now_s)
             leaving = [one for one in plan if one.row.skip_reason is None]
             left = [one.row.request_id for one in leaving]
             decision.plan.extend(one.row for one in plan)
@@ -323,10 +324,10 @@ class ThermalControl:
         transfer_s = self._router.latency.transfer_s
         return min((transfer_s(name, other, tokens) for other in others), default=None)
 
-    def _carry_out(self, plan: Sequence[_Planned], policy: str) -> None:
+    def _carry_out(self, plan: list[_Planned], policy: str, now_s: float) -> None:
+        """Let go whom the plan lets go; where there is no bandwidth for a move, say so in it."""
         outcomes: Counter[str] = Counter()
-        now_s = self._clock.now_s()
-        for one in plan:
+        for at, one in enumerate(plan):
             row, served = one.row, one.served
             if row.skip_reason is not None:
                 outcomes["skipped"] += 1
@@ -338,6 +339,7 @@ class ThermalControl:
                 served.end_hot()
             elif self._budget.take(row.instance, row.kv_tokens * BYTES_PER_TOKEN, now_s) > 0.0:
                 outcomes["skipped"] += 1
+                plan[at] = replace(one, row=replace(row, skip_reason=NO_BANDWIDTH))
             else:
                 outcomes["moved"] += 1
                 self.evictor.move(served)

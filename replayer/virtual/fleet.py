@@ -48,6 +48,7 @@ from replayer.engine.types import (
     SimRequest,
 )
 from replayer.virtual.arrivals import Planned
+from replayer.virtual.heat import TICK_S, HeatOptions, HeatRow, VirtualHeat
 from replayer.virtual.hooks import Hooks
 from replayer.virtual.requests import (
     VirtualOptions,
@@ -73,7 +74,7 @@ token."""
 
 
 class Kind(IntEnum):
-    """What a timer is for: an arrival, a limit, a scrape, a look, an engine that is brought in."""
+    """What a timer is for: an arrival, a limit, a scrape, a look, an engine's coming, control."""
 
     ARRIVAL = 0
     GIVE_UP = 1
@@ -85,6 +86,7 @@ class Kind(IntEnum):
     QUEUE_OVER = 7
     LOOK = 8
     JOIN = 9
+    CONTROL = 10
 
 
 def _no_limit() -> LegLimit:
@@ -149,7 +151,10 @@ def job_of(
 
 
 class VirtualFleet:
-    """One run. `router` gets the instances `e0`, `e1`, ...; `observers` are called by `Hooks`."""
+    """One run. `router` gets the instances `e0`, `e1`, ...; `observers` are called by `Hooks`.
+
+    `heat`: thermal control of the run; None for none.
+    """
 
     def __init__(
         self,
@@ -157,6 +162,7 @@ class VirtualFleet:
         router: Router,
         options: VirtualOptions,
         observers: Sequence[object] = (),
+        heat: HeatOptions | None = None,
     ) -> None:
         self.router = router
         self.options = options
@@ -179,11 +185,17 @@ class VirtualFleet:
         self._rows: list[VirtualRow | None] = [None] * len(planned)
         self._left = len(planned)
         self._run = VirtualRun([])
+        self._heat = None if heat is None else VirtualHeat(heat, router, self._by_name)
         for number, join_s in enumerate(options.joins_s or [0.0] * len(self.names)):
             if join_s:
                 self._at(join_s, Kind.JOIN, number)
             else:
                 self._join(number)
+
+    @property
+    def heat_rows(self) -> list[HeatRow]:
+        """Each engine at each control tick so far."""
+        return [] if self._heat is None else self._heat.rows
 
     def run(self) -> VirtualRun:
         """Run the whole load to its end."""
@@ -191,6 +203,8 @@ class VirtualFleet:
             if not waiting:
                 self._at(self._waits.ready_s[index], Kind.ARRIVAL, index)
         self._at(0.0, Kind.SCRAPE, 0)
+        if self._heat is not None:
+            self._at(0.0, Kind.CONTROL, 0)
         # `self._heap` is read anew in each round: an experiment's branch replaces it.
         while self._left:
             due_s = min(self._due_s)
@@ -223,6 +237,9 @@ class VirtualFleet:
     def _handle(self, kind: Kind, what: LiveRequest | int, number: int, now_s: float) -> None:
         if kind is Kind.SCRAPE:
             self._scrape(now_s)
+        elif kind is Kind.CONTROL and self._heat is not None:
+            self._heat.tick(now_s, len(self._waiting.queue))
+            self._at(now_s + TICK_S, Kind.CONTROL, 0)
         elif kind is Kind.LOOK:
             self._is_woken = True
         elif kind is Kind.JOIN and isinstance(what, int):

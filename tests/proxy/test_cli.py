@@ -134,6 +134,28 @@ def test_a_missing_bootstrap_address_is_news_only_where_one_is_needed(
         assert sum(message.startswith(start) for message in told) == (name == "mooncake")
 
 
+def test_an_instance_that_control_cannot_see_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "thermal.toml").write_text("")
+    given = ["--thermal", str(tmp_path / "thermal.toml"), "--instances"]
+    warn_of_options(
+        logging.getLogger("proxy"), load([*given, "a=x:1;gpus=0;dcgm=9400,b=x:2"], {}).settings
+    )
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("--thermal does not hold b: no sensor" in message for message in told) == 1
+
+
+async def test_a_wrong_file_of_thermal_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "thermal.toml"
+    file.write_text("target_celsius = 99")
+    async with running("--instances", "x:1", "--thermal", str(file)) as process:
+        assert await process.child.wait() == 2
+        (line,) = [line for line in process.lines if "target_celsius" in line]
+        assert f"thermal = {file}: thermal target_celsius must be 30 to 95, not 99" in line
+        assert not any("Traceback" in line for line in process.lines)
+
+
 async def test_a_taken_port_is_one_line() -> None:
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
