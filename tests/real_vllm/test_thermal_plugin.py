@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.real_vllm.engines.fleet import Engine, Site, running
+from tests.real_vllm.engines.adapter import made_adapter
+from tests.real_vllm.engines.fleet import MODEL, Engine, Site, running
 from tests.real_vllm.rig import COMPLETIONS, Pair, ask, ids, token_ids
 from vllm_thermal.control import VICTIMS
 
@@ -23,6 +24,8 @@ OUTPUT_TOKENS = 600
 WAIT_S = 120.0
 STEPS = 2
 """Engine steps in which what runs has to fall to the cap."""
+ADAPTERS = ("adapter-0", "adapter-1")
+PROMPTS = [ids(200 + 40 * i, f"thermal-{i}") for i in range(REQUESTS)]
 NO_LIMIT: dict[str, Any] = {"cap": None, "max_tokens_per_step": None, "preempt": True}
 FLAGS = (
     *("--scheduler-cls", "vllm_thermal.scheduler.ThermalScheduler"),
@@ -43,13 +46,15 @@ class Capped(Pair):
         url = f"{self.engine.url}/plugins/thermal"
         async with self.http.put(url, json=fields, headers=AUTH) as response:
             assert response.status == 200, await response.text()
-            (status,) = await response.json()
+            found: list[dict[str, Any]] = await response.json()
+        (status,) = found
         return status
 
     async def status(self) -> dict[str, Any]:
         async with self.http.get(f"{self.engine.url}/plugins/thermal", headers=AUTH) as response:
             assert response.status == 200, await response.text()
-            (status,) = await response.json()
+            found: list[dict[str, Any]] = await response.json()
+        (status,) = found
         return status
 
     async def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -72,26 +77,65 @@ class Capped(Pair):
         last = (await self.status())["steps"] + count
         return await self.until(lambda status: status["steps"] >= last)
 
+    async def outputs(self, salt: str, models: Sequence[str] = (MODEL,)) -> list[list[int]]:
+        """What the models in turns say to the prompts, asked at once."""
+        asked = [
+            self.generate(
+                prompt,
+                salt,
+                model=models[i % len(models)],
+                max_tokens=OUTPUT_TOKENS,
+                priority=i % 3,
+            )
+            for i, prompt in enumerate(PROMPTS)
+        ]
+        return list(await asyncio.gather(*asked))
+
     async def generate(self, prompt: list[int], salt: str, **more: Any) -> list[int]:
         """Greedy output; the salt keeps it apart from the cache of others."""
         body = ask(COMPLETIONS, prompt, stream=False, cache_salt=salt, **more)
         return token_ids(await self.post(self.engine, COMPLETIONS, body))
 
 
+class Hot:
+    """An engine whose policy reads temperatures that a test writes, as a sidecar does."""
+
+    def __init__(self, site: Site, folder: Path) -> None:
+        self._folder = folder
+        self.heat(60.0)
+        env = {
+            "VLLM_THERMAL_OPEN": "1",
+            "VLLM_THERMAL_POLICY": "proportional",
+            "VLLM_THERMAL_READINGS": f"file:{folder / 'celsius'}",
+            "VLLM_THERMAL_K_P": "2",
+        }
+        flags = (*FLAGS, "--middleware", "vllm_thermal.plugin.ThermalMiddleware")
+        self.engine = Engine(site, "thermal-policy", "none", flags, env)
+
+    def heat(self, celsius: float) -> None:
+        """GPU 0 stays cool, GPU 1 has so many degrees."""
+        (self._folder / "next").write_text(f"0 50\n1 {celsius}\n")
+        os.replace(self._folder / "next", self._folder / "celsius")
+
+
 @pytest.fixture(scope="module")
-def engine(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    token = tmp_path_factory.mktemp("thermal") / "token"
-    token.write_text(TOKEN)
-    env = {"VLLM_PLUGINS": "thermal", "VLLM_THERMAL_TOKEN": f"@{token}"}
-    found = Engine(site, "thermal", "none", FLAGS, env)
-    with running([found]):
-        yield found
+def engines(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Hot]]:
+    """One that is told its cap and serves an adapter beside the model, one with a policy."""
+    folder = tmp_path_factory.mktemp("thermal")
+    (folder / "token").write_text(TOKEN)
+    env = {"VLLM_PLUGINS": "thermal", "VLLM_THERMAL_TOKEN": f"@{folder / 'token'}"}
+    adapters = [f"{name}={made_adapter(folder / name, i)}" for i, name in enumerate(ADAPTERS)]
+    flags = ["--enable-lora", "--max-lora-rank", "8", "--max-loras", "2"]
+    flags += ["--lora-modules", *adapters]
+    told, hot = Engine(site, "thermal", "none", (*FLAGS, *flags), env), Hot(site, folder)
+    with running([told, hot.engine]):
+        yield told, hot
 
 
 @pytest.fixture
-async def capped(engine: Engine) -> AsyncIterator[Capped]:
+async def capped(engines: tuple[Engine, Hot]) -> AsyncIterator[Capped]:
     async with aiohttp.ClientSession() as http:
-        rig = Capped(http, [engine])
+        rig = Capped(http, [engines[0]])
         await rig.put(**NO_LIMIT, victim="newest")
         yield rig
         await rig.put(**NO_LIMIT)
@@ -99,33 +143,17 @@ async def capped(engine: Engine) -> AsyncIterator[Capped]:
         assert (await rig.status())["kv_usage"] == 0.0
 
 
-PROMPTS = [ids(200 + 40 * i, f"thermal-{i}") for i in range(REQUESTS)]
-
-
 @pytest.fixture(scope="module")
-def uncapped() -> dict[int, list[int]]:
+def uncapped() -> list[list[int]]:
     """Each prompt's output without a cap, once it was asked for."""
-    return {}
+    return []
 
 
-async def expected(capped: Capped, known: dict[int, list[int]]) -> list[list[int]]:
-    if not known:
-        outputs = [capped.generate(p, "uncapped", max_tokens=OUTPUT_TOKENS) for p in PROMPTS]
-        known.update(enumerate(await asyncio.gather(*outputs)))
-    return [known[i] for i in range(REQUESTS)]
-
-
-@pytest.mark.parametrize("victim", sorted(VICTIMS))
-async def test_outputs_are_those_of_the_uncapped_run(
-    capped: Capped, uncapped: dict[int, list[int]], victim: str
-) -> None:
-    want = await expected(capped, uncapped)
+async def cut(capped: Capped, victim: str, models: Sequence[str] = (MODEL,)) -> list[list[int]]:
+    """Outputs of requests of which all but `CAP` gave way for a while."""
     before = (await capped.status())["preempted"]
     async with asyncio.TaskGroup() as group:
-        outputs = [
-            group.create_task(capped.generate(p, victim, max_tokens=OUTPUT_TOKENS, priority=i % 3))
-            for i, p in enumerate(PROMPTS)
-        ]
+        found = group.create_task(capped.outputs(f"{victim} {models}", models))
         await capped.runs(REQUESTS)
         status = await capped.put(cap=CAP, victim=victim)
         assert (status["limit"], status["running"]) == (CAP, REQUESTS)
@@ -136,36 +164,45 @@ async def test_outputs_are_those_of_the_uncapped_run(
         assert (await capped.steps(20))["running"] == CAP
         await capped.put(cap=None)
         await capped.runs(REQUESTS)
-    assert [task.result() for task in outputs] == want
+    return found.result()
 
 
-async def test_without_preemption_none_gives_way(
-    capped: Capped, uncapped: dict[int, list[int]]
+@pytest.mark.parametrize("victim", sorted(VICTIMS))
+async def test_outputs_are_those_of_the_uncapped_run(
+    capped: Capped, uncapped: list[list[int]], victim: str
 ) -> None:
-    want = await expected(capped, uncapped)
+    if not uncapped:
+        uncapped += await capped.outputs("uncapped")
+    assert await cut(capped, victim) == uncapped
+
+
+async def test_outputs_of_adapters_are_those_of_the_uncapped_run(capped: Capped) -> None:
+    """Adapters only: where the base model runs beside them, vLLM's CPU kernels apply them to it."""
+    want = await capped.outputs("adapters", ADAPTERS)
+    assert want != await capped.outputs("one adapter", ADAPTERS[:1])
+    assert await cut(capped, "largest_kv", ADAPTERS) == want
+
+
+async def test_without_preemption_none_gives_way(capped: Capped, uncapped: list[list[int]]) -> None:
+    if not uncapped:
+        uncapped += await capped.outputs("uncapped")
     before = (await capped.status())["preempted"]
     async with asyncio.TaskGroup() as group:
-        first = [
-            group.create_task(capped.generate(p, "drain", max_tokens=OUTPUT_TOKENS))
-            for p in PROMPTS[:4]
-        ]
-        await capped.runs(4)
+        found = group.create_task(capped.outputs("drain"))
+        await capped.runs(REQUESTS)
         await capped.put(cap=1, preempt=False)
-        rest = [
-            group.create_task(capped.generate(p, "drain", max_tokens=OUTPUT_TOKENS))
-            for p in PROMPTS[4:]
-        ]
-        status = await capped.until(lambda status: status["waiting"] == 4)
-        assert (status["running"], status["steps_to_limit"]) == (4, None)
-        await capped.runs(1)
-        await capped.put(cap=None)
-    assert [task.result() for task in (*first, *rest)] == want
+        late = group.create_task(capped.generate(PROMPTS[0], "late", max_tokens=OUTPUT_TOKENS))
+        status = await capped.until(lambda status: status["waiting"] == 1)
+        assert (status["running"], status["steps_to_limit"]) == (REQUESTS, None)
+        status = await capped.at_limit()
+        assert status["steps_to_limit"] > STEPS
+    assert [*found.result(), late.result()] == [*uncapped, uncapped[0]]
     assert (await capped.status())["preempted"] == before
 
 
 async def test_evicted_in_mid_prefill_under_load(capped: Capped) -> None:
     """Long prompts in pieces beside streams that decode, sent away again and again."""
-    prompts = [ids(6000 + 500 * i, f"long-{i}") for i in range(6)]
+    prompts = [ids(9000 + 500 * i, f"long-{i}") for i in range(6)]
     short = [ids(64, f"short-{i}") for i in range(4)]
 
     async def all_of(salt: str) -> list[list[int]]:
@@ -178,14 +215,15 @@ async def test_evicted_in_mid_prefill_under_load(capped: Capped) -> None:
     async with asyncio.TaskGroup() as group:
         found = group.create_task(all_of("cut"))
         await capped.runs(10)
-        for victim in sorted(VICTIMS) * 2:
+        for victim in sorted(VICTIMS):
+            await capped.runs(10)
             await capped.put(cap=CAP, victim=victim)
             assert (await capped.at_limit())["steps_to_limit"] <= STEPS
             await capped.put(cap=None)
-            await capped.steps(6)
+            await capped.steps(4)
         assert (await capped.status())["running"] == 10  # no prompt is through yet
     assert found.result() == want
-    assert (await capped.status())["preempted"] - before >= 8 * len(VICTIMS)
+    assert (await capped.status())["preempted"] - before == 8 * len(VICTIMS)
 
 
 async def test_a_step_has_no_more_tokens_than_were_asked_for(capped: Capped) -> None:
@@ -228,52 +266,37 @@ async def test_limits_end_by_themselves(capped: Capped) -> None:
     assert (status["cap"], status["ttl_s"], status["limit"]) == (None, None, 16)
 
 
-async def test_a_policy_in_the_engine_caps_it_by_temperature(site: Site, tmp_path: Path) -> None:
+async def test_a_policy_in_the_engine_caps_it_by_temperature(engines: tuple[Engine, Hot]) -> None:
     """Alone, as the founding document has it: readings of a sidecar, the policy by its name.
 
     On the path that vLLM before 0.26 takes: a middleware.
     """
-    celsius = tmp_path / "celsius"
+    hot = engines[1]
 
-    def heat(value: float) -> None:
-        (tmp_path / "next").write_text(f"0 50\n1 {value}\n")
-        os.replace(tmp_path / "next", celsius)
-
-    heat(60.0)
-
-    async def reads(value: float) -> dict[str, Any]:
+    async def reads(celsius: float) -> dict[str, Any]:
         """Have the engine read a temperature and make a step."""
-        heat(value)
-        await rig.until(lambda status: status["policy"]["celsius"]["1"] == value)
+        hot.heat(celsius)
+        await rig.until(lambda status: status["policy"]["celsius"]["1"] == celsius)
         return await rig.steps(1)
 
-    env = {
-        "VLLM_THERMAL_OPEN": "1",
-        "VLLM_THERMAL_POLICY": "proportional",
-        "VLLM_THERMAL_READINGS": f"file:{celsius}",
-        "VLLM_THERMAL_K_P": "2",
-    }
-    flags = (*FLAGS, "--middleware", "vllm_thermal.plugin.ThermalMiddleware")
-    engine = Engine(site, "thermal-policy", "none", flags, env)
-    with running([engine]):
-        async with aiohttp.ClientSession() as http:
-            rig = Capped(http, [engine])
-            want = await asyncio.gather(
-                *(rig.generate(p, "cool", max_tokens=4000) for p in PROMPTS[:4])
-            )
-            async with asyncio.TaskGroup() as group:
-                found = [
-                    group.create_task(rig.generate(p, "hot", max_tokens=4000)) for p in PROMPTS[:4]
-                ]
-                await rig.runs(4)
-                status = await reads(89.0)
-                assert (status["limit"], status["policy"]["cap"]) == (CAP, CAP)
-                assert status["policy"]["celsius"]["0"] == 50.0
-                assert (await rig.at_limit())["steps_to_limit"] <= STEPS
-                assert (await rig.status())["running"] == CAP
-                assert (await reads(80.0))["limit"] == CAP
-                assert (await reads(78.0))["limit"] == 16
-                await rig.until(lambda status: status["running"] > CAP)
-            assert [task.result() for task in found] == want
-            assert (await rig.status())["preempted"] == 2
-            await rig.at_rest()
+    async with aiohttp.ClientSession() as http:
+        rig = Capped(http, [hot.engine])
+        want = await asyncio.gather(
+            *(rig.generate(p, "cool", max_tokens=4000) for p in PROMPTS[:4])
+        )
+        async with asyncio.TaskGroup() as group:
+            found = [
+                group.create_task(rig.generate(p, "hot", max_tokens=4000)) for p in PROMPTS[:4]
+            ]
+            await rig.runs(4)
+            status = await reads(89.0)
+            assert (status["limit"], status["policy"]["cap"]) == (CAP, CAP)
+            assert status["policy"]["celsius"]["0"] == 50.0
+            assert (await rig.at_limit())["steps_to_limit"] <= STEPS
+            assert (await rig.status())["running"] == CAP
+            assert (await reads(80.0))["limit"] == CAP
+            assert (await reads(78.0))["limit"] == 16
+            await rig.until(lambda status: status["running"] > CAP)
+        assert [task.result() for task in found] == want
+        assert (await rig.status())["preempted"] == 2
+        await rig.at_rest()
