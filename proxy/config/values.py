@@ -13,8 +13,13 @@ DEFAULT_PORT = 8000
 """Port of an instance that is given by its host alone: that of `vllm serve`."""
 INSTANCE_FORM = (
     f"[name=]host:port (port {DEFAULT_PORT} where none is given) or [name=]http(s)://host:port, "
-    "then optionally ;bootstrap=PORT or ;bootstrap=http(s)://host:port, in quotes in a shell"
+    "then optionally ;bootstrap=PORT or ;bootstrap=http(s)://host:port, ;thermal=plugin, in quotes "
+    "in a shell"
 )
+PARTS = ("bootstrap", "thermal")
+"""What may follow an instance's address, each once, as `;name=value`."""
+THERMAL = ("plugin",)
+"""Who keeps an instance's cap while it is hot, where that is not the proxy."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
 # A fixed form instead of urlsplit: path, query and userinfo are refused, not dropped.
@@ -88,11 +93,15 @@ class ByteSize(int):
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """One vLLM server as configured; its URLs have scheme, host and port only."""
+    """One vLLM server as configured; its URLs have scheme, host and port only.
+
+    `thermal`: `plugin` where the engine has vllm-thermal.
+    """
 
     name: str
     url: str
     bootstrap_url: str | None = None
+    thermal: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -108,14 +117,20 @@ class InstanceSpec:
         name = f"{host}:{port}" if named["name"] is None else named["name"]
         if named["name"] is not None and not _NAME.fullmatch(name):
             raise ValueError(f"name {name!r} has other characters than letters, digits, . _ : -")
-        bootstrap_url = _bootstrap(extras, host) if extras else None
-        return cls(name, f"{scheme or 'http'}://{host}:{port}", bootstrap_url)
+        parts = _parts(extras)
+        bootstrap = parts.get("bootstrap")
+        bootstrap_url = None if bootstrap is None else _bootstrap(bootstrap, host)
+        thermal = parts.get("thermal")
+        if thermal is not None and thermal not in THERMAL:
+            raise ValueError(f"thermal {thermal!r} is not one of: {', '.join(THERMAL)}")
+        return cls(name, f"{scheme or 'http'}://{host}:{port}", bootstrap_url, thermal)
 
     def __str__(self) -> str:
         """Text that `parse` reads back as an equal value."""
         name = "" if self.url.endswith(f"://{self.name}") else f"{self.name}="
         bootstrap = f";bootstrap={self.bootstrap_url}" if self.bootstrap_url else ""
-        return f"{name}{self.url}{bootstrap}"
+        thermal = f";thermal={self.thermal}" if self.thermal else ""
+        return f"{name}{self.url}{bootstrap}{thermal}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,13 +299,24 @@ def _address(text: str) -> tuple[str | None, str, int]:
     return found["scheme"], host, port
 
 
-def _bootstrap(extras: list[str], instance_host: str) -> str:
-    key, _, text = ";".join(extras).partition("=")
-    if key.strip() != "bootstrap":
-        raise ValueError(
-            f"unknown part {key.strip()!r} after ';', only bootstrap is known; instances are "
-            "separated by commas"
-        )
+def _parts(extras: list[str]) -> dict[str, str]:
+    """What follows an instance's address, by name."""
+    found: dict[str, str] = {}
+    for extra in extras:
+        key, _, text = extra.partition("=")
+        name = key.strip()
+        if name not in PARTS:
+            raise ValueError(
+                f"unknown part {name!r} after ';', only {' and '.join(PARTS)} are known; "
+                "instances are separated by commas"
+            )
+        if name in found:
+            raise ValueError(f"{name} is given twice")
+        found[name] = text.strip()
+    return found
+
+
+def _bootstrap(text: str, instance_host: str) -> str:
     scheme, host, port = _address(f"http://{instance_host}:{text}" if text.isdecimal() else text)
     if scheme is None:
         raise ValueError(f"bootstrap {text!r} is neither a port nor http(s)://host:port")

@@ -81,7 +81,7 @@ class Instances:
         While others serve it takes no request before its first answered probe. Where none has
         answered yet, as when the process starts, to try is better than to refuse.
         """
-        instance = Instance(spec.name, spec.url, spec.bootstrap_url)
+        instance = Instance(spec.name, spec.url, spec.bootstrap_url, spec.thermal == "plugin")
         self.router.add(instance, is_proven=not self.is_serving)
         self.by_name[spec.name] = Upstream(
             instance, connect_timeout_s, self._on_replay, self.connect_options

@@ -13,6 +13,7 @@ from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
 from proxy.fleet.gauges import FleetCollector
 from proxy.fleet.instances import Instances
+from proxy.fleet.thermal_plugin import ThermalPlugins
 from proxy.net import tls
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.pool import ConnectOptions
@@ -71,6 +72,9 @@ class ProxyState:
         )
         weights = {share.tenant: share.weight for share in settings.tenant_weights}
         self.waiting = WaitingRoom(router, clock, metrics, limits, weights)
+        self.thermal_plugins = ThermalPlugins(
+            self.instances.upstream, lambda: bearer(self.options.settings.thermal_token)
+        )
         self.use(settings)
         for spec in settings.instances:
             self.instances.add(spec, settings.connect_timeout)

@@ -55,7 +55,7 @@ TYPED = (
     ("cache-proxy --instances 'gpu-1:8000;8998'", "unknown part '8998' after ';'"),
     (
         "cache-proxy --instances 'gpu-1:8000;gpu-2:8000'",
-        "only bootstrap is known; instances are separated by commas",
+        "only bootstrap and thermal are known; instances are separated by commas",
     ),
     (
         "cache-proxy --instances user:secret@gpu-1:8000",
