@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -14,6 +15,7 @@ from proxy.fleet import thermal_plugin
 from proxy.fleet.thermal_plugin import CapSet, ThermalPlugins
 from proxy.net.upstream.client import Upstream
 from proxy.protocol.errors import UpstreamFailure
+from tests.support.harness import ServedProxy
 from tests.support.thermal_engine import ThermalEngines, serving
 
 TOKEN = "0123456789abcdef"
@@ -57,6 +59,17 @@ async def test_a_cap_is_shared_among_data_parallel_engines():
         assert await plugins.set_cap("gpu-1", 10) == CapSet(limit=9, running=12)
         assert await plugins.set_cap("gpu-1", 2) == CapSet(limit=3, running=12)
         assert await plugins.set_cap("gpu-1", None) == CapSet(limit=48, running=12)
+
+
+async def test_the_proxy_has_it_with_the_token_of_its_options(tmp_path: Path):
+    engines = ThermalEngines(TOKEN)
+    async with serving(engines.handle) as url:
+        instances = [f"gpu-1={url};thermal=plugin"]
+        async with ServedProxy(tmp_path / "log", instances, thermal_token=TOKEN) as proxy:
+            state = proxy.server.state
+            assert await state.thermal_plugins.set_cap("gpu-1", 2) == CapSet(limit=2, running=8)
+            (member,) = proxy.router.fleet.members()
+            assert member.instance.has_thermal_plugin
 
 
 async def test_a_wrong_token_is_named():
