@@ -195,11 +195,13 @@ class FleetPaths:
         fleet = self._router.fleet
         member = fleet.get(spec.name)
         bootstrap_url = None if member is None else member.instance.bootstrap_url
+        has_plugin = spec.thermal == "plugin"
         is_same = spec.bootstrap_url in (None, bootstrap_url)
         if (
             member is not None
             and member.is_draining
             and member.instance.url == spec.url
+            and member.instance.has_thermal_plugin == has_plugin
             and is_same
         ):
             member.is_draining = False

@@ -286,6 +286,17 @@ class Settings(Model):
             reloadable=True,
         ),
     ] = None
+    thermal_token: Annotated[
+        SecretStr | None,
+        Before(secret_text),
+        Option(
+            ACCESS,
+            "Token sent to the plugin vllm-thermal of instances with ;thermal=plugin; none: no "
+            "token is sent.",
+            allowed=SECRET_FORM,
+            reloadable=True,
+        ),
+    ] = None
     instance_ca: Annotated[
         Path | None,
         Option(

@@ -17,8 +17,10 @@ DEFAULT_PORT = 8000
 INSTANCE_FORM = (
     f"[name=]host:port (port {DEFAULT_PORT} where none is given) or [name=]http(s)://host:port, "
     "then optionally ;bootstrap=PORT or ;bootstrap=http(s)://host:port, ;gpus=0-3 and what reads "
-    "these GPUs (;dcgm=9400, see docs/gpu-sensors.md), in quotes in a shell"
+    "these GPUs (;dcgm=9400, see docs/gpu-sensors.md), ;thermal=plugin, in quotes in a shell"
 )
+THERMAL = ("plugin",)
+"""Who keeps an instance's cap while it is hot, where that is not the proxy."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
 _NAMED = re.compile(r"(?:(?P<name>[^=/]*)=)?(?P<address>.*)")
 # A fixed form instead of urlsplit: path, query and userinfo are refused, not dropped.
@@ -42,7 +44,7 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r".*@.*"), "no user or password; --instance-api-key has the servers' key"),
 )
 """What a text that is no address may have been meant as, by its form: the first that matches."""
-_PARTS = ("bootstrap", "gpus", *FORMS)
+_PARTS = ("bootstrap", "gpus", "thermal", *FORMS)
 """What may stand behind an instance's address, each after a semicolon."""
 _GPU_BEHIND = re.compile(r"([A-Za-z0-9._-]+:)?[0-9]{1,3}(-[0-9]{1,3})?(;|$)")
 """Matches what stands behind a comma where GPUs were joined by one."""
@@ -99,6 +101,7 @@ class InstanceSpec:
     """One vLLM server as configured; its URLs have scheme, host and port only.
 
     `gpus`: which GPUs of its sensors' hosts are its own; empty: all that a sensor tells.
+    `thermal`: `plugin` where the engine has vllm-thermal.
     """
 
     name: str
@@ -106,6 +109,7 @@ class InstanceSpec:
     bootstrap_url: str | None = None
     gpus: tuple[GpuRange, ...] = ()
     sensors: tuple[SensorAt, ...] = ()
+    thermal: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -122,7 +126,20 @@ class InstanceSpec:
         if named["name"] is not None and not _NAME.fullmatch(name):
             raise ValueError(f"name {name!r} has other characters than letters, digits, . _ : -")
         url = f"{scheme or 'http'}://{host}:{port}"
-        return cls(name, url, *_parts(extras, host))
+        once, sensors = _parts(extras, host)
+        bootstrap, gpus, thermal = (once.get(key) for key in ("bootstrap", "gpus", "thermal"))
+        if gpus is not None and not sensors:
+            raise ValueError(f"gpus without what reads them: one of {', '.join(FORMS)}")
+        if thermal is not None and thermal not in THERMAL:
+            raise ValueError(f"thermal {thermal!r} is not one of: {', '.join(THERMAL)}")
+        return cls(
+            name,
+            url,
+            None if bootstrap is None else _bootstrap(bootstrap, host),
+            () if gpus is None else gpu_ranges(gpus),
+            sensors,
+            thermal,
+        )
 
     @property
     def urls(self) -> list[str]:
@@ -135,7 +152,9 @@ class InstanceSpec:
         name = "" if self.url.endswith(f"://{self.name}") else f"{self.name}="
         bootstrap = f";bootstrap={self.bootstrap_url}" if self.bootstrap_url else ""
         gpus = f";gpus={'+'.join(map(str, self.gpus))}" if self.gpus else ""
-        return f"{name}{self.url}{bootstrap}{gpus}{''.join(f';{s}' for s in self.sensors)}"
+        sensors = "".join(f";{sensor}" for sensor in self.sensors)
+        thermal = f";thermal={self.thermal}" if self.thermal else ""
+        return f"{name}{self.url}{bootstrap}{gpus}{sensors}{thermal}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,14 +327,10 @@ def _address(text: str) -> tuple[str | None, str, int]:
     return found["scheme"], host, port
 
 
-def _parts(
-    extras: list[str], instance_host: str
-) -> tuple[str | None, tuple[GpuRange, ...], tuple[SensorAt, ...]]:
-    """Bootstrap server, GPUs and sensors of an instance, by the parts behind its address."""
-    bootstrap_url: str | None = None
-    gpus: tuple[GpuRange, ...] = ()
+def _parts(extras: list[str], instance_host: str) -> tuple[dict[str, str], tuple[SensorAt, ...]]:
+    """What follows an instance's address: what may be given once, by name; and its sensors."""
+    once: dict[str, str] = {}
     sensors: list[SensorAt] = []
-    once = set()
     for part in extras:
         key, _, text = (word.strip() for word in part.partition("="))
         if key not in _PARTS:
@@ -327,17 +342,11 @@ def _parts(
             raise ValueError(f"part {key} is given twice")
         if key in FORMS:
             sensors.append(SensorAt.parse(key, text, instance_host))
-            continue
-        once.add(key)
-        if key == "bootstrap":
-            bootstrap_url = _bootstrap(text, instance_host)
         else:
-            gpus = gpu_ranges(text)
-    if gpus and not sensors:
-        raise ValueError(f"gpus without what reads them: one of {', '.join(FORMS)}")
+            once[key] = text
     if len(sensors) > MOST_PARTS:
         raise ValueError(f"{len(sensors)} sensors, at most {MOST_PARTS} of one instance")
-    return bootstrap_url, gpus, tuple(sensors)
+    return once, tuple(sensors)
 
 
 def _bootstrap(text: str, instance_host: str) -> str:

@@ -194,11 +194,15 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One addressed vLLM server. `bootstrap_url`: the bootstrap server of its KV connector."""
+    """One addressed vLLM server. `bootstrap_url`: the bootstrap server of its KV connector.
+
+    `has_thermal_plugin`: its engine keeps a cap of running requests that it is told.
+    """
 
     name: str
     url: str
     bootstrap_url: str | None = None
+    has_thermal_plugin: bool = False
 
 
 @dataclass(slots=True, init=False)

@@ -83,7 +83,7 @@ class Instances:
         While others serve it takes no request before its first answered probe. Where none has
         answered yet, as when the process starts, to try is better than to refuse.
         """
-        instance = Instance(spec.name, spec.url, spec.bootstrap_url)
+        instance = Instance(spec.name, spec.url, spec.bootstrap_url, spec.thermal == "plugin")
         self.router.add(instance, is_proven=not self.is_serving)
         self.specs[spec.name] = spec
         self.by_name[spec.name] = Upstream(

@@ -139,8 +139,8 @@ class Reloader:
                 change.back.append(spec)
             else:
                 raise ConfigError(
-                    f"instances: {spec.name} is there with another name or address, and may have "
-                    "requests; remove it first, then add it"
+                    f"instances: {spec.name} is there with another name, address or thermal part, "
+                    "and may have requests; remove it first, then add it"
                 )
         return change
 
@@ -196,7 +196,9 @@ def _is_at(instance: Instance, spec: InstanceSpec, before: InstanceSpec | None) 
     """
     may_be_found = before is None or before.bootstrap_url is None
     known = (instance.bootstrap_url, None) if may_be_found else (instance.bootstrap_url,)
-    return instance.url == spec.url and spec.bootstrap_url in known
+    has_plugin = spec.thermal == "plugin"
+    is_same = instance.url == spec.url and instance.has_thermal_plugin == has_plugin
+    return is_same and spec.bootstrap_url in known
 
 
 class _WatchedFile:

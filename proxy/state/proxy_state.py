@@ -16,6 +16,7 @@ from proxy.core.thermal.fleet_control import FleetControl
 from proxy.fleet.gauges import FleetCollector
 from proxy.fleet.instances import Instances
 from proxy.fleet.sensors.readings import GpuCollector, GpuReadings
+from proxy.fleet.thermal_plugin import ThermalPlugins
 from proxy.net import tls
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.pool import ConnectOptions
@@ -87,6 +88,9 @@ class ProxyState:
         weights = {share.tenant: share.weight for share in settings.tenant_weights}
         self.waiting = WaitingRoom(router, clock, metrics, limits, weights)
         self.thermal.waiting = lambda: len(self.waiting.waiting.queue)
+        self.thermal_plugins = ThermalPlugins(
+            self.instances.upstream, lambda: bearer(self.options.settings.thermal_token)
+        )
         self.use(settings)
         for spec in settings.instances:
             self.instances.add(spec, settings.connect_timeout)

@@ -22,6 +22,11 @@ from proxy.config.values import EventsAt, InstanceSpec, TenantWeight, events_tex
         ("[::1];bootstrap=2", InstanceSpec("[::1]:8000", "http://[::1]:8000", "http://[::1]:2")),
         ("[::1]:8001", InstanceSpec("[::1]:8001", "http://[::1]:8001")),
         ("v6=[::1]:1;bootstrap=2", InstanceSpec("v6", "http://[::1]:1", "http://[::1]:2")),
+        ("g:1; thermal=plugin", InstanceSpec("g:1", "http://g:1", thermal="plugin")),
+        (
+            "g:1;thermal=plugin;bootstrap=2",
+            InstanceSpec("g:1", "http://g:1", "http://g:2", thermal="plugin"),
+        ),
     ],
 )
 def test_instance_forms(text, spec):
@@ -56,6 +61,9 @@ def test_instance_forms(text, spec):
         ("h:1;bootstrap=0", "port 0"),
         ("h:1;boot=2", "unknown part 'boot'"),
         ("h:1;bootstrap=2;bootstrap=3", "part bootstrap is given twice"),
+        ("h:1;thermal=plugin;bootstrap=2;thermal=plugin", "part thermal is given twice"),
+        ("h:1;thermal=", "thermal '' is not one of: plugin"),
+        ("h:1;thermal=yes", "thermal 'yes' is not one of: plugin"),
         ("h:1,h:1", "name 'h:1' is given twice"),
         ("a=h:1,a=h:2", "name 'a' is given twice"),
         ("a=h:1,b=H:1", "address 'http://h:1' is given twice"),

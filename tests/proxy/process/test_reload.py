@@ -113,6 +113,17 @@ async def test_a_bootstrap_server_that_was_found_may_be_named_and_left_out(tmp_p
             assert proxy.router.fleet.members() == [member]
 
 
+async def test_who_caps_an_instance_does_not_change_under_it(tmp_path: Path) -> None:
+    async with SimFleet(1, speed=1.0, tick=0.0) as fleet:
+        a, log = fleet.engines[0].url, str(tmp_path / "log.jsonl")
+        async with from_file(tmp_path, [f"{a};thermal=plugin"]) as (proxy, path):
+            (member,) = proxy.router.fleet.members()
+            rewrite(path, toml([a], request_log=log))
+            assert await proxy.server.reloader.reload("test") == "refused"
+            assert member.instance.has_thermal_plugin
+            assert not member.is_draining
+
+
 async def test_one_that_was_removed_comes_back(tmp_path: Path) -> None:
     async with SimFleet(2, speed=1.0, tick=0.0) as fleet:
         a, b = addresses(fleet)

@@ -107,10 +107,18 @@ def kinds(site: Site) -> dict[str, Kind]:
 class Engine:
     """One engine: an address that stays, and a process that may come and go."""
 
-    def __init__(self, site: Site, name: str, kind: str, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        site: Site,
+        name: str,
+        kind: str,
+        flags: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.port, self.side_port = free_ports(2)
         self._site, self._kind, self._flags = site, kinds(site)[kind], flags
+        self._env = env or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._since_s = 0.0
 
@@ -232,7 +240,7 @@ class Engine:
         }
         if self._kind.side_port is not None:
             env[self._kind.side_port] = str(self.side_port)
-        return env | self._kind.env
+        return {**env, **self._kind.env, **self._env}
 
 
 @contextmanager

@@ -13,9 +13,11 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 REQUIREMENTS = HERE / "requirements.txt"
+PLUGIN = HERE.parents[2] / "plugins" / "vllm-thermal"
 VLLM = "0.32.0"
 PYTHON = (3, 11)
 """requirements.txt is that of this version: others resolve to other wheels."""
@@ -30,6 +32,7 @@ def main() -> int:
     folder = Path(sys.argv[1])
     try:
         install(folder / "venv")
+        install_plugin(folder / "venv")
         make_model(folder / "venv", folder / "model")
     except SetUpError as error:
         print(f"engines: {error}", file=sys.stderr)
@@ -40,7 +43,7 @@ def main() -> int:
 def install(folder: Path) -> None:
     """Make `folder` the environment that requirements.txt describes."""
     stamp = folder / ".installed"
-    if stamp.is_file() and stamp.read_text() == fingerprint():
+    if stamp.is_file() and stamp.read_text() == fingerprint(REQUIREMENTS):
         return
     check_machine()
     print(f"engines: installing vLLM {VLLM} into {folder} (1.5 to 10 minutes, 2.7 GB)", flush=True)
@@ -50,7 +53,24 @@ def install(folder: Path) -> None:
     pip(python, "install", "--no-deps", "-r", str(REQUIREMENTS))
     rename(python)
     run([str(python), "-c", "import vllm.entrypoints.cli.main, nixl, mooncake.engine"])
-    stamp.write_text(fingerprint())
+    stamp.write_text(fingerprint(REQUIREMENTS))
+
+
+def install_plugin(folder: Path) -> None:
+    """Install the project's own plugin, anew where its files have changed."""
+    stamp = folder / ".plugin"
+    if stamp.is_file() and stamp.read_text() == fingerprint(*sources(PLUGIN)):
+        return
+    python = folder / "bin" / "python"
+    with TemporaryDirectory() as copy:  # setuptools builds where the sources are
+        shutil.copytree(PLUGIN, copy, dirs_exist_ok=True)
+        pip(python, "install", "--no-deps", "--no-build-isolation", "--force-reinstall", copy)
+    stamp.write_text(fingerprint(*sources(PLUGIN)))
+
+
+def sources(folder: Path) -> list[Path]:
+    """What a distribution is built from."""
+    return [folder / "pyproject.toml", *sorted((folder / "vllm_thermal").glob("*.py"))]
 
 
 def make_model(environment: Path, folder: Path) -> None:
@@ -63,9 +83,9 @@ def make_model(environment: Path, folder: Path) -> None:
     stamp.write_bytes(script.read_bytes())
 
 
-def fingerprint() -> str:
+def fingerprint(*files: Path) -> str:
     """Changes with what is to be installed."""
-    return hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def check_machine() -> None:

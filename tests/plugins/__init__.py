@@ -1,0 +1,1 @@
+"""Tests of the plugins, which are distributions of their own."""

@@ -1,0 +1,1 @@
+"""Tests of the parts of vllm-thermal that need no vLLM."""
