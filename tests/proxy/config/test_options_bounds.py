@@ -29,7 +29,10 @@ SMALLEST = 5e-324
 """The lowest value above 0."""
 BESIDE = {"warm_threshold": ("heavy_threshold", 10**12), "heavy_threshold": ("warm_threshold", 0)}
 """What another option must be for this one to have any value."""
-ENDS_EARLY = {"health_timeout", "ttft_timeout", "total_timeout", "max_memory_bytes"}
+ENDS_EARLY = {
+    *("connect_timeout", "health_timeout", "ttft_timeout", "total_timeout"),
+    "max_memory_bytes",
+}
 """Options at whose lowest value a request may be answered with an error, as they say."""
 
 
