@@ -23,7 +23,7 @@ from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, wrap
-from proxy.protocol.sse import FastPath, Scanner, end_of_stream, events_end, names_the_end
+from proxy.protocol.streams.sse import FastPath, Scanner, end_of_stream, events_end, names_the_end
 from proxy.request.client_response import ClientResponse
 
 GROW_EVENTS = 16

@@ -16,7 +16,7 @@ from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import in_band_error
 from proxy.protocol.errors import UpstreamFailure
-from proxy.protocol.sse import Scanner
+from proxy.protocol.streams.sse import Scanner
 from proxy.request.client_response import ClientResponse
 from proxy.request.relay import GROW_EVENTS, Relay, StreamCutError
 from proxy.telemetry import record as telemetry_record

@@ -7,7 +7,7 @@ import orjson
 from proxy.core.types import FailureKind
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
-from proxy.protocol.sse import CARRY_BYTES, first_event, is_error_event
+from proxy.protocol.streams.sse import CARRY_BYTES, first_event, is_error_event
 
 BUSY_STATUSES = frozenset({429, 503, 529})
 ERROR_BODY_BYTES = 65536

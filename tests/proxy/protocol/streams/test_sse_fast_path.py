@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.protocol.framing import Chunked, wrap
-from proxy.protocol.sse import FastPath, Scanner
-from tests.proxy.protocol.test_sse import (
+from proxy.protocol.streams.sse import FastPath, Scanner
+from tests.proxy.protocol.streams.test_sse import (
     DONE,
     KEEP_ALIVE,
     ROLE,
