@@ -15,7 +15,7 @@ from textwrap import dedent
 from proxy.core.fleet.health import State
 from proxy.core.placement.alternatives import Shadowed
 from proxy.core.routing.actions import ReleaseResult
-from proxy.core.types import FailureKind, Fallback, Outcome, Reason, RejectReason, RouteClass
+from proxy.core.types import FailureKind, Fallback, Outcome, Reason, RejectReason, RouteClass, Unmoved
 from proxy.net.server.refusals import _ANSWERS
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol import errors
@@ -59,6 +59,12 @@ SECTIONS: tuple[tuple[str, str, type[StrEnum]], ...] = (
         "States of an instance",
         "`state` in `/instances` and `/health`; `cache_proxy_breaker_state` counts them from 0.",
         State,
+    ),
+    (
+        "Streams that do not go on elsewhere",
+        "`outcome` of `cache_proxy_migrations_total`, and `ended` in the request log's "
+        "`migrations`; see [Migration](migration.md).",
+        Unmoved,
     ),
     (
         "Releases of KV",
