@@ -15,7 +15,15 @@ from textwrap import dedent
 from proxy.core.fleet.health import State
 from proxy.core.placement.alternatives import Shadowed
 from proxy.core.routing.actions import ReleaseResult
-from proxy.core.types import FailureKind, Fallback, Outcome, Reason, RejectReason, RouteClass, Unmoved
+from proxy.core.types import (
+    FailureKind,
+    Fallback,
+    Outcome,
+    Reason,
+    RejectReason,
+    RouteClass,
+    Unmoved,
+)
 from proxy.net.server.refusals import _ANSWERS
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol import errors
