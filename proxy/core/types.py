@@ -168,6 +168,23 @@ class RejectReason(StrEnum):
     """The proxy is near `--max-memory-bytes`."""
 
 
+class MoveCause(StrEnum):
+    """Why a stream that has begun is to go on elsewhere."""
+
+    LOST = "lost"
+    """The connection to its instance broke, or brought no HTTP, or the stream had no end."""
+    SILENT = "silent"
+    """Its instance was silent for `--idle-timeout`."""
+    ABORT = "abort"
+    """The engine terminates: the finish reason `abort`."""
+    ERROR = "error"
+    """The engine failed: an error event, or the finish reason `error`."""
+    DIFFERS = "differs"
+    """The instance that went on generated other text than the client has."""
+    DRAIN = "drain"
+    """Its instance is to be left: `DELETE /instances/{name}?drain=true&mode=migrate`."""
+
+
 class Unmoved(StrEnum):
     """Why a stream that was begun does not go on elsewhere (`--migration-limit`)."""
 

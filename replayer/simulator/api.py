@@ -342,9 +342,18 @@ class Api:
         process, block = self._process, self._limits.block_size
         return nixl_answer(process.engine_id, process.address(), request, block)
 
+    def _cut(self, request: web.Request) -> None:
+        """Have this answer cut in some bytes, if the fault is on."""
+        faults, transport = self._faults, request.transport
+        if faults.cuts and transport is not None:
+            faults.cuts -= 1
+            cut: Any = CutTransport(transport, faults.cut_bytes)
+            request.protocol.transport = cut
+
     async def _stream(
         self, request: web.Request, request_id: str, answer: Answer, lives: list[LiveJob], ask: Ask
     ) -> web.StreamResponse:
+        self._cut(request)
         response = await _begun(request, request_id, answer)
         sent = [0] * len(lives)
         opening = answer.opening()
@@ -374,6 +383,33 @@ class Api:
                 if is_faulty and await self._apply_stream_fault(request):
                     return response
         return response
+
+
+class CutTransport:
+    """A connection that breaks after so many bytes of what is written to it."""
+
+    def __init__(self, transport: asyncio.Transport, left_bytes: int) -> None:
+        self._transport = transport
+        self._left_bytes = left_bytes
+
+    def write(self, data: bytes) -> None:
+        """Write the part of it that still fits, and close after it."""
+        if self._left_bytes < 0:
+            return
+        self._left_bytes -= len(data)
+        if self._left_bytes > 0:
+            self._transport.write(data)
+            return
+        self._transport.write(data[: len(data) + self._left_bytes])
+        self._left_bytes = -1
+        self._transport.close()
+
+    def writelines(self, pieces: Sequence[bytes]) -> None:
+        """Write them joined."""
+        self.write(b"".join(pieces))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 async def _begun(request: web.Request, request_id: str, answer: Answer) -> web.StreamResponse:

@@ -21,7 +21,8 @@ class Faults:
 
     `query` applies to answers of the bootstrap server, `pull` to KV sent to other engines,
     `prefill` to the answer of a prefill leg (its KV is pinned anyway), `stream` to a stream of
-    which `stream_tokens` have been sent.
+    which `stream_tokens` have been sent. The next `cuts` answers are cut after `cut_bytes` on the
+    wire, head included, wherever that is.
     """
 
     query: str = "ok"
@@ -29,6 +30,8 @@ class Faults:
     prefill: str = "ok"
     stream: str = "ok"
     stream_tokens: int = 1
+    cut_bytes: int = 0
+    cuts: int = 0
 
     def change(self, **values: Any) -> None:
         """Set all given switches, or none: ValueError for an unknown one or a wrong value."""

@@ -362,10 +362,14 @@ class RequestFlow:
         return [action]
 
     def move_failed(
-        self, failure: LegFailure, output_tokens: int, rest_s: float, now_s: float
+        self, failure: LegFailure | None, output_tokens: int, rest_s: float, now_s: float
     ) -> list[Action]:
-        """The instance that was to go on with the stream has failed before its first event."""
-        actions = self.failed(self.route.decode.name, failure, now_s)
+        """The instance that was to go on with the stream has failed before its first event.
+
+        Without a `failure` it does not take the request, for which nobody is blamed.
+        """
+        name = self.route.decode.name
+        actions = [] if failure is None else self.failed(name, failure, now_s)
         return [*actions, self._move(Event.MOVE_FAILED, output_tokens, rest_s, now_s)]
 
     def _move(

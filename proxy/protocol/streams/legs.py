@@ -17,6 +17,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.core.types import Unmoved
+from proxy.protocol.streams.sse import Scanner
 from proxy.protocol.streams.trail import Trail, data_of, is_lost_error, member_list
 
 _IDS: Final = b'"token_ids":['
@@ -40,6 +41,7 @@ class FirstLeg:
         "_ids",
         "_is_first",
         "_key",
+        "_withholds",
         "is_shown",
         "lost",
         "trail",
@@ -52,7 +54,7 @@ class FirstLeg:
         self.withheld = b""
         self._key = _CHAT_TEXT if trail.plan.is_chat else _TEXT
         self._any_key = _ANY_CHAT_TEXT if trail.plan.is_chat else _TEXT
-        self._is_first = True
+        self._is_first = self._withholds = True
         self._ids = b""
         self.is_shown = trail.plan.shows_ids
 
@@ -86,6 +88,12 @@ class FirstLeg:
         """The piece that was looked at goes to the client."""
         self.trail.add(self._ids, "", is_shown=True)
 
+    def let_pass(self) -> bytes:
+        """Withhold nothing any more, as nobody goes on; returns what was withheld."""
+        withheld, self.withheld, self.lost = self.withheld, b"", ""
+        self._withholds = False
+        return withheld
+
     def edit(self, events: bytes) -> bytes:
         """Whole events as the client gets them; what follows a loss is kept in `withheld`."""
         if self.lost:
@@ -97,7 +105,7 @@ class FirstLeg:
             end = events.find(b"\n\n", at)
             end = len(events) if end < 0 else end + 2
             event = events[at:end]
-            if self._is_lost(event):
+            if self._withholds and self._is_lost(event):
                 self.withheld = events[at:]
                 break
             done.append(self._event(event))
@@ -149,6 +157,24 @@ def _without(event: bytes, key: bytes) -> bytes:
     """An event with null in place of the list that is the value of `key`."""
     begin, end = member_list(event, key)
     return event[: begin - 1] + _NULL + event[end + 1 :] if begin >= 0 else event
+
+
+class EditingScanner(Scanner):
+    """A scanner whose pieces of plain content lose the token ids that only the proxy wants."""
+
+    __slots__ = ("_leg",)
+
+    def __init__(self, leg: FirstLeg) -> None:
+        super().__init__()
+        self._leg = leg
+
+    def takes(self, wire: bytes) -> bytes:
+        """See `Scanner.takes`; the client gets less than what came."""
+        seen = self._leg.look(wire)
+        if not seen or not super().takes(wire):
+            return b""
+        self._leg.taken()
+        return seen
 
 
 class LaterLeg:
