@@ -126,7 +126,12 @@ class Routes:
             instances, state.in_flight, state.exposition, lambda: reloader.last
         )
         self._fleet = FleetPaths(
-            instances, options, state.waiting, state.telemetry.decisions, own_ports
+            instances,
+            options,
+            state.waiting,
+            state.telemetry.decisions,
+            own_ports,
+            state.in_flight,
         )
         self._thresholds = BusyThreshold(state.router, options, state.clock)
         self._models = ModelsPath(instances, state.access)

@@ -7,11 +7,11 @@ those of a chat (`LaterLeg`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import Protocol
 
-from proxy.core.routing.actions import Action, NotMoved, SendDecode
+from proxy.core.routing.actions import Action, LegFailure, NotMoved, SendDecode
 from proxy.core.routing.request_flow import RequestFlow
 from proxy.core.types import MoveCause, Unmoved
 from proxy.net.timeouts import Clock
@@ -24,18 +24,30 @@ from proxy.protocol.offloadable import COMPLETIONS
 from proxy.protocol.streams.legs import LaterLeg
 from proxy.protocol.streams.movable import Plan
 from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory
-from proxy.request.attempts import Attempts
 from proxy.request.client_request import Outgoing
-from proxy.request.relay import StreamCutError
+from proxy.request.relay import Onward, StreamCutError
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import Migration, RequestRecord
 
 
-class Onward(NamedTuple):
-    """The answer of an instance that goes on with a stream, and what writes its events."""
+class Legs(Protocol):
+    """What asks instances, in the name of one request: its `Attempts`."""
 
-    answer: UpstreamResponse
-    leg: LaterLeg
+    @property
+    def flow(self) -> RequestFlow:
+        """The request's flow."""
+
+    async def decode(self, out: Outgoing, leg: SendDecode) -> UpstreamResponse:
+        """Ask an instance, and wait for its first event; raises UpstreamFailure."""
+
+    def moved(self, answer: UpstreamResponse) -> None:
+        """An instance has begun to go on with a stream."""
+
+    def failure(self, failure: UpstreamFailure) -> LegFailure:
+        """An instance's failure as the flow hears of it."""
+
+    def perform(self, actions: Iterable[Action]) -> None:
+        """Do what needs no waiting."""
 
 
 class Moves:
@@ -58,7 +70,7 @@ class Moves:
         clock: Clock,
         metrics: Metrics,
         record: RequestRecord,
-        attempts: Attempts,
+        attempts: Legs,
         rest_s: Callable[[], float],
     ) -> None:
         self._clock, self._metrics = clock, metrics
@@ -86,11 +98,6 @@ class Moves:
         """The stream is over: give its memory back."""
         if self.trail is not None:
             self.trail.let_go()
-
-    @property
-    def flow(self) -> RequestFlow:
-        """The request's flow."""
-        return self._flow
 
     async def go_on(self, error: StreamCutError) -> Onward | Unmoved:
         """Another instance's answer that goes on with the stream, or why there is none."""

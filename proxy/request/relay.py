@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -98,6 +99,13 @@ class StreamCutError(Exception):
         self.failure = failure
         self.limit_s = limit_s
         self.cause = cause
+
+
+class Onward(NamedTuple):
+    """The answer of an instance that goes on with a stream, and what writes its events."""
+
+    answer: UpstreamResponse
+    leg: LaterLeg
 
 
 class StalledClientError(ConnectionResetError):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Protocol
 
 from aiohttp import web
 
 from proxy.core.routing.request_flow import RequestFlow, State
-from proxy.core.types import MoveCause, Outcome
+from proxy.core.types import MoveCause, Outcome, Unmoved
 from proxy.net.server.responses import error_event
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
@@ -16,12 +17,24 @@ from proxy.net.upstream.response_check import in_band_error
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.streams.legs import EditingScanner, FirstLeg
 from proxy.protocol.streams.sse import Scanner
+from proxy.protocol.streams.trail import Trail
 from proxy.request.client_response import ClientResponse
-from proxy.request.moves import Moves, Onward
-from proxy.request.relay import EVENT_TOO_LONG, GROW_EVENTS, Relay, StreamCutError
+from proxy.request.relay import EVENT_TOO_LONG, GROW_EVENTS, Onward, Relay, StreamCutError
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.requests import RequestTelemetry
+
+
+class Mover(Protocol):
+    """Goes on elsewhere with a stream. `trail`: None where it may not."""
+
+    trail: Trail | None
+
+    async def go_on(self, error: StreamCutError) -> Onward | Unmoved:
+        """Another instance's answer that goes on with the stream, or why there is none."""
+
+    def let_go(self) -> None:
+        """The stream is over."""
 
 
 class Streaming:
@@ -49,7 +62,7 @@ class Streaming:
         record: RequestRecord,
         flow: RequestFlow,
         blame: Callable[[str, UpstreamFailure], None],
-        moves: Moves | None = None,
+        moves: Mover | None = None,
     ) -> None:
         """`moves`: those of a stream that may go on elsewhere."""
         self._clock, self._telemetry = clock, telemetry

@@ -342,18 +342,28 @@ class Api:
         process, block = self._process, self._limits.block_size
         return nixl_answer(process.engine_id, process.address(), request, block)
 
-    def _cut(self, request: web.Request) -> None:
-        """Have this answer cut in some bytes, if the fault is on."""
-        faults, transport = self._faults, request.transport
-        if faults.cuts and transport is not None:
-            faults.cuts -= 1
-            cut: Any = CutTransport(transport, faults.cut_bytes)
-            request.protocol.transport = cut
-
     async def _stream(
         self, request: web.Request, request_id: str, answer: Answer, lives: list[LiveJob], ask: Ask
     ) -> web.StreamResponse:
-        self._cut(request)
+        """A stream, or as much of it as the fault lets pass."""
+        faults, transport = self._faults, request.transport
+        if not faults.cuts or transport is None:
+            return await self._streamed(request, request_id, answer, lives, ask)
+        faults.cuts -= 1
+        cut: Any = CutTransport(transport, faults.cut_bytes)
+        request.protocol.transport = cut
+        try:
+            response = await self._streamed(request, request_id, answer, lives, ask)
+            with suppress(ConnectionResetError):
+                await response.write_eof()
+        finally:
+            if request.protocol.transport is cut:
+                request.protocol.transport = transport  # for the connection's next request
+        return response
+
+    async def _streamed(
+        self, request: web.Request, request_id: str, answer: Answer, lives: list[LiveJob], ask: Ask
+    ) -> web.StreamResponse:
         response = await _begun(request, request_id, answer)
         sent = [0] * len(lives)
         opening = answer.opening()

@@ -18,6 +18,7 @@ from proxy.core.routing.actions import ReleaseResult
 from proxy.core.types import (
     FailureKind,
     Fallback,
+    MoveCause,
     Outcome,
     Reason,
     RejectReason,
@@ -28,7 +29,7 @@ from proxy.net.server.refusals import _ANSWERS
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol import errors
 from proxy.protocol.errors import ProxyError
-from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record import Migration, RequestRecord
 
 Row = tuple[str, ...]
 SECTIONS: tuple[tuple[str, str, type[StrEnum]], ...] = (
@@ -69,6 +70,12 @@ SECTIONS: tuple[tuple[str, str, type[StrEnum]], ...] = (
         State,
     ),
     (
+        "Streams that are to go on elsewhere",
+        "`reason` of `cache_proxy_migrations_total`, and `cause` in the request log's "
+        "`migrations`.",
+        MoveCause,
+    ),
+    (
         "Streams that do not go on elsewhere",
         "`outcome` of `cache_proxy_migrations_total`, and `ended` in the request log's "
         "`migrations`; see [Migration](migration.md).",
@@ -100,6 +107,7 @@ JSON_TYPES = {
     "bool": "boolean",
     "Alternatives": "list",
     "Shadowed": "object",
+    "list[Migration]": "list",
 }
 
 
@@ -170,6 +178,11 @@ def log_fields() -> str:
 def shadow_fields() -> str:
     """The table of `shadow` there."""
     return field_table(Shadowed)
+
+
+def migration_fields() -> str:
+    """The table of `migrations` there."""
+    return field_table(Migration)
 
 
 def glossary() -> str:
