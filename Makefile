@@ -10,7 +10,7 @@ TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol prox
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-install test-vllm chaos soak soak-hostile lint bench bench-core bench-shell bench-routing clean
+.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-install test-vllm chaos migration soak soak-hostile lint bench bench-core bench-shell bench-routing clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -69,6 +69,9 @@ chaos: $(VENV)/.installed-dev
 
 ## Load with a fault every ten seconds, for SOAK_MINUTES: what is lost, what grows.
 SOAK_MINUTES ?= 30
+migration: $(VENV)/.installed-dev
+	MIGRATION_CUTS=1000 $(BIN)/python -m pytest -q tests/scenarios/test_migration.py
+
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES)
 

@@ -14,12 +14,14 @@ from proxy.core.routing.router import Router
 from proxy.core.types import (
     Fallback,
     Instance,
+    MoveCause,
     Outcome,
     Reason,
     RejectReason,
     RouteClass,
     RouterConfig,
     Thresholds,
+    Unmoved,
 )
 from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.request_framing import Refusal
@@ -35,8 +37,8 @@ ADDED_BY_PROMETHEUS = {"job", "instance"}
 # A word that no series carries makes a panel or an alert silently empty.
 WORDS: dict[str, set[str]] = {
     "check": set(RejectReason),
-    "outcome": set(Outcome),
-    "reason": {*Reason, *Fallback, *RejectReason, *Refusal},
+    "outcome": {*Outcome, *Unmoved, "moved"},
+    "reason": {*Reason, *Fallback, *RejectReason, *Refusal, *MoveCause},
     "route_class": set(RouteClass),
     "decision": {"offload", "colocate"},
 }

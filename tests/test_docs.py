@@ -16,7 +16,7 @@ from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.endpoints import RELAYED
 from proxy.telemetry.instruments import Counts, Spreads
 from proxy.telemetry.metrics import Metrics
-from tests.support.glossary import described, glossary, log_fields, shadow_fields
+from tests.support.glossary import described, glossary, log_fields, migration_fields, shadow_fields
 from tests.support.gpus import gpu_collector
 from tests.support.heat import known_heat
 from tests.support.scenes import candidate
@@ -141,9 +141,10 @@ def test_the_limits_of_the_threat_model_are_the_defaults_and_their_metrics_exist
 
 def test_the_request_log_has_every_field():
     # To renew it: python -c "from tests.support.glossary import *; print(log_fields())",
-    # and shadow_fields() for the part about --shadow-policy.
+    # shadow_fields() for the part about --shadow-policy, migration_fields() for `migrations`.
     assert marked("docs/request-log.md", "request log") == log_fields()
     assert marked("docs/request-log.md", "shadow") == shadow_fields()
+    assert marked("docs/request-log.md", "migrations") == migration_fields()
 
 
 def test_the_request_log_has_every_key_of_a_candidate():

@@ -30,7 +30,13 @@ from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, Length
 from proxy.protocol.headers import answer_lines, forwarded
 from proxy.protocol.request_facts import bounded
-from proxy.protocol.sse import Scanner, end_of_stream, events_end, first_event, is_error_event
+from proxy.protocol.streams.sse import (
+    Scanner,
+    end_of_stream,
+    events_end,
+    first_event,
+    is_error_event,
+)
 from proxy.telemetry.log import printable, printable_json
 from proxy.telemetry.record import RequestRecord, note_usage
 from proxy.telemetry.request_log import record_json

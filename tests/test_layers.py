@@ -246,6 +246,7 @@ TESTED_ELSEWHERE = {
     "proxy.process.background": "process/test_memory.py",
     "proxy.request.client_response": "request/test_relay.py",
     "proxy.request.exchange": "every file of scenarios",
+    "proxy.request.moves": "scenarios/test_migration.py",
     "proxy.request.stream_accounting": "scenarios/test_streams.py",
     "proxy.state.proxy_state": "every file of scenarios",
     "proxy.telemetry.requests": "scenarios/test_faults.py, admin/test_endpoints.py",

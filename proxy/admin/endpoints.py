@@ -116,6 +116,7 @@ class FleetPaths:
     ) -> None:
         self._instances, self._router = instances, instances.router
         self._heat, self._gpus = thermal.control, thermal.gpus
+        self._in_flight = thermal.in_flight
         self._options, self._waiting = options, waiting
         self._decisions, self._own_ports = decisions, own_ports
 
@@ -217,13 +218,24 @@ class FleetPaths:
         return json_response(self._describe(spec.name), 201)
 
     async def remove_instance(self, request: web.Request) -> web.Response:
-        """Remove an instance at once, or with ?drain=true when its last request is over."""
+        """Remove an instance at once, or with ?drain=true when its last request is over.
+
+        With &mode=migrate its streams go on elsewhere, as far as they may.
+        """
         name = request.match_info["name"]
         member = self._router.fleet.get(name)
         if member is None:
             return error_response(404, f"instance: {name} is not known")
-        if request.query.get("drain") == "true":
+        drains, mode = request.query.get("drain") == "true", request.query.get("mode")
+        if mode not in (None, "migrate") or (mode is not None and not drains):
+            return error_response(400, "mode: migrate, and only beside drain=true")
+        if mode is not None and not self._options.settings.migration_limit:
+            return error_response(400, "mode: migrate needs --migration-limit, 1 to 100")
+        if drains:
             member.is_draining = True
+            if mode is not None:
+                asked = self._in_flight.leave_instance(name)
+                _log.info("instance %s drains: %d streams are to go on elsewhere", name, asked)
             return json_response(self._describe(name), 202)
         await self._instances.remove(name)
         return json_response({"removed": name})

@@ -38,6 +38,7 @@ class OptionsInForce:
             settings.prefill_timeout,
             settings.transfer_timeout,
             settings.idle_timeout,
+            settings.migration_limit,
         )
         told = settings.kv_events in ("auto", "off")
         self.events_at = None if told else EventsAt.parse(settings.kv_events)

@@ -526,6 +526,25 @@ class Settings(Model):
             "s",
         ),
     ] = 480.0
+    migration_limit: Annotated[
+        int,
+        Meta(ge=0, le=100),
+        Option(
+            DECISIONS,
+            "A stream that has begun goes on elsewhere when its instance is lost, as many times at "
+            "most; 0: it ends.",
+            reloadable=True,
+        ),
+    ] = 0
+    migration_max_seq_len: Annotated[
+        Count | None,
+        Option(
+            DECISIONS,
+            "A stream with more tokens, prompt and output, does not go on elsewhere.",
+            "tokens",
+            reloadable=True,
+        ),
+    ] = None
     hedge: Annotated[
         bool,
         Option(

@@ -171,6 +171,84 @@ class RejectReason(StrEnum):
     """The proxy is near `--max-memory-bytes`."""
 
 
+class MoveCause(StrEnum):
+    """Why a stream that has begun is to go on elsewhere."""
+
+    LOST = "lost"
+    """The connection to its instance broke, or brought no HTTP, or the stream had no end."""
+    SILENT = "silent"
+    """Its instance was silent for `--idle-timeout`."""
+    ABORT = "abort"
+    """The engine terminates: the finish reason `abort`."""
+    ERROR = "error"
+    """The engine failed: an error event, or the finish reason `error`."""
+    DIFFERS = "differs"
+    """The instance that went on generated other text than the client has."""
+    DRAIN = "drain"
+    """Its instance is to be left: `DELETE /instances/{name}?drain=true&mode=migrate`."""
+    HEAT = "heat"
+    """Its instance is too hot: thermal control, or an operator's order, has it leave."""
+
+
+PLANNED = (MoveCause.DRAIN, MoveCause.HEAT)
+"""Moves of streams that run on where they are until another instance goes on with them."""
+
+
+class Unmoved(StrEnum):
+    """Why a stream that was begun does not go on elsewhere (`--migration-limit`)."""
+
+    STRUCTURED = "structured"
+    """The output has to fit a grammar, which would begin anew: `response_format`,
+    `structured_outputs`, `guided_*`."""
+    TOOLS = "tools"
+    """The request has tools and no `tool_choice` of `none`: the parser of a call would begin
+    anew."""
+    REASONING = "reasoning"
+    """A reasoning parser is at work, or its budget is set: where it is cannot be handed on."""
+    CHOICES = "choices"
+    """Several answers or prompts: `n`, `best_of`, a list of prompts."""
+    BEAM = "beam"
+    """Beam search: its beams are on the lost instance."""
+    LOGPROBS = "logprobs"
+    """Log probabilities are asked for, which the two APIs write in different forms."""
+    ECHO = "echo"
+    """The prompt is a part of the answer."""
+    EMBEDS = "embeds"
+    """The prompt is not made of tokens: `prompt_embeds`."""
+    MEDIA = "media"
+    """The prompt has more than text in it, or the answer has: token ids do not stand for it."""
+    STORED = "stored"
+    """The answer is stored on its instance."""
+    SEED = "seed"
+    """Sampling with a `seed`: its random numbers would begin anew. Not at temperature 0."""
+    PENALTIES = "penalties"
+    """Rules that count only what one request has generated: `presence_penalty`,
+    `frequency_penalty`, `bad_words`, `repetition_detection`."""
+    PLUGINS = "plugins"
+    """Logits processors and other plug-ins of the engine may have a state: `vllm_xargs`."""
+    STOP_INCLUDED = "stop_included"
+    """Stop strings that are passed on as they grow (`include_stop_str_in_output`), or beside
+    `return_token_ids`: what the engine has seen of one is not known."""
+    UNKNOWN_FIELD = "unknown_field"
+    """The request has a field that the proxy does not know, and that may change the answer."""
+    NO_IDS = "no_ids"
+    """The engine did not tell the ids of all tokens."""
+    TOO_LONG = "too_long"
+    """Prompt and output are over `--migration-max-seq-len`."""
+    MEMORY = "memory"
+    """The memory for token ids is used up."""
+    FINISHED = "finished"
+    """The answer has its finish reason: only what follows it was lost."""
+    LIMIT = "limit"
+    """`--migration-limit` moves were tried."""
+    TIME = "time"
+    """The rest of `--total-timeout` is shorter than the move would take."""
+    NO_INSTANCE = "no_instance"
+    """No other instance may take it now."""
+    DIFFERS = "differs"
+    """The other instance generated other text than the client has."""
+
+
 class Outcome(StrEnum):
     """The terminal state of a request."""
 

@@ -300,3 +300,17 @@ class Members:
             at, mark = at + size + 1, b","
         pieces.append(b"}" if mark == b"," else b"{}")
         return Members(b"".join(pieces), spans)
+
+    def with_first(self, key: str, value: bytes) -> Members:
+        """A copy of an object that is not empty, with one more member in front.
+
+        `key` must not be in it: nothing is looked for, as for each body of a stream it would be.
+        """
+        at = self.raw.index(b"{") + 1
+        more = b'"%s":%s,' % (key.encode(), value)
+        raw = b"".join((self.raw[:at], more, self.raw[at:]))
+        if self._spans is None:
+            return Members(raw)
+        size = len(more)
+        moved = [(name, start + size, end + size) for name, start, end in self._spans]
+        return Members(raw, [(key, at, at + size - 1), *moved])

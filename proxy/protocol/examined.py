@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from proxy.core.types import Unmoved
 from proxy.protocol.body import (
     PLUGINS,
     Members,
@@ -28,6 +29,7 @@ from proxy.protocol.request_facts import (
     prompt_facts,
     session_in,
 )
+from proxy.protocol.streams.movable import Plan, plan_of, unpacked_plan
 
 SALT = "cache_salt"
 LENGTHS = 4
@@ -56,16 +58,26 @@ class Task:
     """One body to examine.
 
     `endpoint`: the path it was sent to. `is_object`: whether anything but a JSON object is refused.
-    `salt`: the tenant's `cache_salt`, which replaces the body's own; None: it has none.
+    `salt`: the tenant's `cache_salt`, which replaces the body's own; None: it has none. `plans`:
+    whether its stream may go on elsewhere, and how, is wanted too.
     """
 
-    __slots__ = ("endpoint", "is_object", "raw", "salt")
+    __slots__ = ("endpoint", "is_object", "plans", "raw", "salt")
 
-    def __init__(self, endpoint: str, raw: bytes, *, is_object: bool, salt: str | None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        raw: bytes,
+        *,
+        is_object: bool,
+        salt: str | None,
+        plans: bool = False,
+    ) -> None:
         self.endpoint = endpoint
         self.raw = raw
         self.is_object = is_object
         self.salt = salt
+        self.plans = plans
 
 
 class Examined:
@@ -74,10 +86,10 @@ class Examined:
     `fields`: of its top-level fields those of `_READ`, but arrays and objects; texts are cut.
     `session`: the name that it gives its session. `put` and `drop`: top-level fields that have to
     be set, as JSON, and removed before an instance gets it. `spans`: where its members are, if that
-    is known.
+    is known. `plan`: how its stream may go on elsewhere, or why it may not; None where nobody asks.
     """
 
-    __slots__ = ("drop", "fields", "prompt", "put", "session", "spans")
+    __slots__ = ("drop", "fields", "plan", "prompt", "put", "session", "spans")
 
     def __init__(
         self,
@@ -94,6 +106,7 @@ class Examined:
         self.put = put
         self.drop = drop
         self.spans = spans
+        self.plan: Plan | Unmoved | None = None
 
 
 NO_OBJECT = Examined({}, None, PromptFacts("", 0, 0, [], offloadable=False), {}, [])
@@ -123,7 +136,11 @@ def examine(task: Task, most_values: int) -> Examined | Unfit | None:
     prompt = prompt_facts(task.endpoint, parsed, most_values)
     if prompt is None:
         return None
-    return Examined(_plain(parsed), session_in(parsed), prompt, put, steering_keys(parsed))
+    steering = steering_keys(parsed)
+    found = Examined(_plain(parsed), session_in(parsed), prompt, put, steering)
+    if task.plans:
+        found.plan = plan_of(task.endpoint, parsed, steering)
+    return found
 
 
 def _put(parsed: dict[str, Any], salt: str | None) -> dict[str, bytes]:
@@ -166,13 +183,13 @@ def examine_large(task: Task) -> Examined | Unfit:
 
 def packed_task(task: Task) -> bytes:
     """A task without its body, for another process."""
-    return orjson.dumps([task.endpoint, task.is_object, task.salt])
+    return orjson.dumps([task.endpoint, task.is_object, task.salt, task.plans])
 
 
 def unpacked_task(packed: bytes, raw: bytes) -> Task:
     """The reverse of `packed_task`."""
-    endpoint, is_object, salt = orjson.loads(packed)
-    return Task(endpoint, raw, is_object=is_object, salt=salt)
+    endpoint, is_object, salt, plans = orjson.loads(packed)
+    return Task(endpoint, raw, is_object=is_object, salt=salt, plans=plans)
 
 
 def packed(found: Examined | Unfit) -> bytes:
@@ -192,6 +209,7 @@ def packed(found: Examined | Unfit) -> bytes:
             "put": {key: value.decode() for key, value in found.put.items()},
             "drop": found.drop,
             "spans": found.spans,
+            "plan": found.plan.packed() if isinstance(found.plan, Plan) else found.plan,
         }
     )
 
@@ -206,7 +224,8 @@ def unpacked(result: bytes) -> Examined | Unfit:
     if spans is None:
         return NO_OBJECT
     *prompt, answer = told["prompt"]
-    return Examined(
+    plan = told["plan"]
+    found = Examined(
         told["fields"],
         told["session"],
         PromptFacts(*[*prompt, tuple(answer)], offloadable=told["offloadable"]),
@@ -214,3 +233,6 @@ def unpacked(result: bytes) -> Examined | Unfit:
         told["drop"],
         [(key, start, end) for key, start, end in spans],
     )
+    if plan is not None:
+        found.plan = unpacked_plan(plan) if isinstance(plan, list) else Unmoved(plan)
+    return found

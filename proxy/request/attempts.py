@@ -288,6 +288,15 @@ class Attempts:
             is_served = False
         self.perform(self._flow.decode_answered(now_s, is_served=is_served))
 
+    @property
+    def flow(self) -> RequestFlow:
+        """The request's flow."""
+        return self._flow
+
+    def moved(self, answer: UpstreamResponse) -> None:
+        """An instance has begun to go on with a stream."""
+        self._answered(answer)
+
     def note_limit(self, limit: LegLimit, seconds: float) -> None:
         """A leg met its time limit."""
         self._record.limit, self._record.limit_s = limit.option, seconds

@@ -44,9 +44,11 @@ from proxy.protocol.examined import NO_OBJECT, Examined, Task, examine
 from proxy.protocol.headers import forwarded
 from proxy.protocol.request_facts import MOST_VALUES_SMALL
 from proxy.protocol.stored_responses import NAMED
+from proxy.protocol.streams.movable import Plan
 from proxy.request.large_bodies import LargeBodies
 from proxy.state.access import Grant
 
+TOKEN_IDS = "return_token_ids"
 MIN_RATE = 1024
 """Least average rate of a body, bytes per second, checked once a third of its time is over."""
 _LONG_BYTES = 1 << 20
@@ -55,10 +57,14 @@ _LONG_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """Limits on a client's body: bytes, and seconds until it is complete."""
+    """Limits on a client's body: bytes, and seconds until it is complete.
+
+    `plans_moves`: a stream may go on elsewhere; one that may is asked for token ids.
+    """
 
     bytes: int
     seconds: float
+    plans_moves: bool = False
 
 
 async def read(
@@ -85,7 +91,9 @@ async def read(
     raw = await _body(request, limits, is_json=is_json)
     found, members = NO_OBJECT, Members(raw)
     if is_ours or (raw and is_json):
-        found = await _examined(Task(path, raw, is_object=is_ours, salt=grant.salt), large)
+        plans = is_ours and limits.plans_moves
+        task = Task(path, raw, is_object=is_ours, salt=grant.salt, plans=plans)
+        found = await _examined(task, large)
         members, drop = Members(raw, found.spans), found.drop
         if grant.tenant is not None and path == RESPONSES and NAMED in found.fields:
             drop = [*drop, NAMED]
@@ -94,6 +102,8 @@ async def read(
                 members = await _edited(members, found.put, drop)
             except ValueError as error:
                 raise BadRequestError(str(error)) from error
+        if isinstance(found.plan, Plan) and not found.plan.shows_ids:
+            members = await _with_token_ids(members)
     if grant.salt is not None and raw and endpoint_of(request.path).salting is not Salting.NO_KV:
         _check_salting(request, grant, is_object=found is not NO_OBJECT)
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
@@ -115,6 +125,16 @@ async def _edited(members: Members, put: Mapping[str, bytes], drop: Collection[s
     if len(members.raw) <= _LONG_BYTES:
         return members.edited(put, drop)
     return await asyncio.to_thread(members.edited, put, drop)
+
+
+async def _with_token_ids(members: Members) -> Members:
+    """A body that asks for the ids of all tokens."""
+    if TOKEN_IDS.encode() not in members.raw:
+        return members.with_first(TOKEN_IDS, b"true")
+    try:
+        return await _edited(members, {TOKEN_IDS: b"true"}, ())
+    except ValueError as error:
+        raise BadRequestError(str(error)) from error
 
 
 def _check_salting(request: web.Request, grant: Grant, *, is_object: bool) -> None:

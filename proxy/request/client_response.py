@@ -9,7 +9,7 @@ from aiohttp import HttpVersion11, web
 from proxy.net.server.aiohttp_adapter import AiohttpResponse
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.framing import Chunked, Length, UntilClose
-from proxy.protocol.sse import usage_member
+from proxy.protocol.streams.sse import usage_member
 
 CLOSE = b"Connection: close\r\n"
 KEEP_ALIVE = b"Connection: keep-alive\r\n"

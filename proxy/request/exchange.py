@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from aiohttp import web
 from multidict import CIMultiDict
@@ -25,6 +26,7 @@ from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import (
     FailureKind,
+    MoveCause,
     Outcome,
     Reject,
     RejectReason,
@@ -58,8 +60,9 @@ from proxy.request.attempts import Attempts, LegOwners
 from proxy.request.client_request import Outgoing
 from proxy.request.client_response import CLOSE, ClientResponse, is_whole, pass_on
 from proxy.request.large_bodies import LargeBodies
+from proxy.request.moves import Moves
 from proxy.request.relay import StalledClientError
-from proxy.request.stream_accounting import Streaming
+from proxy.request.stream_accounting import NO_TOKEN, Streaming
 from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import Ticket, WaitingRoom, priority_of
@@ -115,10 +118,15 @@ def beginning(pieces: Iterable[bytes], size: int) -> bytes:
     return bytes(head)
 
 
+def _rest_s(clock: Clock, ends_s: float) -> float:
+    return ends_s - clock.now_s()
+
+
 class Exchange:
     """One client's request and everything that becomes of it."""
 
     __slots__ = (
+        "_ends_s",
         "_estimate",
         "_flow",
         "_is_too_hot",
@@ -151,6 +159,7 @@ class Exchange:
         self.out: Outgoing
         self.facts: RequestFacts
         self._estimate = self.prompt_bytes = 0
+        self._ends_s = 0.0
         self._session = ""
         self.route: Route | None = None
         self._stream: Streaming | None = None
@@ -163,6 +172,7 @@ class Exchange:
         """Serve the request; raises CancelledError where the client has left, and nothing else."""
         total_s = self.owners.options.settings.total_timeout
         scope = Limit(total_s)
+        self._ends_s = self.owners.clock.now_s() + total_s
         try:
             with scope:
                 self._scope = scope
@@ -187,6 +197,7 @@ class Exchange:
             self._scope = None
             self._finish()
             if self._stream is not None:  # two reference cycles that only the collector would free
+                self.owners.in_flight.movable.discard(self._stream)
                 self._stream.let_go()
                 self._stream = None
 
@@ -195,7 +206,9 @@ class Exchange:
         if owners.memory.level is Level.NOTHING:
             owners.telemetry.metrics.issued.inc()
             return self._reject(SHORT_OF_MEMORY)
-        limits = client_request.BodyLimits(settings.max_body_bytes, settings.body_timeout)
+        limits = client_request.BodyLimits(
+            settings.max_body_bytes, settings.body_timeout, settings.migration_limit > 0
+        )
         grant = owners.access.grant(self.request.headers)
         self.record.tenant = grant.tenant
         self.out = await client_request.read(
@@ -386,11 +399,27 @@ class Exchange:
             return response
         self._most_output = most_output_tokens(self.out.found.fields)
         self.priority = priority_of(self.request.headers, self.out.found.fields)
+        moves = self._moves(attempts) if answer.is_stream else None
         # No other instance will be asked: free the prompt before the stream, not after it.
         del self.out
-        self._stream = Streaming(owners.clock, owners.telemetry, record, flow, attempts.blame)
+        self._stream = Streaming(
+            owners.clock, owners.telemetry, record, flow, attempts.blame, moves
+        )
+        if moves is not None and moves.trail is not None:
+            owners.in_flight.movable.add(self._stream)
         heartbeat_s = owners.options.settings.heartbeat_interval
         return await self._stream.run(self.request, answer, self._extra_lines(), heartbeat_s)
+
+    def _moves(self, attempts: Attempts) -> Moves | None:
+        """What has the stream go on elsewhere when its instance is lost; None: it ends there."""
+        owners, plan = self.owners, self.out.found.plan
+        if plan is None:
+            return None
+        rest_s = partial(_rest_s, owners.clock, self._ends_s)
+        moves = Moves(owners.clock, owners.telemetry.metrics, self.record, attempts, rest_s)
+        most_tokens = owners.options.settings.migration_max_seq_len
+        moves.watch(plan, self.out.headers, owners.in_flight.trails, most_tokens)
+        return moves
 
     def _reject(self, reject: Reject) -> web.Response:
         self.owners.telemetry.rejected(reject)
@@ -427,6 +456,16 @@ class Exchange:
     def most_output_tokens(self) -> int | None:
         """The most output that it allows; None: no limit is known."""
         return self._most_output
+
+    @property
+    def why_fixed(self) -> str | None:
+        """Why it cannot go on elsewhere, as far as is known now; None where it can."""
+        return NO_TOKEN if self._stream is None else self._stream.why_fixed
+
+    def leave_hot(self) -> None:
+        """Have it go on elsewhere, if it can: its instance is too hot."""
+        if self._stream is not None:
+            self._stream.leave(MoveCause.HEAT)
 
     def end_hot(self) -> None:
         """End the request: its instance is too hot, and it cannot go on elsewhere."""
@@ -501,8 +540,10 @@ class Exchange:
         telemetry_record.note_usage(record, self._stream.usage if self._stream else self._usage)
 
     def _teaches(self) -> bool:
-        """Whether the answer is whole, and its usage the engine's own: see `usage_member`."""
-        return self.record.outcome is Outcome.OK and self.path in OFFLOADABLE
+        """Whether the answer is whole, and its usage one engine's own: see `usage_member`."""
+        has_moved = self._flow is not None and self._flow.moves > 0
+        is_ok = self.record.outcome is Outcome.OK and not has_moved
+        return is_ok and self.path in OFFLOADABLE
 
     def _output_tokens(self, decode: str) -> int | None:
         """Output tokens of a stream, where the engine's count agrees with its events."""

@@ -26,6 +26,8 @@ from proxy.net.upstream.response import HOLD_BYTES, UpstreamResponse
 from proxy.net.upstream.response_check import is_plainly_good, look_at
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import with_request_id
+from proxy.protocol.streams.movable import Plan
+from proxy.protocol.streams.sse import CARRY_BYTES
 from proxy.request.client_request import Outgoing
 from proxy.telemetry.log import Throttle, more
 
@@ -35,6 +37,11 @@ _FALLBACKS = {
     FailureKind.UNREACHABLE: Fallback.P_REFUSED,
     FailureKind.TIMEOUT: Fallback.P_TIMEOUT,
 }
+
+
+FIRST_EVENT_BYTES = 1 << 20
+"""The first event of a stream that may go on elsewhere has its prompt's token ids: 150,000 of them
+fit. A stream that is lost within a longer one ends."""
 
 
 class Unusable:
@@ -212,10 +219,11 @@ async def _decode(
     out: Outgoing, d: Upstream, body: bytes | None, on_sent: OnSent | None
 ) -> UpstreamResponse:
     reply = await d.send(out.method, out.path, out.headers, body, on_sent)
+    most_bytes = FIRST_EVENT_BYTES if isinstance(out.found.plan, Plan) else CARRY_BYTES
     is_good = False
     try:
         if not is_plainly_good(reply):
-            await look_at(reply)
+            await look_at(reply, most_bytes)
         elif reply.status == 200:
             # Held back up to HOLD_BYTES: an answer that breaks off before can be had elsewhere.
             while not reply.is_over and reply.held_bytes <= HOLD_BYTES and await reply.more():

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
+from typing import NamedTuple
 
 from aiohttp import web
 
-from proxy.core.types import FailureKind
+from proxy.core.types import FailureKind, MoveCause
 from proxy.net.timeouts import IdleLimit
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.endpoints import endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, wrap
-from proxy.protocol.sse import FastPath, Scanner, end_of_stream, events_end, names_the_end
+from proxy.protocol.streams.legs import FirstLeg, LaterLeg
+from proxy.protocol.streams.sse import FastPath, Scanner, end_of_stream, events_end, names_the_end
 from proxy.request.client_response import ClientResponse
 
 GROW_EVENTS = 16
@@ -66,10 +68,20 @@ _STEPS: dict[RelayState, tuple[RelayState, ...]] = {
 """What may follow which state."""
 
 
+_LOST_WORDS = {
+    MoveCause.ABORT: "the engine has ended the answer (finish reason abort)",
+    MoveCause.ERROR: "the engine has failed within the answer",
+    MoveCause.DIFFERS: "the instance that went on with the answer gave another one",
+}
+NEVER_S = 1e9
+EVENT_TOO_LONG = "event_too_long"
+
+
 class StreamCutError(Exception):
     """The answer ended before its end; `detail` says how, `code` is for programs.
 
     `failure`: what the instance did, where that speaks against it; `limit_s`: the limit it met.
+    `cause`: of a move, as metrics name it.
     """
 
     def __init__(
@@ -79,12 +91,21 @@ class StreamCutError(Exception):
         *,
         failure: UpstreamFailure | None = None,
         limit_s: float | None = None,
+        cause: MoveCause = MoveCause.LOST,
     ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.code = code
         self.failure = failure
         self.limit_s = limit_s
+        self.cause = cause
+
+
+class Onward(NamedTuple):
+    """The answer of an instance that goes on with a stream, and what writes its events."""
+
+    answer: UpstreamResponse
+    leg: LaterLeg
 
 
 class StalledClientError(ConnectionResetError):
@@ -96,6 +117,7 @@ class Relay:
 
     __slots__ = (
         "_always_frames",
+        "_asked_for",
         "_client",
         "_fast_path",
         "_feed",
@@ -103,11 +125,14 @@ class Relay:
         "_frames",
         "_framing",
         "_held",
+        "_is_asked",
         "_is_named",
         "_is_stream",
         "_is_too_long",
+        "_leg",
         "_limit",
         "_mark",
+        "_may_pass",
         "_on_mark",
         "_wraps",
         "_write",
@@ -126,10 +151,12 @@ class Relay:
         response: ClientResponse,
         scanner: Scanner,
         on_mark: Callable[[], int],
+        leg: FirstLeg | None = None,
     ) -> None:
         """`on_mark` is called when a piece was scanned, before the client gets it.
 
-        It says at how many events it wants to be called again.
+        It says at how many events it wants to be called again. `leg`: edits a stream that may go on
+        elsewhere.
         """
         transport = request.transport
         if transport is None:
@@ -143,15 +170,19 @@ class Relay:
         self._feed = scanner.feed
         self._is_stream = reply.is_stream
         self._is_named = self._is_stream and bool(endpoint_of(request.path).last_events)
-        self._always_frames = response.rechunks or response.unchunks or self._is_named
+        self._leg: FirstLeg | LaterLeg | None = leg
+        own_frames = response.rechunks or response.unchunks or self._is_named
+        self._always_frames = own_frames or leg is not None
         self._frames = self._always_frames
         is_chunked = isinstance(reply.framing, Chunked) or response.rechunks
         self._wraps = is_chunked and not response.unchunks
+        self._may_pass = self._is_stream and self._wraps and not own_frames
         self._fast_path: FastPath | None = None
         self._on_mark = on_mark
         self._mark = 0
         self._held = bytearray()
-        self._is_too_long = False
+        self._is_too_long = self._is_asked = False
+        self._asked_for = MoveCause.DRAIN
         self._limit: IdleLimit | None = None
         self.state = _WAITING
         self.is_paused = False
@@ -176,7 +207,7 @@ class Relay:
         reply = self.reply
         self._move(_STREAMING)
         body = reply.pour(self._piece)
-        if self._is_stream and self._wraps and not self._always_frames:
+        if self._may_pass:
             self._fast_path = reads = reply.fast_path()
             if reads is not None:
                 waiting = self.transport.get_write_buffer_size
@@ -219,7 +250,8 @@ class Relay:
             self._mark = self._on_mark()
         if (fast_path := self._fast_path) is None:
             return
-        if self._framing.is_whole and not self._frames and scanner.is_between:
+        is_clean = not self._frames if self._leg is None else not self._held
+        if self._framing.is_whole and is_clean and scanner.is_between:
             fast_path.open(self._mark)
         else:
             fast_path.shut()
@@ -262,6 +294,24 @@ class Relay:
             end = events_end(body)
             held += body[end:]
             body = body[:end]
+        leg = self._leg
+        body = self._up_to_end(body) if leg is None else self._edited(leg, body)
+        if len(held) > NO_EVENT_BYTES:
+            self._check_length()
+        self._frames = self._always_frames or bool(held)
+        return body
+
+    def _edited(self, leg: FirstLeg | LaterLeg, body: bytes) -> bytes:
+        """Whole events of a stream that may go on elsewhere as the client gets them."""
+        body = leg.edit(body)
+        if leg.lost:
+            self._stop()
+            return body
+        return self._up_to_end(body)
+
+    def _up_to_end(self, body: bytes) -> bytes:
+        """Whole events up to the stream's end, which is noted."""
+        held = self._held
         if self._framing.is_done and held.rstrip() == b"data: [DONE]":
             body += held  # an end that is not followed by an empty line
             self._move(_ENDED)
@@ -273,10 +323,64 @@ class Relay:
             self._move(_ENDED)
         elif self._is_named and self.state is _STREAMING and names_the_end(body):
             self._move(_ENDING)
-        if len(held) > NO_EVENT_BYTES:
-            self._check_length()
-        self._frames = self._always_frames or bool(held)
         return body
+
+    def _stop(self) -> None:
+        """Read no more of this answer for now: the stream is to go on elsewhere."""
+        if self._fast_path is not None:
+            self._fast_path.shut()
+        self.reply.pause()
+        self.reply.wake()
+
+    def leave(self, cause: MoveCause) -> None:
+        """Have `run` end as soon as it may: the stream is to leave its instance."""
+        if self.state is _STREAMING and not self.scanner.is_done:
+            self._is_asked, self._asked_for = True, cause
+            self._stop()
+
+    def stay(self) -> None:
+        """Go on with this answer, which was to be left; `run` is called next."""
+        self._is_asked = False
+        self.reply.resume()
+
+    def let_pass(self) -> bool:
+        """Pass on what was withheld, as nobody goes on with the stream; False where it cannot be.
+
+        `run` is called next.
+        """
+        leg = self._leg
+        if not isinstance(leg, FirstLeg) or not leg.lost:
+            return False
+        rest = bytes(self._held)
+        self._held.clear()
+        self._pass(leg.let_pass() + rest)
+        if not self.is_paused:
+            self.reply.resume()
+        return True
+
+    def follow(self, reply: UpstreamResponse, leg: LaterLeg) -> None:
+        """Go on with another instance's answer, behind what the client has; `run` is called next.
+
+        What has come of the present one and is no whole event is dropped.
+        """
+        self.reply.close()
+        self.reply, self._leg, self._fast_path = reply, leg, None
+        self._framing, self._frame = reply.framing, reply.framing.feed
+        self._always_frames = self._frames = True
+        self._is_too_long = self._is_asked = False
+        self._held.clear()
+        self._mark = 0
+        body = reply.pour(self._piece)
+        try:
+            self._pass(body)
+        except FramingError as error:
+            reply.fail(UpstreamFailure(FailureKind.MALFORMED, str(error)))
+        if not self.is_paused:
+            reply.resume()
+
+    def beats(self, heartbeat_s: float) -> IdleLimit:
+        """Comments for the client of a stream while another instance is asked to go on with it."""
+        return IdleLimit(NEVER_S, lambda: 0, heartbeat_s, self._beat)
 
     def _check_length(self) -> None:
         """Raise FramingError if what is held is too long for an event, or is none."""
@@ -332,16 +436,18 @@ class Relay:
         `idle_limit_s`: without progress on either side; `heartbeat_s`: after so much silence the
         client of a stream gets a comment (0: never).
         """
-        self.begin()
+        if self.state is _WAITING:
+            self.begin()
         if self._is_moving:
             await self._run(idle_limit_s, heartbeat_s)
         if self.state is _ENDED:
             self.response.note_end()
             return
+        self._raise_stopped()
         failure = self.reply.failure
         if failure is not None and self._is_too_long:
             # Nothing is wrong with the engine: the event is more than is kept for one.
-            raise StreamCutError(f"upstream: {failure.detail}", "event_too_long")
+            raise StreamCutError(f"upstream: {failure.detail}", EVENT_TOO_LONG)
         if failure is not None:
             is_lost = failure.kind is FailureKind.RESET
             code = "engine_lost" if is_lost else "bad_upstream"
@@ -349,6 +455,16 @@ class Relay:
         what = "upstream: the stream ended without its end marker"
         lost = UpstreamFailure(FailureKind.RESET, what)
         raise StreamCutError(what, "incomplete_stream", failure=lost)
+
+    def _raise_stopped(self) -> None:
+        """Raise StreamCutError where the stream is to go on elsewhere, by its events or by wish."""
+        lost = self._leg.lost if self._leg is not None else ""
+        if lost:
+            cause = MoveCause(lost)
+            raise StreamCutError(f"upstream: {_LOST_WORDS[cause]}", "engine_lost", cause=cause)
+        if self._is_asked and not self.reply.is_over:
+            what = "the instance is to be left"
+            raise StreamCutError(what, "engine_lost", cause=self._asked_for)
 
     def close(self) -> None:
         """Done: an answer whose end the client has may end by itself, any other one is closed."""
@@ -359,7 +475,10 @@ class Relay:
 
     @property
     def _is_moving(self) -> bool:
-        return self.is_paused or not (self.state is _ENDED or self.reply.is_over)
+        if self.is_paused:
+            return True
+        is_lost = self._leg is not None and bool(self._leg.lost)
+        return not (self.state is _ENDED or self.reply.is_over or self._is_asked or is_lost)
 
     async def _run(self, idle_limit_s: float, heartbeat_s: float) -> None:
         if self._is_stream and self.state is _STREAMING and self.scanner.is_done:
@@ -392,7 +511,9 @@ class Relay:
         code = "stream_idle_timeout" if self.scanner.has_content else "ttft_timeout"
         failure = UpstreamFailure(FailureKind.TIMEOUT, f"silent {late}")
         what = f"upstream: silent {late}"
-        raise StreamCutError(what, code, failure=failure, limit_s=seconds) from error
+        raise StreamCutError(
+            what, code, failure=failure, limit_s=seconds, cause=MoveCause.SILENT
+        ) from error
 
     async def _taken(self, limit: IdleLimit, idle_limit_s: float) -> None:
         """Wait for the client to read; with the client's own time limit."""

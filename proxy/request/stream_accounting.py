@@ -4,34 +4,57 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Protocol
 
 from aiohttp import web
 
-from proxy.core.routing.request_flow import (
-    RequestFlow,
-)
-from proxy.core.types import Outcome
+from proxy.core.routing.request_flow import RequestFlow, State
+from proxy.core.types import PLANNED, MoveCause, Outcome, Unmoved
 from proxy.net.server.responses import error_event
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import in_band_error
 from proxy.protocol.errors import UpstreamFailure
-from proxy.protocol.sse import Scanner
+from proxy.protocol.streams.legs import EditingScanner, FirstLeg
+from proxy.protocol.streams.sse import Scanner
+from proxy.protocol.streams.trail import Trail
 from proxy.request.client_response import ClientResponse
-from proxy.request.relay import GROW_EVENTS, Relay, StreamCutError
+from proxy.request.relay import EVENT_TOO_LONG, GROW_EVENTS, Onward, Relay, StreamCutError
 from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.requests import RequestTelemetry
+
+MIGRATION_OFF = "migration is off"
+NO_TOKEN = "it has no token yet"
+
+
+class Mover(Protocol):
+    """Goes on elsewhere with a stream. `trail`: None where it may not."""
+
+    trail: Trail | None
+
+    @property
+    def why_fixed(self) -> Unmoved | None:
+        """Why the stream may not, as far as is known now; None where it may."""
+
+    async def go_on(self, error: StreamCutError) -> Onward | Unmoved:
+        """Another instance's answer that goes on with the stream, or why there is none."""
+
+    def let_go(self) -> None:
+        """The stream is over."""
 
 
 class Streaming:
     """Accounts for one streamed answer. `blame` is called with an instance's name and failure."""
 
     __slots__ = (
+        "_awaits_token",
         "_blame",
         "_charged_events",
         "_clock",
         "_flow",
+        "_leg",
+        "_moves",
         "_record",
         "_relay",
         "_route",
@@ -46,12 +69,18 @@ class Streaming:
         record: RequestRecord,
         flow: RequestFlow,
         blame: Callable[[str, UpstreamFailure], None],
+        moves: Mover | None = None,
     ) -> None:
+        """`moves`: those of a stream that may go on elsewhere."""
         self._clock, self._telemetry = clock, telemetry
         self._record, self._flow, self._route = record, flow, flow.route
         self._blame = blame
-        self._scanner = Scanner()
+        self._moves = moves
+        trail = moves.trail if moves is not None else None
+        self._leg = None if trail is None else FirstLeg(trail)
+        self._scanner = Scanner() if self._leg is None else EditingScanner(self._leg)
         self._relay: Relay | None = None
+        self._awaits_token = False
         self._charged_events = 0
 
     @property
@@ -76,21 +105,71 @@ class Streaming:
         relay = None
         try:
             response = ClientResponse(request, answer, extra)
-            relay = self._relay = Relay(request, answer, response, self._scanner, self._on_mark)
-            idle_s = self._flow.silence_limit_s(self._clock.now_s())
-            try:
-                await relay.run(idle_s, heartbeat_s)
-            except StreamCutError as error:
-                self._lost(error)
-            else:
-                self._note_engine_error()
+            relay = self._relay = Relay(
+                request, answer, response, self._scanner, self._on_mark, self._leg
+            )
+            while not await self._ended(relay, heartbeat_s):
+                pass
             return response
         finally:
             (relay or answer).close()
 
+    async def _ended(self, relay: Relay, heartbeat_s: float) -> bool:
+        """Pass on an instance's answer; False where the stream goes on behind it."""
+        idle_s = self._flow.silence_limit_s(self._clock.now_s())
+        try:
+            await relay.run(idle_s, heartbeat_s)
+        except StreamCutError as error:
+            return not await self._goes_on(relay, error, heartbeat_s)
+        self._note_engine_error()
+        return True
+
+    async def _goes_on(self, relay: Relay, error: StreamCutError, heartbeat_s: float) -> bool:
+        """Whether there is more of the stream: of another instance, or of this one after all."""
+        moves = self._moves
+        if moves is None or error.code == EVENT_TOO_LONG:
+            self._lost(error, self._route.decode.name)
+            return False
+        name = self._route.decode.name
+        with relay.beats(heartbeat_s):
+            found = await moves.go_on(error)
+        if isinstance(found, Onward):
+            self._charged_events = self._scanner.events
+            self._awaits_token = True
+            relay.follow(found.answer, found.leg)
+            return True
+        if error.cause in PLANNED:
+            relay.stay()
+            return True
+        if relay.let_pass():
+            return True
+        self._lost(error, name)
+        return False
+
+    @property
+    def instance(self) -> str:
+        """The name of the instance whose answer is passed on."""
+        return self._route.decode.name
+
+    def leave(self, cause: MoveCause = MoveCause.DRAIN) -> None:
+        """Have the stream go on elsewhere, if it can."""
+        if self._relay is not None and self._flow.state is State.STREAMING:
+            self._relay.leave(cause)
+
+    @property
+    def why_fixed(self) -> str | None:
+        """Why the stream cannot go on elsewhere, as far as it is known now; None where it can."""
+        if self._moves is None:
+            return MIGRATION_OFF
+        if (why := self._moves.why_fixed) is not None:
+            return str(why)
+        return None if self._flow.state is State.STREAMING else NO_TOKEN
+
     def let_go(self) -> None:
         """The request is over."""
         self._relay = None
+        if self._moves is not None:
+            self._moves.let_go()
 
     def cut(self, outcome: Outcome, detail: str, code: str) -> ClientResponse:
         """Say in the stream, which has begun, what happened, and close without a clean end."""
@@ -116,10 +195,15 @@ class Streaming:
         if record.t_first_token is None:
             if not scanner.has_content:
                 return 0
+            self._awaits_token = False
             now_s = self._clock.now_s()
             record.t_first_token = self._clock.unix(now_s)
             self._flow.first_token(now_s)
             self._observe_transfer()
+        elif self._awaits_token:
+            if scanner.events > self._charged_events:
+                self._awaits_token = False
+                self._flow.first_token(self._clock.now_s())
         elif scanner.events - self._charged_events >= GROW_EVENTS:
             route.lease.grow(scanner.events - self._charged_events)
             self._charged_events = scanner.events
@@ -132,7 +216,7 @@ class Streaming:
             transfer = self._telemetry.metrics.kv_transfer
             transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
 
-    def _lost(self, error: StreamCutError) -> None:
+    def _lost(self, error: StreamCutError, name: str) -> None:
         """The instance failed within its answer: tell the client, and blame the instance."""
         outcome = Outcome.UPSTREAM_TRUNCATED
         if error.limit_s is not None:
@@ -141,7 +225,7 @@ class Streaming:
         self.cut(outcome, error.detail, error.code)
         self._telemetry.failed(self._record, error.code, error.detail)
         if error.failure is not None:
-            self._blame(self._route.decode.name, error.failure)
+            self._blame(name, error.failure)
 
     def _note_engine_error(self) -> None:
         """A stream that ended well for HTTP may have ended with an error of the engine."""

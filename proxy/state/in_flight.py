@@ -9,6 +9,18 @@ from typing import Protocol
 from proxy.core.fleet.retries import Budget
 from proxy.core.routing.route import Route
 from proxy.net.timeouts import Limit
+from proxy.protocol.streams.trail import TrailMemory
+
+
+class MovableStream(Protocol):
+    """A stream that may go on elsewhere."""
+
+    @property
+    def instance(self) -> str:
+        """The name of the instance that it runs on."""
+
+    def leave(self) -> None:
+        """Have it go on elsewhere, if it can."""
 
 
 class Served(Protocol):
@@ -29,6 +41,13 @@ class Served(Protocol):
     def most_output_tokens(self) -> int | None:
         """The most output that it allows; None: no limit is known."""
 
+    @property
+    def why_fixed(self) -> str | None:
+        """Why it cannot go on elsewhere, as far as is known now; None where it can."""
+
+    def leave_hot(self) -> None:
+        """Have it go on elsewhere, if it can: its instance is too hot."""
+
     def end_hot(self) -> None:
         """End it: its instance is too hot."""
 
@@ -36,7 +55,16 @@ class Served(Protocol):
 class InFlight:
     """Requests that have begun and are not over, by their total time limits."""
 
-    __slots__ = ("budget", "idle", "is_cutting", "is_draining", "is_leaving", "scopes")
+    __slots__ = (
+        "budget",
+        "idle",
+        "is_cutting",
+        "is_draining",
+        "is_leaving",
+        "movable",
+        "scopes",
+        "trails",
+    )
 
     def __init__(self) -> None:
         self.scopes: dict[Limit, Served | None] = {}
@@ -48,6 +76,16 @@ class InFlight:
         self.is_leaving = False
         """Kept connections are closed after their next answer: the proxy drains or was replaced."""
         self.is_cutting = False
+        self.movable: set[MovableStream] = set()
+        """Streams that run and may go on elsewhere."""
+        self.trails = TrailMemory()
+
+    def leave_instance(self, name: str) -> int:
+        """Have all streams on an instance go on elsewhere that can; returns how many were asked."""
+        asked = [stream for stream in self.movable if stream.instance == name]
+        for stream in asked:
+            stream.leave()
+        return len(asked)
 
     @property
     def count(self) -> int:

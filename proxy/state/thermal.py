@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -43,29 +44,6 @@ class Readings(Protocol):
 
     def age_s(self, instance: str, now_s: float) -> float | None:
         """Their age, None without a sensor."""
-
-
-class Evictor(Protocol):
-    """Moves a request in mid-stream to another instance."""
-
-    def skip_reason(self, served: Served) -> str | None:
-        """Why a request cannot be moved; None where it can."""
-
-    def move(self, served: Served) -> None:
-        """Move it; only one that can be moved is given."""
-
-
-class NoMigration:
-    """Requests stay where they are to their end."""
-
-    def skip_reason(self, served: Served) -> str | None:
-        """Always the same: nothing can be moved."""
-        del served
-        return "migration is off"
-
-    def move(self, served: Served) -> None:
-        """Nothing is ever given to be moved."""
-        raise NotImplementedError(served.request_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +96,12 @@ class _Planned:
 
 @dataclass(slots=True)
 class _Progress:
-    """Output of a request at the last tick, and when it last grew."""
+    """Output of a request at the last tick, and when it last grew; how often it was moved."""
 
     events: int
     grew_s: float
+    moves: int = 0
+    moved_s: float = -math.inf
 
 
 class ThermalControl:
@@ -140,8 +120,7 @@ class ThermalControl:
         gpus: Readings,
     ) -> None:
         self.control, self.gpus = control, gpus
-        self.evictor: Evictor = NoMigration()
-        self._router, self._in_flight = router, in_flight
+        self._router, self.in_flight = router, in_flight
         self._clock, self._metrics = clock, metrics
         self.may_abort = False
         """Requests that cannot be moved may be ended: in an emergency, or by `force_evict`."""
@@ -210,13 +189,15 @@ class ThermalControl:
     def _note_progress(self, now_s: float) -> None:
         """Note which requests have brought output since the last tick."""
         known, self._progress = self._progress, {}
-        for served in self._in_flight.scopes.values():
+        for served in self.in_flight.scopes.values():
             if served is None or served.route is None:
                 continue
-            events, before = served.output_events, known.get(served)
-            is_same = before is not None and before.events == events
-            grew_s = before.grew_s if before is not None and is_same else now_s
-            self._progress[served] = _Progress(events, grew_s)
+            events, progress = served.output_events, known.get(served)
+            if progress is None:
+                progress = _Progress(events, now_s)
+            elif progress.events != events:
+                progress.events, progress.grew_s = events, now_s
+            self._progress[served] = progress
 
     def order(self, names: Sequence[str], order: BatchOrder, *, dry_run: bool) -> Decision:
         """Obey an operator's order on these instances, or only say what it would do."""
@@ -271,8 +252,9 @@ class ThermalControl:
             remaining_tokens=max(1, (expected if most is None else min(most, expected)) - events),
             # The request rate of a session is not kept: what it gets per second stands for it.
             qps=events / max(1e-3, now_s - began_s),
-            is_movable=self.evictor.skip_reason(served) is None,
-            arrived_s=began_s,
+            is_movable=served.why_fixed is None,
+            moves=0 if progress is None else progress.moves,
+            moved_s=-math.inf if progress is None else progress.moved_s,
         )
 
     def _plan(
@@ -283,7 +265,7 @@ class ThermalControl:
             return []
         served_by: dict[int, Served] = {}
         running = []
-        for served in self._in_flight.on(name):
+        for served in self.in_flight.on(name):
             victim = self._victim(served, now_s)
             served_by[id(victim)] = served
             running.append(victim)
@@ -308,7 +290,7 @@ class ThermalControl:
         is_forced: bool,
     ) -> str | None:
         """Why a request stays; None where it leaves."""
-        reason = self.evictor.skip_reason(served)
+        reason = served.why_fixed
         if reason is not None:
             return None if is_forced and self.may_abort else reason
         if is_forced or move_s is None:
@@ -342,7 +324,9 @@ class ThermalControl:
                 plan[at] = replace(one, row=replace(row, skip_reason=NO_BANDWIDTH))
             else:
                 outcomes["moved"] += 1
-                self.evictor.move(served)
+                progress = self._progress.setdefault(served, _Progress(served.output_events, now_s))
+                progress.moves, progress.moved_s = progress.moves + 1, now_s
+                served.leave_hot()
         for outcome, count in outcomes.items():
             self._metrics.thermal_evictions.labels(policy, outcome).inc(count)
 

@@ -18,7 +18,7 @@ from proxy.core import is_compiled
 from proxy.core.admission.memory import Watermark
 from proxy.core.latency.regression import SHORT_S
 from proxy.core.latency.slo import Slo
-from proxy.core.types import FailureKind, Fallback, RejectReason
+from proxy.core.types import FailureKind, Fallback, MoveCause, RejectReason
 from proxy.net.timeouts import Clock
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol.request_framing import Refusal
@@ -75,6 +75,12 @@ class Metrics:
         self.poison_requests = count(
             "poison_requests", "Requests that two instances answered with the same server error"
         )
+        self.migrations = count(
+            "migrations",
+            "Streams that were to go on elsewhere, by why and how that ended",
+            "reason",
+            "outcome",
+        )
         self.retries_refused = count("retry_budget_refused", "Retries that the budget refused")
         self.replays = count("upstream_replays", "Stale connections replaced by a fresh one")
         self.disconnects = count("client_disconnects", "Clients that disconnected early", "phase")
@@ -118,6 +124,9 @@ class Metrics:
             SECONDS,
             "prefill",
             "decode",
+        )
+        self.migration_time = hist(
+            "migration_seconds", "From a stream's loss to another instance's first event", SECONDS
         )
         self.ttft_error = hist(
             "predicted_ttft_error_seconds", "Measured TTFT minus predicted", ERROR_SECONDS
@@ -168,6 +177,8 @@ class Metrics:
         ):
             for value in values:
                 counter.labels(value)
+        for cause in MoveCause:
+            self.migrations.labels(cause, "moved")
         for what in ("ttft", "prefill", "transfer"):
             self.prediction_error.labels(what)
         for ttft in _KEPT:

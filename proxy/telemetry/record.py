@@ -12,6 +12,24 @@ from proxy.core.routing.route import Route
 from proxy.core.types import Outcome, RequestFacts
 
 
+@dataclass(slots=True, frozen=True)
+class Migration:
+    """One move of a stream that had begun, or why there was none."""
+
+    from_instance: str
+    """The instance that was lost, or left."""
+    to_instance: str | None
+    """The one that went on; null where none did."""
+    cause: str
+    """Why it was to move: `lost`, `silent`, `abort`, `error`, `differs` or `drain`."""
+    ended: str
+    """`moved`, or why the stream did not go on elsewhere."""
+    tokens_kept: int
+    """Tokens of the output behind which it goes on."""
+    seconds: float
+    """How long the client waited for the next instance's first event."""
+
+
 @dataclass(slots=True, kw_only=True)
 class RequestRecord:
     """One line of the request log; filled while the request runs, written once at its end."""
@@ -103,6 +121,8 @@ class RequestRecord:
     hedge: str | None = None
     """Where P was late and D computed as well, which was ready first: `peer` (P), `local` (D), or
     `none`."""
+    migrations: list[Migration] | None = None
+    """Moves of the stream to other instances (`--migration-limit`), see below; null without any."""
     limit: str | None = None
     """The time limit that was met last: `prefill`, `transfer`, `ttft`, `idle` or `total`."""
     limit_s: float | None = None

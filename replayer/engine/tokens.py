@@ -27,6 +27,7 @@ WORDS = tuple(first + second for first in _SYLLABLES for second in _SYLLABLES)
 IM_START, IM_END, ASSISTANT = "<|im_start|>", "<|im_end|>", "assistant"
 _WHOLE = (*WORDS, IM_START, IM_END, ASSISTANT)
 """Words that are one token, however long; their ids are their places here."""
+ASSISTANT_ID = _WHOLE.index(ASSISTANT)
 _TOKEN_BYTES = 4
 _VOCABULARY_BITS = 10
 _FIRST_HASHED_ID = 2_048

@@ -360,6 +360,25 @@ class Api:
     async def _stream(
         self, request: web.Request, request_id: str, answer: Answer, lives: list[LiveJob], ask: Ask
     ) -> web.StreamResponse:
+        """A stream, or as much of it as the fault lets pass."""
+        faults, transport = self._faults, request.transport
+        if not faults.cuts or transport is None:
+            return await self._streamed(request, request_id, answer, lives, ask)
+        faults.cuts -= 1
+        cut: Any = CutTransport(transport, faults.cut_bytes)
+        request.protocol.transport = cut
+        try:
+            response = await self._streamed(request, request_id, answer, lives, ask)
+            with suppress(ConnectionResetError):
+                await response.write_eof()
+        finally:
+            if request.protocol.transport is cut:
+                request.protocol.transport = transport  # for the connection's next request
+        return response
+
+    async def _streamed(
+        self, request: web.Request, request_id: str, answer: Answer, lives: list[LiveJob], ask: Ask
+    ) -> web.StreamResponse:
         response = await _begun(request, request_id, answer)
         sent = [0] * len(lives)
         opening = answer.opening()
@@ -389,6 +408,33 @@ class Api:
                 if is_faulty and await self._apply_stream_fault(request):
                     return response
         return response
+
+
+class CutTransport:
+    """A connection that breaks after so many bytes of what is written to it."""
+
+    def __init__(self, transport: asyncio.Transport, left_bytes: int) -> None:
+        self._transport = transport
+        self._left_bytes = left_bytes
+
+    def write(self, data: bytes) -> None:
+        """Write the part of it that still fits, and close after it."""
+        if self._left_bytes < 0:
+            return
+        self._left_bytes -= len(data)
+        if self._left_bytes > 0:
+            self._transport.write(data)
+            return
+        self._transport.write(data[: len(data) + self._left_bytes])
+        self._left_bytes = -1
+        self._transport.close()
+
+    def writelines(self, pieces: Sequence[bytes]) -> None:
+        """Write them joined."""
+        self.write(b"".join(pieces))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 async def _begun(request: web.Request, request_id: str, answer: Answer) -> web.StreamResponse:

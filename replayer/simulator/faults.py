@@ -23,7 +23,8 @@ class Faults:
     `query` applies to answers of the bootstrap server, `pull` to KV sent to other engines,
     `prefill` to the answer of a prefill leg (its KV is pinned anyway), `stream` to a stream of
     which `stream_tokens` have been sent. `sensor` applies to /dcgm/metrics (--thermal): the last
-    answer again, an answer without GPUs, a 503, none; `heat_celsius` is added to the air.
+    answer again, an answer without GPUs, a 503, none; `heat_celsius` is added to the air. The
+    next `cuts` answers are cut after `cut_bytes` on the wire, head included, wherever that is.
     """
 
     query: str = "ok"
@@ -33,6 +34,8 @@ class Faults:
     stream_tokens: int = 1
     sensor: str = "ok"
     heat_celsius: int = 0
+    cut_bytes: int = 0
+    cuts: int = 0
 
     def change(self, **values: Any) -> None:
         """Set all given switches, or none: ValueError for an unknown one or a wrong value."""

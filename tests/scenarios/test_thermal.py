@@ -63,6 +63,19 @@ async def held(tmp_path: Path, **options: Any) -> AsyncIterator[tuple[ServedProx
             yield proxy, fleet
 
 
+async def heated(proxy: ServedProxy, fleet: SimFleet) -> str:
+    """Let the cooling of the instance with most of twelve streams fail; returns its name."""
+    ledger, at = proxy.router.ledger, {"a": 0, "b": 1}
+
+    def busy() -> list[str]:
+        return [name for name in at if ledger.load(name).decode_requests > 5]
+
+    await until(busy, "many run on one of them")
+    (hot, *_) = busy()
+    fleet.engines[at[hot]].faults.change(heat_celsius=60)
+    return hot
+
+
 async def stream(proxy: ServedProxy, at: int) -> bytes:
     """What the client of a long stream got, to its end or to its cut."""
     body = b""
@@ -109,10 +122,9 @@ async def test_a_hot_instance_gets_less_until_it_is_cool_again(
 async def test_in_an_emergency_streams_may_be_ended_in_words(tmp_path: Path) -> None:
     async with held(tmp_path, thermal_may_abort=True) as (proxy, fleet):
         control = proxy.server.state.thermal.control
-        streams = [asyncio.create_task(stream(proxy, at)) for at in range(6)]
-        await until(lambda: proxy.router.ledger.live == 6, "all run")
-        fleet.engines[0].faults.change(heat_celsius=60)
-        await until(lambda: control.state("a") == "EMERGENCY", "it is critical")
+        streams = [asyncio.create_task(stream(proxy, at)) for at in range(12)]
+        hot = await heated(proxy, fleet)
+        await until(lambda: control.state(hot) == "EMERGENCY", "it is critical")
 
         def ended() -> float:
             return proxy.metric("thermal_evictions_total", policy="control", outcome="aborted")
@@ -130,17 +142,31 @@ async def test_in_an_emergency_streams_may_be_ended_in_words(tmp_path: Path) -> 
 async def test_without_leave_nobody_is_ended(tmp_path: Path) -> None:
     async with held(tmp_path) as (proxy, fleet):
         control = proxy.server.state.thermal.control
-        streams = [asyncio.create_task(stream(proxy, at)) for at in range(6)]
-        await until(lambda: proxy.router.ledger.live == 6, "all run")
-        fleet.engines[0].faults.change(heat_celsius=60)
+        streams = [asyncio.create_task(stream(proxy, at)) for at in range(12)]
+        hot = await heated(proxy, fleet)
 
         def waited_for() -> float:
             return proxy.metric("thermal_evictions_total", policy="control", outcome="skipped")
 
         await until(lambda: waited_for() >= 1, "somebody should go")
-        assert control.state("a") == "EMERGENCY"
+        assert control.state(hot) == "EMERGENCY"
         assert not any(one.done() for one in streams)
-        assert proxy.router.heat.of("a").cap is not None
+        assert proxy.router.heat.of(hot).cap is not None
         for one in streams:
             one.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
+
+
+async def test_streams_that_may_move_go_on_where_it_is_cool(tmp_path: Path) -> None:
+    """In an emergency: nobody is ended, and every client gets the whole of its stream."""
+    async with held(tmp_path, migration_limit=3) as (proxy, fleet):
+        alone = (await proxy.post(chat("x", max_tokens=6000, temperature=0))).text
+        asked = [chat("x", max_tokens=6000, temperature=0) for _ in range(12)]
+        streams = [asyncio.create_task(proxy.post(one)) for one in asked]
+        await heated(proxy, fleet)
+        answers = await asyncio.gather(*streams)
+        assert {answer.text for answer in answers} == {alone}
+        assert proxy.metric("migrations_total", reason="heat", outcome="moved") >= 1
+        assert proxy.metric("thermal_evictions_total", policy="control", outcome="moved") >= 1
+        assert proxy.metric("thermal_evictions_total", policy="control", outcome="aborted") == 0
+        await proxy.at_rest()

@@ -15,12 +15,21 @@ from textwrap import dedent
 from proxy.core.fleet.health import State
 from proxy.core.placement.alternatives import Shadowed
 from proxy.core.routing.actions import ReleaseResult
-from proxy.core.types import FailureKind, Fallback, Outcome, Reason, RejectReason, RouteClass
+from proxy.core.types import (
+    FailureKind,
+    Fallback,
+    MoveCause,
+    Outcome,
+    Reason,
+    RejectReason,
+    RouteClass,
+    Unmoved,
+)
 from proxy.net.server.refusals import _ANSWERS
 from proxy.net.tls import HandshakeEnd
 from proxy.protocol import errors
 from proxy.protocol.errors import ProxyError
-from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record import Migration, RequestRecord
 
 Row = tuple[str, ...]
 SECTIONS: tuple[tuple[str, str, type[StrEnum]], ...] = (
@@ -61,6 +70,18 @@ SECTIONS: tuple[tuple[str, str, type[StrEnum]], ...] = (
         State,
     ),
     (
+        "Streams that are to go on elsewhere",
+        "`reason` of `cache_proxy_migrations_total`, and `cause` in the request log's "
+        "`migrations`.",
+        MoveCause,
+    ),
+    (
+        "Streams that do not go on elsewhere",
+        "`outcome` of `cache_proxy_migrations_total`, and `ended` in the request log's "
+        "`migrations`; see [Migration](migration.md).",
+        Unmoved,
+    ),
+    (
         "Releases of KV",
         "What became of KV on P that nobody will fetch: `result` of "
         "`cache_proxy_kv_releases_total`.",
@@ -86,6 +107,7 @@ JSON_TYPES = {
     "bool": "boolean",
     "Alternatives": "list",
     "Shadowed": "object",
+    "list[Migration]": "list",
 }
 
 
@@ -156,6 +178,11 @@ def log_fields() -> str:
 def shadow_fields() -> str:
     """The table of `shadow` there."""
     return field_table(Shadowed)
+
+
+def migration_fields() -> str:
+    """The table of `migrations` there."""
+    return field_table(Migration)
 
 
 def glossary() -> str:

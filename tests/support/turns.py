@@ -23,7 +23,7 @@ from proxy.net.server import connection as server_connection
 from proxy.net.server import listener
 from proxy.net.upstream import connection as upstream_connection
 from proxy.net.upstream import pool
-from proxy.protocol import sse
+from proxy.protocol.streams import sse
 from proxy.state import queue
 
 TURN_S = 0.02

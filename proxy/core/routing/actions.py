@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from proxy.core.fleet.health import Change
-from proxy.core.types import FailureKind, Fallback, Instance
+from proxy.core.types import FailureKind, Fallback, Instance, Unmoved
 
 
 @dataclass(slots=True, init=False)
@@ -32,12 +32,16 @@ class LegLimit:
 
 @dataclass(frozen=True, slots=True)
 class LegCaps:
-    """The options that cap legs: `--ttft-`, `--prefill-`, `--transfer-` and `--idle-timeout`."""
+    """The options that cap legs: `--ttft-`, `--prefill-`, `--transfer-` and `--idle-timeout`.
+
+    `moves`: `--migration-limit`, how many legs may go on with a stream that has begun.
+    """
 
     ttft_s: float
     prefill_s: float
     transfer_s: float
     idle_s: float
+    moves: int = 0
 
 
 class LegFailure:
@@ -185,6 +189,13 @@ class GiveUp:
 
 
 @dataclass(slots=True)
+class NotMoved:
+    """A stream that has begun does not go on elsewhere: it stays where it is, or ends."""
+
+    why: Unmoved
+
+
+@dataclass(slots=True)
 class FellBack:
     """The offload has ended, D computes; for counters, and to forget what P said of itself."""
 
@@ -234,6 +245,7 @@ Action = (
     | KvUnreleased
     | Pause
     | GiveUp
+    | NotMoved
     | FellBack
     | HedgeEnded
     | Retried

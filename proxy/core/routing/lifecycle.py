@@ -135,10 +135,10 @@ class LatencyTracker:
         times.ready.observe(route.predicted_prefill_s, now_s - route.reserved_s)
         turn_s = times.end_prefill(id(route.lease), now_s)
         if turn_s is not None and not route.waited_for_room:
-            saw_way = turn_s <= route.reserved_s + self.latency.way_s(facts.prompt_tokens)
+            saw_way = turn_s <= route.reserved_s + self.latency.way_s(route.prompt_tokens)
             seconds = now_s - (route.reserved_s if saw_way else turn_s)
             route.measured = times.measured(
-                facts.prompt_tokens,
+                route.prompt_tokens,
                 route.computes_tokens,
                 seconds,
                 route.beside_step_s,

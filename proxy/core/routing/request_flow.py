@@ -16,9 +16,14 @@ lease, sessions, prefixes and learned times in step; a driver calls the flow onl
        ▼ │       │                                      │
     HEDGED ──────┴──────────────────────────────────────┘
 
+    ANSWERED, STREAMING ──▶ MOVING ──▶ ANSWERED
+
 A client may leave at any time. A leg of an offload that is cut then may leave KV pinned on P for
 minutes, so each of them is left with care: P's connection is half-closed, and what P still answers
 is released; D goes on fetching until it has begun (LEFT).
+
+A stream whose instance is lost, or is to be left, goes on elsewhere behind the tokens that its
+client has (MOVING), as often as `LegCaps.moves` allows.
 """
 
 from __future__ import annotations
@@ -54,6 +59,7 @@ from proxy.core.routing.actions import (
     LegCaps,
     LegFailure,
     LegLimit,
+    NotMoved,
     Pause,
     ReleaseKv,
     ReleaseResult,
@@ -65,7 +71,7 @@ from proxy.core.routing.actions import (
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import FailureKind, Fallback, Reject, RequestFacts
+from proxy.core.types import FailureKind, Fallback, Instance, Reject, RequestFacts, Unmoved
 
 REPEAT_LEAST_S = 1.0
 """What a repeated attempt may take when the first ones have used up the time."""
@@ -91,6 +97,8 @@ class State(IntEnum):
     """D's answer has begun, and is good so far."""
     STREAMING = auto()
     """The prompt's KV is on D, output flows."""
+    MOVING = auto()
+    """Another instance was asked to go on with the stream."""
     LEFT = auto()
     """The client has left while D fetches: D's leg goes on, and the lease with it."""
     FAILED = auto()
@@ -112,6 +120,8 @@ class Event(IntEnum):
     DECODE_FAILED = auto()
     PAUSE_OVER = auto()
     FIRST_TOKEN = auto()
+    STREAM_LOST = auto()
+    MOVE_FAILED = auto()
     PREFILL_SENT = auto()
     PREFILL_LEFT = auto()
     DECODE_SENT = auto()
@@ -139,6 +149,10 @@ STEPS: dict[tuple[State, Event], frozenset[State]] = {
     (_S.COMPUTING, _E.DECODE_FAILED): _RETRIED,
     (_S.PAUSED, _E.PAUSE_OVER): _RETRIED,
     (_S.ANSWERED, _E.FIRST_TOKEN): frozenset({_S.STREAMING}),
+    (_S.ANSWERED, _E.STREAM_LOST): frozenset({_S.ANSWERED, _S.MOVING}),
+    (_S.STREAMING, _E.STREAM_LOST): frozenset({_S.STREAMING, _S.MOVING}),
+    (_S.MOVING, _E.DECODE_ANSWERED): frozenset({_S.ANSWERED}),
+    (_S.MOVING, _E.MOVE_FAILED): frozenset({_S.MOVING, _S.STREAMING, _S.FAILED}),
     **{(s, e): frozenset({s}) for s in _AT_P for e in (_E.PREFILL_SENT, _E.PREFILL_LEFT)},
     (_S.FETCHING, _E.DECODE_SENT): frozenset({_S.FETCHING}),
     (_S.FETCHING, _E.DECODE_LEFT): frozenset({_S.FETCHING, _S.LEFT}),
@@ -182,6 +196,8 @@ class RequestFlow:
         self.state = State.PLACED
         self.retries: int = before.retries if before is not None else 0
         self.waits: int = before.waits + 1 if before is not None else 0
+        self.moves = 0
+        """How many legs have begun to go on with the stream."""
         self.may_wait = False
         """No attempt is left for now, as engines are busy: it may wait for one as at first."""
         self._router, self._budget, self._facts, self._caps = router, budget, facts, caps
@@ -198,6 +214,10 @@ class RequestFlow:
         self._repeats_here = False
         self._has_hedge = False
         self._failure = FailureKind.CONNECT
+        self._avoided: set[str] = set()
+        """Instances that have lost the stream since its last token, or could not go on with it."""
+        self._old: Instance | None = None
+        """Where the stream still runs, while it is to be moved from there."""
         self._p = route.prefill
         """Also when the route has no P any more."""
         # A leg that ends without an answer in the second half of its time may have left KV.
@@ -271,6 +291,7 @@ class RequestFlow:
     def decode_answered(self, now_s: float, *, is_served: bool = True) -> list[Action]:
         """D's answer has begun, and is to be passed on; not `is_served`: it is a client's error."""
         self._step(Event.DECODE_ANSWERED, State.ANSWERED)
+        self._old = None
         actions = self._answered(now_s, is_served=is_served)
         self._end_repetition()
         return [*actions, HedgeEnded("local")] if self._has_hedge else actions
@@ -311,12 +332,75 @@ class RequestFlow:
     def first_token(self, now_s: float, *, seen: bool = True) -> None:
         """The first output token is there; not `seen`: the answer came in one piece."""
         self._step(Event.FIRST_TOKEN, State.STREAMING)
+        self._avoided.clear()
         self._router.first_token(self.route, self._facts, now_s, seen=seen)
 
     def came_whole(self, now_s: float) -> None:
         """The answer was there at once, to its end: the only token time that is known."""
         self._step(Event.FIRST_TOKEN, State.STREAMING)
         self._router.came_whole(self.route, now_s)
+
+    def stream_lost(
+        self, output_tokens: int, rest_s: float, now_s: float, failure: LegFailure | None = None
+    ) -> list[Action]:
+        """The stream's instance is lost: it goes on elsewhere, behind `output_tokens`.
+
+        `rest_s`: what is left of the request's time. `failure`: what speaks against the instance.
+        """
+        name = self.route.decode.name
+        actions = [] if failure is None else self.failed(name, failure, now_s, has_begun=True)
+        return [*actions, self._move(Event.STREAM_LOST, output_tokens, rest_s, now_s)]
+
+    def move_asked(self, output_tokens: int, rest_s: float, now_s: float) -> list[Action]:
+        """The stream is to leave its instance, where it runs until another one goes on with it."""
+        if self.state is not State.STREAMING:
+            return [NotMoved(Unmoved.NO_IDS)]
+        old = self.route.decode
+        action = self._move(Event.STREAM_LOST, output_tokens, rest_s, now_s)
+        if isinstance(action, SendDecode):
+            self._old = old
+        return [action]
+
+    def move_failed(
+        self, failure: LegFailure | None, output_tokens: int, rest_s: float, now_s: float
+    ) -> list[Action]:
+        """The instance that was to go on with the stream has failed before its first event.
+
+        Without a `failure` it does not take the request, for which nobody is blamed.
+        """
+        name = self.route.decode.name
+        actions = [] if failure is None else self.failed(name, failure, now_s)
+        return [*actions, self._move(Event.MOVE_FAILED, output_tokens, rest_s, now_s)]
+
+    def _move(
+        self, event: Event, output_tokens: int, rest_s: float, now_s: float
+    ) -> SendDecode | NotMoved:
+        router, route = self._router, self.route
+        self._avoided.add(route.decode.name)
+        if self.moves >= self._caps.moves:
+            return self._stay(event, Unmoved.LIMIT, now_s)
+        free = router.beside(self._facts, self._avoided, now_s)
+        if isinstance(free, Reject):
+            return self._stay(event, Unmoved.NO_INSTANCE, now_s)
+        before = route.decode
+        router.move(route, self._facts, free, output_tokens, now_s)
+        if route.predicted_prefill_s >= rest_s:
+            self._old = self._old or (before if self.state is State.STREAMING else None)
+            return self._stay(event, Unmoved.TIME, now_s)
+        self._step(event, State.MOVING)
+        self.moves += 1
+        self._placed_s = now_s
+        return SendDecode(route.decode, None, self._first_event_limit(now_s), is_repeat=True)
+
+    def _stay(self, event: Event, why: Unmoved, now_s: float) -> NotMoved:
+        """The stream goes on where it is, or ends there."""
+        old, self._old = self._old, None
+        if old is not None:
+            self._router.stay(self.route, self._facts, old, now_s)
+            self._step(event, State.STREAMING)
+        else:
+            self._step(event, State.FAILED if self.state is State.MOVING else self.state)
+        return NotMoved(why)
 
     def prefill_sent(self) -> None:
         """P's leg is on its way to P."""
@@ -404,6 +488,9 @@ class RequestFlow:
 
     def has_other(self) -> bool:
         """Whether another instance could be asked, were the present one given up as late."""
+        if self.state is State.MOVING:
+            has_moves = self.moves < self._caps.moves
+            return has_moves and self._router.has_other(self.route, self._facts)
         if self.retries >= MAX_RETRIES or not self._budget.has_room():
             return False
         return self._router.has_other(self.route, self._facts)

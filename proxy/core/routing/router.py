@@ -271,13 +271,51 @@ class Router:
         found = free if free is not None else self.elsewhere(route, facts, now_s)
         if isinstance(found, Reject):
             return found
-        choice = self._decide(self._view(facts, found, now_s))
+        self._place_again(route, facts, found, now_s)
+        self._charge_colocated(route, facts, now_s)
+        return route
+
+    def _place_again(
+        self, route: Route, facts: RequestFacts, free: Candidates, now_s: float
+    ) -> None:
+        choice = self._decide(self._view(facts, free, now_s))
         d = choice.decode
         self.sessions.move(route.stay, self.fleet.states.of(d.instance.name).cache)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
+
+    def beside(
+        self, facts: RequestFacts, lost: Collection[str], now_s: float
+    ) -> Candidates | Reject:
+        """Instances that may go on with a stream, none of `lost` and none with an open breaker.
+
+        Only those where nothing failed lately, if there are any.
+        """
+        exclude = {*lost} | self.fleet.open()
+        free = self._free(facts, now_s, exclude | self.fleet.recently_failed())
+        return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
+
+    def move(
+        self, route: Route, facts: RequestFacts, free: Candidates, output_tokens: int, now_s: float
+    ) -> None:
+        """Place a stream that has begun on one of `free`, behind `output_tokens` of its output.
+
+        They are a part of the prompt there, which no instance has cached.
+        """
+        route.tried.add(route.decode.name)
+        self.give_back(route, now_s)
+        self._place_again(route, facts, free, now_s)
+        route.prompt_tokens = facts.prompt_tokens + output_tokens
+        route.new_tokens += output_tokens
         self._charge_colocated(route, facts, now_s)
-        return route
+
+    def stay(self, route: Route, facts: RequestFacts, on: Instance, now_s: float) -> None:
+        """A stream that was to be moved goes on where it is, `on`: charge it there again."""
+        self.give_back(route, now_s)
+        self.sessions.move(route.stay, self.fleet.states.of(on.name).cache)
+        route.decode = on
+        self._block_uses.begin_use(route, on.name, facts)
+        route.lease.replace(self.ledger.charge(on.name, Phase.DECODE, route.prompt_tokens))
 
     def repeat(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         """Charge the same instance again, after `give_back`."""

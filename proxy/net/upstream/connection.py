@@ -19,7 +19,7 @@ from proxy.net.upstream.response import Fields, Head, UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import FramingError, UntilClose
 from proxy.protocol.memo import Memo
-from proxy.protocol.sse import FastPath
+from proxy.protocol.streams.sse import FastPath
 
 HEAD_BYTES = 65536
 """A longer head is refused; informational heads before it are counted in."""

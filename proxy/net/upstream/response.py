@@ -14,7 +14,7 @@ from proxy.net.timeouts import Alarm
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, Framing, FramingError, Length, UntilClose
 from proxy.protocol.headers import answer_lines
-from proxy.protocol.sse import FastPath
+from proxy.protocol.streams.sse import FastPath
 
 HOLD_BYTES = 65536
 _NO_BODY = Length(0)

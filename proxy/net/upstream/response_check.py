@@ -7,7 +7,7 @@ import orjson
 from proxy.core.types import FailureKind
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
-from proxy.protocol.sse import CARRY_BYTES, first_event, is_error_event
+from proxy.protocol.streams.sse import CARRY_BYTES, first_event, is_error_event
 
 BUSY_STATUSES = frozenset({429, 503, 529})
 ERROR_BODY_BYTES = 65536
@@ -21,13 +21,16 @@ def is_plainly_good(reply: UpstreamResponse) -> bool:
     return reply.status < 300 and not reply.is_stream
 
 
-async def look_at(reply: UpstreamResponse) -> None:
-    """Check an answer's status and first event; raises UpstreamFailure if it is to be replaced."""
+async def look_at(reply: UpstreamResponse, most_bytes: int = CARRY_BYTES) -> None:
+    """Check an answer's status and first event; raises UpstreamFailure if it is to be replaced.
+
+    A first event of more than `most_bytes` is not waited for.
+    """
     await _look_at_status(reply)
     if not reply.is_stream:
         return
     head = b"".join(reply.body)
-    while (event := first_event(head)) is None and len(head) < CARRY_BYTES:
+    while (event := first_event(head)) is None and len(head) < most_bytes:
         if not await reply.more():
             raise UpstreamFailure(FailureKind.RESET, "the stream ended before its first event")
         head = b"".join(reply.body)

@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from replayer.engine.tokens import ASSISTANT_ID
 from replayer.engine.types import SimRequest
 from replayer.simulator.openai.errors import ApiError
 from replayer.simulator.openai.requests import AnswerChoice, Ask
@@ -148,11 +149,16 @@ class Answer:
         return {"index": index, "text": text} | ending | more | {"routed_experts": None}
 
     def _text(self, index: int, start: int, stop: int) -> str:
-        """Return words [start, stop); a completion's first word also has a space before it."""
+        """Return words [start, stop) with a space before them, but at the start of an answer.
+
+        A chat's prompt ends with the role of the one who answers, also as token ids.
+        """
         if start == stop:
             return ""
-        words = self._ask.choices[index].output.words(start, stop)
-        return words if self._ask.chat and start == 0 else " " + words
+        choice = self._ask.choices[index]
+        words = choice.output.words(start, stop)
+        begins = start == 0 and (self._ask.chat or choice.prompt.ids[-1] == ASSISTANT_ID)
+        return words if begins else " " + words
 
     def _prompt_ids(self, index: int) -> list[int] | None:
         return list(self._ask.choices[index].prompt.ids) if self._ask.return_token_ids else None

@@ -232,7 +232,8 @@ def _choice(
     room = limits.max_model_len - prompt.tokens
     if room < 1:
         raise too_long(prompt, limits)
-    default = None if chat else _COMPLETIONS_MAX_TOKENS
+    # A null says as much as is possible; only a completion without the field is short.
+    default = None if chat or "max_tokens" in body else _COMPLETIONS_MAX_TOKENS
     limit = _integer(body, "max_tokens", default, least=1)
     if chat:
         limit = _integer(body, "max_completion_tokens", limit, least=1)

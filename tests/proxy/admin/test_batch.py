@@ -220,6 +220,18 @@ async def test_force_evict_may_end_streams_in_words(tmp_path: Path) -> None:
         await proxy.at_rest()
 
 
+async def test_a_request_without_its_first_byte_is_told_when_to_come_again(tmp_path: Path) -> None:
+    async with operated(tmp_path, 1, thermal_may_abort=True) as (proxy, _):
+        whole = chat("go on", max_tokens=4000, stream=False)
+        asked = asyncio.create_task(proxy.post(whole))
+        await until(lambda: proxy.router.ledger.live == 1)
+        assert (await ask(proxy, "POST", {"force_evict": 1}))[0] == 200
+        answer = await asked
+        assert (answer.status, answer.json["error"]["code"]) == (503, "too_hot")
+        assert int(answer.headers["Retry-After"]) > 0
+        await proxy.at_rest()
+
+
 async def test_a_target_is_followed_while_readings_come(tmp_path: Path) -> None:
     async with operated(tmp_path, 2) as (proxy, _):
         turns, thermal = Turns(proxy), proxy.server.state.thermal

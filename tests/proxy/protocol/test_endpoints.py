@@ -23,7 +23,7 @@ from proxy.protocol.endpoints import (
     is_relayed,
     why_not_relayed,
 )
-from proxy.protocol.sse import Scanner, names_the_end
+from proxy.protocol.streams.sse import Scanner, names_the_end
 
 
 def test_a_path_without_a_row_is_other() -> None:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proxy.protocol.framing import Chunked
-from proxy.protocol.sse import Scanner
+from proxy.protocol.streams.sse import Scanner
 from tests.support.harness import (
     ANSWER,
     STREAM_HEAD,

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.net.upstream.response import Head, UpstreamResponse
 from proxy.protocol.framing import wrap
-from proxy.protocol.sse import FastPath, Scanner
+from proxy.protocol.streams.sse import FastPath, Scanner
 from proxy.request.client_response import ClientResponse
 from proxy.request.relay import LAST_CHUNK, Relay, RelayState, StreamCutError
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,8 +15,8 @@ from proxy.core.thermal.readings import GpuReading, HeatLimits
 from proxy.core.types import Instance, RequestFacts, RouterConfig
 from proxy.fleet.sensors.readings import GpuReadings
 from proxy.net.timeouts import Clock, Limit
-from proxy.state.in_flight import InFlight, Served
-from proxy.state.thermal import NO_BANDWIDTH, NoMigration, ThermalControl
+from proxy.state.in_flight import InFlight
+from proxy.state.thermal import NO_BANDWIDTH, ThermalControl
 from proxy.telemetry.metrics import Metrics
 from tests.support.heat import Scripted
 
@@ -31,24 +32,15 @@ class Request:
     priority: int = 1
     output_events: int = 10
     most_output_tokens: int | None = None
+    why_fixed: str | None = None
     is_ended: bool = False
+    on_leave: Callable[[str], None] = lambda request_id: None
+
+    def leave_hot(self) -> None:
+        self.on_leave(self.request_id)
 
     def end_hot(self) -> None:
         self.is_ended = True
-
-
-@dataclass
-class Moves:
-    """Moves all but some."""
-
-    fixed: tuple[str, ...] = ()
-    moved: list[str] = field(default_factory=list)
-
-    def skip_reason(self, served: Served) -> str | None:
-        return "it calls tools" if served.request_id in self.fixed else None
-
-    def move(self, served: Served) -> None:
-        self.moved.append(served.request_id)
 
 
 class Scene:
@@ -63,12 +55,12 @@ class Scene:
         self.in_flight, self.metrics, gpus = InFlight(), Metrics(), GpuReadings()
         gpus.watch("hot", (), 0.0)
         gpus.observe("hot", [GpuReading("h:0", START_S, 90.0)], is_idle=False)
-        self.policy, self.moves = Scripted(), Moves()
+        self.policy = Scripted()
+        self.moved: list[str] = []
         control = FleetControl(lambda own: self.policy)
         self.thermal = ThermalControl(
             control, self.router, self.in_flight, clock, self.metrics, gpus
         )
-        self.thermal.evictor = self.moves
         self.requests = [self._streaming(f"r{at}", count) for at, count in enumerate(tokens)]
         self.router.add(Instance("cool", "http://cool"))
         self.now_s += 60.0
@@ -78,7 +70,7 @@ class Scene:
         route = self.router.admit(facts, self.now_s)
         assert isinstance(route, Route)
         self.router.first_token(route, facts, self.now_s)
-        request = Request(request_id, route)
+        request = Request(request_id, route, on_leave=self.moved.append)
         self.in_flight.enter(Limit(1e9), request)
         return request
 
@@ -93,13 +85,13 @@ class Scene:
 
 async def test_an_order_moves_those_that_can_go_before_the_others() -> None:
     scene = Scene(500, 3000, 900)
-    scene.moves.fixed = ("r1",)
+    scene.requests[1].why_fixed = "tools"
     order = BatchOrder(force_evict=2, policy="largest_kv")
     dry = scene.thermal.order(["hot"], order, dry_run=True)
-    assert not scene.moves.moved
+    assert not scene.moved
     decision = scene.thermal.order(["hot"], order, dry_run=False)
     assert decision.plan == dry.plan
-    assert scene.moves.moved == ["r2", "r0"]
+    assert scene.moved == ["r2", "r0"]
     (result,) = decision.results
     assert (result.previous_running, result.new_running) == (3, 1)
     assert result.evicted_request_ids == ["r2", "r0"]
@@ -111,9 +103,8 @@ async def test_an_order_moves_those_that_can_go_before_the_others() -> None:
 async def test_the_cap_is_in_force_before_anyone_is_asked_to_leave() -> None:
     scene = Scene(500, 600)
     caps = []
-    scene.moves.move = lambda served: caps.append(  # type: ignore[method-assign]
-        scene.router.heat.of("hot").cap
-    )
+    for request in scene.requests:
+        request.on_leave = lambda request_id: caps.append(scene.router.heat.of("hot").cap)
     scene.thermal.order(["hot"], BatchOrder(max_num_seqs=1, force_evict=1), dry_run=False)
     assert caps == [1]
 
@@ -121,7 +112,8 @@ async def test_the_cap_is_in_force_before_anyone_is_asked_to_leave() -> None:
 @pytest.mark.parametrize("may_abort", [False, True])
 async def test_who_cannot_go_is_ended_only_with_leave(may_abort: bool) -> None:
     scene = Scene(500, 600)
-    scene.thermal.evictor = NoMigration()
+    for request in scene.requests:
+        request.why_fixed = "migration is off"
     scene.thermal.may_abort = may_abort
     decision = scene.thermal.order(["hot"], BatchOrder(force_evict=1), dry_run=False)
     assert [row.skip_reason for row in decision.plan] == [None if may_abort else "migration is off"]
@@ -143,11 +135,11 @@ async def test_what_moves_stays_within_the_bandwidth() -> None:
     decision = scene.thermal.order(["hot"], BatchOrder(force_evict=2), dry_run=False)
     assert sorted(row.skip_reason or "" for row in decision.plan) == ["", NO_BANDWIDTH]
     (result,) = decision.results
-    assert result.evicted_request_ids == scene.moves.moved
-    assert (len(scene.moves.moved), result.new_running) == (1, 1)
+    assert result.evicted_request_ids == scene.moved
+    assert (len(scene.moved), result.new_running) == (1, 1)
     scene.now_s += 1.0
     scene.thermal.order(["hot"], BatchOrder(force_evict=2), dry_run=False)
-    assert len(scene.moves.moved) == 2, "a second later there is room again"
+    assert sorted(scene.moved) == ["r0", "r1"], "a second later there is room, for the other one"
 
 
 async def test_who_brought_nothing_for_longest_leaves_first() -> None:
@@ -158,7 +150,7 @@ async def test_who_brought_nothing_for_longest_leaves_first() -> None:
         scene.thermal.tick()
         scene.now_s += 1.0
     scene.thermal.order(["hot"], BatchOrder(force_evict=3), dry_run=False)
-    assert scene.moves.moved == ["r0", "r1", "r2"]
+    assert scene.moved == ["r0", "r1", "r2"]
 
 
 async def test_what_an_instance_computes_is_told_to_its_controller() -> None:

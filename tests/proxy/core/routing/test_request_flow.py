@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -31,6 +32,7 @@ from proxy.core.routing.actions import (
     LeftKv,
     LegCaps,
     LegFailure,
+    NotMoved,
     Pause,
     ReleaseKv,
     ReleaseResult,
@@ -66,6 +68,7 @@ class Driver:
         prefill: str | None = None,
         streams: bool = True,
         kv_connector: str = "mooncake",
+        moves: int = 0,
     ) -> None:
         def choose(view: PlacementView) -> Choice:
             """D is the first instance that is free; P as the test wants it."""
@@ -84,8 +87,9 @@ class Driver:
         self.facts = RequestFacts("m", "s", PROMPT_TOKENS, [], 64.0)
         route = self.router.admit(self.facts, 0.0)
         assert isinstance(route, Route)
+        caps = replace(CAPS, moves=moves)
         self.flow = RequestFlow(
-            self.router, self.budget, self.facts, route, CAPS, 0.0, streams=streams
+            self.router, self.budget, self.facts, route, caps, 0.0, streams=streams
         )
 
     def told(self, actions: list[Action]) -> list[str]:
@@ -113,6 +117,7 @@ def _words(action: Action) -> str:
         (CancelPrefill, lambda a: "cancel prefill"),
         (Pause, lambda a: "pause"),
         (GiveUp, lambda a: "give up"),
+        (NotMoved, lambda a: f"not moved: {a.why.value}"),
         (FellBack, lambda a: f"fell back: {a.why.value}"),
         (HedgeEnded, lambda a: f"hedge won by {a.winner}"),
         (Retried, lambda a: f"retried after {a.kind.value}"),
@@ -673,14 +678,31 @@ _EVENTS: dict[State, list[Callable[[RequestFlow, float], object]]] = {
         lambda f, t: f.decode_failed(LegFailure(FailureKind.BUSY), t, 0.1),
     ],
     State.PAUSED: [lambda f, t: f.pause_over(t, 0.9)],
-    State.ANSWERED: [lambda f, t: f.first_token(t), lambda f, t: f.came_whole(t)],
+    State.ANSWERED: [
+        lambda f, t: f.first_token(t),
+        lambda f, t: f.came_whole(t),
+        lambda f, t: f.stream_lost(0, 100.0, t, LOST),
+        lambda f, t: f.move_asked(0, 100.0, t),
+    ],
+    State.STREAMING: [
+        lambda f, t: f.stream_lost(5, 100.0, t, LOST),
+        lambda f, t: f.move_asked(5, 100.0, t),
+        lambda f, t: f.stream_lost(5, 0.0, t),
+        lambda f, t: f.move_asked(5, 0.0, t),
+    ],
+    State.MOVING: [
+        lambda f, t: f.decode_answered(t),
+        lambda f, t: f.move_failed(LOST, 5, 100.0, t),
+        lambda f, t: f.move_failed(LegFailure(FailureKind.BUSY), 5, 100.0, t),
+        lambda f, t: f.move_failed(LOST, 5, 0.0, t),
+    ],
 }
 
 
 @given(st.sampled_from([None, "p"]), st.lists(st.integers(0, 3), max_size=20))
 def test_on_every_path_all_is_given_back(prefill: str | None, choices: list[int]) -> None:
     """Whatever is reported, and wherever it ends: no lease and no repetition is left."""
-    it = Driver("d", "p", "q", prefill=prefill)
+    it = Driver("d", "p", "q", prefill=prefill, moves=3)
     now_s = 0.0
     for choice in choices:
         events = _EVENTS.get(it.flow.state)
@@ -688,6 +710,7 @@ def test_on_every_path_all_is_given_back(prefill: str | None, choices: list[int]
             break
         now_s += 1.0
         events[choice % len(events)](it.flow, now_s)
+        assert it.router.ledger.drift() == 0
     it.flow.end(now_s)
     it.flow.end(now_s)
     if it.flow.state is State.LEFT:

@@ -122,31 +122,31 @@ class Scanner:
         self._recent = bytearray(b"\n")
         self._ended = False
 
-    def takes(self, wire: bytes) -> bool:
+    def takes(self, wire: bytes) -> bytes:
         """Accept a piece of the wire if it is one chunk of one event of one line with content.
 
-        That is, without usage, error or end; nothing of it is kept. False for any other piece,
-        which is to be framed and fed. The piece must begin between two chunks and two events
-        (`is_between`).
+        That is, without usage, error or end; nothing of it is kept. Returns what the client gets
+        of it: the same bytes. Nothing for any other piece, which is to be framed and fed. The piece
+        must begin between two chunks and two events (`is_between`).
         """
         size = len(wire)
         if size >= len(_starts):
-            return False
+            return b""
         start = _starts[size]
         if not wire.startswith(start):
             if start is _UNKNOWN:
                 _learn(size)
-            return False
+            return b""
         begin = len(start)
         if not wire.endswith(b"\n\n\r\n") or wire[begin] == _ERROR_KEY:
-            return False
+            return b""
         if wire.find(b"\n", begin) != size - 4:
-            return False
+            return b""
         if wire.rfind(b'"usage"') >= 0 and not _is_without_usage(wire):
-            return False
+            return b""
         self.events += 1
         self.size += size - begin + len(_LINE_START) - 2
-        return True
+        return wire
 
     @property
     def is_between(self) -> bool:
@@ -290,7 +290,7 @@ class FastPath:
         full: Callable[[], object],
         gone: Callable[[], object],
     ) -> None:
-        """Serve an answer: a piece that `scanner` takes is passed to `write` unchanged.
+        """Serve an answer: what `scanner` takes of a piece is passed to `write`.
 
         `waiting` returns how many bytes the receiver has not read yet; if there are any, `full`
         checks whether they are too many. `gone` is called if a write is refused (RuntimeError).
@@ -324,11 +324,15 @@ class FastPath:
         """`nbytes` were read from the instance."""
         data: bytes = self._buffer[:nbytes].tobytes()
         scanner = self._scanner
-        if scanner is None or scanner.events + 1 >= self._until or not scanner.takes(data):
+        if scanner is None or scanner.events + 1 >= self._until:
+            self.rest(data)
+            return
+        passed = scanner.takes(data)
+        if not passed:
             self.rest(data)
             return
         try:
-            self._write(data)
+            self._write(passed)
         except RuntimeError:
             self._gone()
             return

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.protocol.framing import wrap
-from proxy.protocol.sse import TAIL_BYTES, Scanner, first_event, is_error_event
+from proxy.protocol.streams.sse import TAIL_BYTES, Scanner, first_event, is_error_event
 
 DONE = b"data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}

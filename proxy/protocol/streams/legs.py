@@ -1,0 +1,316 @@
+"""Edits of a stream that may go on elsewhere: of its first instance, and of those that continue it.
+
+The first instance's events pass as they came, less the token ids that the proxy has asked for: each
+list is replaced by `null`, as an engine writes it for those who do not ask. That is done by byte
+search; an event of plain content does not leave the fast path (`look`, `taken`). Another instance's
+events, those of a completion, are written anew as a part of the first one's stream: the same id,
+no second role, usage as if one instance had served all of it.
+
+What speaks for a lost instance is withheld from the client, with all that follows it: an error of
+the engine, a finish reason `abort` (the engine terminates) or `error`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+
+from proxy.core.types import Unmoved
+from proxy.protocol.streams.sse import Scanner
+from proxy.protocol.streams.trail import Trail, data_of, is_lost_error, member_list
+
+_IDS: Final = b'"token_ids":['
+_PROMPT_IDS: Final = b'"prompt_token_ids":['
+_GOES_ON: Final = b'"finish_reason":null'
+_FINISHED: Final = b'"finish_reason":"'
+_LOST: Final = (b'"finish_reason":"abort"', b'"finish_reason":"error"')
+_CHAT_TEXT, _ANY_CHAT_TEXT, _TEXT = b'"delta":{"content":"', b'"content":"', b'"text":"'
+_REASONING: Final = (b'"reasoning":"', b'"reasoning_content":"')
+_CALLS: Final = b'"tool_calls":[{'
+_CHOICES: Final = b',"choices":['
+_NULL: Final = b"null"
+_QUOTE: Final = ord('"')
+
+
+class FirstLeg:
+    """The stream of the first instance. `lost`: why it counts as lost; `withheld`: what follows."""
+
+    __slots__ = (
+        "_any_key",
+        "_ids",
+        "_is_first",
+        "_key",
+        "_withholds",
+        "is_shown",
+        "lost",
+        "trail",
+        "withheld",
+    )
+
+    def __init__(self, trail: Trail) -> None:
+        self.trail = trail
+        self.lost = ""
+        self.withheld = b""
+        self._key = _CHAT_TEXT if trail.plan.is_chat else _TEXT
+        self._any_key = _ANY_CHAT_TEXT if trail.plan.is_chat else _TEXT
+        self._is_first = self._withholds = True
+        self._ids = b""
+        self.is_shown = trail.plan.shows_ids
+
+    def look(self, wire: bytes) -> bytes:
+        """A chunk of one event of plain content as its client gets it; empty for any other piece.
+
+        The piece counts once it is `taken`.
+        """
+        text = wire.find(self._key)
+        if text < 0:
+            return b""
+        text += len(self._key)
+        if wire.find(_GOES_ON, text) < 0 or wire[text] == _QUOTE:
+            return b""
+        at = wire.find(_IDS, text)
+        if at < 0 or self.trail.wants_text or self._is_first:
+            return b""
+        at += len(_IDS)
+        end = wire.find(b"]", at)
+        line = wire.find(b"\r\n")
+        if end < 0 or line < 0 or line > 8 or wire.find(_PROMPT_IDS) >= 0:
+            return b""
+        self._ids = wire[at:end]
+        if self.is_shown:
+            return wire
+        start = line + 2
+        size = len(wire) - start - 2 - (end - at + 2) + 4
+        return b"%x\r\n%b%b%b" % (size, wire[start : at - 1], _NULL, wire[end + 1 :])
+
+    def taken(self) -> None:
+        """The piece that was looked at goes to the client."""
+        self.trail.add(self._ids, "", is_shown=True)
+
+    def let_pass(self) -> bytes:
+        """Withhold nothing any more, as nobody goes on; returns what was withheld."""
+        withheld, self.withheld, self.lost = self.withheld, b"", ""
+        self._withholds = False
+        return withheld
+
+    def edit(self, events: bytes) -> bytes:
+        """Whole events as the client gets them; what follows a loss is kept in `withheld`."""
+        if self.lost:
+            self.withheld += events
+            return b""
+        done: list[bytes] = []
+        at = 0
+        while at < len(events):
+            end = events.find(b"\n\n", at)
+            end = len(events) if end < 0 else end + 2
+            event = events[at:end]
+            if self._withholds and self._is_lost(event):
+                self.withheld = events[at:]
+                break
+            done.append(self._event(event))
+            at = end
+        return b"".join(done)
+
+    def _is_lost(self, event: bytes) -> bool:
+        for reason in _LOST:
+            if event.find(reason) >= 0:
+                self.lost = reason[-6:-1].decode()
+                return True
+        if event.startswith(b'data: {"error"') and is_lost_error(data_of(event)):
+            self.lost = "error"
+            return True
+        return False
+
+    def _event(self, event: bytes) -> bytes:
+        if not event.startswith(b"data: {"):
+            return event
+        if self._is_first and (at := event.find(_CHOICES)) >= 0:
+            self._is_first = False
+            begin, end = member_list(event, _PROMPT_IDS)
+            self.trail.begin(event[6:at], event[begin:end] if begin >= 0 else b"")
+        if event.find(_CALLS) >= 0:
+            self.trail.stop(Unmoved.TOOLS)
+        elif event.find(_REASONING[0]) >= 0 or event.find(_REASONING[1]) >= 0:
+            self.trail.stop(Unmoved.REASONING)
+        self._track(event)
+        if self.is_shown:
+            return event
+        return _without(_without(event, _IDS), _PROMPT_IDS)
+
+    def _track(self, event: bytes) -> None:
+        """Keep an event's tokens."""
+        trail = self.trail
+        begin, end = member_list(event, _IDS)
+        text = event.find(self._any_key)
+        has_text = text >= 0 and event[text + len(self._any_key)] != _QUOTE
+        is_finished = event.find(_FINISHED) >= 0
+        if begin >= 0:
+            said = text_of(event) if trail.wants_text and trail.why is None else ""
+            trail.add(event[begin:end], said, is_shown=has_text or is_finished)
+        elif has_text:
+            trail.stop(Unmoved.NO_IDS)
+        trail.is_finished |= is_finished
+
+
+def _without(event: bytes, key: bytes) -> bytes:
+    """An event with null in place of the list that is the value of `key`."""
+    begin, end = member_list(event, key)
+    return event[: begin - 1] + _NULL + event[end + 1 :] if begin >= 0 else event
+
+
+class EditingScanner(Scanner):
+    """A scanner whose pieces of plain content lose the token ids that only the proxy wants."""
+
+    __slots__ = ("_leg",)
+
+    def __init__(self, leg: FirstLeg) -> None:
+        super().__init__()
+        self._leg = leg
+
+    def takes(self, wire: bytes) -> bytes:
+        """See `Scanner.takes`; the client gets less than what came."""
+        seen = self._leg.look(wire)
+        if not seen or not super().takes(wire):
+            return b""
+        self._leg.taken()
+        return seen
+
+
+class LaterLeg:
+    """The stream of an instance that goes on: the events of a completion, written anew.
+
+    `offset_tokens`: of the output that the client had when it began. `first`: the members of the
+    stream's first event that all its events share.
+    """
+
+    __slots__ = ("_first", "_offset_tokens", "is_shown", "lost", "trail", "withheld")
+
+    def __init__(self, trail: Trail) -> None:
+        self.trail = trail
+        self.lost = ""
+        self.withheld = b""
+        self.is_shown = trail.plan.shows_ids
+        self._offset_tokens = trail.tokens
+        self._first: dict[str, Any] = first_members(trail.head)
+
+    def edit(self, events: bytes) -> bytes:
+        """Whole events as a part of the first instance's stream."""
+        if self.lost:
+            self.withheld += events
+            return b""
+        done: list[bytes] = []
+        at = 0
+        while at < len(events):
+            end = events.find(b"\n\n", at)
+            end = len(events) if end < 0 else end + 2
+            event = events[at:end]
+            written = self._event(event) if event.startswith(b"data: {") else event
+            if written is None:
+                self.withheld = events[at:]
+                break
+            done.append(written)
+            at = end
+        return b"".join(done)
+
+    def _event(self, event: bytes) -> bytes | None:
+        """An event for the client, empty where it has nothing for it; None: the stream is lost."""
+        data = data_of(event)
+        try:
+            told: dict[str, Any] = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return event
+        choices = told.get("choices")
+        if not isinstance(choices, list):
+            self.lost = "error" if is_lost_error(data) else ""
+            return None if self.lost else event
+        usage = told.get("usage")
+        if isinstance(usage, dict):
+            told["usage"] = self._usage(usage)
+        told.update(self._first)
+        if choices:
+            choice = self._choice(choices[0], event)
+            if choice is None:
+                return None if self.lost else b""
+            told["choices"] = [choice]
+        return b"data: %b\n\n" % orjson.dumps(told)
+
+    def _choice(self, choice: dict[str, Any], event: bytes) -> dict[str, Any] | None:
+        """A choice for the client; None where it has nothing for it, or the stream is lost."""
+        trail, reason, said = self.trail, choice.get("finish_reason"), choice.get("text")
+        text = said if isinstance(said, str) else ""
+        shown = self._shown(text)
+        if reason in ("abort", "error"):
+            self.lost = str(reason)
+        elif shown is None or (reason is not None and trail.overlap):
+            self.lost = Unmoved.DIFFERS
+            trail.stop(Unmoved.DIFFERS)
+        if self.lost or shown is None:
+            return None
+        self._track(event, text, is_finished=reason is not None)
+        if not shown and reason is None and not self.is_shown:
+            return None
+        listed = choice.get("token_ids") if self.is_shown else None
+        if not trail.plan.is_chat:
+            return choice | {"text": shown, "prompt_token_ids": None, "token_ids": listed}
+        as_chat: dict[str, Any] = {"index": 0, "delta": {"content": shown}, "logprobs": None}
+        as_chat["finish_reason"] = reason
+        if reason is not None:
+            as_chat["stop_reason"] = choice.get("stop_reason")
+        return as_chat | {"token_ids": listed}
+
+    def _track(self, event: bytes, text: str, *, is_finished: bool) -> None:
+        """Keep an event's tokens."""
+        begin, end = member_list(event, _IDS)
+        if begin >= 0:
+            self.trail.add(event[begin:end], text, is_shown=bool(text) or is_finished)
+        elif text:
+            self.trail.stop(Unmoved.NO_IDS)
+        self.trail.is_finished |= is_finished
+
+    def _shown(self, text: str) -> str | None:
+        """The text without what the client has already; None where it is another text."""
+        overlap = self.trail.overlap
+        if not overlap:
+            return text
+        size = min(len(text), len(overlap))
+        if text[:size] != overlap[:size]:
+            return None
+        self.trail.overlap = overlap[size:]
+        return text[size:]
+
+    def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
+        """Usage over all instances, with the prompt of the first."""
+        prompt = self.trail.prompt_tokens
+        own = usage.get("completion_tokens")
+        output = self._offset_tokens + (own if isinstance(own, int) else 0)
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict) and isinstance(details.get("cached_tokens"), int):
+            usage["prompt_tokens_details"] = details | {
+                "cached_tokens": min(details["cached_tokens"], prompt)
+            }
+        return usage | {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + output,
+            "completion_tokens": output,
+        }
+
+
+def first_members(head: bytes) -> dict[str, Any]:
+    """The members `id`, `object`, `created` and `model` of a stream, of its first event."""
+    try:
+        told: dict[str, Any] = orjson.loads(head + b"}")
+    except orjson.JSONDecodeError:
+        return {}
+    wanted = ("id", "object", "created", "model")
+    return {name: told[name] for name in wanted if name in told}
+
+
+def text_of(event: bytes) -> str:
+    """The text that an event has for its client; empty where it has none."""
+    try:
+        choice = orjson.loads(data_of(event))["choices"][0]
+        said = choice.get("text") if "text" in choice else choice["delta"].get("content")
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError, AttributeError):
+        return ""
+    return said if isinstance(said, str) else ""

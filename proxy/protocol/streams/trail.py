@@ -1,0 +1,288 @@
+"""The tokens of one stream that its client has, so that it can go on elsewhere behind them.
+
+Engines tell them in each event (`return_token_ids`). They are kept as the JSON that they came in:
+nothing is parsed per event, and a continuation's prompt is joined from the same bytes. A token
+whose text the engine still holds back, since its character is not complete, is not the client's
+yet; it is generated again.
+
+With stop strings an engine's text is behind its tokens by as many characters as could begin such a
+string (`Plan.stop_chars`). So the stream has to go on from an earlier token, of whose text the
+client has all, and the text that comes twice is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import Final
+
+import orjson
+
+from proxy.core.types import Unmoved
+from proxy.protocol.streams.movable import Plan
+
+STEP_BYTES: Final = 4096
+"""Memory is taken in steps of this size, so that an event costs no look at what others take."""
+TRAIL_BYTES: Final = 256 << 20
+"""Most bytes of the token ids of all streams, some 40 million tokens; a stream for which there is
+no room is not moved."""
+_SPARE_EVENTS: Final = 64
+"""Events without text that may stand among those of the text that is held back."""
+_DIGITS: Final = b"0123456789,"
+
+
+class TrailMemory:
+    """Bytes that the trails of all streams take."""
+
+    __slots__ = ("most_bytes", "taken_bytes")
+
+    def __init__(self, most_bytes: int = TRAIL_BYTES) -> None:
+        self.most_bytes = most_bytes
+        self.taken_bytes = 0
+
+    def take(self, size: int) -> bool:
+        """Take `size` bytes, if there is room."""
+        if self.taken_bytes + size > self.most_bytes:
+            return False
+        self.taken_bytes += size
+        return True
+
+    def give_back(self, size: int) -> None:
+        """`size` bytes are free again."""
+        self.taken_bytes -= size
+
+
+class Resumption:
+    """Where a stream goes on: behind these tokens, less the `overlap` that the client has."""
+
+    __slots__ = ("ids", "overlap", "tokens")
+
+    def __init__(self, ids: bytes, tokens: int, overlap: str) -> None:
+        self.ids, self.tokens, self.overlap = ids, tokens, overlap
+
+
+class _Passed:
+    """An event that the client has, while its text may be behind its tokens.
+
+    `at`, `tokens`: how many bytes and tokens the trail had with it.
+    """
+
+    __slots__ = ("at", "text", "tokens")
+
+    def __init__(self, text: str, at: int, tokens: int) -> None:
+        self.text, self.at, self.tokens = text, at, tokens
+
+
+class Trail:
+    """What a stream's client has, in tokens. `why`: it cannot go on elsewhere, None while it can.
+
+    `prompt`, `_ids`: token ids, parted by commas. `head`: the first event as far as its
+    choices, with the stream's own id. `most_tokens`: of prompt and output; None: no limit.
+    """
+
+    __slots__ = (
+        "_base",
+        "_base_tokens",
+        "_granted",
+        "_has_dropped",
+        "_ids",
+        "_memory",
+        "_most_tokens",
+        "_pending",
+        "_pending_tokens",
+        "_size",
+        "_stop_chars",
+        "_window",
+        "head",
+        "is_finished",
+        "overlap",
+        "plan",
+        "prompt",
+        "prompt_tokens",
+        "tokens",
+        "why",
+    )
+
+    def __init__(self, plan: Plan, memory: TrailMemory, most_tokens: int | None) -> None:
+        self.plan = plan
+        self._memory = memory
+        self._most_tokens = most_tokens
+        self.why: Unmoved | None = None
+        self.head = b""
+        self.prompt = b""
+        self.prompt_tokens = 0
+        self._ids = bytearray()
+        self.tokens = 0
+        self._pending = b""
+        self._pending_tokens = 0
+        self.is_finished = False
+        self._stop_chars = plan.stop_chars
+        self._window: deque[_Passed] = deque()
+        self._has_dropped = False
+        self._base = self._base_tokens = 0
+        self.overlap = ""
+        """Text that the client has and that the present instance will say again."""
+        self._size = self._granted = 0
+
+    def begin(self, head: bytes, prompt: bytes) -> None:
+        """The stream's first event has come, with the prompt's token ids."""
+        self.head, self.prompt = head, prompt
+        self.prompt_tokens = prompt.count(b",") + 1 if prompt else 0
+        if not prompt:
+            self.stop(Unmoved.NO_IDS)
+        self._check(len(head) + len(prompt))
+
+    def add(self, ids: bytes, text: str, *, is_shown: bool) -> None:
+        """An event passes with these token ids; not `is_shown`: it has no text.
+
+        `text` is wanted where stop strings may hold text back (`wants_text`).
+        """
+        if self.why is not None:
+            return
+        count = ids.count(b",") + 1 if ids else 0
+        if self._stop_chars:
+            self._append(ids, count)
+            self._window.append(_Passed(text, len(self._ids), self.tokens))
+            if len(self._window) > self._stop_chars + _SPARE_EVENTS:
+                self._window.popleft()
+                self._has_dropped = True
+        elif is_shown or self.plan.shows_ids:
+            if self._pending_tokens:
+                self._append(self._pending, self._pending_tokens)
+                self._pending, self._pending_tokens = b"", 0
+            self._append(ids, count)
+        elif count:
+            self._pending = self._pending + b"," + ids if self._pending else ids
+            self._pending_tokens += count
+        self._check(len(ids) + 1)
+
+    @property
+    def wants_text(self) -> bool:
+        """Whether each event's text has to be read."""
+        return self._stop_chars > 0
+
+    def _append(self, ids: bytes, count: int) -> None:
+        if count:
+            if self._ids:
+                self._ids += b","
+            self._ids += ids
+            self.tokens += count
+
+    def _check(self, size: int) -> None:
+        most = self._most_tokens
+        if most is not None and self.prompt_tokens + self.tokens > most:
+            self.stop(Unmoved.TOO_LONG)
+            return
+        self._size += size
+        if self._size > self._granted and self.why is None:
+            wanted = max(STEP_BYTES, self._size - self._granted)
+            if self._memory.take(wanted):
+                self._granted += wanted
+            else:
+                self.stop(Unmoved.MEMORY)
+
+    def stop(self, why: Unmoved) -> None:
+        """The stream cannot go on elsewhere any more: keep nothing of it."""
+        if self.why is None:
+            self.why = why
+        self.prompt = b""
+        self._ids = bytearray()
+        self._pending, self._window = b"", deque()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Give the memory back."""
+        granted, self._granted, self._size = self._granted, 0, 0
+        self._memory.give_back(granted)
+
+    def resumption(self) -> Resumption | Unmoved:
+        """Where the stream can go on elsewhere, or why it cannot."""
+        if self.why is not None:
+            return self.why
+        if self.is_finished:
+            return Unmoved.FINISHED
+        found = self._resumption()
+        if found is None or not (_are_ids(self.prompt) and (not found.ids or _are_ids(found.ids))):
+            return Unmoved.NO_IDS
+        most = self.plan.most_tokens
+        return found if most is None or found.tokens < most else Unmoved.FINISHED
+
+    def _resumption(self) -> Resumption | None:
+        held = self._stop_chars
+        if not held:
+            return Resumption(bytes(self._ids), self.tokens, self.overlap)
+        again = self.overlap
+        for index in range(len(self._window) - 1, -1, -1):
+            passed = self._window[index]
+            if len(again) >= held and (self._has_dropped or self._has_text(index)):
+                return Resumption(bytes(self._ids[: passed.at]), passed.tokens, again[held:])
+            again = passed.text + again
+        if self._has_dropped:
+            return None
+        return Resumption(bytes(self._ids[: self._base]), self._base_tokens, again)
+
+    def _has_text(self, index: int) -> bool:
+        """Whether text had come with this event: before that, less is held back than may be."""
+        return any(passed.text for passed in islice(self._window, index + 1))
+
+    def resume(self, at: Resumption) -> None:
+        """Another instance goes on from there."""
+        self._ids = bytearray(at.ids)
+        self.tokens = at.tokens
+        self._pending, self._pending_tokens = b"", 0
+        self._window = deque()
+        self._has_dropped = False
+        self._base, self._base_tokens = len(at.ids), at.tokens
+        self.overlap = at.overlap
+
+    def request_body(self, at: Resumption) -> bytes:
+        """The body of the completion that goes on from there."""
+        plan = self.plan
+        most = b"null" if plan.most_tokens is None else b"%d" % (plan.most_tokens - at.tokens)
+        least = max(0, plan.least_tokens - at.tokens)
+        return b'{%b%b"prompt":[%b%b%b],"max_tokens":%b,"min_tokens":%d%b' % (
+            plan.fields,
+            b"," if plan.fields else b"",
+            self.prompt,
+            b"," if at.ids else b"",
+            at.ids,
+            most,
+            least,
+            b',"stream":true,"return_token_ids":true}',
+        )
+
+
+def _are_ids(ids: bytes) -> bool:
+    """Whether these bytes are whole numbers and commas, as they will be sent to an instance."""
+    return bool(ids) and not ids.translate(None, _DIGITS)
+
+
+def member_list(event: bytes, key: bytes) -> tuple[int, int]:
+    """Where the inside of a list begins and ends that is the value of `key` (`"name":[`).
+
+    (-1, -1) where there is none. In a text the quotes of such a key are escaped.
+    """
+    at = event.find(key)
+    if at < 0:
+        return -1, -1
+    begin = at + len(key)
+    end = event.find(b"]", begin)
+    return (begin, end) if end >= 0 else (-1, -1)
+
+
+def data_of(event: bytes) -> bytes:
+    """The JSON of an event of one line; empty where it has none."""
+    line = event.strip()
+    return line[5:].strip() if line.startswith(b"data:") else b""
+
+
+def is_lost_error(data: bytes) -> bool:
+    """Whether the JSON of an event is an error of the engine that another one might not have."""
+    if not data.startswith(b'{"error"'):
+        return False
+    try:
+        error = orjson.loads(data).get("error")
+    except (orjson.JSONDecodeError, AttributeError):
+        return False
+    code = error.get("code") if isinstance(error, dict) else None
+    return type(code) is not int or not 400 <= code < 500

@@ -1,0 +1,175 @@
+"""Goes on elsewhere with a stream that has begun: performs the actions of its flow.
+
+The client's tokens are in the stream's `Trail`. Another instance is asked for a completion of the
+prompt with these tokens behind it, which every vLLM takes; for a chat its events are written as
+those of a chat (`LaterLeg`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+from typing import Protocol
+
+from proxy.core.routing.actions import Action, LegFailure, NotMoved, SendDecode
+from proxy.core.routing.request_flow import RequestFlow
+from proxy.core.types import PLANNED, Unmoved
+from proxy.net.timeouts import Clock
+from proxy.net.upstream.response import UpstreamResponse
+from proxy.net.upstream.response_check import begins_with_error
+from proxy.protocol.body import Members
+from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.examined import NO_OBJECT
+from proxy.protocol.offloadable import COMPLETIONS
+from proxy.protocol.streams.legs import LaterLeg
+from proxy.protocol.streams.movable import Plan
+from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory
+from proxy.request.client_request import Outgoing
+from proxy.request.relay import Onward, StreamCutError
+from proxy.telemetry.metrics import Metrics
+from proxy.telemetry.record import Migration, RequestRecord
+
+
+class Legs(Protocol):
+    """What asks instances, in the name of one request: its `Attempts`."""
+
+    @property
+    def flow(self) -> RequestFlow:
+        """The request's flow."""
+
+    async def decode(self, out: Outgoing, leg: SendDecode) -> UpstreamResponse:
+        """Ask an instance, and wait for its first event; raises UpstreamFailure."""
+
+    def moved(self, answer: UpstreamResponse) -> None:
+        """An instance has begun to go on with a stream."""
+
+    def failure(self, failure: UpstreamFailure) -> LegFailure:
+        """An instance's failure as the flow hears of it."""
+
+    def perform(self, actions: Iterable[Action]) -> None:
+        """Do what needs no waiting."""
+
+
+class Moves:
+    """Moves of one stream. `rest_s` returns what is left of the request's time."""
+
+    __slots__ = (
+        "_attempts",
+        "_clock",
+        "_flow",
+        "_headers",
+        "_metrics",
+        "_record",
+        "_rest_s",
+        "_why",
+        "trail",
+    )
+
+    def __init__(
+        self,
+        clock: Clock,
+        metrics: Metrics,
+        record: RequestRecord,
+        attempts: Legs,
+        rest_s: Callable[[], float],
+    ) -> None:
+        self._clock, self._metrics = clock, metrics
+        self._record, self._attempts, self._flow = record, attempts, attempts.flow
+        self._rest_s = rest_s
+        self._headers = b""
+        self._why: Unmoved | None = None
+        self.trail: Trail | None = None
+
+    def watch(
+        self, plan: Plan | Unmoved, headers: bytes, memory: TrailMemory, most_tokens: int | None
+    ) -> Trail | None:
+        """Keep the stream's tokens from now on; None where it may not go on elsewhere.
+
+        `headers`: the request's, as lines for an instance.
+        """
+        if isinstance(plan, Unmoved):
+            self._why = plan
+            return None
+        self._headers = headers
+        self.trail = Trail(plan, memory, most_tokens)
+        return self.trail
+
+    @property
+    def why_fixed(self) -> Unmoved | None:
+        """Why the stream may not go on elsewhere, as far as is known now; None where it may."""
+        if self.trail is None:
+            return self._why or Unmoved.NO_IDS
+        at = self.trail.resumption()
+        return at if isinstance(at, Unmoved) else None
+
+    def let_go(self) -> None:
+        """The stream is over: give its memory back."""
+        if self.trail is not None:
+            self.trail.let_go()
+
+    async def go_on(self, error: StreamCutError) -> Onward | Unmoved:
+        """Another instance's answer that goes on with the stream, or why there is none."""
+        start_s, name = self._clock.now_s(), self._flow.route.decode.name
+        at: Resumption | Unmoved = self._why or Unmoved.NO_IDS
+        if self.trail is not None:
+            at = self.trail.resumption()
+        if isinstance(at, Unmoved):
+            found: Onward | Unmoved = at
+        else:
+            assert self.trail is not None
+            found = await self._go_on(error, self.trail, at)
+        moved = isinstance(found, Onward)
+        tokens = at.tokens if isinstance(at, Resumption) else 0
+        ended = "moved" if isinstance(found, Onward) else str(found)
+        now_s = self._clock.now_s()
+        self._metrics.migrations.labels(error.cause, ended).inc()
+        if moved:
+            self._metrics.migration_time.observe(now_s - start_s)
+        to = self._flow.route.decode.name if moved else None
+        row = Migration(name, to, str(error.cause), ended, tokens, round(now_s - start_s, 6))
+        self._record.migrations = [*(self._record.migrations or ()), row]
+        return found
+
+    async def _go_on(self, error: StreamCutError, trail: Trail, at: Resumption) -> Onward | Unmoved:
+        attempts, flow = self._attempts, self._flow
+        failure = None if error.failure is None else attempts.failure(error.failure)
+        given = at.tokens, self._rest_s(), self._clock.now_s()
+        if error.cause in PLANNED:
+            actions = flow.move_asked(*given)
+        else:
+            actions = flow.stream_lost(*given, failure)
+        body = trail.request_body(at)
+        out = Outgoing("POST", COMPLETIONS, self._headers, Members(body), NO_OBJECT)
+        while isinstance(send := self._performed(actions), SendDecode):
+            answer = await self._ask(out, send)
+            if isinstance(answer, UpstreamResponse):
+                attempts.moved(answer)
+                trail.resume(at)
+                return Onward(answer, LaterLeg(trail))
+            failed = None if answer is None else attempts.failure(answer)
+            now_s = self._clock.now_s()
+            actions = flow.move_failed(failed, at.tokens, self._rest_s(), now_s)
+        assert isinstance(send, NotMoved)
+        return send.why
+
+    def _performed(self, actions: list[Action]) -> Action:
+        self._attempts.perform(actions)
+        return actions[-1]
+
+    async def _ask(
+        self, out: Outgoing, send: SendDecode
+    ) -> UpstreamResponse | UpstreamFailure | None:
+        """An instance's stream; None where it refuses the request, which is nobody's fault."""
+        record = self._record
+        sent, limit, limit_s = record.t_decode_sent, record.limit, record.limit_s
+        try:
+            answer = await self._attempts.decode(out, send)
+        except UpstreamFailure as failure:
+            return failure
+        finally:
+            record.t_decode_sent, record.limit, record.limit_s = sent, limit, limit_s
+        is_good = answer.status == HTTPStatus.OK and answer.is_stream
+        if is_good and not begins_with_error(answer):
+            return answer
+        answer.close()
+        return None

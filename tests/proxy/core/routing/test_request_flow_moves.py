@@ -1,0 +1,117 @@
+"""A stream that has begun and goes on elsewhere: who is asked, what is charged, when it ends."""
+
+from __future__ import annotations
+
+from proxy.core.routing.actions import LegFailure
+from proxy.core.routing.request_flow import State
+from proxy.core.types import FailureKind
+from tests.proxy.core.routing.test_request_flow import LOST, PROMPT_TOKENS, Driver
+
+REST_S = 1000.0
+
+
+def streaming(*names: str, moves: int = 2, prefill: str | None = None) -> Driver:
+    """A flow whose stream has given tokens on the first of these instances."""
+    it = Driver(*names, moves=moves, prefill=prefill)
+    it.flow.begin(0.0)
+    if prefill:
+        it.flow.prefill_answered(0.5)
+    it.flow.decode_answered(1.0)
+    it.flow.first_token(1.0)
+    return it
+
+
+def test_it_goes_on_behind_the_tokens_that_the_client_has() -> None:
+    it = streaming("a", "b")
+    told = it.told(it.flow.stream_lost(50, REST_S, 2.0, LOST))
+    assert told == ["a failed", "decode on b again"]
+    assert it.router.ledger.load("a").is_idle
+    assert it.router.ledger.load("b").prefill_tokens == PROMPT_TOKENS + 50
+    it.flow.decode_answered(3.0)
+    it.flow.first_token(3.0)
+    assert it.router.ledger.load("b").decode_tokens == PROMPT_TOKENS + 50
+    assert it.flow.route.home is None
+    it.flow.end(4.0)
+    assert it.has_nothing_left()
+
+
+def test_the_session_moves_along() -> None:
+    it = streaming("a", "b")
+    it.flow.stream_lost(50, REST_S, 2.0, LOST)
+    home = it.router.sessions.home("s", 2.0)
+    assert home == "b"
+
+
+def test_an_offloaded_one_goes_on_without_its_p() -> None:
+    it = streaming("a", "p", prefill="p")
+    assert it.told(it.flow.stream_lost(5, REST_S, 2.0, LOST)) == ["a failed", "decode on p again"]
+    assert it.flow.route.prefill is None
+    it.flow.end(3.0)
+    assert it.has_nothing_left()
+
+
+def test_with_a_limit_of_none_it_ends_as_before() -> None:
+    it = streaming("a", "b", moves=0)
+    assert it.told(it.flow.stream_lost(5, REST_S, 2.0)) == ["not moved: limit"]
+    assert it.flow.state is State.STREAMING
+    it.flow.end(3.0)
+    assert it.has_nothing_left()
+
+
+def test_each_leg_counts_and_the_one_that_was_lost_is_not_asked() -> None:
+    it = streaming("a", "b", "c", moves=2)
+    it.flow.stream_lost(5, REST_S, 2.0)
+    assert it.told(it.flow.move_failed(LOST, 5, REST_S, 3.0)) == ["b failed", "decode on c again"]
+    told = it.told(it.flow.move_failed(LOST, 5, REST_S, 4.0))
+    assert told == ["c failed", "not moved: limit"]
+    assert it.flow.state is State.FAILED
+    it.flow.end(5.0)
+    assert it.has_nothing_left()
+
+
+def test_where_there_is_no_other_it_ends() -> None:
+    it = streaming("a")
+    assert it.told(it.flow.stream_lost(5, REST_S, 2.0)) == ["not moved: no_instance"]
+
+
+def test_one_that_gave_tokens_since_may_be_asked_again() -> None:
+    it = streaming("a", "b", moves=2)
+    it.flow.stream_lost(5, REST_S, 2.0)
+    it.flow.decode_answered(3.0)
+    it.flow.first_token(3.0)
+    assert it.told(it.flow.stream_lost(9, REST_S, 4.0)) == ["decode on a again"]
+
+
+def test_a_busy_one_is_left_alone_and_another_asked() -> None:
+    it = streaming("a", "b", "c")
+    it.flow.stream_lost(5, REST_S, 2.0)
+    busy = LegFailure(FailureKind.BUSY, busy_s=5.0)
+    assert it.told(it.flow.move_failed(busy, 5, REST_S, 2.5)) == ["decode on c again"]
+
+
+def test_it_is_not_moved_where_the_time_does_not_suffice() -> None:
+    it = streaming("a", "b")
+    assert it.told(it.flow.stream_lost(5, 1.0, 2.0)) == ["not moved: time"]
+    assert it.flow.moves == 0
+    it.flow.end(3.0)
+    assert it.has_nothing_left()
+
+
+def test_one_that_is_to_leave_stays_where_nobody_goes_on_with_it() -> None:
+    it = streaming("a", "b", moves=1)
+    assert it.told(it.flow.move_asked(5, REST_S, 2.0)) == ["decode on b again"]
+    assert it.flow.has_other() is False
+    told = it.told(it.flow.move_failed(LOST, 5, REST_S, 3.0))
+    assert told == ["b failed", "not moved: limit"]
+    assert (it.flow.state, it.flow.route.decode.name) == (State.STREAMING, "a")
+    assert it.router.ledger.load("a").decode_tokens == PROMPT_TOKENS + 5
+    assert it.router.sessions.home("s", 3.0) == "a"
+    it.flow.end(4.0)
+    assert it.has_nothing_left()
+
+
+def test_one_without_a_token_is_not_asked_to_leave() -> None:
+    it = Driver("a", "b", moves=1)
+    it.flow.begin(0.0)
+    it.flow.decode_answered(1.0)
+    assert it.told(it.flow.move_asked(0, REST_S, 2.0)) == ["not moved: no_ids"]

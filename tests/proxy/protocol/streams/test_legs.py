@@ -1,0 +1,230 @@
+"""A stream's events as its client gets them, of the first instance and of one that goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.types import Unmoved
+from proxy.protocol.framing import wrap
+from proxy.protocol.streams.legs import FirstLeg, LaterLeg
+from proxy.protocol.streams.movable import Plan
+from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory
+
+HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+DONE = b"data: [DONE]\n\n"
+
+
+def trail(*, is_chat: bool = True, shows_ids: bool = False, stop_chars: int = 0) -> Trail:
+    plan = Plan(b"", None, 0, stop_chars, is_chat=is_chat, shows_ids=shows_ids)
+    return Trail(plan, TrailMemory(), None)
+
+
+def event(**members: Any) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps(HEAD | members)
+
+
+def role(ids: list[int] | None) -> bytes:
+    delta = {"role": "assistant", "content": ""}
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+    return event(choices=[choice], prompt_token_ids=ids)
+
+
+def said(text: str, ids: list[int] | None, reason: str | None = None, **delta: Any) -> bytes:
+    choice: dict[str, Any] = {"index": 0, "delta": {"content": text} | delta, "logprobs": None}
+    return event(choices=[choice | {"finish_reason": reason, "token_ids": ids}])
+
+
+def text(text: str, ids: list[int], reason: str | None = None, **more: Any) -> bytes:
+    choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+    choice |= {"stop_reason": None, "prompt_token_ids": None, "token_ids": ids}
+    return event(id="cmpl-2", object="text_completion", choices=[choice], **more)
+
+
+def usage(prompt: int, output: int, cached: int) -> dict[str, Any]:
+    details = {"cached_tokens": cached}
+    total = {"total_tokens": prompt + output, "prompt_tokens_details": details}
+    return {"prompt_tokens": prompt, "completion_tokens": output} | total
+
+
+def objects(events: bytes) -> list[Any]:
+    return [orjson.loads(e[6:]) for e in events.split(b"\n\n") if e.startswith(b"data: {")]
+
+
+def after_two() -> LaterLeg:
+    """A later leg of a chat whose client has the prompt's role and two tokens."""
+    it = trail()
+    first = FirstLeg(it)
+    first.edit(role([7, 8, 9]) + said("a", [1]) + said("b", [2]))
+    at = it.resumption()
+    assert isinstance(at, Resumption)
+    it.resume(at)
+    return LaterLeg(it)
+
+
+def test_the_client_gets_what_an_engine_writes_for_those_who_do_not_ask() -> None:
+    first = FirstLeg(trail())
+    given = (
+        role([7, 8]) + said('x "token_ids":[1]', [1, 2]) + said("", [3]) + said("y", [4], "stop")
+    )
+    asked_not = (
+        role(None) + said('x "token_ids":[1]', None) + said("", None) + said("y", None, "stop")
+    )
+    assert first.edit(given + DONE) == asked_not + DONE
+    assert (first.trail.prompt, first.trail.tokens) == (b"7,8", 4)
+    assert first.trail.resumption() is Unmoved.FINISHED
+
+
+def test_the_client_that_asks_gets_them() -> None:
+    first = FirstLeg(trail(shows_ids=True))
+    given = role([7]) + said("x", [1]) + said("", [2])
+    assert first.edit(given) == given
+    assert first.look(wrap(said("z", [3]))) == wrap(said("z", [3]))
+    assert first.trail.tokens == 2
+
+
+@given(st.text(), st.lists(st.integers(0, 2**31), min_size=1, max_size=5))
+def test_the_fast_way_is_the_other_one(content: str, ids: list[int]) -> None:
+    first, other = FirstLeg(trail()), FirstLeg(trail())
+    for leg in (first, other):
+        leg.edit(role([7]))
+    given = said(content, ids)
+    seen = first.look(wrap(given))
+    assert bool(seen) == bool(content)
+    if seen:
+        first.taken()
+        assert seen == wrap(other.edit(given))
+        assert first.trail.tokens == other.trail.tokens == len(ids)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        role([1]),
+        said("x", None),
+        said("x", [1], "stop"),
+        said("", [1]),
+        DONE,
+        b": keepalive\n\n",
+        event(choices=[], usage={"prompt_tokens": 1}),
+        event(error={"code": 500}),
+    ],
+)
+def test_pieces_that_are_looked_at_whole(piece: bytes) -> None:
+    first = FirstLeg(trail())
+    first.edit(role([7]))
+    assert first.look(wrap(piece)) == b""
+    assert first.look(piece) == b""
+
+
+@pytest.mark.parametrize(
+    ("lost", "why"),
+    [
+        (said("", [], "abort"), "abort"),
+        (said("x", [5], "error"), "error"),
+        (b'data: {"error":{"code":500}}\n\n', "error"),
+    ],
+)
+def test_what_speaks_for_a_lost_instance_is_withheld(lost: bytes, why: str) -> None:
+    first = FirstLeg(trail())
+    got = first.edit(role([7]) + said("a", [1]) + lost + DONE)
+    assert got == role(None) + said("a", None)
+    assert (first.lost, first.withheld) == (why, lost + DONE)
+    assert first.edit(b": more\n\n") == b""
+    assert first.withheld.endswith(b": more\n\n")
+    assert isinstance(first.trail.resumption(), Resumption)
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (said("x", None), Unmoved.NO_IDS),
+        (said("", [1], reasoning="hm"), Unmoved.REASONING),
+        (said("", [1], tool_calls=[{"index": 0}]), Unmoved.TOOLS),
+    ],
+)
+def test_streams_that_turn_out_not_to_be_movable(odd: bytes, why: Unmoved) -> None:
+    first = FirstLeg(trail())
+    first.edit(role([7]) + odd)
+    assert first.trail.resumption() is why
+
+
+def test_a_stream_without_the_prompts_ids() -> None:
+    first = FirstLeg(trail())
+    first.edit(role(None))
+    assert first.trail.resumption() is Unmoved.NO_IDS
+
+
+def test_a_chat_goes_on_as_a_chat() -> None:
+    leg = after_two()
+    told = usage(5, 2, 4)
+    given = text("c", [3]) + text("d", [4], "length") + event(choices=[], usage=told) + DONE
+    got = leg.edit(given)
+    assert got.endswith(DONE)
+    third, fourth, last = objects(got)
+    assert {name: third[name] for name in HEAD} == HEAD
+    assert third["choices"] == [
+        {
+            "index": 0,
+            "delta": {"content": "c"},
+            "logprobs": None,
+            "finish_reason": None,
+            "token_ids": None,
+        }
+    ]
+    assert fourth["choices"][0]["finish_reason"] == "length"
+    assert last["usage"] == usage(3, 4, 3)
+    assert leg.trail.tokens == 4
+    assert leg.trail.is_finished
+
+
+def test_usage_in_each_event() -> None:
+    leg = after_two()
+    (told,) = objects(leg.edit(text("c", [3], usage=usage(5, 1, 4))))
+    assert told["usage"] == usage(3, 3, 3)
+
+
+def test_a_completion_goes_on_as_one() -> None:
+    it = trail(is_chat=False)
+    FirstLeg(it).edit(text("a", [1]).replace(b'"prompt_token_ids":null', b'"prompt_token_ids":[7]'))
+    at = it.resumption()
+    assert isinstance(at, Resumption)
+    it.resume(at)
+    (told,) = objects(LaterLeg(it).edit(text("b", [2])))
+    choice = told["choices"][0]
+    assert (told["id"], choice["text"], choice["token_ids"]) == ("cmpl-2", "b", None)
+
+
+def test_text_that_the_client_has_comes_once() -> None:
+    leg = after_two()
+    leg.trail.overlap = "xyz"
+    got = leg.edit(text("xy", [3]) + text("z!", [4]))
+    assert [o["choices"][0]["delta"]["content"] for o in objects(got)] == ["!"]
+
+
+@pytest.mark.parametrize("other", [text("xq", [3]), text("x", [3], "stop")])
+def test_another_text_than_the_client_has_is_not_passed_on(other: bytes) -> None:
+    leg = after_two()
+    leg.trail.overlap = "xyz"
+    assert leg.edit(other) == b""
+    assert leg.lost == Unmoved.DIFFERS
+    assert leg.trail.resumption() is Unmoved.DIFFERS
+
+
+@pytest.mark.parametrize("lost", [text("", [], "abort"), b'data: {"error":{"code":500}}\n\n'])
+def test_one_that_goes_on_may_be_lost_too(lost: bytes) -> None:
+    leg = after_two()
+    got = leg.edit(text("c", [3]) + lost + DONE)
+    assert len(objects(got)) == 1
+    assert leg.lost
+    at = leg.trail.resumption()
+    assert isinstance(at, Resumption)
+    assert (at.ids, at.tokens) == (b"1,2,3", 3)
+
+
+def test_what_is_no_json_passes() -> None:
+    assert after_two().edit(b"data: {nonsense\n\n: beat\n\n") == b"data: {nonsense\n\n: beat\n\n"

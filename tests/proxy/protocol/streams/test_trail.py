@@ -1,0 +1,145 @@
+"""What a client has in tokens: a generation that is cut anywhere, any number of times, is the same.
+
+The engine here is a model of vLLM's: a token is a piece of text, text is held back while a stop
+string may have begun, and a stop string ends the answer without being shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.core.types import Unmoved
+from proxy.protocol.streams.movable import Plan
+from proxy.protocol.streams.trail import Resumption, Trail, TrailMemory, is_lost_error, member_list
+
+PIECES = ("a", "b", "ab", "", "ba", "E", "N", "EN", "D", "xyz")
+
+
+def plan(stop_chars: int = 0, most: int | None = None, *, shows_ids: bool = False) -> Plan:
+    return Plan(b'"model":"m"', most, 0, stop_chars, is_chat=False, shows_ids=shows_ids)
+
+
+def events(tokens: list[int], begin: int, stop: str) -> Iterator[tuple[int, str, bool]]:
+    """Token, text shown with it, and whether it ends there, of a request behind `begin` tokens."""
+    said, shown, held = "", 0, max(0, len(stop) - 1)
+    for number, token in enumerate(tokens[begin:], begin + 1):
+        said += PIECES[token]
+        at = said.find(stop) if stop else -1
+        is_last = at >= 0 or number == len(tokens)
+        end = at if at >= 0 else len(said) - (0 if is_last else held)
+        text, shown = said[shown:end] if end > shown else "", max(shown, end)
+        yield token, text, is_last
+        if is_last:
+            return
+
+
+@given(
+    tokens=st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(0, 12), max_size=4),
+    stop=st.sampled_from(["", "END", "abba", "Nx"]),
+)
+def test_a_cut_generation_is_the_uncut_one(tokens: list[int], cuts: list[int], stop: str) -> None:
+    whole = "".join(text for _, text, _ in events(tokens, 0, stop))
+    trail = Trail(plan(max(0, len(stop) - 1)), TrailMemory(), None)
+    trail.begin(b"{", b"1,2,3")
+    got, is_over = "", False
+    for cut in [*cuts, len(tokens) + 1]:
+        for number, (token, text, is_last) in enumerate(events(tokens, trail.tokens, stop)):
+            if number == cut:
+                break
+            overlap = trail.overlap
+            size = min(len(text), len(overlap))
+            assert text[:size] == overlap[:size]
+            trail.overlap = overlap[size:]
+            got += text[size:]
+            trail.add(b"%d" % token, text, is_shown=bool(text) or is_last)
+            is_over = is_last
+            if is_over:
+                break
+        if is_over:
+            break
+        found = trail.resumption()
+        assert isinstance(found, Resumption)
+        assert found.ids == b",".join(b"%d" % token for token in tokens[: found.tokens])
+        trail.resume(found)
+    assert got == whole
+
+
+def test_tokens_of_an_incomplete_character_are_generated_again() -> None:
+    trail = Trail(plan(), TrailMemory(), None)
+    trail.begin(b"{", b"1")
+    trail.add(b"5", "", is_shown=True)
+    trail.add(b"6,7", "", is_shown=False)
+    found = trail.resumption()
+    assert isinstance(found, Resumption)
+    assert (found.ids, found.tokens) == (b"5", 1)
+    trail.add(b"8", "", is_shown=True)
+    found = trail.resumption()
+    assert isinstance(found, Resumption)
+    assert (found.ids, found.tokens) == (b"5,6,7,8", 4)
+
+
+def test_the_continuation_asks_for_the_rest() -> None:
+    trail = Trail(plan(most=10), TrailMemory(), None)
+    trail.begin(b"{", b"1,2")
+    trail.add(b"3,4", "", is_shown=True)
+    found = trail.resumption()
+    assert isinstance(found, Resumption)
+    body = orjson.loads(trail.request_body(found))
+    assert body == {
+        "model": "m",
+        "prompt": [1, 2, 3, 4],
+        "max_tokens": 8,
+        "min_tokens": 0,
+        "stream": True,
+        "return_token_ids": True,
+    }
+
+
+def test_why_a_stream_cannot_go_on() -> None:
+    long, memory = Trail(plan(), TrailMemory(), 4), TrailMemory(5000)
+    long.begin(b"{", b"1,2,3")
+    long.add(b"4", "", is_shown=True)
+    assert isinstance(long.resumption(), Resumption)
+    long.add(b"5", "", is_shown=True)
+    assert long.resumption() is Unmoved.TOO_LONG
+    first, second = Trail(plan(), memory, None), Trail(plan(), memory, None)
+    first.begin(b"{", b"1")
+    second.begin(b"{", b"1")
+    assert second.resumption() is Unmoved.MEMORY
+    first.let_go()
+    assert memory.taken_bytes == 0
+    ended = Trail(plan(most=2), TrailMemory(), None)
+    ended.begin(b"{", b"1")
+    ended.add(b"1,2", "", is_shown=True)
+    assert ended.resumption() is Unmoved.FINISHED
+    odd = Trail(plan(), TrailMemory(), None)
+    odd.begin(b"{", b"1, 2")
+    assert odd.resumption() is Unmoved.NO_IDS
+
+
+@pytest.mark.parametrize(
+    ("data", "is_lost"),
+    [
+        (b'{"error":{"code":500}}', True),
+        (b'{"error":{"message":"x"}}', True),
+        (b'{"error":"x"}', True),
+        (b'{"error":{"code":400}}', False),
+        (b'{"error":{', False),
+        (b'{"choices":[]}', False),
+    ],
+)
+def test_errors_that_another_instance_may_not_have(data: bytes, is_lost: bool) -> None:
+    assert is_lost_error(data) is is_lost
+
+
+def test_a_list_in_a_text_is_no_member() -> None:
+    said = orjson.dumps({"text": '"token_ids":[1]', "token_ids": [7, 8]})
+    begin, end = member_list(said, b'"token_ids":[')
+    assert said[begin:end] == b"7,8"
+    assert member_list(said[:-2], b'"token_ids":[') == (-1, -1)

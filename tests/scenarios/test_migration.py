@@ -1,0 +1,373 @@
+"""Streams that go on when their instance is lost: cut at any byte, once or twice, or drained."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import os
+import random
+from collections import Counter
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import orjson
+import pytest
+
+from replayer.simulator.host import SimEngine, SimFleet
+from tests.support.harness import (
+    STREAM_HEAD,
+    RawEngine,
+    Script,
+    ServedProxy,
+    chat,
+    chunk,
+    proxied,
+    says,
+    until,
+)
+
+CUTS = int(os.environ.get("MIGRATION_CUTS", "240"))
+"""Cuts at random bytes, over all forms of requests; `make migration` has 1,000."""
+TOKENS = 24
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+EARLY = 1500
+"""Half of the cuts are at up to this byte: where the machine has much to do, an engine writes many
+tokens in one event, and the answer is short."""
+SLOW = {"speed": 2.0}
+"""A token or two per event, also on a machine with much else to do."""
+FAST = {"speed": 20.0}
+PAST_END = 1.2
+"""Cuts are at up to this part of an uncut answer's bytes: an engine's wire has the head as well."""
+
+
+class Told(NamedTuple):
+    """What a client got of a stream."""
+
+    text: str
+    ids: set[tuple[str, int, str]]
+    roles: int
+    reasons: list[str]
+    usage: list[Any]
+    error: str | None
+    is_done: bool
+
+
+def told(body: bytes) -> Told:
+    """The parts of a stream that was read to its end."""
+    events = [e[6:] for e in body.split(b"\n\n") if e.startswith(b"data: ")]
+    objects = [orjson.loads(e) for e in events if e != b"[DONE]"]
+    errors = [o["error"]["code"] for o in objects if "error" in o]
+    chunks = [o for o in objects if "error" not in o]
+    choices = [c for o in chunks for c in o["choices"]]
+    deltas = [c["delta"] if "delta" in c else {"content": c["text"]} for c in choices]
+    return Told(
+        text="".join(d.get("content") or "" for d in deltas),
+        ids={(o["id"], o["created"], o["object"]) for o in chunks},
+        roles=sum("role" in d for d in deltas),
+        reasons=[c["finish_reason"] for c in choices if c["finish_reason"]],
+        usage=[o["usage"] for o in chunks if o.get("usage")],
+        error=errors[0] if errors else None,
+        is_done=body.endswith(b"data: [DONE]\n\n"),
+    )
+
+
+def asked(path: str, tokens: int = TOKENS, **more: Any) -> dict[str, Any]:
+    """The body of a request of one session."""
+    body = chat("tell me of it", max_tokens=tokens, session_id="s", **more)
+    if path == TEXT:
+        del body["messages"]
+        body["prompt"] = "tell me of it"
+    return body
+
+
+async def stream(proxy: ServedProxy, path: str, body: dict[str, Any]) -> bytes:
+    """What a client gets, also of a stream without a clean end."""
+    got = bytearray()
+    async with proxy.http.post(path, json=body) as response:
+        assert response.status == 200
+        with suppress(aiohttp.ClientPayloadError):
+            while piece := await response.content.readany():
+                got += piece
+    return bytes(got)
+
+
+def home_first(proxy: ServedProxy, fleet: SimFleet) -> list[SimEngine]:
+    """The engines, that of the session first."""
+    home = proxy.router.sessions.home("s", proxy.server.state.clock.now_s())
+    return sorted(fleet.engines, key=lambda engine: not engine.url.endswith(home))
+
+
+def cut(proxy: ServedProxy, fleet: SimFleet, at: int, losses: int) -> None:
+    """Have the session's next streams end after so many bytes on the wire.
+
+    No breaker opens: between two of them there is much that goes well.
+    """
+    for member in proxy.router.fleet.members():
+        member.health.renew(proxy.server.state.clock.now_s())
+    for number, engine in enumerate(home_first(proxy, fleet)):
+        engine.faults.change(cut_bytes=at, cuts=int(number < losses))
+
+
+async def all_at_rest(proxy: ServedProxy, fleet: SimFleet) -> None:
+    """Nothing is charged, kept, or runs."""
+    await proxy.at_rest()
+    await until(lambda: proxy.connections() == 0, "no upstream connection in use")
+    assert proxy.server.state.in_flight.trails.taken_bytes == 0
+    assert not proxy.server.state.in_flight.movable
+    for engine in fleet.engines:
+        running = engine.driver.engine.running
+        await until(partial(operator.not_, running), "nothing runs")
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("losses", [1, 2])
+async def test_cut_anywhere_the_client_has_one_whole_stream(
+    tmp_path: Path, path: str, losses: int
+) -> None:
+    choose, ended = random.Random(f"{path}{losses}"), Counter[str]()
+    async with proxied(tmp_path, losses + 1, sim=FAST, migration_limit=3) as (proxy, fleet):
+        body = asked(path)
+        raw = await stream(proxy, path, body)
+        whole = told(raw)
+        assert (whole.reasons, whole.is_done) == (["length"], True)
+        for _ in range(CUTS // 4):
+            at = choose.choice([round(PAST_END * len(raw)), EARLY])
+            cut(proxy, fleet, choose.randrange(at), losses)
+            sent = await stream(proxy, path, body)
+            got = told(sent)
+            assert got.text == whole.text, sent
+            assert (len(got.ids), got.roles, got.reasons) == (1, whole.roles, ["length"])
+            assert b'token_ids":[' not in sent
+            if got.error is None:
+                assert got.is_done
+                (usage,), (once,) = got.usage, whole.usage
+                for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+                    assert usage[name] == once[name]
+            else:  # what was lost comes after the finish reason
+                assert (got.error, got.is_done) == ("engine_lost", False)
+        for record in await proxy.records(CUTS // 4 + 1):
+            rows = record["migrations"] or []
+            ended.update(row["ended"] for row in rows)
+            assert len([row for row in rows if row["ended"] == "moved"]) <= losses
+            assert record["outcome"] == ("upstream_truncated" if is_ended(rows) else "ok")
+        assert set(ended) <= {"moved", "finished"}
+        assert ended["moved"] > CUTS / 40
+        assert proxy.metric("migrations_total", reason="lost", outcome="moved") == ended["moved"]
+        assert proxy.metric("migration_seconds_count") == ended["moved"]
+        await all_at_rest(proxy, fleet)
+
+
+def is_ended(rows: list[Any]) -> bool:
+    """Whether the last of a stream's losses was not made good."""
+    return bool(rows) and rows[-1]["ended"] != "moved"
+
+
+async def test_a_limit_of_none_is_as_before(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 2, sim=SLOW) as (proxy, fleet):
+        raw = await stream(proxy, CHAT, asked(CHAT))
+        cut(proxy, fleet, len(raw) // 2, 2)
+        sent = await stream(proxy, CHAT, asked(CHAT))
+        got = told(sent)
+        assert (got.error, got.is_done, got.reasons) == ("engine_lost", False, [])
+        _, record = await proxy.records(2)
+        assert (record["outcome"], record["migrations"]) == ("upstream_truncated", None)
+        await all_at_rest(proxy, fleet)
+
+
+async def test_the_limit_counts_and_ends_in_words(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 3, sim=SLOW, migration_limit=1) as (proxy, fleet):
+        await stream(proxy, CHAT, asked(CHAT))
+        cut(proxy, fleet, 1500, 3)
+        got = told(await stream(proxy, CHAT, asked(CHAT, 100)))
+        assert (got.error, got.is_done) == ("engine_lost", False)
+        _, record = await proxy.records(2)
+        first, second = record["migrations"]
+        assert (first["ended"], second["ended"]) == ("moved", "limit")
+        assert first["to_instance"] == second["from_instance"]
+        assert second["tokens_kept"] > first["tokens_kept"]
+        await all_at_rest(proxy, fleet)
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "why"),
+    [
+        ({"n": 2}, {}, "choices"),
+        ({"response_format": {"type": "json_object"}}, {}, "structured"),
+        ({"seed": 5, "temperature": 1}, {}, "seed"),
+        ({}, {"migration_max_seq_len": 9}, "too_long"),
+    ],
+)
+async def test_what_may_not_move_ends_as_before(
+    tmp_path: Path, more: dict[str, Any], options: dict[str, Any], why: str
+) -> None:
+    async with proxied(tmp_path, 2, sim=SLOW, migration_limit=3, **options) as (proxy, fleet):
+        raw = await stream(proxy, CHAT, asked(CHAT, **more))
+        cut(proxy, fleet, len(raw) // 2, 2)
+        sent = await stream(proxy, CHAT, asked(CHAT, **more))
+        assert told(sent).error == "engine_lost"
+        assert b'token_ids":[' not in sent
+        _, record = await proxy.records(2)
+        assert [row["ended"] for row in record["migrations"]] == [why]
+        assert proxy.metric("migrations_total", reason="lost", outcome=why) == 1
+        await all_at_rest(proxy, fleet)
+
+
+async def test_ids_are_shown_to_those_who_ask(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 2, sim=SLOW, migration_limit=2) as (proxy, fleet):
+        body = asked(TEXT, return_token_ids=True)
+        whole = ids_of(raw := await stream(proxy, TEXT, body))
+        assert len(whole) == TOKENS
+        cut(proxy, fleet, len(raw) // 2, 2)
+        assert ids_of(await stream(proxy, TEXT, body)) == whole
+        _, record = await proxy.records(2)
+        assert {row["ended"] for row in record["migrations"]} == {"moved"}
+
+
+def ids_of(sent: bytes) -> list[int]:
+    objects = [orjson.loads(e[6:]) for e in sent.split(b"\n\n") if e.startswith(b"data: {")]
+    return [i for o in objects for c in o["choices"] for i in c["token_ids"] or ()]
+
+
+async def test_streams_leave_an_instance_that_drains(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 2, sim=SLOW, migration_limit=1) as (proxy, fleet):
+        whole = told(await stream(proxy, CHAT, asked(CHAT, 100)))
+        home = home_first(proxy, fleet)[0]
+        name = home.url.removeprefix("http://")
+        running = asyncio.create_task(stream(proxy, CHAT, asked(CHAT, 100)))
+        flying = proxy.server.state.in_flight
+        await until(lambda: flying.movable, "it streams")
+        await until(lambda: proxy.router.ledger.load(name).decode_tokens > 0, "its first token")
+        path = f"/instances/{name}?drain=true&mode=migrate"
+        async with proxy.http.delete(path) as response:
+            assert response.status == 202
+        got = told(await running)
+        assert (got.text, got.error, got.roles, len(got.ids)) == (whole.text, None, 1, 1)
+        _, record = await proxy.records(2)
+        (row,) = record["migrations"]
+        assert (row["cause"], row["ended"], row["from_instance"]) == ("drain", "moved", name)
+        assert 0 < row["tokens_kept"] < 100
+        assert record["decode_instance"] != name
+        await proxy.at_rest()
+
+
+async def test_one_that_nobody_takes_stays_while_its_instance_drains(tmp_path: Path) -> None:
+    async with proxied(tmp_path, 1, sim=SLOW, migration_limit=1) as (proxy, fleet):
+        whole = told(await stream(proxy, CHAT, asked(CHAT, 60)))
+        name = fleet.engines[0].url.removeprefix("http://")
+        running = asyncio.create_task(stream(proxy, CHAT, asked(CHAT, 60)))
+        await until(lambda: proxy.router.ledger.load(name).decode_tokens > 0, "its first token")
+        async with proxy.http.delete(f"/instances/{name}?drain=true&mode=migrate") as response:
+            assert response.status == 202
+        assert told(await running) == whole._replace(ids=told(await running).ids)
+        _, record = await proxy.records(2)
+        (row,) = record["migrations"]
+        assert (row["cause"], row["ended"], row["to_instance"]) == ("drain", "no_instance", None)
+        assert record["outcome"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("query", "limit", "words"),
+    [
+        ("mode=migrate", 1, "only beside drain=true"),
+        ("drain=true&mode=x", 1, "mode: migrate"),
+        ("drain=true&mode=migrate", 0, "--migration-limit"),
+    ],
+)
+async def test_what_is_wrong_with_a_drain(
+    tmp_path: Path, query: str, limit: int, words: str
+) -> None:
+    async with proxied(tmp_path, 1, migration_limit=limit) as (proxy, fleet):
+        name = fleet.engines[0].url.removeprefix("http://")
+        async with proxy.http.delete(f"/instances/{name}?{query}") as response:
+            assert response.status == 400
+            assert words in await response.text()
+
+
+HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "sim-8b"}
+
+
+def said(text: str, ids: list[int], reason: str | None = None, **more: Any) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": reason}
+    return b"data: %b\n\n" % orjson.dumps(HEAD | {"choices": [choice | {"token_ids": ids}]} | more)
+
+
+def text(words: str, ids: list[int], reason: str | None = None) -> bytes:
+    choice = {"index": 0, "text": words, "logprobs": None, "finish_reason": reason}
+    chunk_of = {"id": "cmpl-9", "object": "text_completion", "created": 9, "model": "sim-8b"}
+    return b"data: %b\n\n" % orjson.dumps(chunk_of | {"choices": [choice | {"token_ids": ids}]})
+
+
+DONE = b"data: [DONE]\n\n"
+FIRST = said("a", [1], prompt_token_ids=[7, 8])
+ABORT = said("", [], "abort")
+ERROR = b'data: {"error":{"message":"x","code":500}}\n\n'
+
+
+def streams(*events: bytes) -> Script:
+    """A whole answer of these events."""
+    return says(STREAM_HEAD + b"".join(map(chunk, events)) + b"0\r\n\r\n")
+
+
+@pytest.mark.parametrize(("lost", "cause"), [(ABORT, "abort"), (ERROR, "error")])
+async def test_an_engine_that_ends_its_own_streams_is_lost(
+    tmp_path: Path, lost: bytes, cause: str
+) -> None:
+    first, second = (
+        streams(FIRST, lost, DONE),
+        streams(text("b", [2]), text("c", [3], "stop"), DONE),
+    )
+
+    async def in_turn(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await (first if len(a.posts) + len(b.posts) == 1 else second)(reader, writer)
+
+    async with RawEngine(in_turn) as a, RawEngine(in_turn) as b:
+        options = {"kv_connector": "none", "health_interval": 60, "migration_limit": 1}
+        addresses = [a.address, b.address]
+        async with ServedProxy(tmp_path / "log", addresses, **options) as proxy:
+            got = told(await stream(proxy, CHAT, asked(CHAT)))
+            assert (got.text, got.error, got.reasons) == ("abc", None, ["stop"])
+            (record,) = await proxy.records(1)
+            assert [row["cause"] for row in record["migrations"]] == [cause]
+            body = next(o for o in map(orjson.loads, a.posts + b.posts) if "prompt" in o)
+            assert (body["prompt"], body["max_tokens"]) == ([7, 8, 1], TOKENS - 1)
+            await proxy.at_rest()
+
+
+@pytest.mark.parametrize("lost", [ABORT, ERROR])
+async def test_where_nobody_goes_on_the_engines_own_end_is_passed_on(
+    tmp_path: Path, lost: bytes
+) -> None:
+    async with RawEngine(streams(FIRST, lost, DONE)) as engine:
+        options = {"kv_connector": "none", "health_interval": 60, "migration_limit": 1}
+        async with ServedProxy(tmp_path / "log", [engine.address], **options) as proxy:
+            sent = await stream(proxy, CHAT, asked(CHAT))
+            assert sent.endswith(lost.replace(b"[]}", b"null}") + DONE)
+            (record,) = await proxy.records(1)
+            assert [row["ended"] for row in record["migrations"]] == ["no_instance"]
+            await proxy.at_rest()
+
+
+async def test_a_client_that_leaves_while_its_stream_moves_leaves_nothing(tmp_path: Path) -> None:
+    breaks = says(STREAM_HEAD + chunk(FIRST), close=True)
+
+    async def first_breaks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(a.posts) + len(b.posts) == 1:
+            await breaks(reader, writer)
+        else:
+            await reader.read()
+
+    async with RawEngine(first_breaks) as a, RawEngine(first_breaks) as b:
+        options = {"kv_connector": "none", "health_interval": 60, "migration_limit": 2}
+        addresses = [a.address, b.address]
+        async with ServedProxy(tmp_path / "log", addresses, **options) as proxy:
+            response = await proxy.http.post(CHAT, json=asked(CHAT))
+            await until(lambda: len(a.posts) + len(b.posts) >= 2, "another one was asked")
+            response.close()
+            (record,) = await proxy.records(1)
+            assert record["outcome"] == "client_gone"
+            await proxy.at_rest()
+            await until(lambda: proxy.connections() == 0, "no upstream connection in use")
+            assert proxy.server.state.in_flight.trails.taken_bytes == 0
