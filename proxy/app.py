@@ -463,6 +463,7 @@ class Proxy:
         }
         if self._settings.limits_heat:
             parts["thermal"] = state.thermal
+            parts["engine-caps"] = state.engine_caps
         await background.run(parts, state.memory, state.metrics)
 
     def _on_signal(self) -> None:

@@ -769,6 +769,12 @@ class Settings(Model):
             )
         if self.thermal_may_abort and not self.limits_heat:
             raise _pair("thermal_may_abort", "is of no use with", "thermal")
+        idle = next(
+            (spec for spec in self.instances if spec.thermal and not self.limits_heat), None
+        )
+        if idle is not None:
+            of_no_use = "is of no use without --thermal or --enable-admin-api"
+            raise OptionError("instances", f"{idle.name!r}: ;thermal={idle.thermal} {of_no_use}")
 
     @property
     def limits_heat(self) -> bool:

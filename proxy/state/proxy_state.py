@@ -26,6 +26,7 @@ from proxy.state.detached import DetachedTasks
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom
 from proxy.state.thermal import TICK_S, ThermalControl
+from proxy.state.thermal_caps import EngineCaps
 from proxy.telemetry.metrics import Exposition, Metrics
 from proxy.telemetry.request_log import RequestLog
 from proxy.telemetry.requests import RequestTelemetry
@@ -91,6 +92,7 @@ class ProxyState:
         self.thermal_plugins = ThermalPlugins(
             self.instances.upstream, lambda: bearer(self.options.settings.thermal_token)
         )
+        self.engine_caps = EngineCaps(self.thermal_plugins, router, control, clock)
         self.use(settings)
         for spec in settings.instances:
             self.instances.add(spec, settings.connect_timeout)

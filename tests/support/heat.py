@@ -19,6 +19,7 @@ class Scripted:
     watts_per_seq: float = 3.2
     seen: list[InstanceWork] = field(default_factory=list)
     aimed: tuple[float, float] | None = None
+    failures: int = 0
 
     def tick(self, readings: Sequence[GpuReading], work: InstanceWork, now_s: float) -> HeatLimits:
         del readings, now_s
@@ -30,6 +31,13 @@ class Scripted:
 
     def clear_override(self) -> None:
         self.aimed = None
+
+    def actuator_worked(self) -> None:
+        self.failures = 0
+
+    def actuator_failed(self, now_s: float) -> None:
+        del now_s
+        self.failures += 1
 
     def watts_of(self, kv_tokens: Sequence[int]) -> float:
         return self.watts_per_seq * len(kv_tokens)

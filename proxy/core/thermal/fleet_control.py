@@ -54,6 +54,12 @@ class InstanceControl(Protocol):
     def watts_of(self, kv_tokens: Sequence[int]) -> float:
         """What sequences that hold so many tokens draw together."""
 
+    def actuator_worked(self) -> None:
+        """The limits were written to the engine."""
+
+    def actuator_failed(self, now_s: float) -> None:
+        """The limits could not be written."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeatStatus:
@@ -217,6 +223,14 @@ class FleetControl:
         """The state of an instance; MANUAL while an operator's order holds."""
         state = self._state(name)
         return MANUAL if name in self._orders and state != EMERGENCY else state
+
+    def actuated(self, name: str, now_s: float, *, has_failed: bool) -> None:
+        """An instance's engine was told its cap, or could not be."""
+        control = self._controls.get(name)
+        if control is not None and has_failed:
+            control.actuator_failed(now_s)
+        elif control is not None:
+            control.actuator_worked()
 
     def victims(
         self,

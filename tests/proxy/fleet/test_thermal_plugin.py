@@ -65,7 +65,10 @@ async def test_the_proxy_has_it_with_the_token_of_its_options(tmp_path: Path):
     engines = ThermalEngines(TOKEN)
     async with serving(engines.handle) as url:
         instances = [f"gpu-1={url};thermal=plugin"]
-        async with ServedProxy(tmp_path / "log", instances, thermal_token=TOKEN) as proxy:
+        plan = tmp_path / "thermal.toml"
+        plan.write_text("target_celsius = 80\n")
+        options = {"thermal": plan, "thermal_token": TOKEN}
+        async with ServedProxy(tmp_path / "log", instances, **options) as proxy:
             state = proxy.server.state
             assert await state.thermal_plugins.set_cap("gpu-1", 2) == CapSet(limit=2, running=8)
             (member,) = proxy.router.fleet.members()

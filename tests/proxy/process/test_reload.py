@@ -116,9 +116,12 @@ async def test_a_bootstrap_server_that_was_found_may_be_named_and_left_out(tmp_p
 async def test_who_caps_an_instance_does_not_change_under_it(tmp_path: Path) -> None:
     async with SimFleet(1, speed=1.0, tick=0.0) as fleet:
         a, log = fleet.engines[0].url, str(tmp_path / "log.jsonl")
-        async with from_file(tmp_path, [f"{a};thermal=plugin"]) as (proxy, path):
+        plan = tmp_path / "thermal.toml"
+        plan.write_text("target_celsius = 80\n")
+        given = {"thermal": str(plan)}
+        async with from_file(tmp_path, [f"{a};thermal=plugin"], **given) as (proxy, path):
             (member,) = proxy.router.fleet.members()
-            rewrite(path, toml([a], request_log=log))
+            rewrite(path, toml([a], request_log=log, **given))
             assert await proxy.server.reloader.reload("test") == "refused"
             assert member.instance.has_thermal_plugin
             assert not member.is_draining
