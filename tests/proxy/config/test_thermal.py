@@ -111,9 +111,13 @@ def test_an_operators_own_policy_makes_the_cap(tmp_path: Path) -> None:
         (["--enable-admin-api"], "is of no use with admin_port = none"),
         (["--enable-admin-api", "--admin-port", "1"], "without a token or client certificates"),
         (["--thermal-may-abort"], "is of no use with thermal = none"),
-        (["--instances=g:1;thermal=plugin"], "'g:1': ;thermal=plugin is of no use without --th"),
     ],
 )
 def test_options_that_need_others(flags: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(["--instances", "gpu-1", *flags], {})
+
+
+def test_a_plugin_that_nothing_would_drive() -> None:
+    with pytest.raises(ConfigError, match="'g:1': ;thermal=plugin is of no use without --thermal"):
+        load(["--instances", "g:1;thermal=plugin"], {})
