@@ -95,6 +95,11 @@ SCENARIOS: dict[str, Scenario] = {
         faults=SensorFaults(_NOISE, frozen_from_s=125.0, frozen_until_s=300.0, stuck_gpu=3),
         settles_from_s=450.0,
     ),
+    "slow": Scenario(
+        "the plant is four times slower than the law assumes",
+        plant=replace(_ONE, tau_s=80.0),
+        settles_from_s=400.0,
+    ),
     "soak": Scenario(
         "without control every GPU draws its limit of 700 W",
         plant=_HUNGRY,
