@@ -79,7 +79,7 @@ SCENARIOS: dict[str, Scenario] = {
         settles_from_s=450.0,
     ),
     "dead-actuator": Scenario(
-        "for a minute no limit can be written",
+        "for 80 seconds no limit can be written",
         replace(_LOAD, dead_from_s=140.0, dead_until_s=220.0),
         settles_from_s=400.0,
     ),
@@ -98,7 +98,7 @@ SCENARIOS: dict[str, Scenario] = {
     "slow": Scenario(
         "the plant is four times slower than the law assumes",
         plant=replace(_ONE, tau_s=80.0),
-        settles_from_s=400.0,
+        settles_from_s=450.0,
     ),
     "soak": Scenario(
         "without control every GPU draws its limit of 700 W",
