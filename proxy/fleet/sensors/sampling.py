@@ -1,15 +1,16 @@
-"""Asks the sensors of every instance, one task per sensor, and keeps what they say."""
+"""Asks each sensor that instances name, in a task of its own, and keeps what it says of them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from proxy.config.in_force import OptionsInForce
 from proxy.config.sensors import SensorAt
 from proxy.config.values import InstanceSpec
+from proxy.core.thermal.readings import GpuReading
 from proxy.fleet.instances import Instances
 from proxy.fleet.sensors.base import MakesSensor, Sensor, SensorError
 from proxy.fleet.sensors.readings import SHOWN_S, GpuReadings
@@ -24,8 +25,20 @@ _OLD = f"its figures are those of {SHOWN_S:g} s ago or more, to the last digit"
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a sensor said, or what is wrong with it."""
+
+    readings: tuple[GpuReading, ...]
+    fault: str | None = None
+
+
 class Sampling:
-    """The sensors of all instances, into `GpuReadings`; `kinds`: SENSORS."""
+    """The sensors of all instances, into `GpuReadings`; `kinds`: SENSORS.
+
+    A sensor that several instances name, such as the exporter of a host with an instance per GPU,
+    is asked once for all of them.
+    """
 
     def __init__(
         self,
@@ -36,71 +49,91 @@ class Sampling:
     ) -> None:
         self._instances, self._options = instances, options
         self._readings, self._kinds = readings, kinds
+        self._specs: dict[str, InstanceSpec] = {}
+        """The instances that have sensors, as they were when their readings began."""
+        self._said: dict[SensorAt, _Answer] = {}
+        """The last answer of each sensor that is asked."""
         self._throttle = Throttle()
 
     async def run(self) -> None:
-        """Ask the sensors of every instance from its arrival until it leaves, until cancelled."""
-        tasks: dict[str, tuple[InstanceSpec, asyncio.Task[None]]] = {}
+        """Ask each sensor as long as an instance names it, until cancelled."""
+        tasks: dict[SensorAt, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
-                there = {n: spec for n, spec in self._instances.specs.items() if spec.sensors}
-                for name, (spec, task) in list(tasks.items()):
-                    if there.get(name) is not spec:
-                        task.cancel()
-                        self._readings.forget(name)
-                        del tasks[name]
-                for name in there.keys() - tasks.keys():
-                    task = group.create_task(self._follow(there[name]), name=f"sensors {name}")
-                    tasks[name] = there[name], task
+                self._compare()
+                wanted = {at for spec in self._specs.values() for at in spec.sensors}
+                for at in tasks.keys() - wanted:
+                    tasks.pop(at).cancel()
+                    self._said.pop(at, None)
+                for at in wanted - tasks.keys():
+                    tasks[at] = group.create_task(self._ask(at), name=f"sensor {at.kind}")
                 await asyncio.sleep(LOOK_S)
 
-    async def _follow(self, spec: InstanceSpec) -> None:
-        """Ask all sensors of one instance, each at its own pace, until cancelled."""
+    def _compare(self) -> None:
+        """Begin and end the readings of the instances that came, left, or have other sensors."""
+        there = {name: spec for name, spec in self._instances.specs.items() if spec.sensors}
+        for name, spec in list(self._specs.items()):
+            if there.get(name) is not spec:
+                del self._specs[name]
+                self._readings.forget(name)
+                for at in spec.sensors:
+                    self._tell(name, at, None)
+        for name in there.keys() - self._specs.keys():
+            spec = self._specs[name] = there[name]
+            named = (n for at in spec.sensors for n in _names(spec, at))
+            self._readings.watch(name, named, self._instances.clock.now_s())
+            for at in spec.sensors:
+                if (answer := self._said.get(at)) is not None:
+                    self._note(spec, at, answer)
+
+    async def _ask(self, at: SensorAt) -> None:
+        """Ask one sensor at the interval in force, for every instance that names it."""
         options, connect_s = self._instances.connect_options, self._options.settings.connect_timeout
-        named = {n: at.host for at in spec.sensors for g in spec.gpus for n in g.names(at.host)}
-        self._readings.watch(spec.name, named, self._instances.clock.now_s())
-        hosts = Counter(at.host for at in spec.sensors)
-        sensors = [(at, self._kinds[at.kind](at, options, connect_s)) for at in spec.sensors]
+        sensor, loop = self._kinds[at.kind](at, options, connect_s), asyncio.get_running_loop()
         try:
-            async with asyncio.TaskGroup() as group:
-                for at, sensor in sensors:
-                    # Of several sensors of one host each may tell a part of its GPUs.
-                    is_alone = hosts[at.host] == 1
-                    own = {gpu for gpu, host in named.items() if host == at.host and is_alone}
-                    group.create_task(self._ask(spec.name, at, sensor, own))
+            while True:
+                began_s = loop.time()
+                answer = self._said[at] = await self._read(at, sensor)
+                for spec in list(self._specs.values()):
+                    if at in spec.sensors:
+                        self._note(spec, at, answer)
+                every_s = min(self._options.settings.sensor_interval, self._readings.needed_every_s)
+                await asyncio.sleep(max(LEAST_PAUSE_S, began_s + every_s - loop.time()))
         finally:
-            for _, sensor in sensors:
-                await sensor.close()
+            await sensor.close()
 
-    async def _ask(self, name: str, at: SensorAt, sensor: Sensor, own: Collection[str]) -> None:
-        """Ask one sensor at the interval in force; `own`: the GPUs that it has to tell."""
-        loop = asyncio.get_running_loop()
-        while True:
-            began_s = loop.time()
-            self._tell(name, at, await self._read(name, sensor, own))
-            interval_s = min(self._options.settings.sensor_interval, self._readings.needed_every_s)
-            await asyncio.sleep(max(LEAST_PAUSE_S, began_s + interval_s - loop.time()))
-
-    async def _read(self, name: str, sensor: Sensor, own: Collection[str]) -> str | None:
-        """Take in what a sensor says now; returns what is wrong with it."""
+    async def _read(self, at: SensorAt, sensor: Sensor) -> _Answer:
+        """What a sensor says now, or what is wrong with it."""
         now_s = self._instances.clock.now_s()
         try:
-            found = await sensor.read(now_s)
+            return _Answer(tuple(await sensor.read(now_s)))
         except SensorError as error:
-            return str(error)
+            return _Answer((), str(error))
         except DEFECTS:  # no answer of a sensor may end the periodic tasks
-            if self._throttle.turn(name, now_s) is not None:
-                _log.exception("instance %s: a sensor's answer could not be read", name)
-            return "its answer could not be read"
-        if name not in self._instances.specs:
-            return None  # it was removed meanwhile
-        is_idle = self._instances.router.ledger.load(name).is_idle
-        self._readings.observe(name, found, is_idle=is_idle)
-        gpus = {reading.gpu for reading in found}
-        if lacking := sorted(set(own) - gpus):
+            if self._throttle.turn(at, now_s) is not None:
+                _log.exception("sensor %s of %s: its answer could not be read", at.kind, at.host)
+            return _Answer((), "its answer could not be read")
+
+    def _note(self, spec: InstanceSpec, at: SensorAt, answer: _Answer) -> None:
+        """Take in what a sensor said of one instance's GPUs."""
+        if spec.name not in self._instances.specs:
+            return  # it was removed meanwhile
+        if answer.fault is not None:
+            self._tell(spec.name, at, answer.fault)
+            return
+        is_idle = self._instances.router.ledger.load(spec.name).is_idle
+        self._readings.observe(spec.name, answer.readings, is_idle=is_idle)
+        self._tell(spec.name, at, self._lack(spec, at, {r.gpu for r in answer.readings}))
+
+    def _lack(self, spec: InstanceSpec, at: SensorAt, told: Collection[str]) -> str | None:
+        """What is wrong with an answer that tells of these GPUs."""
+        # Of several sensors of one host each may tell a part of its GPUs.
+        is_alone = sum(other.host == at.host for other in spec.sensors) == 1
+        if is_alone and (lacking := [name for name in _names(spec, at) if name not in told]):
             return f"it does not tell of GPU {', '.join(lacking)}"
-        kept = [r for r in self._readings.of(name) if r.gpu in gpus]
-        return _OLD if any(now_s - r.at_s >= SHOWN_S for r in kept) else None
+        now_s = self._instances.clock.now_s()
+        kept = [reading for reading in self._readings.of(spec.name) if reading.gpu in told]
+        return _OLD if any(now_s - reading.at_s >= SHOWN_S for reading in kept) else None
 
     def _tell(self, name: str, at: SensorAt, fault: str | None) -> None:
         """Log and show what is wrong with a sensor, once, or that it is in order again."""
@@ -115,3 +148,8 @@ class Sampling:
         now_s = self._instances.clock.now_s()
         if told != text and self._throttle.turn((name, topic), now_s) is not None:
             self._instances.warn(name, topic, text)
+
+
+def _names(spec: InstanceSpec, at: SensorAt) -> list[str]:
+    """The GPUs that an entry names on the host of one of its sensors."""
+    return [name for gpus in spec.gpus for name in gpus.names(at.host)]

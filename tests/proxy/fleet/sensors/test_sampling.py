@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 
@@ -73,6 +74,23 @@ async def test_who_leaves_or_loses_its_sensor_is_asked_no_more(tmp_path: Path) -
             assert (await call(proxy, "DELETE", "/instances/b"))[0] == 200
             await until(lambda: readings.instances() == ["a"], "it left")
             assert readings.of("b") == ()
+
+
+async def test_a_sensor_of_several_instances_is_asked_once(tmp_path: Path) -> None:
+    async with RawEngine() as one, RawEngine() as two, RawEngine() as exporter:
+        exporter.other = plain(exposition().encode())
+        at = f"dcgm={exporter.address}/metrics"
+        where = [f"a={one.address};gpus=0;{at}", f"b={two.address};gpus=1;{at}"]
+        options = FAST | {"sensor_interval": 3600}
+        async with ServedProxy(tmp_path / "log", where, **options) as proxy:
+            gpus = proxy.server.state.gpus
+            await until(lambda: gpus.of("a") and gpus.of("b"), "both")
+            assert [r.gpu for n in "ab" for r in gpus.of(n)] == ["127.0.0.1:0", "127.0.0.1:1"]
+            names = [task.get_name() for task in asyncio.all_tasks()]
+            assert names.count("sensor dcgm") == 1
+            third = {"instance": f"c=127.0.0.1:9;gpus=0-1;{at}"}
+            assert (await call(proxy, "POST", "/instances", third))[0] == 201
+            await until(lambda: len(gpus.of("c")) == 2, "the last answer is one for it as well")
 
 
 async def test_control_may_need_them_more_often(tmp_path: Path) -> None:
