@@ -305,7 +305,7 @@ class Relay:
         """Whole events of a stream that may go on elsewhere as the client gets them."""
         body = leg.edit(body)
         if leg.lost:
-            self._stop()
+            self.stop()
             return body
         return self._up_to_end(body)
 
@@ -325,8 +325,11 @@ class Relay:
             self._move(_ENDING)
         return body
 
-    def _stop(self) -> None:
-        """Read no more of this answer for now: the stream is to go on elsewhere."""
+    def stop(self) -> None:
+        """Read no more of this answer for now: the stream is to go on elsewhere.
+
+        What came meanwhile the client would get twice.
+        """
         if self._fast_path is not None:
             self._fast_path.shut()
         self.reply.pause()
@@ -336,7 +339,7 @@ class Relay:
         """Have `run` end as soon as it may: the stream is to leave its instance."""
         if self.state is _STREAMING and not self.scanner.is_done:
             self._is_asked, self._asked_for = True, cause
-            self._stop()
+            self.stop()
 
     def stay(self) -> None:
         """Go on with this answer, which was to be left; `run` is called next."""

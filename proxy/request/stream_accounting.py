@@ -131,6 +131,7 @@ class Streaming:
             self._lost(error, self._route.decode.name)
             return False
         name = self._route.decode.name
+        relay.stop()
         with relay.beats(heartbeat_s):
             found = await moves.go_on(error)
         if isinstance(found, Onward):

@@ -362,3 +362,26 @@ async def test_f40_two_hundred_megabytes(rig: Floor, tmp_path: Path) -> None:
         connection.close()
         assert highest - before < 32 << 20
         rig.checked += 1
+
+
+@pytest.mark.parametrize("how", ["kill", "reset"])
+async def test_f125_the_stream_goes_on_elsewhere(rig: Floor, how: str) -> None:
+    async with rig(sims=2, sim={"speed": 20.0}, migration_limit=1, **SLOW_PROBES) as r:
+        whole = await r.ask(max_tokens=1500)
+        asked = asyncio.create_task(r.ask(max_tokens=1500))
+
+        def runs() -> list[int]:
+            return [i for i in range(2) if r.router.ledger.load(f"i{i}").decode_requests]
+
+        await until(runs, "the client has its first token")
+        (engine,) = runs()
+        if how == "kill":
+            await r.kill(engine)
+        else:
+            r.links[engine].cut(resets=True)
+        got = await asked
+        assert (got.is_clean, got.is_done, got.errors) == (True, True, [])
+        assert got.text == whole.text
+        _, record = await r.records(2)
+        assert [row["ended"] for row in record["migrations"]] == ["moved"]
+        assert record["outcome"] == "ok"

@@ -371,3 +371,51 @@ async def test_a_client_that_leaves_while_its_stream_moves_leaves_nothing(tmp_pa
             await proxy.at_rest()
             await until(lambda: proxy.connections() == 0, "no upstream connection in use")
             assert proxy.server.state.in_flight.trails.taken_bytes == 0
+
+
+async def test_a_silent_instance_that_speaks_again_is_not_heard(tmp_path: Path) -> None:
+    async def in_turn(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_first = len(a.posts) + len(b.posts) == 1
+        if is_first:
+            writer.write(STREAM_HEAD + chunk(FIRST))
+            await until(lambda: len(a.posts) + len(b.posts) == 2, "another one was asked")
+            writer.write(chunk(said("twice", [2])))
+            heard.set()
+            await reader.read()
+        else:
+            await heard.wait()
+            await streams(text("b", [2], "stop"), DONE)(reader, writer)
+
+    heard = asyncio.Event()
+    async with RawEngine(in_turn) as a, RawEngine(in_turn) as b:
+        options = {"kv_connector": "none", "health_interval": 60, "migration_limit": 1}
+        addresses = [a.address, b.address]
+        async with ServedProxy(tmp_path / "log", addresses, idle_timeout=0.3, **options) as proxy:
+            got = told(await stream(proxy, CHAT, asked(CHAT)))
+            assert (got.text, got.error) == ("ab", None)
+            (record,) = await proxy.records(1)
+            assert [row["cause"] for row in record["migrations"]] == ["silent"]
+            await proxy.at_rest()
+
+
+async def test_the_client_hears_comments_while_nobody_goes_on_yet(tmp_path: Path) -> None:
+    breaks = says(STREAM_HEAD + chunk(FIRST), close=True)
+
+    async def in_turn(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(a.posts) + len(b.posts) == 1:
+            await breaks(reader, writer)
+        else:
+            await until(lambda: b": keepalive" in got, "a comment")
+            await streams(text("b", [2], "stop"), DONE)(reader, writer)
+
+    got = bytearray()
+    async with RawEngine(in_turn) as a, RawEngine(in_turn) as b:
+        options = {"kv_connector": "none", "health_interval": 60, "migration_limit": 1}
+        addresses = [a.address, b.address]
+        async with (
+            ServedProxy(tmp_path / "log", addresses, heartbeat_interval=0.1, **options) as proxy,
+            proxy.http.post(CHAT, json=asked(CHAT)) as response,
+        ):
+            while piece := await response.content.readany():
+                got += piece
+            assert told(bytes(got)).text == "ab"

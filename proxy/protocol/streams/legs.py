@@ -75,7 +75,7 @@ class FirstLeg:
         at += len(_IDS)
         end = wire.find(b"]", at)
         line = wire.find(b"\r\n")
-        if end < 0 or line < 0 or line > 8 or wire.find(_PROMPT_IDS) >= 0:
+        if end < 0 or line < 0 or line > 8:
             return b""
         self._ids = wire[at:end]
         if self.is_shown:

@@ -171,7 +171,7 @@ def plan_of(endpoint: str, body: Mapping[str, Any], steering: list[str]) -> Plan
     fields = orjson.dumps(kept)[1:-1]
     if len(fields) > FIELDS_BYTES:
         return Unmoved.MEMORY
-    stop_chars, shows_ids = _stop_chars(body), body.get("return_token_ids") is True
+    stop_chars, shows_ids = _stop_chars(body), bool(body.get("return_token_ids"))
     if stop_chars and (shows_ids or not _off(body.get("include_stop_str_in_output"))):
         return Unmoved.STOP_INCLUDED
     return Plan(fields, most, least, stop_chars, is_chat=is_chat, shows_ids=shows_ids)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocol.body import members
+from proxy.protocol.body import Members, members
 from tests.support.examined import splice
 
 KEYS = ("a", "b", "kv_transfer_params", "max_tokens", "é", "\n", "n", '"', "\\", "😀", "")
@@ -131,3 +131,13 @@ def test_depth_is_no_danger(deep: bytes) -> None:
 def test_many_escapes_are_no_danger() -> None:
     text = b'"' + b'\\"\\\\\\n' * 100_000 + b'"'
     assert splice(b'{"text":' + text + b',"gone":1}', {}, {"gone"}) == b'{"text":' + text + b"}"
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_member_in_front(is_known: bool) -> None:
+    given = Members(b' {"a":[1, 2],"b":"x"}')
+    if is_known:
+        assert given.spans
+    made = given.with_first("new", b"true")
+    assert made.raw == b' {"new":true,"a":[1, 2],"b":"x"}'
+    assert made.spans == list(members(made.raw))

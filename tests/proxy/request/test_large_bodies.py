@@ -36,6 +36,7 @@ from proxy.protocol.examined import (
     unpacked_task,
 )
 from proxy.protocol.request_facts import MOST_VALUES, MOST_VALUES_SMALL
+from proxy.protocol.streams.movable import Plan
 from tests.chaos.client import connect
 from tests.proxy.protocol.test_body_fields import as_json
 from tests.proxy.protocol.test_request_facts import json_values
@@ -68,7 +69,8 @@ def shown(found: Examined | Unfit | None) -> Any:
         return found
     prompt = found.prompt
     prompt_shown = prompt.model, prompt.bytes, prompt.ids, prompt.hashes, prompt.offloadable
-    return found.fields, found.session, found.put, found.drop, prompt_shown
+    plan = found.plan.packed() if isinstance(found.plan, Plan) else found.plan
+    return found.fields, found.session, found.put, found.drop, prompt_shown, plan
 
 
 @settings(max_examples=60)
@@ -76,10 +78,15 @@ def shown(found: Examined | Unfit | None) -> Any:
     st.dictionaries(TOP, json_values, max_size=6) | json_values,
     st.sampled_from(PATHS),
     st.none() | st.just("s" * 43),
+    st.sampled_from([{}, {"stream": True}]),
 )
-def test_both_ways_find_the_same(body: Any, path: str, salt: str | None) -> None:
+def test_both_ways_find_the_same(
+    body: Any, path: str, salt: str | None, more: dict[str, bool]
+) -> None:
+    if isinstance(body, dict):
+        body |= more
     text = as_json(body)
-    task = Task(path, text, is_object=path in PATHS[:2], salt=salt)
+    task = Task(path, text, is_object=path in PATHS[:2], salt=salt, plans=bool(more))
     here = examine(task, MOST_VALUES_SMALL)
     there = unpacked(packed(examine_large(unpacked_task(packed_task(task), text))))
     assert shown(here) == shown(there)
