@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 
 from tests.real_vllm.engines.adapter import made_adapter
@@ -234,6 +236,24 @@ async def test_a_step_has_no_more_tokens_than_were_asked_for(capped: Capped) -> 
     assert status["max_tokens_per_step"] == 256
     assert await capped.generate(prompt, "little") == want
     assert (await capped.status())["steps"] - steps >= 8000 // (256 + 64)
+
+
+def test_outputs_are_the_same_with_two_steps_under_way(site: Site) -> None:
+    """As on a GPU; with a KV connector, whose blocks must not be given away before a step ends."""
+    script = Path(__file__).parent / "engines" / "overlap.py"
+    command = [str(site.venv / "bin" / "python"), str(script), str(site.model)]
+    env = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    run = subprocess.run(
+        command, env=os.environ | env, capture_output=True, text=True, check=False, timeout=300.0
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    told = [orjson.loads(x[6:]) for x in run.stdout.splitlines() if x.startswith("told: ")]
+    assert len({case["case"] for case in told}) == 2 * len(VICTIMS)
+    for case in told:
+        assert case["same"], case
+        assert case["slowest_steps"] <= STEPS, case
+        assert case["preempted"] > REQUESTS, case
+        assert case["skipped"] == 0, case
 
 
 async def test_what_is_refused(capped: Capped) -> None:

@@ -97,9 +97,16 @@ class ThermalScheduler(AsyncScheduler):
         return len(chosen), count - len(chosen)
 
     def _may_preempt(self, request: Any) -> bool:
-        """Whether its blocks can be freed now: while a connector may still write them, later."""
+        """Whether it can give way in this step; else in a later one.
+
+        Where a KV connector could be given blocks that a step under way still writes, vLLM keeps
+        them back until that step is over. Versions that cannot must not free them before: with
+        a step always under way, as under async scheduling, they would hold every victim for ever.
+        """
         if request.status != RequestStatus.RUNNING:
             return False
+        if hasattr(self, "deferred_frees"):
+            return True
         can_be_freed = getattr(self, "_request_blocks_can_be_freed", None)
         return can_be_freed is None or bool(can_be_freed(request))
 
