@@ -24,7 +24,7 @@ _IDS: Final = b'"token_ids":['
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
 _GOES_ON: Final = b'"finish_reason":null'
 _FINISHED: Final = b'"finish_reason":"'
-_LOST: Final = (b'"finish_reason":"abort"', b'"finish_reason":"error"')
+_ABORT, _FAILED = b'"finish_reason":"abort"', b'"finish_reason":"error"'
 _CHAT_TEXT, _ANY_CHAT_TEXT, _TEXT = b'"delta":{"content":"', b'"content":"', b'"text":"'
 _REASONING: Final = (b'"reasoning":"', b'"reasoning_content":"')
 _CALLS: Final = b'"tool_calls":[{'
@@ -113,14 +113,12 @@ class FirstLeg:
         return b"".join(done)
 
     def _is_lost(self, event: bytes) -> bool:
-        for reason in _LOST:
-            if event.find(reason) >= 0:
-                self.lost = reason[-6:-1].decode()
-                return True
-        if event.startswith(b'data: {"error"') and is_lost_error(data_of(event)):
+        is_error = event.startswith(b'data: {"error"') and is_lost_error(data_of(event))
+        if event.find(_ABORT) >= 0:
+            self.lost = "abort"
+        elif is_error or event.find(_FAILED) >= 0:
             self.lost = "error"
-            return True
-        return False
+        return bool(self.lost)
 
     def _event(self, event: bytes) -> bytes:
         if not event.startswith(b"data: {"):
