@@ -79,7 +79,7 @@ SCENARIOS: dict[str, Scenario] = {
         settles_from_s=450.0,
     ),
     "dead-actuator": Scenario(
-        "for a minute no limit can be written",
+        "for 80 seconds no limit can be written",
         replace(_LOAD, dead_from_s=140.0, dead_until_s=220.0),
         settles_from_s=400.0,
     ),
@@ -93,6 +93,11 @@ SCENARIOS: dict[str, Scenario] = {
         "the sensor of the hot one of eight says an old temperature as if it were new",
         plant=_EIGHT,
         faults=SensorFaults(_NOISE, frozen_from_s=125.0, frozen_until_s=300.0, stuck_gpu=3),
+        settles_from_s=450.0,
+    ),
+    "slow": Scenario(
+        "the plant is four times slower than the law assumes",
+        plant=replace(_ONE, tau_s=80.0),
         settles_from_s=450.0,
     ),
     "soak": Scenario(

@@ -334,8 +334,11 @@ class Controller:
     def _act_in_emergency(self, heat: Heat, work: InstanceWork, now_s: float) -> int:
         options = self.options
         is_falling = heat.slope < 0.0 and heat.latest <= heat.celsius
-        if now_s - self._halved_s >= EMERGENCY_STEP_S and (
-            heat.is_critical and (not is_falling or self._halved_s == -math.inf)
+        # A cut that running requests have not obeyed yet says nothing of what it is worth.
+        is_enough = is_falling or work.running > self._effective_cap()
+        is_first = self._halved_s == -math.inf
+        if heat.is_critical and (
+            is_first or (now_s - self._halved_s >= EMERGENCY_STEP_S and not is_enough)
         ):
             self._halved_s = now_s
             cap = self._effective_cap()
@@ -393,7 +396,7 @@ class Controller:
         That is, the critical temperature is near, and nearer than the time that it takes until
         enough of them have ended by themselves, at the rate at which they do.
         """
-        over = work.running - self._effective_cap()
+        over = 0 if self._cap is None else work.running - self._cap
         if over <= 0 or self.state is not ThermalState.THROTTLE:
             self._over = None
             return 0

@@ -103,7 +103,16 @@ class Track:
 
 
 class _Gpu:
-    __slots__ = ("at_s", "chip", "drawn", "drawn_then", "is_slowed", "memory", "watts")
+    __slots__ = (
+        "at_s",
+        "chip",
+        "drawn",
+        "drawn_then",
+        "is_slowed",
+        "memory",
+        "unexplained",
+        "watts",
+    )
 
     def __init__(self, options: ThermalOptions) -> None:
         self.chip = Track(options.ewma_s, options.slope_window_s)
@@ -113,6 +122,9 @@ class _Gpu:
         self.drawn: float | None = None
         """Its watts, smoothed; `drawn_then`: when its chip last said another temperature."""
         self.drawn_then: float | None = None
+        self.unexplained = 0.0
+        """The most that its power has changed since, once that is long ago; else a sensor that is
+        not believed would be believed again as soon as the power is what it was."""
         self.is_slowed = False
 
     def take(self, reading: GpuReading) -> None:
@@ -128,18 +140,17 @@ class _Gpu:
         else:
             self.drawn = watts
         if self.chip.changed_s == reading.at_s:
-            self.drawn_then = self.drawn
+            self.drawn_then, self.unexplained = self.drawn, 0.0
+        elif reading.at_s - self.chip.changed_s >= STUCK_S:
+            self._compare()
         if reading.celsius is not None or reading.memory_celsius is not None:
             self.at_s = reading.at_s
         self.watts = watts
         self.is_slowed = reading.is_slowed
 
-    def unexplained_watts(self, now_s: float) -> float:
-        """Watts by which its power has changed since its chip has said the same, for long."""
-        is_long = now_s - self.chip.changed_s >= STUCK_S
-        if not is_long or self.drawn is None or self.drawn_then is None:
-            return 0.0
-        return abs(self.drawn - self.drawn_then)
+    def _compare(self) -> None:
+        if self.drawn is not None and self.drawn_then is not None:
+            self.unexplained = max(self.unexplained, abs(self.drawn - self.drawn_then))
 
 
 class GroupHeat:
@@ -181,7 +192,7 @@ class GroupHeat:
             watts = None if watts is None or gpu.watts is None else watts + gpu.watts
             is_slowed = is_slowed or gpu.is_slowed
             is_critical = is_critical or gpu.is_slowed
-            unexplained = max(unexplained, gpu.unexplained_watts(now_s))
+            unexplained = max(unexplained, gpu.unexplained)
             for track, most in (
                 (gpu.chip, options.critical_celsius),
                 (gpu.memory, options.memory_critical_celsius),

@@ -30,8 +30,8 @@ GAIN = 0.6
 MORE_GAIN, MOST_GAIN = 1.5, 3.0
 """Each further change in the same direction is so many times larger, up to this: what was changed
 before had less effect than predicted."""
-LEAST_RAISE_PART = 8
-"""A cap grows to its double at once at most, or by an eighth of `max_running`."""
+MOST_RAISE_RATIO, LEAST_RAISE_PART = 0.25, 8
+"""A cap grows by a quarter at once at most, or by an eighth of `max_running`."""
 AIMD_CUT_RATIO = 0.5
 AIMD_RAISE_RATIO = 0.05
 """aimd: half of the cap, or a twentieth more. Doubling, as in the harness, is what oscillates."""
@@ -162,16 +162,18 @@ class PowerLaw(Law):
     def observe(self, view: LawView) -> None:
         """Learn watts of the work, degrees of the watts, and where the temperature is going."""
         work = view.work
+        # What is in flight beyond that waits in the engine, and draws nothing.
+        running = min(work.running, self.options.max_running)
         if view.watts is not None:
-            self.line.observe(work.running, work.kv_tokens, work.prefill_tps, view.watts)
+            self.line.observe(running, work.kv_tokens, work.prefill_tps, view.watts)
             watts = view.watts
         else:
-            watts = self.line.watts(work.running, work.kv_tokens, work.prefill_tps)
+            watts = self.line.watts(running, work.kv_tokens, work.prefill_tps)
         if self.resistance is None:
             # A group's GPUs share its power.
             begin = self.options.rth_celsius_per_watt / max(1, view.gpus)
             self.resistance = Resistance(begin, self.options.tau_s)
-        self._now.observe(view.now_s, work.running, work.kv_tokens, work.prefill_tps, watts)
+        self._now.observe(view.now_s, running, work.kv_tokens, work.prefill_tps, watts)
         rth = self.resistance.celsius_per_watt
         self._observer.observe(view.now_s, view.excess_celsius, rth * self._now.watts)
         self.resistance.observe(view.now_s, self._now.watts, view.excess_celsius)
@@ -210,7 +212,8 @@ class PowerLaw(Law):
         fits = now.running - sequences_of(change_watts, self.watts_per_seq)
         if error > 0.0:
             return min(view.cap, self.within(math.floor(fits)))
-        most = view.cap + max(view.cap, 1, self.options.max_running // LEAST_RAISE_PART)
+        slow = max(1, self.options.max_running // LEAST_RAISE_PART)
+        most = view.cap + max(slow, int(MOST_RAISE_RATIO * view.cap))
         return max(view.cap, self.within(math.floor(min(fits, most))))
 
     def restart(self) -> None:

@@ -28,7 +28,7 @@ FORGET = 0.998
 MOST_SPREAD = 1000.0
 """Uncertainty of a term, in watts per unit, beyond which nothing is forgotten: without news the
 uncertainty would grow until the next reading throws the line about."""
-LEAST_FACTOR, MOST_FACTOR = 0.2, 5.0
+LEAST_FACTOR, MOST_FACTOR = 0.2, 10.0
 """Watts per sequence stay within these factors of where they begin."""
 LEAST_RTH, MOST_RTH = 0.5, 4.0
 """Learned degrees per watt stay within these factors of where they begin: half of the truth would

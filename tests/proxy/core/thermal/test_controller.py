@@ -140,6 +140,24 @@ def test_stale_holds_then_takes_the_safe_cap_and_ends_by_itself() -> None:
     assert controller.state in (ThermalState.RECOVER, ThermalState.NORMAL)
 
 
+def test_requests_that_wait_in_the_engine_do_not_hide_that_it_is_hot() -> None:
+    controller, running = Controller(OPTIONS), 400
+    for second in range(40):
+        celsius = 80.0 + second / 10
+        work = InstanceWork(running, 200_000)
+        limits = _tick(controller, float(second), celsius, work)
+        assert not limits.evict or limits.cap is not None
+    assert (controller.cap or OPTIONS.max_running) < OPTIONS.max_running
+
+
+def test_an_emergency_cuts_again_only_when_the_last_cut_was_obeyed() -> None:
+    controller = Controller(OPTIONS)
+    for second in range(20):
+        # Nothing can be evicted, and nothing ends.
+        assert _tick(controller, float(second), 91.0).cap == 100
+    assert (_run(controller, 20, 20, 91.0).cap or 0) < 20
+
+
 def test_nothing_is_given_back_above_the_target() -> None:
     controller = Controller(ThermalOptions(law="p"))
     _run(controller, 0, 3, 91.0)

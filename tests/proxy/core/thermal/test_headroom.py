@@ -111,3 +111,9 @@ def test_power_that_changes_without_its_temperature_is_unexplained() -> None:
         steady.observe([GpuReading("a:0", second, 70.0, watts=200.0)])
     assert _heat(group, 60.0).unexplained_watts == pytest.approx(400.0, rel=0.05)
     assert _heat(steady, 60.0).unexplained_watts == 0.0
+    # It is not believed again as soon as the power is what it was, but with its next change.
+    for second in range(60, 120):
+        group.observe([GpuReading("a:1", second, 70.0, watts=200.0)])
+    assert _heat(group, 120.0).unexplained_watts == pytest.approx(400.0, rel=0.05)
+    group.observe([GpuReading("a:1", 120.0, 71.0, watts=200.0)])
+    assert _heat(group, 120.0).unexplained_watts == 0.0
