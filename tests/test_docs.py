@@ -212,6 +212,15 @@ def test_admin_and_probe_paths_are_documented():
     assert not {path for path in paths if path not in text}
 
 
+def test_every_row_of_the_thermal_document_names_tests_that_exist():
+    text = (ROOT / "docs/thermal.md").read_text("utf-8")
+    rows = re.findall(r"^\| T(\d+) \| [^|]+ \| ([^|]+) \|$", text, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == [*range(1, 30)]
+    for _, shown in rows:
+        for path, test in re.findall(r"`(tests/[^`]*)::([^`]*)`", shown):
+            assert f"def {test}(" in (ROOT / path).read_text("utf-8"), test
+
+
 def test_every_requirement_of_the_founding_documents_is_shown():
     """Rows are numbered; each names tests that exist, or a command of the project."""
     text = (ROOT / "docs/founding.md").read_text("utf-8")
