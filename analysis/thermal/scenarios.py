@@ -159,6 +159,7 @@ def figures(tried: Tried, options: ThermalOptions, settles_from_s: float) -> dic
         "requests": len(run.requests),
         "evictions": run.evictions,
         "watts_per_seq": None if controller is None else controller.watts_per_seq,
+        "watts_per_seq_spread": None if controller is None else controller.watts_per_seq_spread,
     }
 
 

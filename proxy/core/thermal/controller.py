@@ -28,6 +28,8 @@ LEAST_WEIGHT = 0.1
 all move at once. Weights are whole tenths, so that they do not change at every reading."""
 EMERGENCY_STEP_S = 4.0
 """In an emergency the cap is halved again after this time while the temperature does not fall."""
+BELOW_CRITICAL_CELSIUS = 1.0
+"""An operator's target is at least so far below the critical temperature."""
 RATE_S = 3.0
 """How long requests are watched before the rate at which they end is believed."""
 FAILURES = 2
@@ -171,7 +173,10 @@ class Controller:
         self._override = self._aimed = None
 
     def aim(self, target_celsius: float, until_s: float) -> None:
-        """An operator's target, until a time: the law holds it like the configured one."""
+        """An operator's target, until a time: the law holds it like the configured one.
+
+        One that is not below the critical temperature counts as one degree below that.
+        """
         low, high = RANGES["target_celsius"]
         if not low <= target_celsius <= high:
             raise ValueError(f"target_temp_c must be {low:g} to {high:g}, not {target_celsius:g}")
@@ -224,6 +229,11 @@ class Controller:
         return self._power.watts_per_seq
 
     @property
+    def watts_per_seq_spread(self) -> float:
+        """How uncertain that still is, one standard deviation."""
+        return self._power.watts_per_seq_spread
+
+    @property
     def has_override(self) -> bool:
         """Whether an operator's cap is set."""
         return self._override is not None
@@ -238,7 +248,9 @@ class Controller:
         if self._aimed is not None and now_s >= self._aimed[1]:
             self._aimed = None
             self.version += 1
-        return None if self._aimed is None else self._aimed[0]
+        if self._aimed is None:
+            return None
+        return min(self._aimed[0], self.options.critical_celsius - BELOW_CRITICAL_CELSIUS)
 
     def _next_state(self, heat: Heat | None, work: InstanceWork, now_s: float) -> ThermalState:
         fresh = self._is_fresh(heat)

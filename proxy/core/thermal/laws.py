@@ -222,11 +222,6 @@ class PowerLaw(Law):
             self.resistance.restart()
 
     @property
-    def watts_now(self) -> float:
-        """What the GPUs draw, smoothed."""
-        return self._now.watts
-
-    @property
     def celsius_per_watt(self) -> float:
         """Degrees of one watt more, as learned."""
         begin = self.options.rth_celsius_per_watt
@@ -236,6 +231,11 @@ class PowerLaw(Law):
     def watts_per_seq(self) -> float:
         """Watts of one more sequence like those that run."""
         return self.line.of_sequence(self._now.mean_kv_tokens)
+
+    @property
+    def watts_per_seq_spread(self) -> float:
+        """How uncertain that still is, one standard deviation."""
+        return self.line.spread_watts
 
     def watts_of(self, kv_tokens: Sequence[int]) -> float:
         """What sequences that hold so many tokens draw together."""

@@ -58,7 +58,6 @@ class PowerLine:
         self._p = [[0.0] * _TERMS for _ in range(_TERMS)]
         for row in range(_TERMS):
             self._p[row][row] = SPREADS[row] ** 2
-        self.observations = 0
 
     def watts(self, running: float, kv_tokens: float, prefill_tps: float) -> float:
         """What this work draws."""
@@ -79,7 +78,6 @@ class PowerLine:
             self._w[i] += gain[i] * error
             for j in range(_TERMS):
                 self._p[i][j] = (self._p[i][j] - gain[i] * px[j]) / kept
-        self.observations += 1
 
     def of_sequence(self, mean_kv_tokens: float) -> float:
         """Watts of one sequence that holds so many tokens, within bounds of where it began."""

@@ -245,6 +245,10 @@ def test_an_operators_target_is_held_until_its_time() -> None:
     assert _state(controller) == ThermalState.THROTTLE
     _run(controller, 40, 200, 70.0)
     assert _state(controller) == ThermalState.NORMAL
+    controller.aim(95.0, until_s=1000.0)
+    # It counts as 89, one below the critical temperature.
+    _run(controller, 240, 30, 88.0)
+    assert controller.headroom_celsius == pytest.approx(1.0, abs=0.1)
     with pytest.raises(ValueError, match=r"target_temp_c must be 30 to 95, not 96"):
         controller.aim(96.0, 1.0)
 
@@ -283,6 +287,7 @@ def test_what_telemetry_is_told() -> None:
     assert controller.headroom_celsius == pytest.approx(-3.0)
     assert controller.sensor_age_s == 0.0
     assert controller.watts_per_seq > 0.0
+    assert controller.watts_per_seq_spread > 0.0
     assert controller.watts_of([1000, 1000]) > 0.0
     assert controller.actions["lower", "hot"] >= 1
     assert controller.oscillations == 0
