@@ -368,6 +368,7 @@ async def test_a_client_that_leaves_while_its_stream_moves_leaves_nothing(tmp_pa
             response.close()
             (record,) = await proxy.records(1)
             assert record["outcome"] == "client_gone"
+            assert [row["ended"] for row in record["migrations"]] == ["left"]
             await proxy.at_rest()
             await until(lambda: proxy.connections() == 0, "no upstream connection in use")
             assert proxy.server.state.in_flight.trails.taken_bytes == 0
