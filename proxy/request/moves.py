@@ -29,6 +29,10 @@ from proxy.request.relay import Onward, StreamCutError
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import Migration, RequestRecord
 
+MOVED = "moved"
+LEFT = "left"
+"""The client has left, or the request's time was up, before another instance had answered."""
+
 
 class Legs(Protocol):
     """What asks instances, in the name of one request: its `Attempts`."""
@@ -113,21 +117,22 @@ class Moves:
         at: Resumption | Unmoved = self._why or Unmoved.NO_IDS
         if self.trail is not None:
             at = self.trail.resumption()
-        if isinstance(at, Unmoved):
-            found: Onward | Unmoved = at
-        else:
-            assert self.trail is not None
-            found = await self._go_on(error, self.trail, at)
-        moved = isinstance(found, Onward)
-        tokens = at.tokens if isinstance(at, Resumption) else 0
-        ended = "moved" if isinstance(found, Onward) else str(found)
-        now_s = self._clock.now_s()
-        self._metrics.migrations.labels(error.cause, ended).inc()
-        if moved:
-            self._metrics.migration_time.observe(now_s - start_s)
-        to = self._flow.route.decode.name if moved else None
-        row = Migration(name, to, str(error.cause), ended, tokens, round(now_s - start_s, 6))
-        self._record.migrations = [*(self._record.migrations or ()), row]
+        ended, tokens = LEFT, at.tokens if isinstance(at, Resumption) else 0
+        try:
+            if isinstance(at, Unmoved):
+                found: Onward | Unmoved = at
+            else:
+                assert self.trail is not None
+                found = await self._go_on(error, self.trail, at)
+            ended = MOVED if isinstance(found, Onward) else str(found)
+        finally:
+            seconds = self._clock.now_s() - start_s
+            self._metrics.migrations.labels(error.cause, ended).inc()
+            if ended == MOVED:
+                self._metrics.migration_time.observe(seconds)
+            to = self._flow.route.decode.name if ended == MOVED else None
+            row = Migration(name, to, str(error.cause), ended, tokens, round(seconds, 6))
+            self._record.migrations = [*(self._record.migrations or ()), row]
         return found
 
     async def _go_on(self, error: StreamCutError, trail: Trail, at: Resumption) -> Onward | Unmoved:

@@ -199,7 +199,8 @@ class Streaming:
             self._awaits_token = False
             now_s = self._clock.now_s()
             record.t_first_token = self._clock.unix(now_s)
-            self._flow.first_token(now_s)
+            if self._flow.state is State.ANSWERED:  # nobody goes on with one that has failed
+                self._flow.first_token(now_s)
             self._observe_transfer()
         elif self._awaits_token:
             if scanner.events > self._charged_events:

@@ -23,7 +23,7 @@ class Migration:
     cause: str
     """Why it was to move: `lost`, `silent`, `abort`, `error`, `differs` or `drain`."""
     ended: str
-    """`moved`, or why the stream did not go on elsewhere."""
+    """`moved`, why the stream did not go on elsewhere, or `left`: the client was gone first."""
     tokens_kept: int
     """Tokens of the output behind which it goes on."""
     seconds: float

@@ -36,6 +36,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 EARLY = 1500
 """Half of the cuts are at up to this byte: where the machine has much to do, an engine writes many
 tokens in one event, and the answer is short."""
+INSIDE = 1000
+"""Behind the first event, and before the last token of a hundred, all in one event or not."""
 SLOW = {"speed": 2.0}
 """A token or two per event, also on a machine with much else to do."""
 FAST = {"speed": 20.0}
@@ -167,9 +169,9 @@ def is_ended(rows: list[Any]) -> bool:
 
 async def test_a_limit_of_none_is_as_before(tmp_path: Path) -> None:
     async with proxied(tmp_path, 2, sim=SLOW) as (proxy, fleet):
-        raw = await stream(proxy, CHAT, asked(CHAT))
-        cut(proxy, fleet, len(raw) // 2, 2)
-        sent = await stream(proxy, CHAT, asked(CHAT))
+        await stream(proxy, CHAT, asked(CHAT))
+        cut(proxy, fleet, INSIDE, 2)
+        sent = await stream(proxy, CHAT, asked(CHAT, 100))
         got = told(sent)
         assert (got.error, got.is_done, got.reasons) == ("engine_lost", False, [])
         _, record = await proxy.records(2)
@@ -180,8 +182,8 @@ async def test_a_limit_of_none_is_as_before(tmp_path: Path) -> None:
 async def test_the_limit_counts_and_ends_in_words(tmp_path: Path) -> None:
     async with proxied(tmp_path, 3, sim=SLOW, migration_limit=1) as (proxy, fleet):
         await stream(proxy, CHAT, asked(CHAT))
-        cut(proxy, fleet, 1500, 3)
-        got = told(await stream(proxy, CHAT, asked(CHAT, 100)))
+        cut(proxy, fleet, INSIDE, 3)
+        got = told(await stream(proxy, CHAT, asked(CHAT, 400)))
         assert (got.error, got.is_done) == ("engine_lost", False)
         _, record = await proxy.records(2)
         first, second = record["migrations"]
@@ -204,9 +206,9 @@ async def test_what_may_not_move_ends_as_before(
     tmp_path: Path, more: dict[str, Any], options: dict[str, Any], why: str
 ) -> None:
     async with proxied(tmp_path, 2, sim=SLOW, migration_limit=3, **options) as (proxy, fleet):
-        raw = await stream(proxy, CHAT, asked(CHAT, **more))
-        cut(proxy, fleet, len(raw) // 2, 2)
-        sent = await stream(proxy, CHAT, asked(CHAT, **more))
+        await stream(proxy, CHAT, asked(CHAT, **more))
+        cut(proxy, fleet, INSIDE, 2)
+        sent = await stream(proxy, CHAT, asked(CHAT, 100, **more))
         assert told(sent).error == "engine_lost"
         assert b'token_ids":[' not in sent
         _, record = await proxy.records(2)
@@ -217,10 +219,10 @@ async def test_what_may_not_move_ends_as_before(
 
 async def test_ids_are_shown_to_those_who_ask(tmp_path: Path) -> None:
     async with proxied(tmp_path, 2, sim=SLOW, migration_limit=2) as (proxy, fleet):
-        body = asked(TEXT, return_token_ids=True)
-        whole = ids_of(raw := await stream(proxy, TEXT, body))
-        assert len(whole) == TOKENS
-        cut(proxy, fleet, len(raw) // 2, 2)
+        body = asked(TEXT, 400, return_token_ids=True)
+        whole = ids_of(await stream(proxy, TEXT, body))
+        assert len(whole) == 400
+        cut(proxy, fleet, INSIDE, 2)
         assert ids_of(await stream(proxy, TEXT, body)) == whole
         _, record = await proxy.records(2)
         assert {row["ended"] for row in record["migrations"]} == {"moved"}
@@ -368,6 +370,7 @@ async def test_a_client_that_leaves_while_its_stream_moves_leaves_nothing(tmp_pa
             response.close()
             (record,) = await proxy.records(1)
             assert record["outcome"] == "client_gone"
+            assert [row["ended"] for row in record["migrations"]] == ["left"]
             await proxy.at_rest()
             await until(lambda: proxy.connections() == 0, "no upstream connection in use")
             assert proxy.server.state.in_flight.trails.taken_bytes == 0
