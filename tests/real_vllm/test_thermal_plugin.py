@@ -193,7 +193,8 @@ async def test_outputs_are_those_of_the_uncapped_run(
 async def test_outputs_of_adapters_are_those_of_the_uncapped_run(capped: Capped) -> None:
     """Adapters only: where the base model runs beside them, vLLM's CPU kernels apply them to it."""
     want = await capped.outputs("adapters", ADAPTERS)
-    assert want != await capped.outputs("one adapter", ADAPTERS[:1])
+    other = await capped.generate(PROMPTS[1], "other", model=ADAPTERS[0], max_tokens=8)
+    assert other != want[1][:8]
     assert await cut(capped, "largest_kv", ADAPTERS) == want
 
 
