@@ -21,7 +21,7 @@ from vllm_thermal.control import VICTIMS
 TOKEN = "not-known-to-any-client"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
 REQUESTS, CAP = 8, 2
-OUTPUT_TOKENS = 1200
+OUTPUT_TOKENS = 800
 """Enough to be running still when eight have begun and two go on alone."""
 WAIT_S = 120.0
 ATTEMPTS = 5
