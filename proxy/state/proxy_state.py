@@ -13,6 +13,7 @@ from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
+from proxy.core.thermal.victims import MoveBudget
 from proxy.fleet.gauges import FleetCollector
 from proxy.fleet.instances import Instances
 from proxy.fleet.sensors.readings import GpuCollector, GpuReadings
@@ -68,9 +69,12 @@ class ProxyState:
         self.in_flight = InFlight()
         self.gpus = GpuReadings()
         path = settings.thermal
-        control = FleetControl() if path is None else read_plan(path).control()
+        plan = None if path is None else read_plan(path)
+        control = FleetControl() if plan is None else plan.control()
         self.thermal = ThermalControl(control, router, self.in_flight, clock, metrics, self.gpus)
         self.thermal.may_abort = settings.thermal_may_abort
+        if plan is not None:
+            self.thermal.budget = MoveBudget(plan.options.fleet_bytes_per_s)
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(router.bytes_per_token.of)
         self.memory = Watermark(None)

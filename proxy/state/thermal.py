@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import secrets
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -20,12 +20,13 @@ from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import EMERGENCY, FleetControl
 from proxy.core.thermal.orders import BatchOrder
 from proxy.core.thermal.readings import GpuReading, HeatLimits, InstanceWork
-from proxy.core.thermal.victims import MoveBudget, Victim, is_worth_moving
+from proxy.core.thermal.victims import MoveBudget, Victim, is_worth_moving, most_evictions
 from proxy.net.timeouts import Clock
 from proxy.state.in_flight import InFlight, Served
 from proxy.telemetry.metrics import Metrics
 
 TICK_S = 1.0
+MINUTE_S, MOST_LEFT = 60.0, 4096
 BYTES_PER_TOKEN = 131_072
 """Of KV, where the bandwidth of moves is kept: of an 8B model with 8 KV heads in 16 bits."""
 FLEET_BYTES_PER_S = 20e9
@@ -126,9 +127,10 @@ class ThermalControl:
         """Requests that cannot be moved may be ended: in an emergency, or by `force_evict`."""
         self.waiting: Callable[[], int] = lambda: 0
         """How many requests wait for a place."""
-        self._budget = MoveBudget(FLEET_BYTES_PER_S)
+        self.budget = MoveBudget(FLEET_BYTES_PER_S)
         self._progress: dict[Served, _Progress] = {}
         self._states: dict[str, str] = {}
+        self._left: dict[str, deque[float]] = {}
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -142,6 +144,7 @@ class ThermalControl:
         names = [member.instance.name for member in router.fleet.members()]
         self.control.keep(names)
         self._states = {name: self._states.get(name, "") for name in names}
+        self._left = {name: left for name, left in self._left.items() if name in self._states}
         self._note_progress(now_s)
         for name in names:
             has_sensor = self.gpus.age_s(name, now_s) is not None
@@ -152,8 +155,18 @@ class ThermalControl:
                 order = self.control.status(name).order
                 policy = None if order is None else order.order.policy
                 is_forced = self.control.state(name) == EMERGENCY
-                plan = self._plan(name, limits.evict, policy, now_s, is_forced=is_forced)
+                count = limits.evict
+                if not is_forced and policy is None:
+                    count = min(count, self._rest(name, now_s))
+                plan = self._plan(name, count, policy, now_s, is_forced=is_forced)
                 self._carry_out(plan, policy or CONTROL, now_s)
+
+    def _rest(self, name: str, now_s: float) -> int:
+        """How many more may leave an instance within this minute."""
+        left = self._left.setdefault(name, deque(maxlen=MOST_LEFT))
+        while left and now_s - left[0] >= MINUTE_S:
+            left.popleft()
+        return most_evictions(self._running(name), len(left))
 
     def _running(self, name: str) -> int:
         return self._router.ledger.load(name).running_requests
@@ -319,7 +332,7 @@ class ThermalControl:
                     "instance %s: request %s is ended for its heat", row.instance, row.request_id
                 )
                 served.end_hot()
-            elif self._budget.take(row.instance, row.kv_tokens * BYTES_PER_TOKEN, now_s) > 0.0:
+            elif not self._may_move(row, now_s):
                 outcomes["skipped"] += 1
                 plan[at] = replace(one, row=replace(row, skip_reason=NO_BANDWIDTH))
             else:
@@ -327,8 +340,16 @@ class ThermalControl:
                 progress = self._progress.setdefault(served, _Progress(served.output_events, now_s))
                 progress.moves, progress.moved_s = progress.moves + 1, now_s
                 served.leave_hot()
+                self._left.setdefault(row.instance, deque(maxlen=MOST_LEFT)).append(now_s)
         for outcome, count in outcomes.items():
             self._metrics.thermal_evictions.labels(policy, outcome).inc(count)
+
+    def _may_move(self, row: PlanRow, now_s: float) -> bool:
+        """Whether there is bandwidth for a move; then it is taken."""
+        tps = self._router.latency.transfer_tps(row.instance)
+        link = None if tps is None else tps * BYTES_PER_TOKEN
+        moved = row.kv_tokens * BYTES_PER_TOKEN
+        return self.budget.take(row.instance, moved, now_s, link) <= 0.0
 
 
 def _actions(before: HeatLimits, now: HeatLimits) -> list[str]:

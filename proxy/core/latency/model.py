@@ -422,6 +422,11 @@ class Latency:
         line = self._pairs.get((p, d), self._any_pair)
         return line.at(1.0, tokens)
 
+    def transfer_tps(self, p: str) -> float | None:
+        """Tokens per second of the quickest link from P that was measured; None without one."""
+        slopes = [line.q for pair, line in self._pairs.items() if pair[0] == p and line.q > 0.0]
+        return 1.0 / min(slopes) if slopes else None
+
     def prefill_bound_s(self, name: str, predicted_s: float) -> float:
         """Time after which a prefill leg predicted to take `predicted_s` (with queue) is late.
 

@@ -130,6 +130,22 @@ async def test_control_moves_nobody_where_the_wait_is_shorter_than_the_move() ->
     assert scene.outcomes("control") == {"moved": 1, "aborted": 0, "skipped": 1}
 
 
+async def test_control_moves_a_tenth_of_them_in_a_minute() -> None:
+    scene = Scene(*(500 for _ in range(20)))
+    scene.policy.state, scene.policy.limits = "THROTTLE", HeatLimits(cap=2, evict=18)
+    scene.thermal.tick()
+    assert len(scene.moved) == 2
+    scene.now_s += 30.0
+    scene.thermal.tick()
+    assert len(scene.moved) == 2
+    scene.now_s += 31.0
+    scene.thermal.tick()
+    assert len(scene.moved) == 4
+    scene.policy.state = "EMERGENCY"
+    scene.thermal.tick()
+    assert len(scene.moved) > 4, "an emergency is bound by nothing"
+
+
 async def test_what_moves_stays_within_the_bandwidth() -> None:
     scene = Scene(130_000, 120_000)  # 17 and 16 GB
     decision = scene.thermal.order(["hot"], BatchOrder(force_evict=2), dry_run=False)
@@ -140,6 +156,16 @@ async def test_what_moves_stays_within_the_bandwidth() -> None:
     scene.now_s += 1.0
     scene.thermal.order(["hot"], BatchOrder(force_evict=2), dry_run=False)
     assert sorted(scene.moved) == ["r0", "r1"], "a second later there is room, for the other one"
+
+
+async def test_a_move_takes_half_of_a_learned_link() -> None:
+    """Of 100,000 tokens (13 GB) per second."""
+    scene = Scene(30_000, 30_000)
+    for tokens in (10_000, 100_000) * 20:
+        scene.router.latency.observe_transfer("hot", "cool", tokens, 0.01 + tokens / 1e5)
+    decision = scene.thermal.order(["hot"], BatchOrder(force_evict=2), dry_run=False)
+    assert sorted(row.skip_reason or "" for row in decision.plan) == ["", NO_BANDWIDTH]
+    assert len(scene.moved) == 1
 
 
 async def test_who_brought_nothing_for_longest_leaves_first() -> None:
