@@ -13,7 +13,7 @@ from typing import Protocol
 
 from proxy.core.routing.actions import Action, LegFailure, NotMoved, SendDecode
 from proxy.core.routing.request_flow import RequestFlow
-from proxy.core.types import PLANNED, Unmoved
+from proxy.core.types import PLANNED, MoveCause, Unmoved
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import begins_with_error
@@ -129,7 +129,8 @@ class Moves:
             seconds = self._clock.now_s() - start_s
             self._metrics.migrations.labels(error.cause, ended).inc()
             if ended == MOVED:
-                self._metrics.migration_time.observe(seconds)
+                was_evicted = "true" if error.cause is MoveCause.HEAT else "false"
+                self._metrics.migration_time.labels(was_evicted).observe(seconds)
             to = self._flow.route.decode.name if ended == MOVED else None
             row = Migration(name, to, str(error.cause), ended, tokens, round(seconds, 6))
             self._record.migrations = [*(self._record.migrations or ()), row]

@@ -126,7 +126,10 @@ class Metrics:
             "decode",
         )
         self.migration_time = hist(
-            "migration_seconds", "From a stream's loss to another instance's first event", SECONDS
+            "migration_seconds",
+            "From a stream's loss, or its eviction for heat, to another instance's first event",
+            SECONDS,
+            "evicted",
         )
         self.ttft_error = hist(
             "predicted_ttft_error_seconds", "Measured TTFT minus predicted", ERROR_SECONDS

@@ -166,7 +166,8 @@ async def test_streams_that_may_move_go_on_where_it_is_cool(tmp_path: Path) -> N
         await heated(proxy, fleet)
         answers = await asyncio.gather(*streams)
         assert {answer.text for answer in answers} == {alone}
-        assert proxy.metric("migrations_total", reason="heat", outcome="moved") >= 1
+        moved = proxy.metric("migrations_total", reason="heat", outcome="moved")
+        assert moved == proxy.metric("migration_seconds_count", evicted="true") >= 1
         assert proxy.metric("thermal_evictions_total", policy="control", outcome="moved") >= 1
         assert proxy.metric("thermal_evictions_total", policy="control", outcome="aborted") == 0
         await proxy.at_rest()
