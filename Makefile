@@ -47,7 +47,7 @@ test: $(VENV)/.installed-dev
 
 ## The same for the core as it is installed with a C compiler at hand; see setup.py.
 test-compiled: compiled
-	$(BIN)/pytest -q -o pythonpath='.cache/compiled .' -o cache_dir=.cache/compiled/.pytest_cache \
+	$(BIN)/pytest -q -o pythonpath='.cache/compiled . plugins/vllm-thermal' -o cache_dir=.cache/compiled/.pytest_cache \
 		$(TESTS_COMPILED)
 
 ## The Containerfile's steps run in a folder, and what they installed: no container engine needed.
