@@ -204,7 +204,8 @@ class Unmoved(StrEnum):
     """The request has tools and no `tool_choice` of `none`: the parser of a call would begin
     anew."""
     REASONING = "reasoning"
-    """A reasoning parser is at work, or its budget is set: where it is cannot be handed on."""
+    """A reasoning parser is at work, or its budget is set: where it is cannot be handed on. Or a
+    chat has no text yet, and others have begun with reasoning."""
     CHOICES = "choices"
     """Several answers or prompts: `n`, `best_of`, a list of prompts."""
     BEAM = "beam"

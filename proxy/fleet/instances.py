@@ -111,9 +111,13 @@ class Instances:
         self.connect_options.resolver.keep({urlsplit(url).hostname or "" for url in urls})
 
     def has_drained(self, name: str) -> bool:
-        """Whether a draining instance has no request left."""
-        member = self.router.fleet.get(name)
-        return member is not None and member.is_draining and self.router.ledger.load(name).is_idle
+        """Whether a draining instance has no request left.
+
+        A stream that is being moved is charged elsewhere already, and may have to stay.
+        """
+        member, upstream = self.router.fleet.get(name), self.by_name.get(name)
+        is_idle = self.router.ledger.load(name).is_idle and not (upstream and upstream.in_use)
+        return member is not None and member.is_draining and is_idle
 
     def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
         """Store an engine's report; `mark` is equal for equal reports, see ReportHistory."""

@@ -56,7 +56,7 @@ _TOO_MANY = (
     "without its KV events"
 )
 _log = logging.getLogger(__name__)
-_LOST = (OSError, TimeoutError, ZmtpError, UpstreamFailure, SourcesError)
+_LOST = (OSError, RuntimeError, TimeoutError, ZmtpError, UpstreamFailure, SourcesError)
 
 
 class _Feed:

@@ -463,8 +463,11 @@ class Relay:
         """Raise StreamCutError where the stream is to go on elsewhere, by its events or by wish."""
         lost = self._leg.lost if self._leg is not None else ""
         if lost:
-            cause = MoveCause(lost)
-            raise StreamCutError(f"upstream: {_LOST_WORDS[cause]}", "engine_lost", cause=cause)
+            cause, failure = MoveCause(lost), None
+            if cause is MoveCause.ERROR:
+                failure = UpstreamFailure(FailureKind.SERVER_ERROR, _LOST_WORDS[cause], status=500)
+            what = f"upstream: {_LOST_WORDS[cause]}"
+            raise StreamCutError(what, "engine_lost", failure=failure, cause=cause)
         if self._is_asked and not self.reply.is_over:
             what = "the instance is to be left"
             raise StreamCutError(what, "engine_lost", cause=self._asked_for)

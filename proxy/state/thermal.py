@@ -22,7 +22,9 @@ from proxy.core.thermal.orders import BatchOrder
 from proxy.core.thermal.readings import GpuReading, HeatLimits, InstanceWork
 from proxy.core.thermal.victims import MoveBudget, Victim, is_worth_moving, most_evictions
 from proxy.net.timeouts import Clock
+from proxy.protocol.errors import DEFECTS
 from proxy.state.in_flight import InFlight, Served
+from proxy.telemetry.log import Throttle
 from proxy.telemetry.metrics import Metrics
 
 TICK_S = 1.0
@@ -131,6 +133,7 @@ class ThermalControl:
         self._progress: dict[Served, _Progress] = {}
         self._states: dict[str, str] = {}
         self._left: dict[str, deque[float]] = {}
+        self._throttle = Throttle()
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -147,19 +150,26 @@ class ThermalControl:
         self._left = {name: left for name, left in self._left.items() if name in self._states}
         self._note_progress(now_s)
         for name in names:
-            has_sensor = self.gpus.age_s(name, now_s) is not None
-            readings = self.gpus.of(name) if has_sensor else None
-            limits = self.control.tick(name, readings, self._work(name, now_s), now_s)
-            self._obey(name, limits)
-            if limits.evict:
-                order = self.control.status(name).order
-                policy = None if order is None else order.order.policy
-                is_forced = self.control.state(name) == EMERGENCY
-                count = limits.evict
-                if not is_forced and policy is None:
-                    count = min(count, self._rest(name, now_s))
-                plan = self._plan(name, count, policy, now_s, is_forced=is_forced)
-                self._carry_out(plan, policy or CONTROL, now_s)
+            try:
+                self._tick(name, now_s)
+            except (*DEFECTS, RuntimeError):  # what is odd about one instance ends no other's
+                if self._throttle.turn(name, now_s) is not None:
+                    _log.exception("instance %s: its heat is not controlled", name)
+
+    def _tick(self, name: str, now_s: float) -> None:
+        has_sensor = self.gpus.age_s(name, now_s) is not None
+        readings = self.gpus.of(name) if has_sensor else None
+        limits = self.control.tick(name, readings, self._work(name, now_s), now_s)
+        self._obey(name, limits)
+        if limits.evict:
+            order = self.control.status(name).order
+            policy = None if order is None else order.order.policy
+            is_forced = self.control.state(name) == EMERGENCY
+            count = limits.evict
+            if not is_forced and policy is None:
+                count = min(count, self._rest(name, now_s))
+            plan = self._plan(name, count, policy, now_s, is_forced=is_forced)
+            self._carry_out(plan, policy or CONTROL, now_s)
 
     def _rest(self, name: str, now_s: float) -> int:
         """How many more may leave an instance within this minute."""

@@ -38,17 +38,8 @@ FIRST_PROBE_S, MOST_PROBE_S = 1.0, 60.0
 STUCK_CELSIUS = 5.0
 """A sensor that says the same while the power of its GPU changes by what is worth this much is not
 believed: the instance is STALE."""
-MISTAKES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a defect in an operator's policy can raise; the instance is then held by law `p`."""
+MISTAKES = (Exception,)
+"""What an operator's policy can raise: it is foreign code. The instance is then held by law `p`."""
 
 
 class ThermalState(StrEnum):

@@ -187,11 +187,20 @@ class FleetControl:
         """The controller of an instance that has a sensor."""
         control = self._controls.get(name)
         if control is None and self._make is not None:
-            policy = None if self._make_policy is None else self._make_policy()
+            policy = self._own_policy()
             if policy is not None:
                 self._policies[name] = policy
             control = self._controls[name] = self._make(policy)
         return control
+
+    def _own_policy(self) -> OperatorPolicy | None:
+        """An operator's own policy; None without one, or where it cannot be made."""
+        if self._make_policy is None:
+            return None
+        try:
+            return self._make_policy()
+        except MISTAKES:
+            return None
 
     def _note(self, name: str, limits: HeatLimits) -> HeatLimits:
         self._limits[name] = limits

@@ -161,7 +161,14 @@ class GroupHeat:
         self._gpus: dict[str, _Gpu] = {}
 
     def observe(self, readings: Sequence[GpuReading]) -> None:
-        """Take readings; of one GPU in the order of their times, repeated ones count once."""
+        """Take readings; of one GPU in the order of their times, repeated ones count once.
+
+        They are of all GPUs that are known now: others do not serve the instance any more.
+        """
+        if readings:
+            there = {reading.gpu for reading in readings}
+            for name in [name for name in self._gpus if name not in there]:
+                del self._gpus[name]
         for reading in readings:
             gpu = self._gpus.get(reading.gpu)
             if gpu is None:

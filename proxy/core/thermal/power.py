@@ -55,9 +55,8 @@ class PowerLine:
     def __init__(self, watts_per_sequence: float) -> None:
         self._begin = watts_per_sequence
         self._w = [0.0, watts_per_sequence * SCALES[1], 0.0, 0.0]
-        self._p = [[0.0] * _TERMS for _ in range(_TERMS)]
-        for row in range(_TERMS):
-            self._p[row][row] = SPREADS[row] ** 2
+        self._p: list[list[float]] = []
+        self._doubt()
 
     def watts(self, running: float, kv_tokens: float, prefill_tps: float) -> float:
         """What this work draws."""
@@ -76,8 +75,18 @@ class PowerLine:
         kept = FORGET if most < MOST_SPREAD**2 else 1.0
         for i in range(_TERMS):
             self._w[i] += gain[i] * error
-            for j in range(_TERMS):
-                self._p[i][j] = (self._p[i][j] - gain[i] * px[j]) / kept
+            for j in range(i, _TERMS):
+                # Kept symmetric: what rounding puts between the halves would grow by `kept`.
+                self._p[i][j] = self._p[j][i] = (self._p[i][j] - gain[i] * px[j]) / kept
+        spreads = [self._p[i][i] for i in range(_TERMS)]
+        if min(spreads) <= 0.0 or not math.isfinite(math.fsum(spreads)):
+            self._doubt()
+
+    def _doubt(self) -> None:
+        """Be as uncertain of every term as at the beginning."""
+        self._p = [[0.0] * _TERMS for _ in range(_TERMS)]
+        for row in range(_TERMS):
+            self._p[row][row] = SPREADS[row] ** 2
 
     def of_sequence(self, mean_kv_tokens: float) -> float:
         """Watts of one sequence that holds so many tokens, within bounds of where it began."""

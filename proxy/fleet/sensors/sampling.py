@@ -109,7 +109,11 @@ class Sampling:
             return _Answer(tuple(await sensor.read(now_s)))
         except SensorError as error:
             return _Answer((), str(error))
-        except DEFECTS:  # no answer of a sensor may end the periodic tasks
+        except (
+            *DEFECTS,
+            OSError,
+            RuntimeError,
+        ):  # no answer of a sensor may end the periodic tasks
             if self._throttle.turn(at, now_s) is not None:
                 _log.exception("sensor %s of %s: its answer could not be read", at.kind, at.host)
             return _Answer((), "its answer could not be read")

@@ -12,6 +12,8 @@ from proxy.protocol.streams.sse import CARRY_BYTES, first_event, is_error_event
 BUSY_STATUSES = frozenset({429, 503, 529})
 ERROR_BODY_BYTES = 65536
 _NOT_MODIFIED, _NOT_FOUND = 304, 404
+_END_BYTES = 3
+"""Of the end of an event that was not whole when it was last looked at."""
 _ANSWERS = frozenset({501, 505})
 """Server errors that are answers: any other instance would give the same."""
 
@@ -30,10 +32,16 @@ async def look_at(reply: UpstreamResponse, most_bytes: int = CARRY_BYTES) -> Non
     if not reply.is_stream:
         return
     head = b"".join(reply.body)
-    while (event := first_event(head)) is None and len(head) < most_bytes:
+    event, size, known, tail = first_event(head), len(head), len(reply.body), head[-_END_BYTES:]
+    while event is None and size < most_bytes:
         if not await reply.more():
             raise UpstreamFailure(FailureKind.RESET, "the stream ended before its first event")
-        head = b"".join(reply.body)
+        # The whole is looked at once its end may have come: it may be a megabyte in small pieces.
+        new = b"".join([tail, *reply.body[known:]])
+        size, known = size + len(new) - len(tail), len(reply.body)
+        tail = new[-_END_BYTES:]
+        if b"\n\n" in new or b"\n\r\n" in new:
+            event = first_event(b"".join(reply.body))
     if event is not None and is_error_event(event):
         failure = in_band_error(event)
         if failure.kind is FailureKind.BUSY or (failure.status or 0) >= 500:

@@ -99,6 +99,8 @@ class FirstLeg:
         if self.lost:
             self.withheld += events
             return b""
+        if events.find(b"\r\n") >= 0:
+            self.trail.stop(Unmoved.NO_IDS)  # its events end otherwise than vLLM's
         done: list[bytes] = []
         at = 0
         while at < len(events):
@@ -130,7 +132,7 @@ class FirstLeg:
         if event.find(_CALLS) >= 0:
             self.trail.stop(Unmoved.TOOLS)
         elif event.find(_REASONING[0]) >= 0 or event.find(_REASONING[1]) >= 0:
-            self.trail.stop(Unmoved.REASONING)
+            self.trail.reasons()
         self._track(event)
         if self.is_shown:
             return event
@@ -226,6 +228,9 @@ class LaterLeg:
         if isinstance(usage, dict):
             told["usage"] = self._usage(usage)
         told.update(self._first)
+        if choices and not isinstance(choices[0], dict):
+            self.lost = "error"
+            return None
         if choices:
             choice = self._choice(choices[0], event)
             if choice is None:

@@ -19,6 +19,9 @@ from proxy.protocol.offloadable import COMPLETIONS, asks_for_stream, whole_numbe
 
 FIELDS_BYTES: Final = 1 << 16
 """Most bytes of sampling parameters that are kept while a stream runs."""
+MOST_LENGTH: Final = 1 << 31
+MOST_STOP_CHARS: Final = 256
+"""With a longer stop string a stream does not move: so many of its last events would be kept."""
 COMPLETIONS_TOKENS: Final = 16
 """vLLM's `max_tokens` of a completion that gives none; a chat's is the rest of the context."""
 
@@ -169,9 +172,9 @@ def plan_of(endpoint: str, body: Mapping[str, Any], steering: list[str]) -> Plan
         return Unmoved.UNKNOWN_FIELD
     kept: dict[str, Any] = {name: body[name] for name in KEPT if name in body}
     fields = orjson.dumps(kept)[1:-1]
-    if len(fields) > FIELDS_BYTES:
-        return Unmoved.MEMORY
     stop_chars, shows_ids = _stop_chars(body), bool(body.get("return_token_ids"))
+    if len(fields) > FIELDS_BYTES or stop_chars > MOST_STOP_CHARS:
+        return Unmoved.MEMORY
     if stop_chars and (shows_ids or not _off(body.get("include_stop_str_in_output"))):
         return Unmoved.STOP_INCLUDED
     return Plan(fields, most, least, stop_chars, is_chat=is_chat, shows_ids=shows_ids)
@@ -235,7 +238,11 @@ def _lengths(body: Mapping[str, Any], *, is_chat: bool) -> tuple[int | None, int
         given = body.get("max_tokens", None if is_chat else COMPLETIONS_TOKENS)
     most = None if given is None else whole_number(given)
     least = whole_number(body.get("min_tokens") or 0)
-    return (0, None) if given is not None and most is None else (most, least)
+    if given is not None and most is None:
+        return 0, None
+    if max(most or 0, least or 0) >= MOST_LENGTH:
+        return 0, None  # of no use, and more than JSON of another process may hold
+    return most, least
 
 
 def _stop_chars(body: Mapping[str, Any]) -> int:

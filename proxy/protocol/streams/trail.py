@@ -32,13 +32,14 @@ _DIGITS: Final = b"0123456789,"
 
 
 class TrailMemory:
-    """Bytes that the trails of all streams take."""
+    """Bytes that the trails of all streams take; and whether any stream has reasoned."""
 
-    __slots__ = ("most_bytes", "taken_bytes")
+    __slots__ = ("has_reasoned", "most_bytes", "taken_bytes")
 
     def __init__(self, most_bytes: int = TRAIL_BYTES) -> None:
         self.most_bytes = most_bytes
         self.taken_bytes = 0
+        self.has_reasoned = False
 
     def take(self, size: int) -> bool:
         """Take `size` bytes, if there is room."""
@@ -181,6 +182,11 @@ class Trail:
             else:
                 self.stop(Unmoved.MEMORY)
 
+    def reasons(self) -> None:
+        """The stream has reasoning in it, which only its own engine keeps apart from the text."""
+        self._memory.has_reasoned = True
+        self.stop(Unmoved.REASONING)
+
     def stop(self, why: Unmoved) -> None:
         """The stream cannot go on elsewhere any more: keep nothing of it."""
         if self.why is None:
@@ -202,6 +208,9 @@ class Trail:
         if self.is_finished:
             return Unmoved.FINISHED
         found = self._resumption()
+        begins = found is not None and not found.tokens and self.plan.is_chat
+        if begins and self._memory.has_reasoned:
+            return Unmoved.REASONING
         if found is None or not (_are_ids(self.prompt) and (not found.ids or _are_ids(found.ids))):
             return Unmoved.NO_IDS
         most = self.plan.most_tokens

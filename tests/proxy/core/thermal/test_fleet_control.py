@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.thermal.fleet_control import FleetControl
+from proxy.core.thermal.laws import OperatorPolicy
 from proxy.core.thermal.orders import BatchOrder
 from proxy.core.thermal.readings import COOL, GpuReading, HeatLimits, InstanceWork
 from proxy.core.thermal.victims import Victim
@@ -139,3 +140,21 @@ def test_tokens_computed_since_the_last_look() -> None:
     control = FleetControl()
     seen = [control.prefill_tps("a", n, t) for n, t in ((900, 0.0), (1900, 2.0), (50, 3.0))]
     assert seen == [0.0, 500.0, 0.0], "another process has begun at 0"
+
+
+def test_a_policy_that_cannot_be_made_leaves_the_own_law() -> None:
+    class BmcError(Exception):
+        """What an operator's code may raise."""
+
+    def make() -> OperatorPolicy:
+        raise BmcError
+
+    given: list[OperatorPolicy | None] = []
+
+    def make_control(own: OperatorPolicy | None) -> Scripted:
+        given.append(own)
+        return Scripted()
+
+    control = FleetControl(make_control, make)
+    control.tick("a", (), BUSY, 0.0)
+    assert given == [None]

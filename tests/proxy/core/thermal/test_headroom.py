@@ -117,3 +117,13 @@ def test_power_that_changes_without_its_temperature_is_unexplained() -> None:
     assert _heat(group, 120.0).unexplained_watts == pytest.approx(400.0, rel=0.05)
     group.observe([GpuReading("a:1", 120.0, 71.0, watts=200.0)])
     assert _heat(group, 120.0).unexplained_watts == 0.0
+
+
+def test_gpus_that_are_told_of_no_more_are_forgotten() -> None:
+    """The instance was given others; a sensor that says nothing at all changes nothing."""
+    group = _seen(GpuReading("h:0", 1.0, 70.0), GpuReading("h:1", 1.0, 60.0))
+    group.observe(())
+    assert _heat(group, 601.0).age_s == 600.0
+    group.observe((GpuReading("h:4", 601.0, 50.0),))
+    heat = _heat(group, 601.0)
+    assert (heat.gpus, heat.age_s, heat.latest) == (1, 0.0, 50.0)

@@ -25,6 +25,19 @@ def test_the_line_begins_at_the_founding_figure_and_learns_the_real_one() -> Non
     assert line.spread_watts < before / 10
 
 
+def test_after_hours_of_work_the_line_is_as_good() -> None:
+    """Rounding once put a difference between the halves of the covariance, which grew."""
+    line, drawn = PowerLine(3.2), random.Random(5)
+    for second in range(25_000):
+        running = max(1, 60 + drawn.randint(-50, 50))
+        kv, prefill = running * drawn.randrange(500, 4000), drawn.uniform(0.0, 20_000.0)
+        watts = 110 + 2.8 * running + 0.0001 * kv + 0.002 * prefill + drawn.gauss(0.0, 10.0)
+        line.observe(running, kv, prefill, watts)
+        if second > 10_000 and not second % 1000:
+            assert line.watts(60, 120_000, 5_000.0) == pytest.approx(110 + 168 + 12 + 10, rel=0.03)
+    assert 0.0 < line.spread_watts < 1.0
+
+
 def test_watts_of_a_sequence_stay_near_where_they_began() -> None:
     line = PowerLine(3.2)
     for number in range(100):

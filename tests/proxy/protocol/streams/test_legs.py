@@ -19,9 +19,15 @@ HEAD = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "mo
 DONE = b"data: [DONE]\n\n"
 
 
-def trail(*, is_chat: bool = True, shows_ids: bool = False, stop_chars: int = 0) -> Trail:
+def trail(
+    *,
+    is_chat: bool = True,
+    shows_ids: bool = False,
+    stop_chars: int = 0,
+    memory: TrailMemory | None = None,
+) -> Trail:
     plan = Plan(b"", None, 0, stop_chars, is_chat=is_chat, shows_ids=shows_ids)
-    return Trail(plan, TrailMemory(), None)
+    return Trail(plan, memory or TrailMemory(), None)
 
 
 def event(**members: Any) -> bytes:
@@ -228,3 +234,30 @@ def test_one_that_goes_on_may_be_lost_too(lost: bytes) -> None:
 
 def test_what_is_no_json_passes() -> None:
     assert after_two().edit(b"data: {nonsense\n\n: beat\n\n") == b"data: {nonsense\n\n: beat\n\n"
+
+
+def test_a_chat_without_a_token_yet_stays() -> None:
+    """Where any has reasoned: this one may, and only its own engine keeps that from the text."""
+    memory = TrailMemory()
+    it, other = trail(memory=memory), trail(memory=memory)
+    leg = FirstLeg(it)
+    leg.edit(role([1, 2]))
+    assert isinstance(it.resumption(), Resumption)
+    FirstLeg(other).edit(role([1]) + said("", [5], reasoning_content="hm"))
+    assert it.resumption() is other.resumption() is Unmoved.REASONING
+    leg.edit(said("a", [10]))
+    assert isinstance(it.resumption(), Resumption)
+
+
+def test_events_with_other_ends_are_not_followed() -> None:
+    it = trail()
+    leg = FirstLeg(it)
+    both = (role([1, 2]) + said("a", [10]) + said("b", [11])).replace(b"\n\n", b"\r\n\r\n")
+    leg.edit(both)
+    assert it.resumption() is Unmoved.NO_IDS
+
+
+def test_a_choice_that_is_none_is_an_engines_error() -> None:
+    leg = after_two()
+    assert leg.edit(b'data: {"choices":[1]}\n\n') == b""
+    assert leg.lost == "error"

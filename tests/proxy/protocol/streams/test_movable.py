@@ -62,6 +62,9 @@ def text(**more: Any) -> Any:
         ("return_token_ids", "yes", Unmoved.UNKNOWN_FIELD),
         ("max_tokens", "many", Unmoved.UNKNOWN_FIELD),
         ("min_tokens", "few", Unmoved.UNKNOWN_FIELD),
+        ("max_tokens", "1" + 30 * "0", Unmoved.UNKNOWN_FIELD),
+        ("min_tokens", 1 << 70, Unmoved.UNKNOWN_FIELD),
+        ("stop", "x" * 300, Unmoved.MEMORY),
         ("user", "x" * FIELDS_BYTES, Unmoved.MEMORY),
     ],
 )
