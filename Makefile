@@ -70,7 +70,7 @@ chaos: $(VENV)/.installed-dev
 ## Load with a fault every ten seconds, for SOAK_MINUTES: what is lost, what grows.
 SOAK_MINUTES ?= 30
 migration: $(VENV)/.installed-dev
-	MIGRATION_CUTS=1000 $(BIN)/python -m pytest -q tests/scenarios/test_migration.py
+	MIGRATION_CUTS=1000 $(BIN)/python -m pytest -q tests/scenarios/test_migration.py tests/scenarios/test_migration_bytes.py
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES)
