@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Demo and tests start a hundred processes: each would compile every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol proxy/request proxy/state \
-	$(addprefix scenarios/test_,$(addsuffix .py,breaker disconnect hedge offload overload reuse streams)) \
+	$(addprefix scenarios/test_,$(addsuffix .py,breaker disconnect hedge migration migration_bytes offload overload reuse streams)) \
 	proxy/process/test_drain.py)
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -67,11 +67,12 @@ compiled: .cache/compiled/.installed
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile tests/chaos
 
+## Streams cut at a thousand random bytes, and before each byte of one, that go on elsewhere.
+migration: $(VENV)/.installed-dev
+	MIGRATION_CUTS=1000 $(BIN)/python -m pytest -q $(addprefix tests/scenarios/test_migration,.py _bytes.py)
+
 ## Load with a fault every ten seconds, for SOAK_MINUTES: what is lost, what grows.
 SOAK_MINUTES ?= 30
-migration: $(VENV)/.installed-dev
-	MIGRATION_CUTS=1000 $(BIN)/python -m pytest -q tests/scenarios/test_migration.py tests/scenarios/test_migration_bytes.py
-
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos.soak --minutes $(SOAK_MINUTES)
 
