@@ -226,8 +226,10 @@ class HotRestart:
             with await self._write_snapshot() as file:
                 self._successor = await _start([*self._listeners(), (SNAPSHOT, file.fileno())])
         except (SuccessorError, OSError, *DEFECTS) as error:
-            _log.error("hot restart failed, this process carries on: %s", error)
             await asyncio.to_thread(on_failure)
+            # Before it is said: whoever reads it may ask again at once.
+            self._is_under_way = False
+            _log.error("hot restart failed, this process carries on: %s", error)
         else:
             on_successor(self._successor)
             self.is_done.set()
