@@ -26,17 +26,9 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "k_p": (0.01, 100.0),
     "hysteresis_c": (2.0, 30.0),
 }
-MISTAKES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a defect in an operator's policy can raise: the engine outlives it, the last cap stays."""
+MISTAKES = (Exception,)
+"""What an operator's policy can raise, which is foreign code and may ask a BMC: the engine outlives
+it, the last cap stays."""
 log = logging.getLogger("vllm.thermal")
 
 

@@ -124,6 +124,10 @@ class Cool(ProportionalPolicy):
         return scheduler.thermal.full_cap
 
 
+class BmcError(Exception):
+    """Neither an OSError nor a defect of the language."""
+
+
 class Defect(ProportionalPolicy):
     """An operator's class with a mistake in it."""
 
@@ -131,7 +135,7 @@ class Defect(ProportionalPolicy):
         return scheduler.no_such_field
 
     def select_victims(self, running, num_to_evict):
-        raise ValueError("no")
+        raise BmcError("no")
 
 
 def driver_of(policy, tmp_path, clock):
