@@ -186,6 +186,7 @@ class FleetPaths:
             return error_response(400, 'instance: a string "[name=]host:port[;bootstrap=PORT]"')
         try:
             spec = InstanceSpec.parse(text)
+            settings.check_instance(spec)
         except ValueError as error:
             return error_response(400, f"instance: {error}")
         resolver = instances.connect_options.resolver

@@ -769,12 +769,17 @@ class Settings(Model):
             )
         if self.thermal_may_abort and not self.limits_heat:
             raise _pair("thermal_may_abort", "is of no use with", "thermal")
-        idle = next(
-            (spec for spec in self.instances if spec.thermal and not self.limits_heat), None
-        )
-        if idle is not None:
+        for spec in self.instances:
+            try:
+                self.check_instance(spec)
+            except ValueError as error:
+                raise OptionError("instances", str(error)) from error
+
+    def check_instance(self, spec: InstanceSpec) -> None:
+        """Raise ValueError if an instance's entry is of no use with these options."""
+        if spec.thermal is not None and not self.limits_heat:
             of_no_use = "is of no use without --thermal or --enable-admin-api"
-            raise OptionError("instances", f"{idle.name!r}: ;thermal={idle.thermal} {of_no_use}")
+            raise ValueError(f"{spec.name!r}: ;thermal={spec.thermal} {of_no_use}")
 
     @property
     def limits_heat(self) -> bool:

@@ -64,7 +64,14 @@ async def test_instances_come_and_go(tmp_path: Path) -> None:
         assert (await call(proxy, "POST", "/instances", {"instance": f"new={second}"}))[0] == 201
         assert (await call(proxy, "POST", "/instances", {"instance": f"new={second}"}))[0] == 409
         assert (await call(proxy, "POST", "/instances", {"instance": first}))[0] == 409
-        for bad in ({}, {"instance": 7}, {"instance": "nowhere"}, {"instance": "http://a:1/x"}):
+        capped = {"instance": "127.0.0.1:9;thermal=plugin"}  # by control, which is off
+        for bad in (
+            {},
+            {"instance": 7},
+            {"instance": "nowhere"},
+            {"instance": "http://a:1/x"},
+            capped,
+        ):
             assert (await call(proxy, "POST", "/instances", bad))[0] == 400
         await until(lambda: proxy.router.fleet.is_up("new"), "it has answered a probe")
         seen = {
