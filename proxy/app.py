@@ -11,6 +11,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from textwrap import dedent
+from typing import BinaryIO
 
 from aiohttp import web
 
@@ -289,8 +290,11 @@ class Proxy:
         self._inherited = inherited or InheritedSockets()
         self._names: list[str] = []
         """The listeners' names for the next process."""
-        self._hot_restart = HotRestart(self._listeners, lambda: snapshot.leave(self.state.router))
+        self._hot_restart = HotRestart(self._listeners, self._leave_snapshot)
         self._stop = asyncio.Event()
+
+    async def _leave_snapshot(self) -> BinaryIO:
+        return await snapshot.leave(self.state.router, self.state.thermal.control)
 
     @property
     def url(self) -> str:
@@ -337,7 +341,8 @@ class Proxy:
             self._stop,
         )
         if self._inherited.snapshot is not None:
-            snapshot.take(state.router, self._inherited.snapshot)
+            heat, now_s = state.thermal.control, state.clock.now_s()
+            snapshot.take(state.router, heat, self._inherited.snapshot, now_s)
         if self._inherited.has_predecessor and not await self._probes.look_round():
             await self.close()
             raise ConfigError(f"no instance has answered in {probes.FIRST_LOOK_S:g} s")

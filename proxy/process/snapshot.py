@@ -1,4 +1,4 @@
-"""The snapshot of a hot restart: sessions' homes, cached prefixes, learned times.
+"""The snapshot of a hot restart: sessions' homes, cached prefixes, learned times, orders.
 
 Without it every session would lose its home, engines would compute again what they hold, and the
 first decisions would use the options in place of measured times. It is an unnamed file of JSON
@@ -8,6 +8,7 @@ lines, written when the successor starts:
     {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...], "times": ...}
     {"sessions": [[id, instance, turn, used_s], ...]}
     {"responses": [[key, instance, used_s], ...]}
+    {"orders": [[instance, *StandingOrder.row], ...]}
 
 The oldest runs and the longest idle sessions and responses come first; `used_s` is read from the
 clock that all processes of a machine share. A file of another form is ignored, and so is an
@@ -27,6 +28,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from proxy.core.routing.router import Router
+from proxy.core.thermal.fleet_control import FleetControl
 
 FORM = 2
 """Version of the file's form; to be changed when block hashes or rows change their meaning."""
@@ -35,12 +37,13 @@ ROWS_PER_LINE = 2000
 _log = logging.getLogger(__name__)
 
 
-async def leave(router: Router) -> BinaryIO:
+async def leave(router: Router, heat: FleetControl) -> BinaryIO:
     """Write the snapshot and return the file, at its beginning; OSError if there is no room."""
     head = {"form": FORM, "bytes_per_token": router.bytes_per_token.all()}
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
         await asyncio.to_thread(_write, file, head)
+        await asyncio.to_thread(_write, file, {"orders": heat.order_rows()})
         for member in router.fleet.members():
             name = member.instance.name
             line: dict[str, Any] = {"instance": name, "url": member.instance.url}
@@ -70,7 +73,7 @@ def _write(file: BinaryIO, line: dict[str, Any]) -> None:
     file.flush()
 
 
-def take(router: Router, file: BinaryIO) -> None:
+def take(router: Router, heat: FleetControl, file: BinaryIO, now_s: float) -> None:
     """Read a predecessor's snapshot; call it before the first probe of the instances."""
     try:
         with file:
@@ -91,6 +94,7 @@ def take(router: Router, file: BinaryIO) -> None:
         for line in reversed(lines[1:]):  # the first line has those that were unused longest
             held = [row for row in line.get("responses", ()) if row[1] in kept]
             router.responses.adopt([(k, router.fleet.states[at].cache, s) for k, at, s in held])
+            heat.adopt_orders([row for row in line.get("orders", ()) if row[0] in kept], now_s)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         _log.warning("hot restart: what the predecessor knew is not used: %r", error)
         return

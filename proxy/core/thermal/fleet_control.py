@@ -135,6 +135,19 @@ class FleetControl:
             found[name] = self._note(name, self._ordered(name, before, standing, 0))
         return found
 
+    def order_rows(self) -> list[list[object]]:
+        """Standing orders for the process that takes over: `[instance, *StandingOrder.row]`."""
+        return [[name, *standing.row()] for name, standing in self._orders.items()]
+
+    def adopt_orders(self, rows: Iterable[Sequence[object]], now_s: float) -> None:
+        """Go on with a predecessor's orders. ValueError or TypeError where a row is none."""
+        for name, *row in rows:
+            standing = StandingOrder.of_row(row, now_s)
+            if now_s < standing.until_s:
+                self.version += 1
+                self._orders[str(name)] = standing
+                self._note(str(name), self._ordered(str(name), COOL, standing, 0))
+
     def clear(self, names: Iterable[str]) -> list[str]:
         """End the orders on these instances from the next tick on; those that had one."""
         self.version += 1
@@ -191,6 +204,9 @@ class FleetControl:
             if policy is not None:
                 self._policies[name] = policy
             control = self._controls[name] = self._make(policy)
+            standing = self._orders.get(name)
+            if standing is not None and standing.order.target_celsius is not None:
+                control.aim(standing.order.target_celsius, standing.until_s)
         return control
 
     def _own_policy(self) -> OperatorPolicy | None:

@@ -68,6 +68,29 @@ class StandingOrder:
         self.is_reached = False
         """Whether the GPUs were no hotter than its temperature at the last look."""
 
+    def row(self) -> list[object]:
+        """The order as plain values, for `of_row` in another process."""
+        o = self.order
+        asked = [o.max_num_seqs, o.force_evict, o.target_celsius, o.policy, o.ttl_s, o.reason]
+        return [*asked, self.decision_id, self.until_s, self.cap]
+
+    @classmethod
+    def of_row(cls, row: Sequence[object], now_s: float) -> StandingOrder:
+        """The order of a `row`; ValueError, or TypeError, where it is none."""
+        most, evict, target, policy, ttl_s, reason, decision_id, until_s, cap = row
+        asked = BatchOrder(
+            _whole(most),
+            _whole(evict) or 0,
+            _number(target),
+            str(policy),
+            _number(ttl_s) or TTL_S,
+            str(reason),
+        )
+        order = cls(asked, 0, str(decision_id), now_s)
+        order.until_s = min(_number(until_s) or now_s, now_s + TTL_MOST_S)
+        order.cap = _whole(cap)
+        return order
+
     def look(self, celsius: float | None) -> None:
         """Note whether the temperature is reached; None: no reading is fresh, so nobody knows."""
         target = self.order.target_celsius
@@ -87,6 +110,19 @@ class StandingOrder:
         most = running if self.cap is None else min(self.cap, running)
         self.cap = max(1, most - less)
         return max(0, running - self.cap)
+
+
+def _number(value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"no number of an order: {value!r}")
+    return float(value)
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
 
 
 def hottest_celsius(readings: Sequence[GpuReading], now_s: float) -> float | None:

@@ -10,6 +10,10 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core.routing.router import Router
+from proxy.core.thermal.fleet_control import FleetControl
+from proxy.core.thermal.orders import BatchOrder
+from proxy.core.types import Instance, RouterConfig
 from proxy.process import snapshot
 from replayer.simulator.host import SimFleet
 from tests.support.harness import ServedProxy, addresses, chat, words
@@ -31,12 +35,12 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
             places = [record["decode_instance"] for record in (await one.records(8))[2:]]
             stored = list(zip(made, places, strict=True))
             step_s = one.router.latency.step_s(first["decode_instance"], 1000)
-            left = await snapshot.leave(one.router)
+            left = await snapshot.leave(one.router, FleetControl())
         assert first["hit_tokens"] > 1000
         home = first["decode_instance"]
         fewer = [name for name in names if home in name] + ["other=127.0.0.1:1"]
         async with ServedProxy(tmp_path / "two", fewer) as two:
-            snapshot.take(two.router, left)
+            snapshot.take(two.router, FleetControl(), left, time.monotonic())
             assert two.router.latency.step_s(home, 1000) == step_s
             answer = await two.post(chat(text), headers=headers)
             assert answer.status == 200, answer.body
@@ -68,7 +72,7 @@ async def test_another_form_is_left_alone(
     text: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ServedProxy(tmp_path / "log", ["127.0.0.1:1"]) as proxy:
-        snapshot.take(proxy.router, io.BytesIO(text))
+        snapshot.take(proxy.router, FleetControl(), io.BytesIO(text), 0.0)
         assert "what the predecessor knew is not used" in caplog.text
 
 
@@ -80,12 +84,37 @@ async def test_sessions_of_an_instance_that_is_elsewhere_now(tmp_path: Path) -> 
         lines.append({"instance": name, "url": url, "start_s": None, "runs": [[1, 2**64 - 1]]})
     lines.append({"sessions": [[f"of-{name}", name, 3, time.monotonic(), 0] for name in urls]})
     async with ServedProxy(tmp_path / "log", ["a=127.0.0.1:1", "b=127.0.0.1:9"]) as proxy:
-        snapshot.take(
-            proxy.router,
-            io.BytesIO(b"\n".join(map(orjson.dumps, lines))),
-        )
+        file = io.BytesIO(b"\n".join(map(orjson.dumps, lines)))
+        snapshot.take(proxy.router, FleetControl(), file, time.monotonic())
         router, now_s = proxy.router, time.monotonic()
         homes = [router.sessions.home(f"of-{name}", now_s) for name in urls]
         assert homes == ["a", None, None]
         assert [router.fleet.states.of(name).cache.blocks for name in urls] == [2, 0, 0]
         assert router.bytes_per_token.all() == {"m": 3.0}
+
+
+def serving(*names: str) -> Router:
+    router = Router(RouterConfig(prefill_throughput=20_000))
+    for name in names:
+        router.add(Instance(name, f"http://{name}"))
+    return router
+
+
+async def test_orders_hold_on_for_the_rest_of_their_time() -> None:
+    before, after = FleetControl(), FleetControl()
+    capped = BatchOrder(max_num_seqs=8, policy="largest_kv", ttl_s=60.0, reason="fan 3 is out")
+    before.give({"a": 20, "gone": 20}, capped, "d1", 1000.0)
+    before.give({"b": 20}, BatchOrder(target_celsius=75.0, ttl_s=600.0), "d2", 1000.0)
+    before.give({"c": 20}, BatchOrder(force_evict=4, ttl_s=5.0), "d3", 1000.0)
+    file = await snapshot.leave(serving("a", "b", "c", "gone"), before)
+    snapshot.take(serving("a", "b", "c"), after, file, 1010.0)
+    standing = after.status("a").order
+    assert standing is not None
+    assert (standing.order, standing.cap, standing.until_s) == (capped, 8, 1060.0)
+    assert (standing.decision_id, after.status("a").limits.cap) == ("d1", 8)
+    aimed = after.status("b").order
+    assert aimed is not None
+    assert (aimed.order.target_celsius, aimed.until_s, aimed.cap) == (75.0, 1600.0, None)
+    assert after.status("c").order is None, "its time was over"
+    assert after.status("gone").order is None
+    assert (after.state("a"), after.state("c")) == ("MANUAL", "NORMAL")

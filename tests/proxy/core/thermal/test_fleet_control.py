@@ -158,3 +158,26 @@ def test_a_policy_that_cannot_be_made_leaves_the_own_law() -> None:
     control = FleetControl(make_control, make)
     control.tick("a", (), BUSY, 0.0)
     assert given == [None]
+
+
+def test_an_order_taken_over_aims_the_controller_that_comes_later() -> None:
+    before = FleetControl()
+    before.give({"a": 9}, BatchOrder(target_celsius=75.0, ttl_s=60.0), "d1", 100.0)
+    aimed = Scripted()
+    after = FleetControl(lambda policy: aimed)
+    after.adopt_orders(before.order_rows(), 110.0)
+    after.tick("a", (), InstanceWork(), 111.0)
+    assert aimed.aimed == (75.0, 160.0)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["a"],
+        ["a", "8", 0, None, "lru", 60.0, "", "d1", 500.0, 8],
+        ["a", 8, 0, None, "lru", 60.0, "", "d1", True, 8],
+    ],
+)
+def test_what_is_no_order_is_not_taken_over(row: list[object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        FleetControl().adopt_orders([row], 100.0)
