@@ -369,6 +369,7 @@ class Floor:
         """A rig with scripted engines, or with `sims` simulated ones; checks when it is left.
 
         `boots`: the instances have a bootstrap server, behind the same fault proxy if scripted.
+        Where `sim` has `thermal`, the sensors of their GPUs are read through it too.
         """
         before, failure = Residue(), None
         async with AsyncExitStack() as stack:
@@ -413,7 +414,10 @@ class Floor:
         instances = [f"calm={calm.url}"]
         for i, link in enumerate(links):
             gate = (gates or links)[i].address
-            instances.append(f"i{i}={link.address}" + (f";bootstrap={gate}" if boots else ""))
+            more = f";bootstrap={gate}" if boots else ""
+            if sim.get("thermal"):
+                more += f";gpus=0;dcgm={link.address}/dcgm/metrics"
+            instances.append(f"i{i}={link.address}{more}")
         defaults: dict[str, Any] = {"kv_connector": "mooncake" if boots else "none"}
         folder = self._folder / str(next(self._number))
         folder.mkdir()
