@@ -82,6 +82,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
         default="none",
         help=f"names from {', '.join(PERTURBATIONS)}, or all",
     )
+    add(
+        "--migration-limit",
+        type=count,
+        default=0,
+        help="as of the proxy: instances that are asked to go on with a stream, once begun",
+    )
     add("--horizon", type=positive, default=900.0, help="virtual seconds of load")
     add(
         "--think-cap",
@@ -127,6 +133,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         profile=options.profile,
         closed=options.closed,
         kv_tokens=options.kv_tokens,
+        migration_limit=options.migration_limit,
     )
     shown = Console(file=sys.stderr)
     with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:

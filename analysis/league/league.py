@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ class LeagueOptions:
     """The options of a league; times in virtual seconds.
 
     `given`: a scale of an earlier run, instead of a search for the scales of `regimes`. `closed`:
-    closed loops instead of loads at a rate, on engines with `kv_tokens` of KV.
+    closed loops instead of loads at a rate, on engines with `kv_tokens` of KV. `migration_limit`:
+    the proxy's `--migration-limit`.
     """
 
     trace: Path
@@ -64,6 +65,7 @@ class LeagueOptions:
     profile: str = "h100"
     closed: tuple[ClosedLoad, ...] = ()
     kv_tokens: int = KV_TOKENS
+    migration_limit: int = 0
 
     def check(self) -> None:
         """Raise LeagueError for an unknown name, or engines too small for any request."""
@@ -142,6 +144,7 @@ class League:
             "horizon_s": options.horizon_s,
             "think_cap_s": options.think_cap_s,
             "timeout_s": options.timeout_s,
+            "migration_limit": options.migration_limit,
             "baseline": BASELINE,
             "left_out": asdict(self.left_out),
             "regimes": [
@@ -211,7 +214,8 @@ def _seeds(options: LeagueOptions) -> range:
 
 def _fleet(options: LeagueOptions, kv_tokens: float, horizon_s: float) -> EngineFleet:
     profile = PROFILES[options.profile]
-    return profile.fleet(_read(), options.instances, kv_tokens, options.timeout_s, horizon_s)
+    made = profile.fleet(_read(), options.instances, kv_tokens, options.timeout_s, horizon_s)
+    return replace(made, migration_limit=options.migration_limit)
 
 
 def _tasks(options: LeagueOptions, scale: Scale) -> Iterator[Task]:

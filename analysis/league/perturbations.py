@@ -9,13 +9,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from analysis.league.fleet import EngineFleet, slower
+from proxy.core.thermal.controller import Controller
+from proxy.core.thermal.fleet_control import FleetControl
+from proxy.core.thermal.laws import OperatorPolicy
+from proxy.core.thermal.options import ThermalOptions
+from replayer.engine.heat import FirstOrderPlant, Plant, PlantOptions
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import LoadRules
+from replayer.virtual.requests import HeatOptions, Loss
 
 Perturbation = Callable[[LoadRules, EngineFleet], tuple[LoadRules, EngineFleet]]
 SLOW, LINK, QUARTER, BURST = 2.0, 10.0, 4, 10.0
 ESTIMATE = 0.3
 COLD_THROUGHPUT, COLD_TRANSFER_S = 5_000.0, 2.0
+DOWN_S = 30.0
+"""From an engine's death to the first answer of the next one."""
+WARM_CELSIUS = 70.0
+"""The air of the hot engine: of its 12 degrees to the target, 10 are drawn without any work."""
 
 
 def none(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
@@ -71,6 +81,32 @@ def cold(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
     return rules, replace(fleet, options={**fleet.options, **options})
 
 
+def losses(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
+    """Have each engine die once, one after the other; the next one there has nothing cached."""
+    apart_s = rules.horizon_s / (len(fleet.engines) + 1)
+    at_s = [apart_s * (number + 1) for number in range(len(fleet.engines))]
+    down_s = min(DOWN_S, apart_s / 2)
+    lost = tuple(Loss(number, one, one + down_s) for number, one in enumerate(at_s))
+    return rules, replace(fleet, losses=lost)
+
+
+def hot_engine(rules: LoadRules, fleet: EngineFleet) -> tuple[LoadRules, EngineFleet]:
+    """Blow warm air at the first engine; thermal control holds it at its target."""
+    return rules, replace(fleet, heat=HeatOptions(_control, _plant))
+
+
+def _control() -> FleetControl:
+    return FleetControl(_controller)
+
+
+def _controller(policy: OperatorPolicy | None) -> Controller:
+    return Controller(ThermalOptions(), policy)
+
+
+def _plant(name: str) -> Plant:
+    return FirstOrderPlant(PlantOptions(ambient_celsius=WARM_CELSIUS) if name == "e0" else None)
+
+
 PERTURBATIONS: dict[str, Perturbation] = {
     "none": none,
     "slow-engine": slow_engine,
@@ -80,4 +116,6 @@ PERTURBATIONS: dict[str, Perturbation] = {
     "estimate-low": estimate_low,
     "bursty": bursty,
     "cold": cold,
+    "losses": losses,
+    "hot-engine": hot_engine,
 }

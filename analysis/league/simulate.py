@@ -7,8 +7,9 @@ late in every percentile and mean (null in JSON). Goodput: the share of requests
 `hit_ratio` is the share of the answered prompts' tokens that no engine computed, `hit_error_ratio`
 how far the part of a prompt that was predicted to be cached is from the one that was, as a mean
 over prompts computed where they decode (`late`: without the first 100), `ttft_error` how far the
-predicted TTFT is from the realised one, as a part of it, without the first 50. `work_done_ratio`:
-see the function.
+predicted TTFT is from the realised one, as a part of it, without the first 50. `cut`: streams that
+ended before their answer did, as their engine died; `moves`: how often one went on elsewhere.
+`work_done_ratio`: see the function.
 
 A closed loop has no horizon: all its requests count.
 """
@@ -110,6 +111,9 @@ def setting(
         way=fleet.way,
         joins_s=fleet.joins_s,
         reports_kv=fleet.reports_kv,
+        losses=fleet.losses,
+        migration_limit=fleet.migration_limit,
+        heat=fleet.heat,
     )
     return config, options
 
@@ -123,7 +127,7 @@ def figures(
     warm_s = WARM_UP_RATIO * horizon_s if is_open else 0.0
     rows = [row for row, one in zip(run.rows, planned, strict=True) if one.due_s >= warm_s]
     ok = [row for row in rows if row.outcome == "ok"]
-    ttft_s = sorted(math.inf if row.ttft_s is None else row.ttft_s for row in rows)
+    ttft_s = sorted(_ttft_s(row) for row in rows)
     tpot_s = sorted(row.tpot_s for row in ok if row.tpot_s is not None)
     e2e_s = sorted(math.inf if row.e2e_s is None else row.e2e_s for row in rows)
     prompt = sum(row.prompt_tokens for row in run.rows if row.ttft_s is not None)
@@ -146,6 +150,8 @@ def figures(
         "offloads": sum(row.prefill is not None for row in run.rows),
         "fallbacks": sum(row.fallback is not None for row in run.rows),
         "hedges": sum(row.hedge is not None for row in run.rows),
+        "cut": sum(row.outcome == "failed" and row.ttft_s is not None for row in run.rows),
+        "moves": sum(row.moves for row in run.rows),
         "moved_bytes": run.moved_bytes,
         "preemptions": run.preemptions,
         "evicted_blocks": run.evicted_blocks,
@@ -155,6 +161,10 @@ def figures(
         "work_done_ratio": work_done_ratio(run.rows, horizon_s) if is_open else None,
         "working_set_ratio": working_set_tokens(run.rows, horizon_s) / kv_tokens,
     }
+
+
+def _ttft_s(row: VirtualRow) -> float:
+    return math.inf if row.ttft_s is None or row.outcome == "failed" else row.ttft_s
 
 
 def hit_error_ratio(rows: Sequence[VirtualRow]) -> float | None:

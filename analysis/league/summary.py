@@ -78,7 +78,7 @@ COLUMNS = (
     Column("TPOT p50/p90 ms", ("tpot_s.p50", "tpot_s.p90"), 1e3, 0),
     Column("E2E p50/p90 s", ("e2e_s.p50", "e2e_s.p90"), 1.0, 1),
     Column("makespan", ("makespan_s",), 1.0, 0),
-    Column("failed", ("failures",), 1.0, 1),
+    Column("failed/cut/moved", ("failures", "cut", "moves"), 1.0, 1),
     Column("hit %", ("hit_ratio",), 100.0, 1),
     Column("off by", ("hit_error_ratio",), 100.0, 1),
     Column("offloads", ("offloads",), 1.0, 0),
@@ -89,6 +89,7 @@ EXPLAINED = (
     "goodput: share of requests with TTFT <= 2 s + 0.1 ms per token that is new to an infinite "
     "cache of its session, and TPOT <= 50 ms; a failed request is infinitely late; "
     "means over seeds, [95 % bootstrap interval]; off by: mean error of a prompt's predicted hit; "
+    "cut: streams that ended before their answer; moved: how often a stream went on elsewhere; "
     "set/KV: working set over the fleet's KV"
 )
 FIGURES = tuple(dict.fromkeys(name for column in COLUMNS for name in column.figures))

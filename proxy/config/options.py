@@ -673,7 +673,7 @@ class Settings(Model):
             TIMEOUTS,
             "Longest time from a request's dispatch to its first byte. For a stream the limit is "
             "5 s + 3 x the late bound of its prefill where that is shorter and another instance "
-            "can be asked.",
+            "would take it.",
             "s",
             reloadable=True,
         ),

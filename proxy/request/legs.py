@@ -19,6 +19,7 @@ from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer, ma
 from proxy.core.connectors.params import wrong_params
 from proxy.core.kvcache.reuse import usage_ratio
 from proxy.core.routing.actions import LeftKv
+from proxy.core.routing.time_limits import look_again_s
 from proxy.core.types import FailureKind, Fallback
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import ANSWER_BYTES, OnSent, Upstream
@@ -152,12 +153,12 @@ def fallback_of(failure: UpstreamFailure) -> Fallback:
 
 
 class FirstEventLimit(Limit):
-    """Limit on the first event: `seconds`, or `cap_s` while no other instance could be asked."""
+    """Limit on the first event: `seconds`, or `cap_s` while no other instance would be asked."""
 
     __slots__ = ("_has_other", "_is_final", "cap_s")
 
     def __init__(
-        self, seconds: float, cap_s: float, has_other: Callable[[], bool] = lambda: True
+        self, seconds: float, cap_s: float, has_other: Callable[[float], bool] = lambda now_s: True
     ) -> None:
         super().__init__(seconds)
         self.cap_s = cap_s
@@ -172,9 +173,10 @@ class FirstEventLimit(Limit):
     def look(self, now_s: float) -> None:
         """Called with every tick."""
         is_scaled = self.seconds < self.cap_s and not self._is_final
-        if is_scaled and now_s >= self._when_s and not self._has_other():
-            self._when_s += self.cap_s - self.seconds
-            self.seconds = self.cap_s
+        if is_scaled and now_s >= self._when_s and not self._has_other(now_s):
+            later_s = look_again_s(self.seconds, self.cap_s)
+            self._when_s += later_s - self.seconds
+            self.seconds = later_s
         super().look(now_s)
 
 

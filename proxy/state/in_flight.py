@@ -8,6 +8,7 @@ from typing import Protocol
 
 from proxy.core.fleet.retries import Budget
 from proxy.core.routing.route import Route
+from proxy.core.types import RequestFacts
 from proxy.net.timeouts import Limit
 from proxy.protocol.streams.trail import TrailMemory
 
@@ -28,6 +29,8 @@ class Served(Protocol):
 
     request_id: str
     route: Route | None
+    facts: RequestFacts
+    """What it was placed by; set where it has a route."""
 
     @property
     def priority(self) -> int:

@@ -72,9 +72,9 @@ class ProxyState:
         plan = None if path is None else read_plan(path)
         control = FleetControl() if plan is None else plan.control()
         self.thermal = ThermalControl(control, router, self.in_flight, clock, metrics, self.gpus)
-        self.thermal.may_abort = settings.thermal_may_abort
+        self.thermal.evictions.may_abort = settings.thermal_may_abort
         if plan is not None:
-            self.thermal.budget = MoveBudget(plan.options.fleet_bytes_per_s)
+            self.thermal.evictions.budget = MoveBudget(plan.options.fleet_bytes_per_s)
         self.detached = DetachedTasks()
         self.estimator = TokenEstimator(router.bytes_per_token.of)
         self.memory = Watermark(None)

@@ -11,16 +11,17 @@ import asyncio
 import logging
 import math
 import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from proxy.core.routing.evictions import Eviction, Evictions, Running, Wanted
 from proxy.core.routing.router import Router
-from proxy.core.thermal.fleet_control import EMERGENCY, FleetControl
+from proxy.core.thermal.fleet_control import FleetControl
 from proxy.core.thermal.orders import BatchOrder
 from proxy.core.thermal.readings import GpuReading, HeatLimits, InstanceWork
-from proxy.core.thermal.victims import MoveBudget, Victim, is_worth_moving, most_evictions
+from proxy.core.thermal.victims import Victim
 from proxy.net.timeouts import Clock
 from proxy.protocol.errors import DEFECTS
 from proxy.state.in_flight import InFlight, Served
@@ -28,12 +29,6 @@ from proxy.telemetry.log import Throttle
 from proxy.telemetry.metrics import Metrics
 
 TICK_S = 1.0
-MINUTE_S, MOST_LEFT = 60.0, 4096
-BYTES_PER_TOKEN = 131_072
-"""Of KV, where the bandwidth of moves is kept: of an 8B model with 8 KV heads in 16 bits."""
-FLEET_BYTES_PER_S = 20e9
-"""The founding document's bound on what evictions move, over the whole fleet."""
-NO_BANDWIDTH = "the bandwidth of moves is used up"
 CONTROL = "control"
 """The policy's name in metrics where control itself wants requests to leave."""
 _log = logging.getLogger(__name__)
@@ -53,8 +48,8 @@ class Readings(Protocol):
 class PlanRow:
     """One victim of an eviction. `skip_reason`: why it stays; None: it leaves.
 
-    `target`: where it goes; None where it is ended, or stays. `est_move_s`: what its KV would take
-    to the nearest other instance; None where there is none.
+    `target`: where it is expected to go on, which is decided when it leaves; `est_move_s`: what its
+    KV would take to there. Both are None where it is ended, or cannot go on anywhere.
     """
 
     instance: str
@@ -88,15 +83,6 @@ class Decision:
     plan: list[PlanRow] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A row of a plan, and whose it is."""
-
-    row: PlanRow
-    victim: Victim
-    served: Served
-
-
 @dataclass(slots=True)
 class _Progress:
     """Output of a request at the last tick, and when it last grew; how often it was moved."""
@@ -125,14 +111,11 @@ class ThermalControl:
         self.control, self.gpus = control, gpus
         self._router, self.in_flight = router, in_flight
         self._clock, self._metrics = clock, metrics
-        self.may_abort = False
-        """Requests that cannot be moved may be ended: in an emergency, or by `force_evict`."""
+        self.evictions = Evictions(router, control)
         self.waiting: Callable[[], int] = lambda: 0
         """How many requests wait for a place."""
-        self.budget = MoveBudget(FLEET_BYTES_PER_S)
         self._progress: dict[Served, _Progress] = {}
         self._states: dict[str, str] = {}
-        self._left: dict[str, deque[float]] = {}
         self._throttle = Throttle()
 
     async def run(self) -> None:
@@ -147,7 +130,7 @@ class ThermalControl:
         names = [member.instance.name for member in router.fleet.members()]
         self.control.keep(names)
         self._states = {name: self._states.get(name, "") for name in names}
-        self._left = {name: left for name, left in self._left.items() if name in self._states}
+        self.evictions.keep(names)
         self._note_progress(now_s)
         for name in names:
             try:
@@ -161,22 +144,11 @@ class ThermalControl:
         readings = self.gpus.of(name) if has_sensor else None
         limits = self.control.tick(name, readings, self._work(name, now_s), now_s)
         self._obey(name, limits)
-        if limits.evict:
-            order = self.control.status(name).order
-            policy = None if order is None else order.order.policy
-            is_forced = self.control.state(name) == EMERGENCY
-            count = limits.evict
-            if not is_forced and policy is None:
-                count = min(count, self._rest(name, now_s))
-            plan = self._plan(name, count, policy, now_s, is_forced=is_forced)
-            self._carry_out(plan, policy or CONTROL, now_s)
-
-    def _rest(self, name: str, now_s: float) -> int:
-        """How many more may leave an instance within this minute."""
-        left = self._left.setdefault(name, deque(maxlen=MOST_LEFT))
-        while left and now_s - left[0] >= MINUTE_S:
-            left.popleft()
-        return most_evictions(self._running(name), len(left))
+        wanted = self.evictions.wanted(name, limits, now_s)
+        if wanted.most:
+            running, served = self._all_on(name, now_s)
+            plan = self.evictions.plan(name, running, wanted, now_s)
+            self._carry_out(plan, served, wanted.policy or CONTROL, now_s)
 
     def _running(self, name: str) -> int:
         return self._router.ledger.load(name).running_requests
@@ -231,20 +203,24 @@ class ThermalControl:
             for name, limits in control.give(running, order, decision_id, now_s).items():
                 self._obey(name, limits)
         decision = Decision(decision_id, control.version, [])
+        wanted = Wanted(order.force_evict, order.policy, is_forced=True)
         for name in names:
-            plan = self._plan(name, order.force_evict, order.policy, now_s, is_forced=True)
-            if not dry_run:
-                self._carry_out(plan, order.policy, now_s)
-            leaving = [one for one in plan if one.row.skip_reason is None]
-            left = [one.row.request_id for one in leaving]
-            decision.plan.extend(one.row for one in plan)
+            plan: list[Eviction] = []
+            if wanted.most:
+                streams, served = self._all_on(name, now_s)
+                plan = self.evictions.plan(name, streams, wanted, now_s)
+                if not dry_run:
+                    self._carry_out(plan, served, order.policy, now_s)
+            leaving = [row.victim for row in plan if row.why_not is None]
+            left = [victim.request_id for victim in leaving]
+            decision.plan.extend(_shown(row) for row in plan)
             decision.results.append(
                 InstanceResult(
                     instance=name,
                     previous_running=running[name],
                     new_running=running[name] - len(left),
                     evicted_request_ids=left,
-                    estimated_watts_saved=control.watts_of(name, [one.victim for one in leaving]),
+                    estimated_watts_saved=control.watts_of(name, leaving),
                     new_max_num_seqs=(
                         order.cap(running[name]) if dry_run else self._router.heat.of(name).cap
                     ),
@@ -259,7 +235,7 @@ class ThermalControl:
         self.tick()
         return cleared
 
-    def _victim(self, served: Served, now_s: float) -> Victim:
+    def _victim(self, served: Served, why_fixed: str | None, now_s: float) -> Victim:
         """What speaks for and against the eviction of a request."""
         route, events = served.route, served.output_events
         assert route is not None
@@ -275,91 +251,51 @@ class ThermalControl:
             remaining_tokens=max(1, (expected if most is None else min(most, expected)) - events),
             # The request rate of a session is not kept: what it gets per second stands for it.
             qps=events / max(1e-3, now_s - began_s),
-            is_movable=served.why_fixed is None,
+            is_movable=why_fixed is None,
             moves=0 if progress is None else progress.moves,
             moved_s=-math.inf if progress is None else progress.moved_s,
         )
 
-    def _plan(
-        self, name: str, count: int, policy: str | None, now_s: float, *, is_forced: bool
-    ) -> list[_Planned]:
-        """Who should leave an instance, in their order, and why some cannot."""
-        if not count:
-            return []
-        served_by: dict[int, Served] = {}
-        running = []
+    def _all_on(self, name: str, now_s: float) -> tuple[list[Running], dict[int, Served]]:
+        """All requests on an instance, and whose each victim is, by its `id`."""
+        running, served_by = [], {}
         for served in self.in_flight.on(name):
-            victim = self._victim(served, now_s)
+            why = served.why_fixed
+            victim = self._victim(served, why, now_s)
             served_by[id(victim)] = served
-            running.append(victim)
-        chosen = self.control.victims(name, running, count, now_s, policy, may_abort=is_forced)
-        plan = []
-        for victim in chosen:
-            served = served_by[id(victim)]
-            move_s = self._move_s(name, victim.kv_tokens)
-            reason = self._why_not(name, served, victim, move_s, now_s, is_forced=is_forced)
-            row = PlanRow(name, victim.request_id, victim.kv_tokens, move_s, None, reason)
-            plan.append(_Planned(row, victim, served))
-        return plan
+            running.append(Running(victim, served.facts, why))
+        return running, served_by
 
-    def _why_not(
-        self,
-        name: str,
-        served: Served,
-        victim: Victim,
-        move_s: float | None,
-        now_s: float,
-        *,
-        is_forced: bool,
-    ) -> str | None:
-        """Why a request stays; None where it leaves."""
-        reason = served.why_fixed
-        if reason is not None:
-            return None if is_forced and self.may_abort else reason
-        if is_forced or move_s is None:
-            return None
-        busy = self._router.busy(name, "*", now_s)
-        if not is_worth_moving(0.0 if busy is None else busy.free_in_s, move_s):
-            return "the wait for its place is shorter than the move"
-        return None
-
-    def _move_s(self, name: str, tokens: int) -> float | None:
-        """Seconds to move a request's KV to the nearest other instance."""
-        others = [m.instance.name for m in self._router.fleet.up() if m.instance.name != name]
-        transfer_s = self._router.latency.transfer_s
-        return min((transfer_s(name, other, tokens) for other in others), default=None)
-
-    def _carry_out(self, plan: list[_Planned], policy: str, now_s: float) -> None:
+    def _carry_out(
+        self, plan: Sequence[Eviction], served_by: dict[int, Served], policy: str, now_s: float
+    ) -> None:
         """Let go whom the plan lets go; where there is no bandwidth for a move, say so in it."""
         outcomes: Counter[str] = Counter()
-        for at, one in enumerate(plan):
-            row, served = one.row, one.served
-            if row.skip_reason is not None:
+        for row in plan:
+            served = served_by[id(row.victim)]
+            if not self.evictions.take(row, now_s):
                 outcomes["skipped"] += 1
-            elif not one.victim.is_movable:
+            elif row.is_end:
                 outcomes["aborted"] += 1
                 _log.warning(
-                    "instance %s: request %s is ended for its heat", row.instance, row.request_id
+                    "instance %s: request %s is ended for its heat",
+                    *(row.instance, row.victim.request_id),
                 )
                 served.end_hot()
-            elif not self._may_move(row, now_s):
-                outcomes["skipped"] += 1
-                plan[at] = replace(one, row=replace(row, skip_reason=NO_BANDWIDTH))
             else:
                 outcomes["moved"] += 1
                 progress = self._progress.setdefault(served, _Progress(served.output_events, now_s))
                 progress.moves, progress.moved_s = progress.moves + 1, now_s
                 served.leave_hot()
-                self._left.setdefault(row.instance, deque(maxlen=MOST_LEFT)).append(now_s)
         for outcome, count in outcomes.items():
             self._metrics.thermal_evictions.labels(policy, outcome).inc(count)
 
-    def _may_move(self, row: PlanRow, now_s: float) -> bool:
-        """Whether there is bandwidth for a move; then it is taken."""
-        tps = self._router.latency.transfer_tps(row.instance)
-        link = None if tps is None else tps * BYTES_PER_TOKEN
-        moved = row.kv_tokens * BYTES_PER_TOKEN
-        return self.budget.take(row.instance, moved, now_s, link) <= 0.0
+
+def _shown(row: Eviction) -> PlanRow:
+    victim = row.victim
+    return PlanRow(
+        row.instance, victim.request_id, victim.kv_tokens, row.move_s, row.target, row.why_not
+    )
 
 
 def _actions(before: HeatLimits, now: HeatLimits) -> list[str]:

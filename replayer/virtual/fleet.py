@@ -2,9 +2,10 @@
 
 The driver takes the place of the proxy's IO: it performs the actions of each request's flow
 (`proxy.core.routing.request_flow`) on engine models, and reports their results to the flow as
-events. Hedges, fall-backs, retries, time limits and the wait queue are the proxy's own code. Engine
-reports come at every scrape. Network and proxy take no time unless given some (`IntakeCost`,
-`WayNoise`). No clock or random number is used: equal loads give equal rows.
+events. Hedges, fall-backs, retries, time limits, moves of streams and the wait queue are the
+proxy's own code. Engine reports come at every scrape, and probes of engines that have died.
+Network and proxy take no time unless given some (`IntakeCost`, `WayNoise`). No clock or random
+number is used: equal loads give equal rows.
 """
 
 import heapq
@@ -15,6 +16,7 @@ from enum import IntEnum
 from itertools import count
 
 from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.fleet.health import Change
 from proxy.core.fleet.retries import Budget
 from proxy.core.routing.actions import (
     Action,
@@ -22,21 +24,26 @@ from proxy.core.routing.actions import (
     CancelHedge,
     CancelPrefill,
     GiveUp,
+    InstanceFailed,
     LegCaps,
     LegFailure,
     LegLimit,
+    NotMoved,
     Pause,
     SendDecode,
     SendHedge,
     SendPrefill,
 )
+from proxy.core.routing.evictions import Running
 from proxy.core.routing.request_flow import (
     RequestFlow,
     State,
 )
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
+from proxy.core.routing.time_limits import look_again_s
 from proxy.core.routing.waiting import QueuedRequest, Waiting
+from proxy.core.thermal.victims import Victim
 from proxy.core.types import FailureKind, Fallback, Instance, Reject, RequestFacts
 from replayer.engine.engine import Engine, deliver
 from replayer.engine.types import (
@@ -48,7 +55,7 @@ from replayer.engine.types import (
     SimRequest,
 )
 from replayer.virtual.arrivals import Planned
-from replayer.virtual.heat import TICK_S, HeatOptions, HeatRow, VirtualHeat
+from replayer.virtual.heat import TICK_S, HeatRow, VirtualHeat
 from replayer.virtual.hooks import Hooks
 from replayer.virtual.requests import (
     VirtualOptions,
@@ -68,13 +75,17 @@ HARDLY_LATER_S = 0.001
 """Margin so that the timer fires after a report has expired, not exactly when it does."""
 _WITH_P = frozenset({State.PREFILLING, State.HEDGED})
 _UNANSWERED = _WITH_P | {State.FETCHING, State.COMPUTING}
+_AWAITED = _UNANSWERED | {State.MOVING}
+DIED = LegFailure(FailureKind.RESET, "the engine died")
+REFUSED = LegFailure(FailureKind.CONNECT, "nobody listens")
+OFF, NO_TOKEN = "migration is off", "it has no token yet"
 GROW_TOKENS = 64
 """Output is charged at scrapes, in steps of at least this many tokens; the proxy charges each
 token."""
 
 
 class Kind(IntEnum):
-    """What a timer is for: an arrival, a limit, a scrape, a look, an engine's coming, control."""
+    """What a timer is for: an arrival, a limit, a scrape, a look, an engine's life, control."""
 
     ARRIVAL = 0
     GIVE_UP = 1
@@ -87,6 +98,8 @@ class Kind(IntEnum):
     LOOK = 8
     JOIN = 9
     CONTROL = 10
+    LOSS = 11
+    BACK = 12
 
 
 def _no_limit() -> LegLimit:
@@ -95,9 +108,13 @@ def _no_limit() -> LegLimit:
 
 @dataclass(slots=True, eq=False)
 class LiveLeg:
-    """A leg that an engine works on; `number` distinguishes it from the request's others."""
+    """A leg that an engine works on; `number` distinguishes it from the request's others.
+
+    `behind`: tokens of output that were its prompt's end, as an earlier leg had brought them.
+    """
 
     number: int = 0
+    behind: int = 0
     engine: int = 0
     request: SimRequest | None = None
     limit: LegLimit = field(default_factory=_no_limit)
@@ -107,8 +124,10 @@ class LiveLeg:
 class LiveRequest:
     """A request between arrival and end; `leg` is its current leg.
 
-    `hedge`: the leg on D while P is late. `sent`: legs so far. `is_in_service`: the proxy has the
-    request and has not refused it.
+    `hedge`: the leg on D while P is late; `old`: where the stream still runs while it is moved.
+    `sent`: legs so far; `charged_tokens`: output of the present one that its lease has; `shown`:
+    output that the client has, as of the last loss or move. `is_in_service`: the proxy has the
+    request and has not refused it. `hot_moves`, `hot_moved_s`: moves for heat.
     """
 
     index: int
@@ -120,14 +139,22 @@ class LiveRequest:
     admitted_s: float = 0.0
     leg: LiveLeg = field(default_factory=LiveLeg)
     hedge: LiveLeg = field(default_factory=LiveLeg)
+    old: LiveLeg = field(default_factory=LiveLeg)
     sent: int = 0
     charged_tokens: int = 0
+    shown: int = 0
     is_in_service: bool = False
+    hot_moves: int = 0
+    hot_moved_s: float = -math.inf
 
     @property
     def transfer_id(self) -> str:
         """The id of the request's only hand-over."""
         return f"xfer-{self.index}"
+
+    def note_shown(self, leg: SimRequest) -> None:
+        """The client has what the present leg has brought."""
+        self.shown = max(self.shown, self.leg.behind + leg.output_tokens)
 
 
 def job_of(
@@ -138,10 +165,10 @@ def job_of(
     fetch: RemoteKv | None = None,
     way_s: float = 0.0,
 ) -> Job:
-    """The engine's job: a prefill leg, a decode leg that fetches, or the whole request."""
+    """The engine's job: a prefill leg, a decode leg that fetches, or all that is left."""
     return Job(
         request_id=f"{live.index}.{live.sent}",
-        prompt_tokens=live.row.prompt_tokens,
+        prompt_tokens=live.row.prompt_tokens + live.shown,
         block_hashes=live.facts.block_hashes,
         output_tokens=output_tokens,
         send_as=send_as,
@@ -151,10 +178,7 @@ def job_of(
 
 
 class VirtualFleet:
-    """One run. `router` gets the instances `e0`, `e1`, ...; `observers` are called by `Hooks`.
-
-    `heat`: thermal control of the run; None for none.
-    """
+    """One run. `router` gets the instances `e0`, `e1`, ...; `observers` are called by `Hooks`."""
 
     def __init__(
         self,
@@ -162,7 +186,6 @@ class VirtualFleet:
         router: Router,
         options: VirtualOptions,
         observers: Sequence[object] = (),
-        heat: HeatOptions | None = None,
     ) -> None:
         self.router = router
         self.options = options
@@ -185,7 +208,14 @@ class VirtualFleet:
         self._rows: list[VirtualRow | None] = [None] * len(planned)
         self._left = len(planned)
         self._run = VirtualRun([])
-        self._heat = None if heat is None else VirtualHeat(heat, router, self._by_name)
+        self._heat = (
+            None if options.heat is None else VirtualHeat(options.heat, router, self._by_name)
+        )
+        self._gone: set[str] = set()
+        """Engines that have died, until the proxy has them back."""
+        for loss in options.losses:
+            self._at(loss.at_s, Kind.LOSS, loss.engine)
+            self._at(loss.back_s, Kind.BACK, loss.engine)
         for number, join_s in enumerate(options.joins_s or [0.0] * len(self.names)):
             if join_s:
                 self._at(join_s, Kind.JOIN, number)
@@ -238,16 +268,25 @@ class VirtualFleet:
         if kind is Kind.SCRAPE:
             self._scrape(now_s)
         elif kind is Kind.CONTROL and self._heat is not None:
-            self._heat.tick(now_s, len(self._waiting.queue))
+            self._heat.tick(now_s, len(self._waiting.queue), self)
             self._at(now_s + TICK_S, Kind.CONTROL, 0)
         elif kind is Kind.LOOK:
             self._is_woken = True
-        elif kind is Kind.JOIN and isinstance(what, int):
-            self._join(what)
         elif isinstance(what, int):
-            self._arrive(what, now_s)
+            self._handle_number(kind, what, now_s)
         elif what.row.outcome == "ok":
             self._handle_request(kind, what, number, now_s)
+
+    def _handle_number(self, kind: Kind, number: int, now_s: float) -> None:
+        """Handle what happens to an engine, or a request's arrival."""
+        if kind is Kind.JOIN:
+            self._join(number)
+        elif kind is Kind.LOSS:
+            self._lose(number, now_s)
+        elif kind is Kind.BACK:
+            self._bring_back(number, now_s)
+        else:
+            self._arrive(number, now_s)
 
     def _handle_request(self, kind: Kind, live: LiveRequest, number: int, now_s: float) -> None:
         if kind is Kind.ARRIVAL:
@@ -271,31 +310,113 @@ class VirtualFleet:
         elif kind is Kind.PREFILL_LATE:
             if flow.state is State.PREFILLING and number == live.leg.number:
                 self._perform(live, flow.prefill_late(now_s), now_s)
-        elif number == live.leg.number and flow.state in _UNANSWERED:
+        elif number == live.leg.number and flow.state in _AWAITED:
             self._leg_late(live, flow, live.leg, now_s)
         elif number == live.hedge.number and flow.state is State.HEDGED:
             self._leg_late(live, flow, live.hedge, now_s)
 
     def _leg_late(self, live: LiveRequest, flow: RequestFlow, leg: LiveLeg, now_s: float) -> None:
         """As in the proxy: a limit below the cap only counts if another instance may be asked."""
-        limit, is_prefill = leg.limit, leg is live.leg and flow.state in _WITH_P
-        if limit.seconds < limit.cap_s and not flow.has_other():
-            leg.limit = LegLimit(limit.option, limit.cap_s, limit.cap_s)
-            rest_s = limit.cap_s - limit.seconds
-            self._at(now_s + rest_s, Kind.LEG_LATE, live, leg.number)
+        limit = leg.limit
+        if limit.seconds < limit.cap_s and not flow.has_other(now_s):
+            later_s = look_again_s(limit.seconds, limit.cap_s)
+            leg.limit = LegLimit(limit.option, later_s, limit.cap_s)
+            self._at(now_s + later_s - limit.seconds, Kind.LEG_LATE, live, leg.number)
             return
         self._abort(leg, now_s)
         failure = LegFailure(limit.kind, "late")
-        if is_prefill:
-            actions = flow.prefill_failed(Fallback.P_TIMEOUT, now_s, failure)
-        elif leg is live.hedge:
+        self._failed(live, flow, leg, failure, Fallback.P_TIMEOUT, now_s)
+
+    def _failed(
+        self,
+        live: LiveRequest,
+        flow: RequestFlow,
+        leg: LiveLeg,
+        failure: LegFailure,
+        why: Fallback,
+        now_s: float,
+    ) -> None:
+        """Tell the flow that a leg has failed before its first token; `why`: where it is P's."""
+        if leg is live.hedge:
             actions = flow.hedge_failed(failure, now_s)
+        elif flow.state in _WITH_P:
+            actions = flow.prefill_failed(why, now_s, failure)
+        elif flow.state is State.MOVING:
+            actions = flow.move_failed(failure, live.shown, math.inf, now_s)
         else:
             actions = flow.decode_failed(failure, now_s, PAUSE_RATIO)
         self._perform(live, actions, now_s)
 
+    def _lose(self, number: int, now_s: float) -> None:
+        """An engine dies with all that it holds; what runs there fails at once."""
+        self._advance(number, now_s)
+        name, engine = self.names[number], self.engines[number]
+        del self._by_name[name]
+        self._gone.add(name)
+        self._due_s[number] = math.inf
+        self._count(engine)
+        for request, live in list(self._legs.items()):
+            if self._legs.get(request) is live and live.flow is not None:
+                for leg in (live.leg, live.hedge, live.old):
+                    if leg.request is request and leg.engine == number:
+                        self._leg_died(live, live.flow, leg, request, now_s)
+                        break
+
+    def _leg_died(
+        self, live: LiveRequest, flow: RequestFlow, leg: LiveLeg, request: SimRequest, now_s: float
+    ) -> None:
+        del self._legs[request]
+        leg.request = None
+        if leg is live.old:
+            return
+        if leg is live.hedge or flow.state in _AWAITED:
+            self._failed(live, flow, leg, DIED, Fallback.P_ERROR, now_s)
+            return
+        live.note_shown(request)
+        self._stream_lost(live, flow, now_s)
+
+    def _stream_lost(self, live: LiveRequest, flow: RequestFlow, now_s: float) -> None:
+        self._perform(live, flow.stream_lost(live.shown, math.inf, now_s, DIED), now_s)
+
+    def _bring_back(self, number: int, now_s: float) -> None:
+        """Another engine answers where one has died, with nothing cached."""
+        engine = Engine(self.options.engines[number], now_s)
+        self.engines[number] = self._by_name[self.names[number]] = engine
+        self._place[engine] = number
+
+    def _count(self, engine: Engine) -> None:
+        """Add an engine's totals to those of the run."""
+        self._run.preemptions += engine.counters.preemptions
+        self._run.evicted_blocks += engine.pool.evicted_blocks
+        self._run.moved_bytes += engine.sender.bytes_sent
+
+    def _probe_gone(self, now_s: float) -> None:
+        """Probe what has died, until it answers and is used again."""
+        events = self.router.events
+        for name in sorted(self._gone):
+            if name in self._by_name:
+                events.probe_answered(name, now_s)
+                member = self.router.fleet.get(name)
+                if member is not None and member.health.is_up:
+                    self._gone.discard(name)
+            elif events.probe_failed(name, "refused", now_s, is_refused=True) is Change.GONE:
+                self._peer_gone(name, now_s)
+
+    def _peer_gone(self, name: str, now_s: float) -> None:
+        """End the legs that fetch KV from an instance that is gone."""
+        gone = LegFailure(FailureKind.PEER_GONE, "the peer is gone")
+        for live in list(self._legs.values()):
+            flow = live.flow
+            if flow is None or flow.state is not State.FETCHING:
+                continue
+            if flow.route.prefill is not None and flow.route.prefill.name == name:
+                self._abort(live.leg, now_s)
+                self._failed(live, flow, live.leg, gone, Fallback.P_GONE, now_s)
+
     def _advance(self, number: int, now_s: float) -> None:
         engine = self.engines[number]
+        if self._by_name.get(self.names[number]) is not engine:
+            return  # it has died
         for event in engine.advance(now_s):
             self._dispatch(event, engine, now_s)
         self._due_s[number] = engine.next_event_s()
@@ -395,6 +516,7 @@ class VirtualFleet:
             options.prefill_timeout_s,
             options.transfer_timeout_s,
             math.inf,
+            options.migration_limit,
         )
         live.route, live.admitted_s = route, now_s
         live.flow = RequestFlow(
@@ -417,8 +539,10 @@ class VirtualFleet:
                 live.leg, live.hedge = live.hedge, LiveLeg()
             elif isinstance(action, Pause):
                 self._at(now_s + action.seconds, Kind.PAUSE_OVER, live)
-            elif isinstance(action, GiveUp):
-                self._end(live, "failed", now_s)
+            elif isinstance(action, GiveUp | NotMoved):
+                self._not_moved(live, now_s)
+            elif isinstance(action, InstanceFailed) and action.change is Change.GONE:
+                self._peer_gone(action.name, now_s)
             else:
                 note(live.row, action)
 
@@ -426,28 +550,98 @@ class VirtualFleet:
         self, live: LiveRequest, send: SendPrefill | SendDecode | SendHedge, now_s: float
     ) -> None:
         live.sent += 1
-        row, leg = live.row, live.hedge if isinstance(send, SendHedge) else live.leg
+        row, leg, flow = (
+            live.row,
+            live.hedge if isinstance(send, SendHedge) else live.leg,
+            live.flow,
+        )
+        assert flow is not None
+        engine = self._by_name.get(send.instance.name)
+        if engine is None:
+            leg.number = live.sent
+            self._failed(live, flow, leg, REFUSED, Fallback.P_REFUSED, now_s)
+            return
         way_s = self.options.way.delay_s(live.index, row.session_id, live.sent)
         if isinstance(send, SendPrefill):
             row.prefill = send.instance.name
             job = job_of(live, 1, send_as=live.transfer_id, way_s=way_s)
             if send.hedge_at_s < math.inf:
                 self._at(send.hedge_at_s, Kind.PREFILL_LATE, live, live.sent)
+            flow.prefill_sent()
         else:
             source = send.fetch_from if isinstance(send, SendDecode) else None
             fetch = RemoteKv(source.name, live.transfer_id) if source else None
-            job = job_of(live, row.output_tokens, fetch=fetch, way_s=way_s)
-        engine = self._by_name[send.instance.name]
-        assert live.flow is not None
-        if isinstance(send, SendPrefill):
-            live.flow.prefill_sent()
-        elif isinstance(send, SendDecode) and send.fetch_from is not None:
-            live.flow.decode_sent()
+            job = job_of(live, max(1, row.output_tokens - live.shown), fetch=fetch, way_s=way_s)
+            if source is not None:
+                flow.decode_sent()
         leg.number, leg.limit, leg.engine = live.sent, send.limit, self._place[engine]
+        leg.behind, live.charged_tokens = live.shown, 0
         leg.request = engine.submit(job, now_s)
         self._legs[leg.request] = live
         self._dirty.add(leg.engine)
         self._at(now_s + send.limit.seconds, Kind.LEG_LATE, live, leg.number)
+
+    def _not_moved(self, live: LiveRequest, now_s: float) -> None:
+        """Nobody serves a request: it ends, or its stream goes on where it still runs."""
+        if not live.old.number:
+            self._end(live, "failed", now_s)
+            return
+        live.leg, live.old = live.old, LiveLeg()
+        live.charged_tokens = live.shown - live.leg.behind
+        leg, flow = live.leg.request, live.flow
+        assert flow is not None
+        if leg is None:
+            self._stream_lost(live, flow, now_s)
+        elif leg.finish_reason is not None:
+            self._finish(live, flow, leg, now_s)
+
+    def running_on(self, name: str, now_s: float) -> list[Running]:
+        """The requests that an instance works on, as those who may have to leave it."""
+        found = []
+        why = None if self.options.migration_limit else OFF
+        for leg, live in self._legs.items():
+            flow = live.flow
+            if flow is None or leg is not live.leg.request or flow.route.decode.name != name:
+                continue
+            fixed = why if flow.state is State.STREAMING else NO_TOKEN
+            found.append(Running(self._victim(live, flow, leg, now_s, fixed), live.facts, fixed))
+        return found
+
+    def _victim(
+        self,
+        live: LiveRequest,
+        flow: RequestFlow,
+        leg: SimRequest,
+        now_s: float,
+        why_fixed: str | None,
+    ) -> Victim:
+        written = live.leg.behind + leg.output_tokens
+        expected = int(self.router.latency.output_tokens)
+        return Victim(
+            str(live.index),
+            kv_tokens=live.row.prompt_tokens + written,
+            last_token_s=now_s,
+            remaining_tokens=max(1, expected - written),
+            qps=leg.output_tokens / max(1e-3, now_s - flow.route.reserved_s),
+            is_movable=why_fixed is None,
+            moves=live.hot_moves,
+            moved_s=live.hot_moved_s,
+        )
+
+    def leave_hot(self, request_id: str, now_s: float) -> None:
+        """Have a stream go on elsewhere, if it can; it runs on where it is until then."""
+        for leg, live in self._legs.items():
+            if live.index == int(request_id) and leg is live.leg.request:
+                break
+        else:
+            return
+        live.hot_moves, live.hot_moved_s = live.hot_moves + 1, now_s
+        live.note_shown(leg)
+        assert live.flow is not None
+        actions = live.flow.move_asked(live.shown, math.inf, now_s)
+        if isinstance(actions[-1], SendDecode):
+            live.old, live.leg = live.leg, LiveLeg()
+            self._perform(live, actions, now_s)
 
     def _leg_ended(
         self, live: LiveRequest, flow: RequestFlow, leg: SimRequest, now_s: float
@@ -472,6 +666,9 @@ class VirtualFleet:
     ) -> None:
         if leg is live.hedge.request and flow.state is State.HEDGED:
             self._perform(live, flow.hedge_answered(now_s), now_s)
+        elif leg is live.leg.request and flow.state is State.MOVING:
+            self._moved(live, flow, leg, now_s)
+            return
         elif leg is live.leg.request and flow.state in _UNANSWERED - _WITH_P:
             self._perform(live, flow.decode_answered(now_s), now_s)
         else:
@@ -482,6 +679,15 @@ class VirtualFleet:
         row.computed_tokens += leg.prompt_computed_tokens
         flow.first_token(now_s)
         self._hooks.first_token(flow.route, live.facts, now_s - live.admitted_s, leg, now_s)
+
+    def _moved(self, live: LiveRequest, flow: RequestFlow, leg: SimRequest, now_s: float) -> None:
+        """Another engine goes on with the stream."""
+        self._abort(live.old, now_s)
+        live.old = LiveLeg()
+        self._perform(live, flow.decode_answered(now_s), now_s)
+        live.row.moves += 1
+        live.row.computed_tokens += leg.prompt_computed_tokens
+        flow.first_token(now_s)
 
     def _finish(self, live: LiveRequest, flow: RequestFlow, leg: SimRequest, now_s: float) -> None:
         live.row.end_s = now_s
@@ -510,7 +716,7 @@ class VirtualFleet:
         row, route = live.row, live.route
         row.outcome = outcome
         self._left_service(live)
-        for leg in (live.leg, live.hedge):
+        for leg in (live.leg, live.hedge, live.old):
             self._abort(leg, now_s)
         if route is not None and live.flow is not None:
             row.route_class, row.reason = route.route_class.value, route.reason.value
@@ -536,8 +742,11 @@ class VirtualFleet:
             member = self.router.fleet.get(name)
             if member is not None and member.health.trial_due(now_s):
                 self.router.events.trial_ended(name, None, now_s)
+        self._probe_gone(now_s)
         for leg, live in self._legs.items():
             grown = leg.output_tokens - live.charged_tokens
+            if leg is not live.leg.request:
+                continue
             if grown >= GROW_TOKENS and live.row.ttft_s is not None and live.route is not None:
                 live.route.lease.grow(grown)
                 live.charged_tokens = leg.output_tokens
@@ -546,9 +755,8 @@ class VirtualFleet:
     def _result(self) -> VirtualRun:
         run = self._run
         run.rows = [row for row in self._rows if row is not None]
-        run.preemptions = sum(engine.counters.preemptions for engine in self.engines)
-        run.evicted_blocks = sum(engine.pool.evicted_blocks for engine in self.engines)
-        run.moved_bytes = sum(engine.sender.bytes_sent for engine in self.engines)
+        for engine in self._by_name.values():
+            self._count(engine)
         run.drift = self.router.ledger.drift()
         return run
 

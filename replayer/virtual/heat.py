@@ -1,37 +1,23 @@
 """Thermal control in virtual time: plants that a run's engines warm, and limits on its router.
 
 The control tick is that of the proxy: work and readings in, limits to the router, which caps,
-weighs, prices and lets requests wait in the proxy's own queue. Nothing is evicted here: requests
-over a cap end by themselves. Only a simulator shows any of this: not hardware validated.
+weighs, prices and lets requests wait in the proxy's own queue; streams that are to leave go on
+elsewhere, where `--migration-limit` allows it. Only a simulator shows any of this: not hardware
+validated.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
+from proxy.core.routing.evictions import Evictions, Running
 from proxy.core.routing.router import Router
-from proxy.core.thermal.fleet_control import FleetControl
 from proxy.core.thermal.readings import InstanceWork
 from replayer.engine.engine import Engine
-from replayer.engine.heat import FirstOrderPlant, Plant, SensorFaults, Sensors
+from replayer.engine.heat import Plant, Sensors
+from replayer.virtual.requests import HeatOptions
 
 TICK_S = 1.0
-
-
-def _first_order(name: str) -> Plant:
-    del name
-    return FirstOrderPlant()
-
-
-@dataclass(frozen=True, slots=True)
-class HeatOptions:
-    """Thermal control of a run. `make_control`: of the whole fleet; `make_plant`: by the engine.
-
-    `faults`: what is wrong with every engine's sensors.
-    """
-
-    make_control: Callable[[], FleetControl]
-    make_plant: Callable[[str], Plant] = _first_order
-    faults: SensorFaults = field(default_factory=SensorFaults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +32,32 @@ class HeatRow:
     state: str
 
 
+class Streams(Protocol):
+    """The requests of a run, as far as its heat concerns them."""
+
+    def running_on(self, name: str, now_s: float) -> list[Running]:
+        """The requests that an engine works on."""
+
+    def leave_hot(self, request_id: str, now_s: float) -> None:
+        """Have a stream go on elsewhere, if it can."""
+
+
 class VirtualHeat:
-    """The plants, sensors and control of one run."""
+    """The plants, sensors and control of one run; `engines`: those that live, by name."""
 
     def __init__(self, options: HeatOptions, router: Router, engines: Mapping[str, Engine]) -> None:
         self.control = options.make_control()
+        self._evictions = Evictions(router, self.control)
         self.rows: list[HeatRow] = []
         self._router, self._engines = router, engines
         plants = {name: options.make_plant(name) for name in engines}
         self._sensors = {name: Sensors(plants[name], name, options.faults) for name in engines}
         self._computed = dict.fromkeys(engines, 0)
 
-    def tick(self, now_s: float, waiting: int) -> None:
+    def tick(self, now_s: float, waiting: int, streams: Streams) -> None:
         """Warm each plant by a second of what its engine does, and limit the engine's instance."""
-        for name, engine in self._engines.items():
-            sensors = self._sensors[name]
-            self._warm(sensors.plant, name, engine)
+        for name, sensors in self._sensors.items():
+            self._warm(sensors.plant, name)
             if self._router.fleet.get(name) is None:
                 continue
             load = self._router.ledger.load(name)
@@ -77,9 +73,20 @@ class VirtualHeat:
             state = self.control.state(name)
             row = HeatRow(now_s, name, sensors.plant.celsius, work.running, limits.cap, state)
             self.rows.append(row)
+            wanted = self._evictions.wanted(name, limits, now_s)
+            if wanted.most:
+                running = streams.running_on(name, now_s)
+                for one in self._evictions.plan(name, running, wanted, now_s):
+                    if self._evictions.take(one, now_s):
+                        streams.leave_hot(one.victim.request_id, now_s)
 
-    def _warm(self, plant: Plant, name: str, engine: Engine) -> None:
+    def _warm(self, plant: Plant, name: str) -> None:
         """As of the engine's last event: asking for the present would cut its decode runs."""
+        engine = self._engines.get(name)
+        if engine is None:
+            self._computed[name] = 0
+            plant.step(TICK_S, 0, 0, 0.0)
+            return
         done = engine.counters.prompt_computed
         tps, self._computed[name] = (done - self._computed[name]) / TICK_S, done
         kv_tokens = round(engine.pool.usage_ratio * engine.pool.total * engine.options.block_size)

@@ -6,7 +6,7 @@ Times are virtual seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import xxhash
@@ -19,8 +19,10 @@ from proxy.core.routing.actions import (
     HedgeEnded,
     Retried,
 )
+from proxy.core.thermal.fleet_control import FleetControl
 from proxy.core.types import RequestFacts
 from replayer.engine.costs import IntakeCost
+from replayer.engine.heat import FirstOrderPlant, Plant, SensorFaults
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import Planned
 
@@ -48,6 +50,32 @@ class WayNoise:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """An engine that dies: its number, and when it is there again, with nothing cached."""
+
+    engine: int
+    at_s: float
+    back_s: float
+
+
+def _first_order(name: str) -> Plant:
+    del name
+    return FirstOrderPlant()
+
+
+@dataclass(frozen=True, slots=True)
+class HeatOptions:
+    """Thermal control of a run. `make_control`: of the whole fleet; `make_plant`: by the engine.
+
+    `faults`: what is wrong with every engine's sensors.
+    """
+
+    make_control: Callable[[], FleetControl]
+    make_plant: Callable[[str], Plant] = _first_order
+    faults: SensorFaults = field(default_factory=SensorFaults)
+
+
+@dataclass(frozen=True, slots=True)
 class VirtualOptions:
     """The fleet and the client. One engine per entry of `engines`.
 
@@ -58,7 +86,9 @@ class VirtualOptions:
     not ended by then has no `end_s`, a request that has not begun has no row. `proxy`: time from
     the client's sending to the decision; `way`: from there to an engine, beside its intake.
     `joins_s`: when each engine is brought in, the start where it has none; `reports_kv`: whether
-    engines report their KV, its size and the part in use.
+    engines report their KV, its size and the part in use. `losses`: engines that die, of which
+    one engine's do not overlap; `migration_limit`: `--migration-limit`; `heat`: thermal control,
+    None for none.
     """
 
     engines: tuple[EngineOptions, ...]
@@ -76,6 +106,9 @@ class VirtualOptions:
     way: WayNoise = field(default_factory=WayNoise)
     joins_s: tuple[float, ...] = ()
     reports_kv: bool = True
+    losses: tuple[Loss, ...] = ()
+    migration_limit: int = 0
+    heat: HeatOptions | None = None
     model: str = "sim"
 
 
@@ -85,7 +118,8 @@ class VirtualRow:
 
     `outcome`: ok, rejected, timeout, or failed if no attempt was left. `external_tokens`: KV
     transferred between instances; `computed_tokens`: what P and D prefilled. `hedge`: the winner,
-    local or peer, if D computed as well because P was late.
+    local or peer, if D computed as well because P was late. `moves`: how often the stream went on
+    elsewhere.
     """
 
     index: int
@@ -111,6 +145,7 @@ class VirtualRow:
     retries: int = 0
     fallback: str | None = None
     hedge: str | None = None
+    moves: int = 0
 
     @property
     def e2e_s(self) -> float | None:

@@ -35,7 +35,8 @@ def row(
     policy: str, kv_tokens: int, perturb: str = "none", seeds: int = SEEDS, horizon_s: float = 300.0
 ) -> dict[str, float]:
     """Means over the seeds."""
-    usual = EngineFleet(engines(4, kv_tokens, SOURCE.block_tokens), 60.0, SOURCE.longest_tokens)
+    one = engines(4, kv_tokens, SOURCE.block_tokens)
+    usual = EngineFleet(one, 60.0, SOURCE.longest_tokens, migration_limit=2)
     rows: list[dict[str, Any]] = []
     for seed in range(seeds):
         rules = LoadRules(RATE, horizon_s, seed, 60.0)

@@ -486,14 +486,14 @@ class RequestFlow:
         change = self._router.events.failed(name, failure.kind, failure.detail, now_s)
         return [InstanceFailed(name, change, failure.detail)]
 
-    def has_other(self) -> bool:
-        """Whether another instance could be asked, were the present one given up as late."""
+    def has_other(self, now_s: float) -> bool:
+        """Whether another instance would be asked, were the present one given up as late now."""
         if self.state is State.MOVING:
             has_moves = self.moves < self._caps.moves
-            return has_moves and self._router.has_other(self.route, self._facts)
+            return has_moves and self._router.has_other(self.route, self._facts, now_s)
         if self.retries >= MAX_RETRIES or not self._budget.has_room():
             return False
-        return self._router.has_other(self.route, self._facts)
+        return self._router.has_other(self.route, self._facts, now_s)
 
     def silence_limit_s(self, now_s: float) -> float:
         """How long an answer that has begun may be silent."""

@@ -295,6 +295,13 @@ class Router:
         free = self._free(facts, now_s, exclude | self.fleet.recently_failed())
         return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
 
+    def would_go(self, facts: RequestFacts, left: str, now_s: float) -> Instance | Reject:
+        """Where a stream would go on now if it left an instance, and nothing were charged."""
+        free = self.beside(facts, (left,), now_s)
+        if isinstance(free, Reject):
+            return free
+        return self._decide(self._view(facts, free, now_s)).decode.instance
+
     def move(
         self, route: Route, facts: RequestFacts, free: Candidates, output_tokens: int, now_s: float
     ) -> None:
@@ -321,12 +328,12 @@ class Router:
         """Charge the same instance again, after `give_back`."""
         self._charge_colocated(route, facts, now_s)
 
-    def has_other(self, route: Route, facts: RequestFacts) -> bool:
-        """Whether another instance could still be tried for this request."""
+    def has_other(self, route: Route, facts: RequestFacts, now_s: float) -> bool:
+        """Whether another instance would take this request now."""
         if facts.holder is not None:
             return False
         exclude = {*route.tried, route.decode.name} | self.fleet.open()
-        return bool(self.fleet.serving(facts.model, exclude))
+        return bool(self._past_gate(facts.model, now_s, exclude)[0])
 
     def prefill_done(
         self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None

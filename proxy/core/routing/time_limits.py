@@ -16,6 +16,8 @@ FIRST_TOKEN_FIXED_S = 5.0
 LEG_FIXED_S = 2.0
 IDLE_FIXED_S = 60.0
 FACTOR = 3.0
+AGAIN_S = 1.0
+"""A late leg that no other instance would take over now is looked at again after this time."""
 IDLE_STEPS = 200.0
 """Steps that a running stream may have to wait while others are preempted, loaded or prefilled."""
 
@@ -24,6 +26,11 @@ def first_token_limit_s(latency: Latency, route: Route, cap_s: float) -> float:
     """Request sent to the first event, computed on D: 5 s + 3 x late bound, at most `cap_s`."""
     late_s = latency.prefill_bound_s(route.decode.name, route.predicted_prefill_s)
     return min(cap_s, FIRST_TOKEN_FIXED_S + FACTOR * late_s)
+
+
+def look_again_s(late_s: float, cap_s: float) -> float:
+    """The next limit of a leg that is late at this one, where nobody else would take it now."""
+    return min(cap_s, late_s + AGAIN_S)
 
 
 def prefill_limit_s(latency: Latency, route: Route, budget_s: float, cap_s: float) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from proxy.protocol.body import Members
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.examined import Examined, Task, examine
 from proxy.request.client_request import Outgoing
-from proxy.request.legs import Unusable, prefill_leg
+from proxy.request.legs import FirstEventLimit, Unusable, prefill_leg
 from proxy.telemetry.log import LOG_EVERY_S, Throttle
 
 PARSED = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
@@ -167,3 +168,33 @@ async def test_kv_params_that_are_not_used_are_said_once(caplog: pytest.LogCaptu
     assert line == "instance p: its kv_transfer_params are not used: another remote_engine_id"
     later_s = asyncio.get_running_loop().time() + LOG_EVERY_S
     assert p.throttle.turn("kv_transfer_params", later_s) == 99
+
+
+async def seconds_at(limit: FirstEventLimit, *late_s: float) -> list[float]:
+    """The limit after it was looked at so late each time, until it was met."""
+    began_s, seen = asyncio.get_running_loop().time(), []
+    with suppress(TimeoutError), limit:
+        for one_s in late_s:
+            limit.look(began_s + one_s)
+            seen.append(limit.seconds)
+            await asyncio.sleep(0)
+        seen.append(math.inf)
+    return seen
+
+
+async def test_a_late_leg_is_given_up_once_somebody_else_would_take_it() -> None:
+    asked: list[float] = []
+
+    def has_other(now_s: float) -> bool:
+        asked.append(now_s)
+        return len(asked) == 3
+
+    limit = FirstEventLimit(100.0, 300.0, has_other)
+    seen = await seconds_at(limit, 50.0, 100.1, 100.5, 101.1, 102.1, 103.0)
+    assert seen == [100.0, 101.0, 101.0, 102.0, 102.0]
+    assert len(asked) == 3
+
+
+async def test_a_late_leg_that_nobody_else_would_take_has_all_of_its_time() -> None:
+    limit = FirstEventLimit(100.0, 101.5, lambda now_s: False)
+    assert await seconds_at(limit, 100.1, 101.1, 101.4, 101.6) == [101.0, 101.5, 101.5, 101.5]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from proxy.core.routing.evictions import NO_BANDWIDTH, NO_PLACE
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.thermal.fleet_control import FleetControl
@@ -16,7 +17,7 @@ from proxy.core.types import Instance, RequestFacts, RouterConfig
 from proxy.fleet.sensors.readings import GpuReadings
 from proxy.net.timeouts import Clock, Limit
 from proxy.state.in_flight import InFlight
-from proxy.state.thermal import NO_BANDWIDTH, ThermalControl
+from proxy.state.thermal import ThermalControl
 from proxy.telemetry.metrics import Metrics
 from tests.support.heat import Scripted
 
@@ -29,6 +30,7 @@ class Request:
 
     request_id: str
     route: Route | None
+    facts: RequestFacts
     priority: int = 1
     output_events: int = 10
     most_output_tokens: int | None = None
@@ -70,7 +72,7 @@ class Scene:
         route = self.router.admit(facts, self.now_s)
         assert isinstance(route, Route)
         self.router.first_token(route, facts, self.now_s)
-        request = Request(request_id, route, on_leave=self.moved.append)
+        request = Request(request_id, route, facts, on_leave=self.moved.append)
         self.in_flight.enter(Limit(1e9), request)
         return request
 
@@ -114,10 +116,24 @@ async def test_who_cannot_go_is_ended_only_with_leave(may_abort: bool) -> None:
     scene = Scene(500, 600)
     for request in scene.requests:
         request.why_fixed = "migration is off"
-    scene.thermal.may_abort = may_abort
+    scene.thermal.evictions.may_abort = may_abort
     decision = scene.thermal.order(["hot"], BatchOrder(force_evict=1), dry_run=False)
     assert [row.skip_reason for row in decision.plan] == [None if may_abort else "migration is off"]
     assert [one.is_ended for one in scene.requests].count(True) == may_abort
+
+
+async def test_a_plan_says_where_each_would_go_on() -> None:
+    scene = Scene(500)
+    for tokens in (10_000, 100_000) * 20:
+        scene.router.latency.observe_transfer("hot", "cool", tokens, 0.01 + tokens / 1e5)
+    order = BatchOrder(force_evict=1)
+    (row,) = scene.thermal.order(["hot"], order, dry_run=True).plan
+    assert (row.target, row.skip_reason) == ("cool", None)
+    assert row.est_move_s == pytest.approx(scene.router.latency.transfer_s("hot", "cool", 510))
+    scene.router.remove("cool")
+    (row,) = scene.thermal.order(["hot"], order, dry_run=False).plan
+    assert (row.target, row.est_move_s, row.skip_reason) == (None, None, NO_PLACE)
+    assert not scene.moved
 
 
 async def test_control_moves_nobody_where_the_wait_is_shorter_than_the_move() -> None:

@@ -13,9 +13,9 @@ from replayer.engine.heat import FirstOrderPlant, Plant, PlantOptions
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import Planned
 from replayer.virtual.fleet import VirtualFleet
-from replayer.virtual.heat import HeatOptions, HeatRow
+from replayer.virtual.heat import HeatRow
 from replayer.virtual.load import TraceTurn
-from replayer.virtual.requests import VirtualOptions, VirtualRow
+from replayer.virtual.requests import HeatOptions, Loss, VirtualOptions, VirtualRow
 
 BLOCK = 512
 ENGINE = EngineOptions(block_size=BLOCK, num_blocks=1000, max_model_len=1000 * BLOCK)
@@ -39,10 +39,15 @@ def control() -> FleetControl:
 
 
 def run(
-    planned: list[Planned], policy: str, heat: HeatOptions | None
+    planned: list[Planned],
+    policy: str,
+    heat: HeatOptions | None,
+    limit: int = 0,
+    losses: tuple[Loss, ...] = (),
 ) -> tuple[list[VirtualRow], list[HeatRow]]:
     router = Router(RouterConfig(prefill_throughput=20_000, offload_policy=policy))
-    fleet = VirtualFleet(planned, router, VirtualOptions((ENGINE,) * 2, BLOCK), heat=heat)
+    options = VirtualOptions((ENGINE,) * 2, BLOCK, migration_limit=limit, losses=losses, heat=heat)
+    fleet = VirtualFleet(planned, router, options)
     found = fleet.run()
     assert found.drift == 0
     assert router.ledger.live == 0
@@ -83,3 +88,32 @@ def test_hot_everywhere_requests_wait_in_the_queue_and_all_are_served() -> None:
     assert any(row.cap is not None for row in heat)
     assert sum(row.rejects for row in rows) > 0, "some were told when to come again"
     assert max(row.celsius for row in heat) <= 82.0 + 1.5
+
+
+class Failing(FirstOrderPlant):
+    """A plant whose cooling fails after a few seconds."""
+
+    steps = 0
+
+    def step(self, dt_s: float, running: int, kv_tokens: int, prefill_tps: float) -> None:
+        self.steps += 1
+        if self.steps == 8:
+            self.ambient_celsius += 60.0
+        super().step(dt_s, running, kv_tokens, prefill_tps)
+
+
+def failing(name: str) -> Plant:
+    return Failing() if name == "e0" else FirstOrderPlant()
+
+
+@pytest.mark.parametrize("losses", [(), (Loss(0, 9.0, 14.0),), (Loss(1, 9.0, 14.0),)])
+def test_what_runs_too_hot_goes_on_where_it_is_cool(losses: tuple[Loss, ...]) -> None:
+    planned = load(150, 0.1, output=1200)
+    stay, _ = run(planned, "cost", HeatOptions(control, failing))
+    assert not any(row.moves for row in stay)
+    rows, heat = run(planned, "cost", HeatOptions(control, failing), limit=3, losses=losses)
+    assert all(row.outcome == "ok" for row in rows)
+    assert "EMERGENCY" in {row.state for row in heat}
+    moved = [row.moves for row in rows if row.moves]
+    assert moved
+    assert max(moved) <= 2 + len(losses), "twice for heat, and with its engine"

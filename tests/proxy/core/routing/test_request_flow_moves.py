@@ -100,7 +100,7 @@ def test_it_is_not_moved_where_the_time_does_not_suffice() -> None:
 def test_one_that_is_to_leave_stays_where_nobody_goes_on_with_it() -> None:
     it = streaming("a", "b", moves=1)
     assert it.told(it.flow.move_asked(5, REST_S, 2.0)) == ["decode on b again"]
-    assert it.flow.has_other() is False
+    assert it.flow.has_other(2.0) is False
     told = it.told(it.flow.move_failed(LOST, 5, REST_S, 3.0))
     assert told == ["b failed", "not moved: limit"]
     assert (it.flow.state, it.flow.route.decode.name) == (State.STREAMING, "a")

@@ -15,6 +15,7 @@ from proxy.core.placement.decision import Choice, PlacementView, chosen
 from proxy.core.placement.rules import PLACEMENTS
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
+from proxy.core.thermal.readings import HeatLimits
 from proxy.core.types import (
     Candidate,
     Fallback,
@@ -572,3 +573,16 @@ def _advance(r: Router, step: str, route: Route, f: RequestFacts) -> None:
         "end": lambda: r.finish(route, 0.5),
     }
     calls[step]()
+
+
+def test_nobody_else_would_take_a_request_while_all_others_are_past_the_gate() -> None:
+    r = router(3)
+    route = admitted(r, facts(tokens=500))
+    others = [name for name in ("i0", "i1", "i2") if name != route.decode.name]
+    assert r.has_other(route, facts(tokens=500), 0.0)
+    r.gate.mark_busy(others[0], 5.0)
+    assert r.has_other(route, facts(tokens=500), 1.0)
+    r.limit_heat(others[1], HeatLimits(is_drained=True))
+    assert not r.has_other(route, facts(tokens=500), 1.0)
+    assert r.has_other(route, facts(tokens=500), 5.0)
+    r.finish(route, 6.0)

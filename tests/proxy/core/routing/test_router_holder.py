@@ -35,7 +35,7 @@ def test_it_goes_to_its_holder_and_nowhere_else(name: str) -> None:
     assert [isinstance(at, Route) and at.decode.name for at in routes] == [name] * 3
     route = routes[0]
     assert isinstance(route, Route)
-    assert not r.has_other(route, facts)
+    assert not r.has_other(route, facts, 0.0)
     assert isinstance(r.elsewhere(route, facts, 0.0), Reject)
     assert isinstance(r.retry(route, facts, 0.0), Reject)
 
