@@ -182,6 +182,7 @@ def test_a_proxy_that_serves_has_not_loaded_what_it_never_needs() -> None:
     tops = set(run.stdout.split())
     assert "proxy.app" in tops
     assert not tops & {"pydantic", "pandas", "importlib.metadata", "zipfile", "sysconfig"}
+    assert "proxy.core.thermal.controller" not in tops
 
 
 def test_nothing_interpreted_inherits_from_what_is_compiled() -> None:
@@ -223,6 +224,7 @@ def _bases(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 TESTED_ELSEWHERE = {
     "proxy.core.types": "vocabulary only",
+    "proxy.core.thermal.policy": "test_laws.py and test_controller.py: the founding one, mistakes",
     "proxy.core.thermal.readings": "vocabulary only: readings and limits",
     "proxy.core.kvcache.engine_cache": "test_prefix_index.py, against a naive model",
     "proxy.core.kvcache.links": "test_published_index.py: prompts of text, what is left of them",

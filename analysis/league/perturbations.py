@@ -11,8 +11,8 @@ from dataclasses import replace
 from analysis.league.fleet import EngineFleet, slower
 from proxy.core.thermal.controller import Controller
 from proxy.core.thermal.fleet_control import FleetControl
-from proxy.core.thermal.laws import OperatorPolicy
 from proxy.core.thermal.options import ThermalOptions
+from proxy.core.thermal.policy import OperatorPolicy
 from replayer.engine.heat import FirstOrderPlant, Plant, PlantOptions
 from replayer.engine.types import EngineOptions
 from replayer.virtual.arrivals import LoadRules

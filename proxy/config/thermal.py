@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.config.sources import ConfigError
-from proxy.core.thermal.controller import MISTAKES, Controller
+from proxy.core.thermal.controller import Controller
 from proxy.core.thermal.fleet_control import FleetControl
-from proxy.core.thermal.laws import OperatorPolicy
 from proxy.core.thermal.options import ThermalOptions, from_mapping
+from proxy.core.thermal.policy import MISTAKES, OperatorPolicy
 
 POLICIES = "cache_proxy.thermal_policies"
 POLICY_METHODS = ("get_max_running_seqs", "select_victims", "on_temp_reading")

@@ -7,7 +7,6 @@ import ssl
 
 from proxy.config.in_force import OptionsInForce, router_config
 from proxy.config.options import Settings
-from proxy.config.thermal import read_plan
 from proxy.core.admission.memory import Watermark
 from proxy.core.admission.queue import QueueLimits
 from proxy.core.latency.slo import Slo
@@ -68,9 +67,12 @@ class ProxyState:
         self.access = Access(settings, lambda: metrics.denied.labels("client").inc())
         self.in_flight = InFlight()
         self.gpus = GpuReadings()
-        path = settings.thermal
-        plan = None if path is None else read_plan(path)
-        control = FleetControl() if plan is None else plan.control()
+        control, plan = FleetControl(), None
+        if settings.thermal is not None:
+            from proxy.config.thermal import read_plan  # controllers that no other start needs
+
+            plan = read_plan(settings.thermal)
+            control = plan.control()
         self.thermal = ThermalControl(control, router, self.in_flight, clock, metrics, self.gpus)
         self.thermal.evictions.may_abort = settings.thermal_may_abort
         if plan is not None:

@@ -19,8 +19,9 @@ from dataclasses import replace
 from enum import StrEnum
 
 from proxy.core.thermal.headroom import GroupHeat, Heat
-from proxy.core.thermal.laws import LAWS, Law, LawView, OperatorLaw, OperatorPolicy, PowerLaw
+from proxy.core.thermal.laws import LAWS, Law, LawView, OperatorLaw, PowerLaw
 from proxy.core.thermal.options import RANGES, ThermalOptions
+from proxy.core.thermal.policy import MISTAKES, OperatorPolicy
 from proxy.core.thermal.readings import COOL, GpuReading, HeatLimits, InstanceWork
 
 LEAST_WEIGHT = 0.1
@@ -38,8 +39,6 @@ FIRST_PROBE_S, MOST_PROBE_S = 1.0, 60.0
 STUCK_CELSIUS = 5.0
 """A sensor that says the same while the power of its GPU changes by what is worth this much is not
 believed: the instance is STALE."""
-MISTAKES = (Exception,)
-"""What an operator's policy can raise: it is foreign code. The instance is then held by law `p`."""
 
 
 class ThermalState(StrEnum):

@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from proxy.core.thermal.controller import MISTAKES
-from proxy.core.thermal.laws import OperatorPolicy
 from proxy.core.thermal.orders import (
     WATTS_PER_SEQ,
     BatchOrder,
     StandingOrder,
     hottest_celsius,
 )
+from proxy.core.thermal.policy import MISTAKES, OperatorPolicy
 from proxy.core.thermal.readings import COOL, GpuReading, HeatLimits, InstanceWork
 from proxy.core.thermal.victims import Relief, Victim, select_victims
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from proxy.core.thermal.options import ThermalOptions
+from proxy.core.thermal.policy import OperatorPolicy, Scheduler, SchedulerConfig
 from proxy.core.thermal.power import Observer, PowerLine, Resistance, Smoothed, sequences_of
 from proxy.core.thermal.readings import GpuReading, InstanceWork
-from proxy.core.thermal.victims import Victim
 
 BELOW_TARGET_CELSIUS = 0.25
 """The temperature that is held lies so far below the target, at which throttling begins."""
@@ -249,35 +248,6 @@ LAWS: dict[str, Callable[[ThermalOptions], Law]] = {
     "power": PowerLaw,
 }
 """Each law by the name that the option `law` has."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """The part of vLLM's `scheduler_config` that the founding document's policies read."""
-
-    max_num_seqs: int
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduler:
-    """What a policy is given for vLLM's scheduler: its configuration and how many requests run."""
-
-    scheduler_config: SchedulerConfig
-    num_running: int
-    num_waiting: int
-
-
-class OperatorPolicy(Protocol):
-    """An operator's own policy, with the methods of the founding document."""
-
-    def get_max_running_seqs(self, scheduler: Scheduler) -> int:
-        """The cap; kept within `min_cap` and `max_running`."""
-
-    def select_victims(self, running: list[Victim], num_to_evict: int) -> list[Victim]:
-        """Whom to evict, of the movable ones that run."""
-
-    def on_temp_reading(self, gpu_idx: int, temp_c: float) -> None:
-        """Called for every reading of a chip's temperature."""
 
 
 class OperatorLaw(Law):

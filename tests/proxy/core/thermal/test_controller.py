@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.thermal.controller import Controller, ThermalState
-from proxy.core.thermal.laws import LAWS, Scheduler
+from proxy.core.thermal.laws import LAWS
 from proxy.core.thermal.options import ThermalOptions
+from proxy.core.thermal.policy import Scheduler
 from proxy.core.thermal.readings import COOL, GpuReading, HeatLimits, InstanceWork
 from proxy.core.thermal.victims import Victim
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.thermal.fleet_control import FleetControl
-from proxy.core.thermal.laws import OperatorPolicy
 from proxy.core.thermal.orders import BatchOrder
+from proxy.core.thermal.policy import OperatorPolicy
 from proxy.core.thermal.readings import COOL, GpuReading, HeatLimits, InstanceWork
 from proxy.core.thermal.victims import Victim
 from tests.support.heat import Scripted

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.thermal.laws import LAWS, Law, LawView, OperatorLaw, PowerLaw, Scheduler
+from proxy.core.thermal.laws import LAWS, Law, LawView, OperatorLaw, PowerLaw
 from proxy.core.thermal.options import ThermalOptions
+from proxy.core.thermal.policy import Scheduler
 from proxy.core.thermal.readings import GpuReading, InstanceWork
 from proxy.core.thermal.victims import Victim
 

@@ -1,0 +1,40 @@
+"""An operator's own thermal policy: its methods, what it is given, and what it can raise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from proxy.core.thermal.victims import Victim
+
+MISTAKES = (Exception,)
+"""What an operator's policy can raise: it is foreign code. The instance is then held by law `p`."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """The part of vLLM's `scheduler_config` that the founding document's policies read."""
+
+    max_num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """What a policy is given for vLLM's scheduler: its configuration and how many requests run."""
+
+    scheduler_config: SchedulerConfig
+    num_running: int
+    num_waiting: int
+
+
+class OperatorPolicy(Protocol):
+    """An operator's own policy, with the methods of the founding document."""
+
+    def get_max_running_seqs(self, scheduler: Scheduler) -> int:
+        """The cap; kept within `min_cap` and `max_running`."""
+
+    def select_victims(self, running: list[Victim], num_to_evict: int) -> list[Victim]:
+        """Whom to evict, of the movable ones that run."""
+
+    def on_temp_reading(self, gpu_idx: int, temp_c: float) -> None:
+        """Called for every reading of a chip's temperature."""
