@@ -343,6 +343,8 @@ class Proxy:
         if self._inherited.snapshot is not None:
             heat, now_s = state.thermal.control, state.clock.now_s()
             snapshot.take(state.router, heat, self._inherited.snapshot, now_s)
+            if settings.limits_heat:
+                state.thermal.tick()  # orders hold from the first request on
         if self._inherited.has_predecessor and not await self._probes.look_round():
             await self.close()
             raise ConfigError(f"no instance has answered in {probes.FIRST_LOOK_S:g} s")

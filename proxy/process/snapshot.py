@@ -8,7 +8,7 @@ lines, written when the successor starts:
     {"instance": name, "url": ..., "start_s": ..., "runs": [[block hash, ...], ...], "times": ...}
     {"sessions": [[id, instance, turn, used_s], ...]}
     {"responses": [[key, instance, used_s], ...]}
-    {"orders": [[instance, *StandingOrder.row], ...]}
+    {"orders": [[instance, *StandingOrder.row], ...], "version": of the last one}
 
 The oldest runs and the longest idle sessions and responses come first; `used_s` is read from the
 clock that all processes of a machine share. A file of another form is ignored, and so is an
@@ -43,7 +43,7 @@ async def leave(router: Router, heat: FleetControl) -> BinaryIO:
     with ExitStack() as unless_whole:
         file = unless_whole.enter_context(await asyncio.to_thread(_unnamed))
         await asyncio.to_thread(_write, file, head)
-        await asyncio.to_thread(_write, file, {"orders": heat.order_rows()})
+        await asyncio.to_thread(_write, file, _orders(heat))
         for member in router.fleet.members():
             name = member.instance.name
             line: dict[str, Any] = {"instance": name, "url": member.instance.url}
@@ -60,6 +60,10 @@ async def leave(router: Router, heat: FleetControl) -> BinaryIO:
         await asyncio.to_thread(file.seek, 0)
         unless_whole.pop_all()
     return file
+
+
+def _orders(heat: FleetControl) -> dict[str, Any]:
+    return {"orders": heat.order_rows(), "version": heat.version}
 
 
 def _unnamed() -> BinaryIO:
@@ -94,7 +98,9 @@ def take(router: Router, heat: FleetControl, file: BinaryIO, now_s: float) -> No
         for line in reversed(lines[1:]):  # the first line has those that were unused longest
             held = [row for row in line.get("responses", ()) if row[1] in kept]
             router.responses.adopt([(k, router.fleet.states[at].cache, s) for k, at, s in held])
-            heat.adopt_orders([row for row in line.get("orders", ()) if row[0] in kept], now_s)
+            if "orders" in line:
+                orders = [row for row in line["orders"] if row[0] in kept]
+                heat.adopt_orders(orders, int(line["version"]), now_s)
     except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         _log.warning("hot restart: what the predecessor knew is not used: %r", error)
         return

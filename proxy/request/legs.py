@@ -174,7 +174,8 @@ class FirstEventLimit(Limit):
         """Called with every tick."""
         is_scaled = self.seconds < self.cap_s and not self._is_final
         if is_scaled and now_s >= self._when_s and not self._has_other(now_s):
-            later_s = look_again_s(self.seconds, self.cap_s)
+            # From now on, as a busy loop may look much later than it should.
+            later_s = look_again_s(self.seconds + now_s - self._when_s, self.cap_s)
             self._when_s += later_s - self.seconds
             self.seconds = later_s
         super().look(now_s)

@@ -213,6 +213,8 @@ class VirtualFleet:
         )
         self._gone: set[str] = set()
         """Engines that have died, until the proxy has them back."""
+        self._unseen: set[str] = set()
+        """Those of them of whose successor no report has come yet."""
         for loss in options.losses:
             self._at(loss.at_s, Kind.LOSS, loss.engine)
             self._at(loss.back_s, Kind.BACK, loss.engine)
@@ -353,6 +355,7 @@ class VirtualFleet:
         name, engine = self.names[number], self.engines[number]
         del self._by_name[name]
         self._gone.add(name)
+        self._unseen.add(name)
         self._due_s[number] = math.inf
         self._count(engine)
         for request, live in list(self._legs.items()):
@@ -395,6 +398,9 @@ class VirtualFleet:
         events = self.router.events
         for name in sorted(self._gone):
             if name in self._by_name:
+                if name in self._unseen:
+                    self._unseen.discard(name)
+                    events.restarted(name, now_s)
                 events.probe_answered(name, now_s)
                 member = self.router.fleet.get(name)
                 if member is not None and member.health.is_up:
@@ -691,7 +697,8 @@ class VirtualFleet:
 
     def _finish(self, live: LiveRequest, flow: RequestFlow, leg: SimRequest, now_s: float) -> None:
         live.row.end_s = now_s
-        flow.completed(leg.local_hit_tokens / leg.job.prompt_tokens)
+        # As in the proxy: of a stream that has moved nothing is learned.
+        flow.completed(None if flow.moves else leg.local_hit_tokens / leg.job.prompt_tokens)
         self._hooks.finish(flow.route, live.facts, leg, now_s)
         self._end(live, "ok", now_s)
 
@@ -721,7 +728,8 @@ class VirtualFleet:
         if route is not None and live.flow is not None:
             row.route_class, row.reason = route.route_class.value, route.reason.value
             row.decode = route.decode.name
-            live.flow.end(now_s, row.output_tokens if outcome == "ok" else None)
+            teaches = outcome == "ok" and not live.flow.moves
+            live.flow.end(now_s, row.output_tokens if teaches else None)
         self._left -= 1
         self._run.makespan_s = now_s
         for index in self._waits.ended(live.index, now_s):

@@ -52,7 +52,7 @@ class VirtualHeat:
         self._router, self._engines = router, engines
         plants = {name: options.make_plant(name) for name in engines}
         self._sensors = {name: Sensors(plants[name], name, options.faults) for name in engines}
-        self._computed = dict.fromkeys(engines, 0)
+        self._computed: dict[str, tuple[Engine | None, int]] = {}
 
     def tick(self, now_s: float, waiting: int, streams: Streams) -> None:
         """Warm each plant by a second of what its engine does, and limit the engine's instance."""
@@ -84,10 +84,11 @@ class VirtualHeat:
         """As of the engine's last event: asking for the present would cut its decode runs."""
         engine = self._engines.get(name)
         if engine is None:
-            self._computed[name] = 0
             plant.step(TICK_S, 0, 0, 0.0)
             return
         done = engine.counters.prompt_computed
-        tps, self._computed[name] = (done - self._computed[name]) / TICK_S, done
+        counted, before = self._computed.get(name, (None, 0))
+        self._computed[name] = (engine, done)
+        tps = (done - (before if counted is engine else 0)) / TICK_S
         kv_tokens = round(engine.pool.usage_ratio * engine.pool.total * engine.options.block_size)
         plant.step(TICK_S, len(engine.running), kv_tokens, tps)

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -263,6 +263,10 @@ class Phase:
     def percentile_ms(self, ratio: float) -> float:
         return 1e3 * figures.percentile(self.ttft_s, ratio) if self.ttft_s else 0.0
 
+    def add(self, other: Phase) -> None:
+        self.ended += other.ended
+        self.ttft_s += other.ttft_s
+
 
 async def timed(url: str, number: int, dice: random.Random, phase: Phase) -> None:
     """A request of somebody who means no harm, and when its first byte came."""
@@ -282,15 +286,27 @@ async def timed(url: str, number: int, dice: random.Random, phase: Phase) -> Non
 
 @dataclass
 class Alternation:
-    """Phases in turn; the first is quiet. `now` is the phase in which a request is sent."""
+    """Phases in turn; the first is quiet. `now` is the phase in which a request is sent.
+
+    `pairs`: a quiet phase and the hostile one behind it.
+    """
 
     attacker: asyncio.subprocess.Process
-    quiet: Phase = field(default_factory=Phase)
-    hostile: Phase = field(default_factory=Phase)
+    pairs: list[tuple[Phase, Phase]] = field(default_factory=list)
     unused: Phase = field(default_factory=Phase)
 
     def __post_init__(self) -> None:
         self.now = self.unused
+
+    @property
+    def quiet(self) -> Phase:
+        """All quiet phases together."""
+        return together(quiet for quiet, _ in self.pairs)
+
+    @property
+    def hostile(self) -> Phase:
+        """All hostile phases together."""
+        return together(hostile for _, hostile in self.pairs)
 
     async def run(self, minutes: float, phase_s: float) -> None:
         """Warm up, then switch until the hostile phases have lasted so long."""
@@ -298,10 +314,12 @@ class Alternation:
         left_s = minutes * 60
         while left_s > 0:
             length_s = min(phase_s, left_s)
-            self.now = self.quiet
+            quiet, hostile = Phase(), Phase()
+            self.pairs.append((quiet, hostile))
+            self.now = quiet
             await spend(length_s * QUIET_RATIO)
             self._tell(b"on")
-            self.now = self.hostile
+            self.now = hostile
             await spend(length_s)
             self._tell(b"off")
             await spend(SETTLE_S)
@@ -310,6 +328,14 @@ class Alternation:
     def _tell(self, word: bytes) -> None:
         assert self.attacker.stdin is not None
         self.attacker.stdin.write(word + b"\n")
+
+
+def together(phases: Iterable[Phase]) -> Phase:
+    """One phase of several."""
+    whole = Phase()
+    for phase in phases:
+        whole.add(phase)
+    return whole
 
 
 @asynccontextmanager
@@ -346,18 +372,19 @@ async def beside_hostile(args: argparse.Namespace, folder: Path) -> list[str]:
         attacker = await stack.enter_async_context(child("attack", proxy.url, str(rate)))
         turns = Alternation(attacker)
         fds = await rest(proxy)
-        begun_s = time.monotonic()
+        begun_s, ticks = time.monotonic(), cpu_ticks()
         async with asyncio.TaskGroup() as group:
             switching = group.create_task(turns.run(args.minutes, args.phase))
             watching = group.create_task(watch(proxy, seen, math.inf))
             await calm_load(proxy.url, args, turns, switching)
             watching.cancel()
-        minutes = (time.monotonic() - begun_s) / 60
+        minutes, was = (time.monotonic() - begun_s) / 60, machine(ticks)
         assert attacker.stdin is not None
         attacker.stdin.close()
         classes = orjson.loads(await line_of(attacker))
         left = await rest(proxy) - fds
         broken = await broken_invariants(proxy)
+    say(was)
     table(turns, classes)
     ejected = [line for line in proxy.log.splitlines() if " is ejected" in line]
     found = judge_phases(turns, classes, ejected) + judge_process(seen, minutes, left)
@@ -391,6 +418,25 @@ async def calm_load(
             await spend(0.005)
 
 
+def p99_ratio(quiet: Phase, hostile: Phase) -> float:
+    """The TTFT p99 of a hostile phase over that of a quiet one."""
+    quiet_ms = quiet.percentile_ms(0.99)
+    return hostile.percentile_ms(0.99) / quiet_ms if quiet_ms else math.inf
+
+
+def machine(before: Sequence[int]) -> str:
+    """How busy the machine was since then, and how much of its time others had (stolen), Linux."""
+    spent = [now - then for now, then in zip(cpu_ticks(), before, strict=True)]
+    whole, idle, stolen = max(1, sum(spent)), spent[3] + spent[4], spent[7]
+    return f"machine: {100 - 100 * idle // whole} % busy, {100 * stolen / whole:.1f} % stolen"
+
+
+def cpu_ticks() -> list[int]:
+    """The first eight fields of /proc/stat: user, nice, system, idle, iowait, irqs, steal."""
+    first = Path("/proc/stat").read_text().partition("\n")[0].split()
+    return [int(ticks) for ticks in first[1:9]]
+
+
 def table(turns: Alternation, classes: dict[str, dict[str, int]]) -> None:
     """What the others felt by kind of phase, and what became of the hostile requests."""
     say(f"{'phases':<28}{'requests':>10}{'lost':>6}{'TTFT p50':>11}{'p99':>11}")
@@ -407,11 +453,13 @@ def judge_phases(
     turns: Alternation, classes: dict[str, dict[str, int]], ejected: list[str]
 ) -> list[str]:
     """What hostile requests did to the others."""
-    quiet_ms, hostile_ms = (p.percentile_ms(0.99) for p in (turns.quiet, turns.hostile))
-    ratio = hostile_ms / quiet_ms if quiet_ms else math.inf
-    lost = turns.quiet.lost + turns.hostile.lost
+    quiet, hostile = turns.quiet, turns.hostile
+    ratio, lost = p99_ratio(quiet, hostile), quiet.lost + hostile.lost
     say(f"TTFT p99 beside hostile requests: x {ratio:.2f}; ejections: {len(ejected)}; lost: {lost}")
-    problems = [f"{lost} requests lost: {turns.quiet.ended}, {turns.hostile.ended}"] if lost else []
+    pairs = sorted(p99_ratio(*pair) for pair in turns.pairs)
+    low, middle, high = (figures.percentile(pairs, at) for at in (0.25, 0.5, 0.75))
+    say(f"  by phase, to the quiet one before it: median x {middle:.2f} ({low:.2f} to {high:.2f})")
+    problems = [f"{lost} requests lost: {quiet.ended}, {hostile.ended}"] if lost else []
     if ratio > TTFT_RATIO:
         problems.append(f"TTFT p99 x {ratio:.2f} beside hostile requests")
     if ejected:

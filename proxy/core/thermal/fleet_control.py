@@ -138,12 +138,15 @@ class FleetControl:
         """Standing orders for the process that takes over: `[instance, *StandingOrder.row]`."""
         return [[name, *standing.row()] for name, standing in self._orders.items()]
 
-    def adopt_orders(self, rows: Iterable[Sequence[object]], now_s: float) -> None:
-        """Go on with a predecessor's orders. ValueError or TypeError where a row is none."""
+    def adopt_orders(self, rows: Iterable[Sequence[object]], version: int, now_s: float) -> None:
+        """Go on with a predecessor's orders, from its `version` on; what is none is left out."""
+        self.version = max(self.version, version)
         for name, *row in rows:
-            standing = StandingOrder.of_row(row, now_s)
+            try:
+                standing = StandingOrder.of_row(row, now_s)
+            except (TypeError, ValueError):
+                continue
             if now_s < standing.until_s:
-                self.version += 1
                 self._orders[str(name)] = standing
                 self._note(str(name), self._ordered(str(name), COOL, standing, 0))
 

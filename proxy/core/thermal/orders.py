@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.core.thermal.options import MOST_TARGET_CELSIUS
+from proxy.core.thermal.options import MOST_TARGET_CELSIUS, VICTIM_NAMES
 from proxy.core.thermal.readings import GpuReading
 
 TARGET_CELSIUS = (30.0, MOST_TARGET_CELSIUS)
@@ -89,6 +89,8 @@ class StandingOrder:
         order = cls(asked, 0, str(decision_id), now_s)
         order.until_s = min(_number(until_s) or now_s, now_s + TTL_MOST_S)
         order.cap = _whole(cap)
+        if asked.policy not in VICTIM_NAMES or (order.cap is not None and order.cap < 1):
+            raise ValueError(f"no order: {asked.policy!r}, cap {order.cap}")
         return order
 
     def look(self, celsius: float | None) -> None:

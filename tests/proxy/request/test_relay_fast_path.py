@@ -50,8 +50,13 @@ async def test_most_events_pass_by_themselves(
         writer.write(STREAM_HEAD)
         await until(lambda: any(c._reply.has_begun for c in asked(proxy)), "the head is read")
         at_head.append(tell(proxy))
-        await apart(writer, (chunk(event(f"w{number}")) for number in range(EVENTS)), 0.001)
-        late.append(tell(proxy))
+        told = []
+        for number in range(EVENTS):
+            await apart(writer, [chunk(event(f"w{number}"))], 0.001)
+            if len(asked(proxy)) == 1:  # no probe beside it
+                told.append(tell(proxy))
+        # After a pause, as of a busy machine, the kernel acknowledges some at once by itself.
+        late.append(min(told))
         writer.write(chunk(END) + b"0\r\n\r\n")
 
     def asked(proxy: ServedProxy) -> list[Any]:

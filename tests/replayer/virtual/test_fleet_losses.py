@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import RouterConfig
 from replayer.engine.types import EngineOptions
@@ -83,6 +85,30 @@ def test_what_comes_back_has_nothing_cached_and_is_used_again() -> None:
     late = [row for row in rows if row.decode == "e1" and row.arrival_s > 22.0]
     assert late
     assert not any(10.1 < row.arrival_s < 14.0 and row.decode == "e1" for row in rows)
+
+
+def test_nothing_is_learned_of_a_stream_that_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its output over the time since its last instance's first token would be far too quick."""
+    told: list[int | None] = []
+    finish = Router.finish
+
+    def noted(self: Router, route: Route, now_s: float, output_tokens: int | None = None) -> None:
+        told.append(output_tokens)
+        finish(self, route, now_s, output_tokens)
+
+    monkeypatch.setattr(Router, "finish", noted)
+    rows = run(load(40), LOST, 1).rows
+    moved = sum(row.moves > 0 for row in rows)
+    assert moved
+    assert told.count(None) == moved
+
+
+def test_a_successor_that_came_between_two_probes_has_nothing_cached() -> None:
+    planned = load(120)
+    rows = run(planned, (Loss(1, 10.0, 10.5),)).rows
+    late = [row for row in rows if row.arrival_s > 13.0]
+    off = [abs(row.estimated_hit_ratio - row.cached_tokens / row.prompt_tokens) for row in late]
+    assert max(off) < 0.1
 
 
 def test_with_nobody_lost_a_limit_changes_nothing() -> None:

@@ -106,7 +106,9 @@ def failing(name: str) -> Plant:
     return Failing() if name == "e0" else FirstOrderPlant()
 
 
-@pytest.mark.parametrize("losses", [(), (Loss(0, 9.0, 14.0),), (Loss(1, 9.0, 14.0),)])
+@pytest.mark.parametrize(
+    "losses", [(), (Loss(0, 9.0, 14.0),), (Loss(0, 9.1, 9.6),), (Loss(1, 9.0, 14.0),)]
+)
 def test_what_runs_too_hot_goes_on_where_it_is_cool(losses: tuple[Loss, ...]) -> None:
     planned = load(150, 0.1, output=1200)
     stay, _ = run(planned, "cost", HeatOptions(control, failing))
@@ -114,6 +116,7 @@ def test_what_runs_too_hot_goes_on_where_it_is_cool(losses: tuple[Loss, ...]) ->
     rows, heat = run(planned, "cost", HeatOptions(control, failing), limit=3, losses=losses)
     assert all(row.outcome == "ok" for row in rows)
     assert "EMERGENCY" in {row.state for row in heat}
+    assert all(row.celsius > 40.0 for row in heat), "no plant was cooled by its engine's death"
     moved = [row.moves for row in rows if row.moves]
     assert moved
     assert max(moved) <= 2 + len(losses), "twice for heat, and with its engine"

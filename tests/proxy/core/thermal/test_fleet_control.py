@@ -165,9 +165,10 @@ def test_an_order_taken_over_aims_the_controller_that_comes_later() -> None:
     before.give({"a": 9}, BatchOrder(target_celsius=75.0, ttl_s=60.0), "d1", 100.0)
     aimed = Scripted()
     after = FleetControl(lambda policy: aimed)
-    after.adopt_orders(before.order_rows(), 110.0)
+    after.adopt_orders(before.order_rows(), 7, 110.0)
     after.tick("a", (), InstanceWork(), 111.0)
     assert aimed.aimed == (75.0, 160.0)
+    assert after.version == 7
 
 
 @pytest.mark.parametrize(
@@ -176,8 +177,13 @@ def test_an_order_taken_over_aims_the_controller_that_comes_later() -> None:
         ["a"],
         ["a", "8", 0, None, "lru", 60.0, "", "d1", 500.0, 8],
         ["a", 8, 0, None, "lru", 60.0, "", "d1", True, 8],
+        ["a", 8, 0, None, "nobody", 60.0, "", "d1", 500.0, 8],
+        ["a", 8, 0, None, "lru", 60.0, "", "d1", 500.0, -5],
     ],
 )
-def test_what_is_no_order_is_not_taken_over(row: list[object]) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        FleetControl().adopt_orders([row], 100.0)
+def test_what_is_no_order_is_left_out(row: list[object]) -> None:
+    control = FleetControl()
+    good = ["b", 8, 0, None, "lru", 60.0, "", "d1", 500.0, 8]
+    control.adopt_orders([row, good], 2, 100.0)
+    assert control.status("a").order is None
+    assert control.status("b").limits.cap == 8
