@@ -58,8 +58,8 @@ MIB = 1 << 20
 WARM_S, CHILD_S = 10.0, 60.0
 """How long connections and tables are warmed up before the first phase; how long a child may take
 to say something."""
-QUIET_RATIO = 1 / 3
-"""A quiet phase lasts so much of a hostile one: for a percentile it is long enough."""
+WINDOWS = 3
+"""A quiet phase lasts as long as one window of a hostile one, which has so many."""
 SETTLE_S = 2.0
 """So long after hostile requests end, the others' are still counted as sent beside them."""
 TTFT_RATIO = 1.1
@@ -286,13 +286,15 @@ async def timed(url: str, number: int, dice: random.Random, phase: Phase) -> Non
 
 @dataclass
 class Alternation:
-    """Phases in turn; the first is quiet. `now` is the phase in which a request is sent.
+    """Phases in turn; the first is quiet. `now` is the phase, or window, a request is sent in.
 
-    `pairs`: a quiet phase and the hostile one behind it.
+    Windows are equally long, so that a machine that stands still now and then disturbs as large a
+    share of the quiet ones as of the others.
     """
 
     attacker: asyncio.subprocess.Process
-    pairs: list[tuple[Phase, Phase]] = field(default_factory=list)
+    quiet_windows: list[Phase] = field(default_factory=list)
+    hostile_windows: list[Phase] = field(default_factory=list)
     unused: Phase = field(default_factory=Phase)
 
     def __post_init__(self) -> None:
@@ -301,12 +303,12 @@ class Alternation:
     @property
     def quiet(self) -> Phase:
         """All quiet phases together."""
-        return together(quiet for quiet, _ in self.pairs)
+        return together(self.quiet_windows)
 
     @property
     def hostile(self) -> Phase:
         """All hostile phases together."""
-        return together(hostile for _, hostile in self.pairs)
+        return together(self.hostile_windows)
 
     async def run(self, minutes: float, phase_s: float) -> None:
         """Warm up, then switch until the hostile phases have lasted so long."""
@@ -314,16 +316,18 @@ class Alternation:
         left_s = minutes * 60
         while left_s > 0:
             length_s = min(phase_s, left_s)
-            quiet, hostile = Phase(), Phase()
-            self.pairs.append((quiet, hostile))
-            self.now = quiet
-            await spend(length_s * QUIET_RATIO)
+            await self._window(self.quiet_windows, length_s / WINDOWS)
             self._tell(b"on")
-            self.now = hostile
-            await spend(length_s)
+            for _ in range(WINDOWS):
+                await self._window(self.hostile_windows, length_s / WINDOWS)
             self._tell(b"off")
             await spend(SETTLE_S)
             left_s -= length_s
+
+    async def _window(self, among: list[Phase], length_s: float) -> None:
+        self.now = Phase()
+        among.append(self.now)
+        await spend(length_s)
 
     def _tell(self, word: bytes) -> None:
         assert self.attacker.stdin is not None
@@ -418,10 +422,9 @@ async def calm_load(
             await spend(0.005)
 
 
-def p99_ratio(quiet: Phase, hostile: Phase) -> float:
-    """The TTFT p99 of a hostile phase over that of a quiet one."""
-    quiet_ms = quiet.percentile_ms(0.99)
-    return hostile.percentile_ms(0.99) / quiet_ms if quiet_ms else math.inf
+def p99_ms(windows: Sequence[Phase]) -> float:
+    """The TTFT p99 of the median window."""
+    return figures.percentile([window.percentile_ms(0.99) for window in windows], 0.5)
 
 
 def machine(before: Sequence[int]) -> str:
@@ -454,11 +457,11 @@ def judge_phases(
 ) -> list[str]:
     """What hostile requests did to the others."""
     quiet, hostile = turns.quiet, turns.hostile
-    ratio, lost = p99_ratio(quiet, hostile), quiet.lost + hostile.lost
+    quiet_ms, lost = quiet.percentile_ms(0.99), quiet.lost + hostile.lost
+    ratio = hostile.percentile_ms(0.99) / quiet_ms if quiet_ms else math.inf
     say(f"TTFT p99 beside hostile requests: x {ratio:.2f}; ejections: {len(ejected)}; lost: {lost}")
-    pairs = sorted(p99_ratio(*pair) for pair in turns.pairs)
-    low, middle, high = (figures.percentile(pairs, at) for at in (0.25, 0.5, 0.75))
-    say(f"  by phase, to the quiet one before it: median x {middle:.2f} ({low:.2f} to {high:.2f})")
+    quiet_ms, hostile_ms = p99_ms(turns.quiet_windows), p99_ms(turns.hostile_windows)
+    say(f"  p99 of the median window: {quiet_ms:.1f} ms quiet, {hostile_ms:.1f} ms hostile")
     problems = [f"{lost} requests lost: {quiet.ended}, {hostile.ended}"] if lost else []
     if ratio > TTFT_RATIO:
         problems.append(f"TTFT p99 x {ratio:.2f} beside hostile requests")
