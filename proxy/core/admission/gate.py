@@ -23,7 +23,7 @@ the one of KV blocks, and D need not pass those of prefill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from proxy.core.admission.engine_reports import EngineKv
@@ -231,9 +231,9 @@ class Gate:
 
     def kv_waits_s(
         self,
-        states: Sequence[InstanceState],
-        loads: Sequence[Load],
-        hit_tokens: Sequence[int],
+        states: list[InstanceState],
+        loads: list[Load],
+        hit_tokens: list[int],
         prompt_tokens: int,
         now_s: float,
     ) -> list[float]:
@@ -242,11 +242,13 @@ class Gate:
         Cached blocks count too: while the prompt runs they are in use and cannot be evicted. But
         those of running streams are in use already.
         """
-        asked = zip(states, loads, hit_tokens, strict=True)
-        return [
-            _kv_wait_s(s, load, prompt_tokens - min(hit, load.shared_once_tokens), now_s)
-            for s, load, hit in asked
-        ]
+        waits_s = []
+        # Compiled, steps over indexes cost half of those of `zip`.
+        for at, state in enumerate(states):
+            load = loads[at]
+            free_tokens = min(hit_tokens[at], load.shared_once_tokens)
+            waits_s.append(_kv_wait_s(state, load, prompt_tokens - free_tokens, now_s))
+        return waits_s
 
     def mark_busy(self, instance: str, until_s: float) -> None:
         """The engine answered that it is at capacity: the instance is busy until `until_s`."""

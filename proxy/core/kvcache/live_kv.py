@@ -14,7 +14,6 @@ some hundred numbers whatever the number of sessions.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Final
 
@@ -114,29 +113,27 @@ class ReturnCurve:
             beyond *= max(0.0, kept[k])
 
 
+class Bucket:
+    """The sessions that became idle between two times: how many, and their KV tokens."""
+
+    __slots__ = ("count", "end_s", "start_s", "tokens")
+
+    def __init__(self, at_s: float, tokens: int) -> None:
+        self.start_s = self.end_s = at_s
+        self.count, self.tokens = 1, tokens
+
+
 class LiveKv:
     """KV tokens of the sessions that live on one instance.
 
     `running`: of those with a request in flight.
     """
 
-    __slots__ = (
-        "_by_bin",
-        "_counts",
-        "_ends",
-        "_starts",
-        "_tokens",
-        "_weighed",
-        "_weighed_s",
-        "running",
-    )
+    __slots__ = ("_buckets", "_by_bin", "_weighed", "_weighed_s", "running")
 
     def __init__(self) -> None:
         self.running = 0
-        self._starts: list[float] = []
-        self._ends: list[float] = []
-        self._counts: list[int] = []
-        self._tokens: list[int] = []
+        self._buckets: list[Bucket] = []
         self._weighed = 0.0
         self._weighed_s = -math.inf
         self._by_bin = [0] * BINS
@@ -144,32 +141,31 @@ class LiveKv:
     @property
     def idle_tokens(self) -> int:
         """Tokens of all idle sessions, whether they come back or not."""
-        return sum(self._tokens)
+        return sum([bucket.tokens for bucket in self._buckets])
 
     def becomes_idle(self, tokens: int, now_s: float) -> float:
         """A session has no request in flight any more; gives the time to name at `leaves_idle`."""
-        if self._starts and now_s < self._starts[-1] + LEAST_WIDTH_S:
-            at_s = max(now_s, self._starts[-1])  # the clock may go back
-            self._ends[-1] = max(at_s, self._ends[-1])
-            self._counts[-1] += 1
-            self._tokens[-1] += tokens
+        at_s = now_s
+        newest = self._buckets[-1] if self._buckets else None
+        if newest is not None and now_s < newest.start_s + LEAST_WIDTH_S:
+            at_s = max(now_s, newest.start_s)  # the clock may go back
+            newest.end_s = max(at_s, newest.end_s)
+            newest.count += 1
+            newest.tokens += tokens
         else:
-            at_s = now_s
-            self._starts.append(at_s)
-            self._ends.append(at_s)
-            self._counts.append(1)
-            self._tokens.append(tokens)
+            self._buckets.append(Bucket(at_s, tokens))
         self._weighed += tokens
         return at_s
 
     def leaves_idle(self, tokens: int, since_s: float) -> None:
         """A session that was idle since then has a request again, or is forgotten."""
-        at = bisect_right(self._starts, since_s) - 1
-        self._counts[at] -= 1
-        self._tokens[at] -= tokens
-        if not self._counts[at]:
-            del self._starts[at], self._ends[at], self._counts[at], self._tokens[at]
-        self._weighed = max(0.0, self._weighed - tokens) if self._starts else 0.0
+        at = self._place_of(since_s)
+        bucket = self._buckets[at]
+        bucket.count -= 1
+        bucket.tokens -= tokens
+        if not bucket.count:
+            del self._buckets[at]
+        self._weighed = max(0.0, self._weighed - tokens) if self._buckets else 0.0
 
     def tokens(self, curve: ReturnCurve, now_s: float) -> float:
         """Tokens that are or will be needed: of running sessions, and of idle ones by chance."""
@@ -187,23 +183,35 @@ class LiveKv:
     def _weigh(self, curve: ReturnCurve, now_s: float) -> None:
         self._merge(now_s)
         weighed, by_bin = 0.0, [0] * BINS
-        for at in range(len(self._starts)):
-            k = bin_of(now_s - (self._starts[at] + self._ends[at]) / 2.0)
-            by_bin[k] += self._counts[at]
-            weighed += self._tokens[at] * curve.chance_in(k)
+        for bucket in self._buckets:
+            k = bin_of(now_s - (bucket.start_s + bucket.end_s) / 2.0)
+            by_bin[k] += bucket.count
+            weighed += bucket.tokens * curve.chance_in(k)
         self._weighed, self._weighed_s, self._by_bin = weighed, now_s, by_bin
 
     def _merge(self, now_s: float) -> None:
         """Merge neighbours that are old enough to share a bucket."""
-        starts, ends, counts, tokens = self._starts, self._ends, self._counts, self._tokens
-        kept = 0
-        for at in range(1, len(starts)):
-            if ends[at] - starts[kept] <= WIDTH_RATIO * (now_s - ends[at]):
-                ends[kept] = ends[at]
-                counts[kept] += counts[at]
-                tokens[kept] += tokens[at]
+        buckets, kept = self._buckets, 0
+        last: Bucket | None = None
+        for bucket in buckets:
+            end_s = bucket.end_s
+            if last is not None and end_s - last.start_s <= WIDTH_RATIO * (now_s - end_s):
+                last.end_s = end_s
+                last.count += bucket.count
+                last.tokens += bucket.tokens
                 continue
+            buckets[kept] = last = bucket
             kept += 1
-            starts[kept], ends[kept] = starts[at], ends[at]
-            counts[kept], tokens[kept] = counts[at], tokens[at]
-        del starts[kept + 1 :], ends[kept + 1 :], counts[kept + 1 :], tokens[kept + 1 :]
+        del buckets[kept:]
+
+    def _place_of(self, since_s: float) -> int:
+        """The index of the last bucket that begins no later than this."""
+        buckets, low, high = self._buckets, 0, len(self._buckets)
+        while low < high:
+            # Not `bisect`: compiled, its calls of a key cost more than these steps.
+            middle = (low + high) // 2
+            if buckets[middle].start_s > since_s:
+                high = middle
+            else:
+                low = middle + 1
+        return low - 1

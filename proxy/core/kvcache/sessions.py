@@ -65,6 +65,7 @@ class Sessions:
         self._ttl_s = ttl_s
         self._max = max_sessions
         self._homes: OrderedDict[str, Stay] = OrderedDict()
+        self._none_expires_until_s = -math.inf
         self._live: dict[EngineCache, LiveKv] = {}
         self.curve = ReturnCurve()
 
@@ -201,13 +202,18 @@ class Sessions:
                 cache.sessions += 1
                 stay.tokens = stay.kept_tokens = tokens
                 taken.append(stay)
+        self._none_expires_until_s = -math.inf
         for stay in reversed(taken):
             stay.idle_since_s = self.live(stay.cache).becomes_idle(stay.tokens, stay.used_s)
 
     def _expire(self, now_s: float) -> None:
+        if now_s < self._none_expires_until_s:
+            return
         while self._homes:
             session_id, home = next(iter(self._homes.items()))
             if now_s - home.used_s <= self._ttl_s:
+                # Those behind it were used later, and what is used moves behind them.
+                self._none_expires_until_s = home.used_s + self._ttl_s
                 return
             self._drop(session_id, now_s)
 

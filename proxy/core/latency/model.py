@@ -212,9 +212,9 @@ class Times:
 
     def alone_s(self, new: int, context: int) -> float:
         """Time to compute `new` tokens after `context` cached ones, without running streams."""
-        # `self.prefill.at(...)` inlined: a decision computes this for every instance.
-        line = self.prefill
-        return line.p * new + line.q * (new * (context + new / 2))
+        # `self.prefill.at(...)` inlined, on floats: a decision computes this for every instance.
+        line, tokens = self.prefill, float(new)
+        return line.p * tokens + line.q * (tokens * (context + 0.5 * tokens))
 
     def steps_beside(self, new: int) -> float:
         """Decode steps of running streams that a prefill of `new` tokens shares."""

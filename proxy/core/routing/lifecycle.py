@@ -45,16 +45,16 @@ class LatencyTracker:
         """
         new = max(1, route.prompt_tokens - hit_tokens)
         times = self.latency.of(computing.name)
-        beside = load.decode_requests, load.decode_tokens
+        streams, kv_tokens = load.decode_requests, load.decode_tokens
         route.reserved_s = now_s
-        route.beside_step_s = times.step_s(load.decode_tokens) if load.decode_requests else 0.0
+        route.beside_step_s = times.step_s(kv_tokens) if streams else 0.0
         route.computes_tokens = new
         wait_s, way_s = times.wait_s(now_s), self.latency.way_s(route.prompt_tokens)
         route.waited_for_room = kv_wait_s > max(wait_s, way_s)
         route.is_queued = max(wait_s, kv_wait_s) > way_s
-        work_s = times.prefill_s(new, hit_tokens, *beside)
+        work_s = times.prefill_s(new, hit_tokens, streams, kv_tokens)
         route.predicted_prefill_s = max(wait_s, kv_wait_s, way_s) + work_s
-        share_s = times.share_s(new, hit_tokens, *beside)
+        share_s = times.share_s(new, hit_tokens, streams, kv_tokens)
         route.times = times
         self.latency.reserve_prefill(times, id(route.lease), work_s, now_s, share_s, way_s)
 

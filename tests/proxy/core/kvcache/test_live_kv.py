@@ -99,7 +99,7 @@ def test_many_sessions_take_few_buckets() -> None:
             live.tokens(curve, float(second))
     live.tokens(curve, 20_000.0)
     assert live.idle_tokens == 20_000
-    assert len(live._starts) < 150
+    assert len(live._buckets) < 150
     whole = sum(curve.chance(20_000.0 - second) for second in range(20_000))
     assert live.tokens(curve, 20_000.0) == pytest.approx(whole, rel=0.05)
 
