@@ -42,7 +42,9 @@ demo-check: demo
 	$(BIN)/analyze check .cache/demo --json .cache/demo/check.json
 
 ## Every test that needs no vLLM. Four workers on two cores: many tests wait for sockets and timers.
+## In a fresh clone pytest's form of the modules is compiled first, or each worker would do it.
 test: $(VENV)/.installed-dev
+	@test -d tests/__pycache__ || $(BIN)/python -m pytest -q --collect-only --ignore=tests/chaos >/dev/null || true
 	$(BIN)/python -m pytest -q -n 4 --dist worksteal --ignore=tests/chaos
 
 ## The same for the core as it is installed with a C compiler at hand; see setup.py.

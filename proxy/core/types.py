@@ -333,7 +333,8 @@ class RequestFacts:
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Tokens in the first `hit_blocks` blocks, at most all but one of the prompt."""
-        return max(0, min(round(hit_blocks * self.block_tokens), self.prompt_tokens - 1))
+        tokens = int(hit_blocks * self.block_tokens + 0.5)
+        return max(0, min(tokens, self.prompt_tokens - 1))
 
 
 @dataclass(slots=True, init=False)

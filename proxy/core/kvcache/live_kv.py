@@ -48,6 +48,11 @@ def bin_of(idle_s: float) -> int:
     return 1 + int(2.0 / LN_2 * math.log(idle_s / SHORTEST_S) + ROUNDING)
 
 
+def start_of(k: int) -> float:
+    """The shortest idle time of a bin."""
+    return SHORTEST_S * 2.0 ** ((k - 1) / 2.0) if k else -math.inf
+
+
 class ReturnCurve:
     """The chance that a session comes back, by the time it has been idle."""
 
@@ -183,10 +188,19 @@ class LiveKv:
     def _weigh(self, curve: ReturnCurve, now_s: float) -> None:
         self._merge(now_s)
         weighed, by_bin = 0.0, [0] * BINS
+        k, shortest_s, count, tokens = 0, math.inf, 0, 0
+        # The oldest first, so those of one bin are neighbours, and few bins are looked up.
         for bucket in self._buckets:
-            k = bin_of(now_s - (bucket.start_s + bucket.end_s) / 2.0)
-            by_bin[k] += bucket.count
-            weighed += bucket.tokens * curve.chance_in(k)
+            idle_s = now_s - (bucket.start_s + bucket.end_s) / 2.0
+            if idle_s < shortest_s:
+                by_bin[k] += count
+                weighed += tokens * curve.chance_in(k)
+                k = bin_of(idle_s)
+                shortest_s, count, tokens = start_of(k), 0, 0
+            count += bucket.count
+            tokens += bucket.tokens
+        by_bin[k] += count
+        weighed += tokens * curve.chance_in(k)
         self._weighed, self._weighed_s, self._by_bin = weighed, now_s, by_bin
 
     def _merge(self, now_s: float) -> None:
