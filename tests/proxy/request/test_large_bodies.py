@@ -38,6 +38,7 @@ from proxy.protocol.examined import (
 from proxy.protocol.request_facts import MOST_VALUES, MOST_VALUES_SMALL
 from proxy.protocol.streams.movable import Plan
 from tests.chaos.client import connect
+from tests.chaos.command import ROOT
 from tests.proxy.protocol.test_body_fields import as_json
 from tests.proxy.protocol.test_request_facts import json_values
 from tests.support.harness import RawEngine, ServedProxy, chat, plain, proxied, says, until, words
@@ -148,21 +149,29 @@ def test_values_of_a_prompt_have_a_limit() -> None:
 @pytest.mark.parametrize(
     ("raw", "small"),
     [
-        (b"[" * 4096, True),
-        (b"[" * 4097, False),
-        (b"{" * 4097, False),
+        (b"[" * 8192, True),
+        (b"[" * 8193, False),
+        (b"{" * 8193, False),
         (b"a" * SMALL_BYTES, True),
         (b"a" * (SMALL_BYTES + 1), False),
-        (b"[{" * 1024 + b"a" * 60_000, True),
+        (b"[{" * 4096 + b"a" * 60_000, True),
         (b"," * (SMALL_COMMAS + 1) + b"a" * 100_000, True),
         (b"," * SMALL_COMMAS + b"a" * 200_000, True),
         (b"," * (SMALL_COMMAS + 1) + b"a" * 200_000, False),
-        (b"a" * 60_000 + b"{" * 2049, False),
+        (b"a" * 60_000 + b"{" * 8193, False),
     ],
     ids=range(10),
 )
 def test_a_body_with_many_brackets_is_not_small(raw: bytes, *, small: bool) -> None:
     assert is_small(raw) is small
+
+
+def test_a_prompt_of_source_code_is_small() -> None:
+    """The long prompts of coding agents are what the proxy is for."""
+    sources = [path.read_text() for path in sorted((ROOT / "proxy").rglob("*.py"))]
+    text = "".join(sources)[:900_000]
+    assert len(text) == 900_000
+    assert is_small(orjson.dumps(chat(text)))
 
 
 def large(tail: str = "", **more: Any) -> bytes:
