@@ -91,16 +91,17 @@ async def test_the_session_stays_on_d(tmp_path: Path) -> None:
 
 
 async def test_the_heuristic_offloads_when_d_decodes(tmp_path: Path) -> None:
-    sim = {"speed": 2.0}  # slow enough that the stream is there while the HEAVY one comes
+    sim = {"speed": 2.0}  # the stream is there until long after the HEAVY one has been placed
     options = HEAVY | {"offload_policy": "seed-heuristic"}
     async with proxied(tmp_path, sim=sim, **options) as (proxy, _):
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(ask(proxy, words(50), max_tokens=150))
+            running = group.create_task(ask(proxy, words(50), max_tokens=5000))
             loads = proxy.router.ledger.load
             members = proxy.router.fleet.members()
             await until(lambda: any(loads(m.instance.name).decode_tokens for m in members))
             await ask(proxy, words(2000))
             assert not running.done()
+            running.cancel()
         records = {r["isl_tokens"] > 500: r for r in await proxy.records(2)}
         assert records[True]["offload_decision_reason"] == "p_idle_d_busy"
         assert records[True]["decode_instance"] == records[False]["decode_instance"]
