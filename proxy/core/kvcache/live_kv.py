@@ -25,6 +25,8 @@ ROUNDING: Final = 1e-9
 """Keeps an idle time where a bin begins in this bin."""
 LONGEST_S: Final = 1024.0
 """The last bin begins here, and has no end."""
+STARTS_S: Final = [-math.inf, *[SHORTEST_S * 2.0 ** (k / 2.0) for k in range(BINS - 1)]]
+"""The shortest idle time of each bin."""
 PRIOR_RETURNS: Final = 0.05
 """Of one session in each bin: what is assumed of idle times that nobody has reached."""
 MOST_SEEN: Final = 4096.0
@@ -46,11 +48,6 @@ def bin_of(idle_s: float) -> int:
     if idle_s >= LONGEST_S:
         return BINS - 1
     return 1 + int(2.0 / LN_2 * math.log(idle_s / SHORTEST_S) + ROUNDING)
-
-
-def start_of(k: int) -> float:
-    """The shortest idle time of a bin."""
-    return SHORTEST_S * 2.0 ** ((k - 1) / 2.0) if k else -math.inf
 
 
 class ReturnCurve:
@@ -196,7 +193,7 @@ class LiveKv:
                 by_bin[k] += count
                 weighed += tokens * curve.chance_in(k)
                 k = bin_of(idle_s)
-                shortest_s, count, tokens = start_of(k), 0, 0
+                shortest_s, count, tokens = STARTS_S[k], 0, 0
             count += bucket.count
             tokens += bucket.tokens
         by_bin[k] += count

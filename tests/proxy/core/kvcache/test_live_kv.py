@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.kvcache.live_kv import BINS, LONGEST_S, LiveKv, ReturnCurve, bin_of
+from proxy.core.kvcache.live_kv import BINS, LONGEST_S, STARTS_S, LiveKv, ReturnCurve, bin_of
 
 NEVER_IDLE: list[LiveKv] = []
 
@@ -28,6 +28,10 @@ def curve_of(gaps_s: list[float], still_idle_s: list[float] | None = None) -> Re
 def test_bins_are_in_the_order_of_their_times(one: float, other: float) -> None:
     low, high = sorted((one, other))
     assert 0 <= bin_of(low) <= bin_of(high) < BINS
+
+
+def test_bins_begin_where_they_are_said_to() -> None:
+    assert [bin_of(start_s) for start_s in STARTS_S] == list(range(BINS))
 
 
 def test_the_last_bin_has_no_end() -> None:
