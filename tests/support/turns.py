@@ -4,7 +4,8 @@ Timed is every entry of the loop into the proxy's code: a step of a task, bytes 
 timer. Counted is what the thread computed, not what passed: a neighbour on the machine is no fault
 of the proxy; and less what the collector took, for the heap it looks through is the tests'. On a
 virtual machine the clock of a thread runs on while the host gives its CPU to others: of a turn that
-looks too long, what the machine's CPUs lost meanwhile is taken off, at most some 5 ms too much.
+looks too long, what all CPUs of the machine lost meanwhile is taken off, and in up to 5 ms before:
+an upper bound of what the thread lost, and nothing on a machine of its own.
 Calls that wait instead of computing are found by blockbuster.
 """
 
