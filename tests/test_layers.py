@@ -229,7 +229,6 @@ TESTED_ELSEWHERE = {
     "proxy.core.kvcache.engine_cache": "test_prefix_index.py, against a naive model",
     "proxy.core.kvcache.links": "test_published_index.py: prompts of text, what is left of them",
     "proxy.core.lease": "test_ledger.py: the conservation law",
-    "proxy.core.placement.candidates": "test_cost.py and test_rules.py choose among them",
     "proxy.config.in_force": "process/test_reload.py: what a reload changes",
     "proxy.protocol.examined": "request/test_large_bodies.py: here and there alike",
     "proxy.process.body_worker": "request/test_large_bodies.py: the process itself",

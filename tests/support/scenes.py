@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.instances import InstanceStates
 from proxy.core.latency.model import Latency
-from proxy.core.placement.candidates import Candidates
-from proxy.core.placement.decision import PlacementView
+from proxy.core.placement.decision import Candidates, PlacementView
 from proxy.core.types import Candidate, Instance, Load, RequestFacts, RouterConfig
 
 BLOCK = 512

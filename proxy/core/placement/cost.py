@@ -46,8 +46,8 @@ from heapq import heapify, heappop
 from typing import Final
 
 from proxy.core.placement.alternatives import COLOCATIONS_KEPT, OFFLOADS_KEPT, PricedOption
-from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.decision import (
+    Candidates,
     Choice,
     PlacementView,
     Size,
@@ -151,7 +151,7 @@ class Prices:
     def __init__(self, view: PlacementView, free: Candidates, weights: Weights) -> None:
         config, w = view.config, weights
         self._view, self._free = view, free
-        self._times = view.latency.times(free.names)
+        self._times = view.latency.times(free.names) if free.times is None else free.times
         self._now_s, self._prompt_tokens = view.now_s, free.prompt_tokens
         self._target_s = config.tpot_slo_s
         self._harm, self._arrivals = w.harm * view.slo_pressure, w.arrivals

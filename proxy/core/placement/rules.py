@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.decision import (
+    Candidates,
     Choice,
     Decide,
     PlacementView,

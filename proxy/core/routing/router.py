@@ -27,8 +27,14 @@ from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.lease import Phase
 from proxy.core.ledger import Ledger, UnreleasedKv
 from proxy.core.placement.alternatives import Shadowed
-from proxy.core.placement.candidates import Candidates
-from proxy.core.placement.decision import Choice, Decide, PlacementView, route_class, split
+from proxy.core.placement.decision import (
+    Candidates,
+    Choice,
+    Decide,
+    PlacementView,
+    route_class,
+    split,
+)
 from proxy.core.placement.policies import POLICIES
 from proxy.core.placement.wrappers import Shadow, failing_open
 from proxy.core.routing import time_limits
@@ -574,6 +580,7 @@ class Router:
             prefill_factors=(
                 None if heat.is_cool else [heat.of(name).prefill_factor for name in names]
             ),
+            times=[state.times or self.latency.of(state.name) for state in states],
         )
 
     def _view(self, facts: RequestFacts, free: Candidates, now_s: float) -> PlacementView:

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.latency.model import RECENT_S, STEP_PRIOR_S, Latency
 from proxy.core.placement.alternatives import PricedOption
-from proxy.core.placement.candidates import Candidates
 from proxy.core.placement.cost import MAX_WAIT_S, MISSED, Weights, by_cost
-from proxy.core.placement.decision import Choice, PlacementView, Size, can_prefill
+from proxy.core.placement.decision import Candidates, Choice, PlacementView, Size, can_prefill
 from proxy.core.types import Candidate, Instance, Load, Reason, RequestFacts, RouterConfig
 from tests.support.scenes import latency_of
 

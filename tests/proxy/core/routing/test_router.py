@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.admission.engine_reports import EngineKv
-from proxy.core.placement.candidates import Candidates
-from proxy.core.placement.decision import Choice, PlacementView, chosen
+from proxy.core.placement.decision import Candidates, Choice, PlacementView, chosen
 from proxy.core.placement.rules import PLACEMENTS
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
