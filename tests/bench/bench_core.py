@@ -135,7 +135,8 @@ def _fill(router: Router, sessions: int, rng: random.Random) -> None:
     first_block = count(1, RUN_BLOCKS)
     for cache in caches:
         router.prefixes.limit(cache, KV_TOKENS // BLOCK_TOKENS)
-        while cache.blocks < KV_TOKENS // BLOCK_TOKENS:
+        # Not until it is full: the index as a whole has a bound that many instances reach before.
+        for _ in range(KV_TOKENS // BLOCK_TOKENS // RUN_BLOCKS + 1):
             start = next(first_block)
             router.prefixes.now_s = rng.uniform(-IDLE_S, 0.0)
             router.prefixes.insert(cache, range(start, start + RUN_BLOCKS))
