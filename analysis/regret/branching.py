@@ -95,7 +95,7 @@ def objective_s(rows: Iterable[VirtualRow], slo: Slo, timeout_s: float) -> float
 
 
 class BranchingFleet(VirtualFleet):
-    """One run that can be branched. `asked`: the request being decided."""
+    """One run that can be branched. `asked`: the request that is placed now, for the first time."""
 
     def __init__(
         self,
@@ -186,6 +186,8 @@ class BranchingFleet(VirtualFleet):
             super()._admit(live, now_s)
         except Postponed as postponed:
             self._at(now_s + postponed.by_s, Kind.ARRIVAL, live)
+        finally:
+            self.asked = None
 
     def _end(self, live: LiveRequest, outcome: str, now_s: float) -> None:
         super()._end(live, outcome, now_s)

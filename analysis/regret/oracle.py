@@ -64,13 +64,17 @@ class Probe:
         self._fleet = fleet
 
     def __call__(self, scene: PlacementView) -> Choice:
-        """Decide as the policy does; at a wanted HEAVY decision, as the mode says."""
+        """Decide as the policy does; at a wanted HEAVY decision, as the mode says.
+
+        A retry is the policy's alone: its request is in the middle of its life, and can be neither
+        postponed nor begun anew.
+        """
         fleet = self._fleet
         choice = self._policy(scene)
-        if fleet is None or fleet.is_branch or not is_heavy(scene, choice):
+        if fleet is None or fleet.is_branch or fleet.asked is None or not is_heavy(scene, choice):
             return choice
         live, self._postponed = self._postponed, None
-        if live is not None and live is fleet.asked:
+        if live is fleet.asked:
             return choice
         number, self.seen = self.seen, self.seen + 1
         if self._wanted is not None and number not in self._wanted:

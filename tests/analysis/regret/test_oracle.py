@@ -9,6 +9,7 @@ from analysis.regret.oracle import Mode
 from analysis.regret.outcomes import held_out_ratio
 from analysis.regret.regret import run_probed
 from analysis.regret.summary import regret_ratios
+from replayer.virtual.requests import Loss
 from tests.support.regret import (
     PLANNED,
     SOURCE,
@@ -58,6 +59,15 @@ def test_luck_is_found_by_postponing_alone(watched: Watched) -> None:
     _probe, run = run_probed(TASK, PLANNED, SOURCE.block_tokens, Mode.PLACEBO, frozenset(range(4)))
     assert total_s(run) <= total_s(plain)
     assert run.drift == 0
+
+
+def test_a_retry_is_not_judged() -> None:
+    """It cannot be postponed: its request is in the middle of its life."""
+    lossy = replace(TASK, fleet=replace(TASK.fleet, losses=(Loss(0, 30.0, 40.0),)))
+    for mode in (Mode.WATCH, Mode.PLACEBO):
+        probe, run = run_probed(lossy, PLANNED, SOURCE.block_tokens, mode, frozenset(range(4, 9)))
+        assert sum(row.retries for row in run.rows) > 0
+        assert [one.number for one in probe.decisions] == [4, 5, 6, 7, 8]
 
 
 def test_resampled_futures_are_the_same_for_every_action_and_every_time(
