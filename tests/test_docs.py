@@ -1,6 +1,7 @@
 """The documents: links lead somewhere, and tables and quotes say what the code says."""
 
 import re
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from proxy.config.values import value_text
 from proxy.core.admission.engine_reports import EngineKv, EngineStats
 from proxy.core.placement.alternatives import Alternatives, unpriced
 from proxy.core.routing.router import Router
+from proxy.core.thermal.options import RANGES, ThermalOptions
 from proxy.core.types import Instance, RouterConfig, Thresholds
 from proxy.fleet.gauges import FleetCollector
 from proxy.protocol.endpoints import RELAYED
@@ -106,6 +108,8 @@ def metric_table():
     stats = EngineStats(
         kv_used_ratio=0.5, looked_up_tokens=4, local_hit_tokens=2, external_hit_tokens=1
     )
+    router.published.open("a", 0)
+    router.latency.calibration.observe("WARM", 1.0, 1.0, queued=False)
     metrics.registry.register(FleetCollector(router, {"a": stats}, known_heat("a")))
     metrics.registry.register(gpu_collector())
     rows = {}
@@ -122,6 +126,23 @@ def metric_table():
 def test_the_metrics_are_those_that_are_exported():
     # To renew them: python -c "from tests.test_docs import *; print(metric_table(), end='')"
     assert marked("docs/metrics.md", "metrics") == metric_table().strip()
+
+
+def test_the_thermal_options_have_their_defaults_and_ranges():
+    text = (ROOT / "docs/thermal.md").read_text("utf-8")
+    section = text.partition("\n## Options\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]*)\| [^|]+ \|$", section, re.MULTILINE)
+    shown = {key: (default.strip(), allowed.strip()) for key, default, allowed in rows}
+    assert shown == {
+        field.name: (_number(field.default), " to ".join(map(_number, RANGES.get(field.name, ()))))
+        for field in fields(ThermalOptions)
+    }
+
+
+def _number(value):
+    if isinstance(value, str):
+        return value
+    return f"{value:g}" if value < 1e6 or value >= 1e9 else f"{value:,.0f}"
 
 
 def test_the_limits_of_the_threat_model_are_the_defaults_and_their_metrics_exist():

@@ -135,8 +135,8 @@ class Settings(Model):
         bool,
         Option(
             LIMITS,
-            "End requests of a hot instance that cannot be moved, in words, in an emergency or by "
-            "an operator's force_evict; else they are waited for.",
+            "End requests of a hot instance that cannot be moved, with an error event, in an "
+            "emergency or by an operator's force_evict; else they are waited for.",
         ),
     ] = False
     max_body_bytes: Annotated[
@@ -430,7 +430,12 @@ class Settings(Model):
     prefix_cache_bytes: Annotated[
         ByteSize,
         Meta(ge=MIB, le=MOST_BYTES),
-        Option(CACHES, "Memory for the index of which instance holds which prefix.", "bytes"),
+        Option(
+            CACHES,
+            "Memory for the index of which instance holds which prefix; as much again for KV "
+            "events, where engines publish them.",
+            "bytes",
+        ),
     ] = ByteSize(256 * MIB)
 
     kv_events: Annotated[
@@ -531,8 +536,8 @@ class Settings(Model):
         Meta(ge=0, le=100),
         Option(
             DECISIONS,
-            "A stream that has begun goes on elsewhere when its instance is lost, as many times at "
-            "most; 0: it ends.",
+            "How many times a begun stream may go on elsewhere after the loss of its instance; "
+            "0: it ends with an error.",
             reloadable=True,
         ),
     ] = 0

@@ -145,16 +145,17 @@ class RejectReason(StrEnum):
     """Why a request was refused."""
 
     DECODE_BLOCKS = "decode_blocks"
-    """Every instance is busy, the soonest one past `--active-decode-blocks-threshold`."""
+    """Every instance is busy, the first to be free is past `--active-decode-blocks-threshold`."""
     PREFILL_TOKENS = "prefill_tokens"
-    """Every instance is busy, the soonest one past `--active-prefill-tokens-threshold`."""
+    """Every instance is busy, the first to be free is past `--active-prefill-tokens-threshold`."""
     PREFILL_FRAC = "prefill_frac"
-    """Every instance is busy, the soonest one past `--active-prefill-tokens-threshold-frac`."""
+    """Every instance is busy, the first to be free is past
+    `--active-prefill-tokens-threshold-frac`."""
     UPSTREAM_BUSY = "upstream_busy"
-    """Every instance is busy, the soonest one as its engine has said itself."""
+    """Every instance is busy, the first to be free says so itself."""
     HEAT_CAP = "heat_cap"
-    """Every instance is busy, the soonest one hot: it has as many requests as thermal control
-    allows, or takes none."""
+    """Every instance is busy, the first to be free is hot: it has as many requests as thermal
+    control allows, or takes none."""
     NO_INSTANCE = "no_instance"
     """No instance that serves the model is up."""
     HOLDER_DOWN = "holder_down"
@@ -177,7 +178,7 @@ class MoveCause(StrEnum):
     LOST = "lost"
     """The connection to its instance broke, or brought no HTTP, or the stream had no end."""
     SILENT = "silent"
-    """Its instance was silent for `--idle-timeout`."""
+    """Its instance was silent for its idle limit (`--idle-timeout` at most)."""
     ABORT = "abort"
     """The engine terminates: the finish reason `abort`."""
     ERROR = "error"

@@ -192,7 +192,7 @@ class FleetCollector(Collector):
         return family
 
     def _calibration(self) -> Metric:
-        text = "Predicted per measured TTFT of the last answers, by whether prompts were before it"
+        text = "Predicted per measured TTFT of the last answers, by whether others were before it"
         labels = ("route_class", "queued", "quantile")
         family = _gauge("ttft_prediction_ratio", text, *labels)
         for (route_class, queued), ratios in sorted(self._router.latency.calibration.by.items()):

@@ -21,7 +21,7 @@ class Migration:
     to_instance: str | None
     """The one that went on; null where none did."""
     cause: str
-    """Why it was to move: `lost`, `silent`, `abort`, `error`, `differs` or `drain`."""
+    """Why it was to move: `lost`, `silent`, `abort`, `error`, `differs`, `drain` or `heat`."""
     ended: str
     """`moved`, why the stream did not go on elsewhere, or `left`: the client was gone first."""
     tokens_kept: int

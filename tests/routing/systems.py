@@ -12,8 +12,8 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import orjson
 
 from replayer.demo.processes import ChildProcess, Children
 from tests.bench.peers import COMPILED, PEERS, ROOT, resolve
-from tests.bench.processes import HOST, free_ports
+from tests.bench.processes import HOST
 from tests.routing import environments
 from tests.routing.engine import MODEL, PREFILL_TPS, model_folder
 from tests.routing.environments import Environment, RoutingError
@@ -129,17 +129,21 @@ class _Starter:
         """One frontend that routes to all mockers; returns its port."""
         shape, discovery = self._system.shape, self._folder / "discovery"
         mockers = [self._mocker(f"mocker{n}", discovery) for n in range(shape.engines)]
-        [port] = free_ports(1)
         least = ("--router-min-initial-workers", str(shape.engines))
         options = (*FRONTENDS[self._system.name], *least)
-        frontend = self._frontend("frontend", discovery, port, options)
-        wait_until_answers(port, [*mockers, frontend])
+        with reserved_ports(1) as [port]:
+            frontend = self._frontend("frontend", discovery, port, options)
+            wait_until_answers(port, [*mockers, frontend])
         return port
 
     def proxy(self) -> int:
         """Stand-alone engines with a proxy in front of them; returns its port."""
         ports = self._engines()
-        [port, metrics_port] = free_ports(2)
+        with reserved_ports(2) as [port, metrics_port]:
+            wait_until_answers(port, [self._proxy(ports, port, metrics_port)])
+        return port
+
+    def _proxy(self, ports: Sequence[int], port: int, metrics_port: int) -> ChildProcess:
         urls = [f"http://{HOST}:{engine}" for engine in ports]
         if self._system.name in ROUTERS:
             command = resolve(
@@ -151,12 +155,9 @@ class _Starter:
                 urls=",".join(urls),
                 urls_space=" ".join(urls),
             )
-            proxy = self._start("router", command, {})
-        else:
-            path = self._site.ours[self._system.name]
-            proxy = self._start("proxy", self._our_command(urls, port), {"PYTHONPATH": str(path)})
-        wait_until_answers(port, [proxy])
-        return port
+            return self._start("router", command, {})
+        path = self._site.ours[self._system.name]
+        return self._start("proxy", self._our_command(urls, port), {"PYTHONPATH": str(path)})
 
     def _our_command(self, urls: Sequence[str], port: int) -> list[str]:
         site = self._site
@@ -171,8 +172,15 @@ class _Starter:
 
     def _engines(self) -> list[int]:
         """Mockers with a frontend each; returns the frontends' ports once all answer."""
+        count = self._system.shape.engines
+        with reserved_ports(count, EVENTS_OFFSET, REPLAY_OFFSET) as ports:
+            for port, both in zip(ports, self._begin(ports), strict=True):
+                wait_until_answers(port, both)
+        return ports
+
+    def _begin(self, ports: Sequence[int]) -> list[list[ChildProcess]]:
+        """Start a mocker and its frontend for each port."""
         system = self._system
-        ports = ports_with_room(system.shape.engines)
         prefix = {"DYN_METRICS_PREFIX": UNKNOWN_PREFIX} if system.mode == PLAIN else {}
         started = []
         for number, port in enumerate(ports):
@@ -187,9 +195,7 @@ class _Starter:
             route = ("--router-mode", "round-robin")
             frontend = self._frontend(f"frontend{number}", discovery, port, route, prefix)
             started.append([mocker, frontend])
-        for port, both in zip(ports, started, strict=True):
-            wait_until_answers(port, both)
-        return ports
+        return started
 
     def _mocker(self, name: str, discovery: Path, options: Sequence[str] = ()) -> ChildProcess:
         discovery.mkdir(exist_ok=True)
@@ -232,21 +238,34 @@ def environment(more: dict[str, str]) -> dict[str, str]:
     return kept | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"} | more
 
 
-def ports_with_room(count: int) -> list[int]:
-    """Free ports, with free ones EVENTS_OFFSET and REPLAY_OFFSET above each."""
+@contextmanager
+def reserved_ports(count: int, *offsets: int) -> Iterator[list[int]]:
+    """Ports with others at these offsets above each, which the kernel gives nobody else meanwhile.
+
+    A program that sets SO_REUSEADDR, as servers do, may listen on them all the same. Without that
+    another program's connection may get such a port as its own before a server has begun.
+    """
+    with ExitStack() as stack:
+        yield _reserve(stack, count, offsets)
+
+
+def _reserve(stack: ExitStack, count: int, offsets: Sequence[int]) -> list[int]:
     for _ in range(PORT_TRIES):
-        ports = free_ports(count)
-        above = (port + offset for port in ports for offset in (EVENTS_OFFSET, REPLAY_OFFSET))
-        if all(map(_is_free, above)):
+        with ExitStack() as held, suppress(OSError, OverflowError):
+            ports = [_hold(held, 0) for _ in range(count)]
+            for port in ports:
+                for offset in offsets:
+                    _hold(held, port + offset)
+            stack.push(held.pop_all())
             return ports
     raise RoutingError(f"no {count} free ports with others above them")
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as one, suppress(OSError, OverflowError):
-        one.bind((HOST, port))
-        return True
-    return False
+def _hold(held: ExitStack, port: int) -> int:
+    one = held.enter_context(socket.socket())
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind((HOST, port))
+    return int(one.getsockname()[1])
 
 
 def wait_until_answers(port: int, needed: Sequence[ChildProcess]) -> None:

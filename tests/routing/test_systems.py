@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from replayer.demo.processes import Children
 from tests.routing import environments
 from tests.routing.environments import Environment, RoutingError
-from tests.routing.systems import RIVALS, SYSTEMS, environments_of, wait_for
+from tests.routing.systems import RIVALS, SYSTEMS, environments_of, reserved_ports, wait_for
 
 
 def test_each_system_has_the_environments_that_it_needs() -> None:
@@ -51,6 +52,22 @@ def test_a_program_that_ends_is_named_with_its_output(tmp_path: Path) -> None:
         child = children.start_program("mocker0", tmp_path / "log", [sys.executable, "-c", "1/0"])
         with pytest.raises(RoutingError, match=r"mocker0 ended; .*log, at its end: Zero"):
             wait_for(lambda: False, [child])
+
+
+def test_a_reserved_port_is_for_the_server_alone() -> None:
+    with reserved_ports(2, 3) as ports:
+        for port in (*ports, *(port + 3 for port in ports)):
+            with socket.socket() as client, pytest.raises(OSError, match="in use"):
+                client.bind(("127.0.0.1", port))
+            with socket.create_server(("127.0.0.1", port)) as server:
+                assert server.getsockname()[1] == port
+    with socket.socket() as client:
+        client.bind(("127.0.0.1", ports[0]))
+
+
+def test_what_fails_while_ports_are_reserved_is_not_hidden() -> None:
+    with pytest.raises(OSError, match="mine"), reserved_ports(1):
+        raise OSError("mine")
 
 
 def test_all_end_side_by_side(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class ReleaseResult(StrEnum):
     RELEASED = "released"
     """P was told to free it."""
     FAILED = "failed"
-    """Nobody could be reached, or an instance did not refuse the leg."""
+    """No instance could be reached, or the one that was asked did not refuse the leg."""
     STRANDED = "stranded"
     """There was nobody to ask, or nothing to ask with."""
     UNKNOWN = "unknown"
