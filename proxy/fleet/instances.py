@@ -116,8 +116,9 @@ class Instances:
         A stream that is being moved is charged elsewhere already, and may have to stay.
         """
         member, upstream = self.router.fleet.get(name), self.by_name.get(name)
-        is_idle = self.router.ledger.load(name).is_idle and not (upstream and upstream.in_use)
-        return member is not None and member.is_draining and is_idle
+        if member is None or not member.is_draining:
+            return False
+        return self.router.ledger.load(name).is_idle and not (upstream and upstream.in_use)
 
     def observe_report(self, name: str, stats: EngineStats, mark: int | None = None) -> None:
         """Store an engine's report; `mark` is equal for equal reports, see ReportHistory."""

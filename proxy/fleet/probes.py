@@ -78,7 +78,7 @@ class Probes:
     ) -> None:
         """Run a job for each instance for which it is due, at once and after each interval.
 
-        Where `wanted` is set this is before the interval's end.
+        Setting `wanted` ends the interval early.
 
         While an instance's job runs it is not started again; other instances' jobs go on.
         """
@@ -88,7 +88,7 @@ class Probes:
         async def run_one(upstream: Upstream) -> None:
             try:
                 await job(upstream)
-            except DEFECTS:  # no answer of an instance may end the periodic tasks
+            except (*DEFECTS, RuntimeError):  # no answer of an instance may end the periodic tasks
                 name, now_s = upstream.instance.name, asyncio.get_running_loop().time()
                 if throttle.turn(name, now_s) is not None:
                     _log.exception("instance %s: a periodic task failed", name)
@@ -237,7 +237,7 @@ class Probes:
         name, reports = upstream.instance.name, self._instances.reports
         own, limit_s = upstream.known_engine_id(), self._options.settings.health_timeout
         text = None
-        for other in self._instances.all():
+        for other in list(self._instances.all()):  # they may change while two are asked
             if other is upstream:
                 break
             theirs, report = other.known_engine_id(), reports.get(other.instance.name)
@@ -259,9 +259,9 @@ class Probes:
         self._instances.warn(name, "twin", text)
 
     async def trial(self, upstream: Upstream) -> None:
-        """Send an instance that is not trusted a request for one token, in place of a client's.
+        """Send a one-token request to an instance that is in doubt or whose breaker is open.
 
-        Its breaker is open, or it is in doubt.
+        So no client has to try it.
 
         Any answer but a server error passes: an engine with a key of its own refuses the proxy's.
         """

@@ -191,7 +191,8 @@ class Attempts:
         def unwanted(reply: UpstreamResponse | None) -> None:
             if reply is not None:
                 reply.close()
-            self.perform(flow.left_decode_over(owners.clock.now_s()))
+            has_begun = reply is not None
+            self.perform(flow.left_decode_over(owners.clock.now_s(), has_begun=has_begun))
 
         return await owners.detached.keep(DetachedLeg(run, on_left, unwanted))
 
@@ -221,17 +222,21 @@ class Attempts:
         except UpstreamFailure as failure:
             left = _left_by_cut(replies)
             return PrefillFailed(fallback_of(failure), self.failure(failure), left)
-        return result if isinstance(result, Edits) else self._prefill_failed(result, limit)
+        if isinstance(result, Edits):
+            return result
+        return self._prefill_failed(result, limit, _left_by_cut(replies))
 
-    def _prefill_failed(self, result: Fallback | Unusable, limit: LegLimit) -> PrefillFailed:
-        """P's leg has ended without KV for D, within its limit or at it."""
+    def _prefill_failed(
+        self, result: Fallback | Unusable, limit: LegLimit, cut: LeftKv
+    ) -> PrefillFailed:
+        """P's leg has ended without KV for D, within its limit or at it; `cut`: KV left by that."""
         if isinstance(result, Unusable):
             return PrefillFailed(result.why, None, result.left, result.edits)
         if result is not Fallback.P_TIMEOUT:
             return PrefillFailed(result)
         self.note_limit(limit, limit.seconds)
         late = f"no prefill in {limit.seconds:.3g} s"
-        return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late))
+        return PrefillFailed(result, LegFailure(FailureKind.TIMEOUT, late), cut)
 
     def prefill_late(self) -> list[Action]:
         """P has not answered in time: the actions, empty where D does not begin as well."""

@@ -70,10 +70,12 @@ from proxy.telemetry import record as telemetry_record
 from proxy.telemetry.record import RequestRecord
 from proxy.telemetry.requests import RequestTelemetry
 
+DEFECT = "a defect of the proxy"
+"""`error` of a request that ended by an exception that nothing here expects."""
 _GIANT_BYTES = 1 << 19
 """Freed memory is kept for a while after a body of this size: others may follow."""
 TOKENIZE_S = 0.2
-"""Longest wait for what an engine cuts an answer into; without it the model's usual share holds."""
+"""Longest wait for an engine's /tokenize; without it the model's usual share is assumed."""
 SHORT_OF_MEMORY = Reject(RejectReason.MEMORY, 5)
 """Seconds in which streams end and free their buffers."""
 
@@ -173,11 +175,14 @@ class Exchange:
         total_s = self.owners.options.settings.total_timeout
         scope = Limit(total_s)
         self._ends_s = self.owners.clock.now_s() + total_s
+        is_served = False
         try:
             with scope:
                 self._scope = scope
                 self.owners.in_flight.enter(scope, self)
-                return await self._serve()
+                response = await self._serve()
+                is_served = True
+                return response
         except ProxyError as error:
             return self._refuse(error)
         except TimeoutError:
@@ -195,6 +200,8 @@ class Exchange:
         finally:
             self.owners.in_flight.leave(scope)
             self._scope = None
+            if not is_served:  # without effect where what was raised is one of those above
+                self._end(Outcome.UPSTREAM_ERROR, self.record.status or 500, DEFECT)
             self._finish()
             if self._stream is not None:  # two reference cycles that only the collector would free
                 self.owners.in_flight.movable.discard(self._stream)
@@ -255,10 +262,10 @@ class Exchange:
         self.prompt_bytes = found.prompt.learnable_bytes
 
     async def _compare(self, answer: str, at: int) -> None:
-        """Find out how much of the last answer came back as it was said.
+        """Find out how many tokens of the last answer the prompt repeats.
 
-        Only where that is in doubt and KV events tell what was said: its model's answers are cut
-        into other tokens now and then.
+        Only where KV events tell these tokens, and the model's answers are cut into other tokens
+        now and then when they come back.
         """
         if not answer or at >= len(self.facts.ends):
             return
@@ -272,8 +279,8 @@ class Exchange:
     async def _attempt(self, route: Route) -> tuple[RequestFlow, Attempts, UpstreamResponse]:
         """The answer of an instance, and whose it is; raises the last UpstreamFailure.
 
-        Where all that could be asked are busy the request waits, as it would have done had the
-        router known; where it may not, it gets the engine's own answer.
+        If every instance that was asked is busy, the request waits in the queue; if it may not
+        wait, the client gets the engine's answer.
         """
         flow = None
         while True:
@@ -387,7 +394,8 @@ class Exchange:
         record.status = answer.status
         if self.path.startswith(RESPONSES):
             self._note_stored(answer, flow.route.decode.name)
-        if not answer.is_stream:
+        # Of a client's error it is not known that anything was computed.
+        if not answer.is_stream and answer.status < 400:
             now_s = owners.clock.now_s()
             if answer.is_over and flow.route.prefill is None and answer.failure is None:
                 flow.came_whole(now_s)

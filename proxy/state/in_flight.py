@@ -34,7 +34,7 @@ class Served(Protocol):
 
     @property
     def priority(self) -> int:
-        """0 is high; the higher the lower."""
+        """0 is the highest."""
 
     @property
     def output_events(self) -> int:

@@ -6,6 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from proxy.request.exchange import DEFECT
 from tests.support.harness import (
     DONE,
     STREAM_HEAD,
@@ -64,6 +67,54 @@ async def test_a_whole_answer_tells_too(tmp_path: Path) -> None:
                 await proxy.post(chat(text, stream=False))
             await proxy.at_rest()
             assert prefixes.capacity(cache) == cache.blocks
+
+
+async def test_a_refused_prompt_counts_as_cached_nowhere(tmp_path: Path) -> None:
+    """The client mends a field and sends it again: the engine must not seem to have lost it."""
+    body = b'{"error":{"message":"this model has no tools"}}'
+    answer = plain(body, "400 Bad Request")
+
+    async def in_two_reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del reader
+        for part in (answer[: -len(body)], answer[-len(body) :]):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    for refusal in (says(answer), in_two_reads):
+        async with RawEngine(told(0), refusal, told(0)) as engine:
+            log = tmp_path / "log"
+            async with ServedProxy(log, [engine.address], health_interval=60) as proxy:
+                cache = proxy.router.fleet.states[proxy.settings.instances[0].name].cache
+                await proxy.post(chat(words(1000, "a")))
+                await proxy.at_rest()
+                known = cache.blocks
+                refused = await proxy.post(chat(words(1000, "b"), stream=False))
+                assert (refused.status, refused.body) == (400, body)
+                await proxy.at_rest()
+                assert cache.blocks == known
+                await proxy.post(chat(words(1000, "b")))
+                await proxy.at_rest()
+                assert cache.blocks == 2 * known, "nothing was taken for evicted"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_defect_of_the_proxy_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """Whatever raises, the record says so, the prompt is not cached, and all is given back."""
+
+    def fails(*_: object) -> bool:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("proxy.request.exchange.is_whole", fails)
+    async with RawEngine(told(0)) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], health_interval=60) as proxy:
+            answer = await proxy.post(chat(words(1000), stream=stream))
+            assert answer.status == 500
+            await proxy.at_rest()
+            (record,) = await proxy.records(1)
+            assert (record["outcome"], record["error"]) == ("upstream_error", DEFECT)
 
 
 async def test_siblings_see_each_other_and_nothing_stays(tmp_path: Path) -> None:

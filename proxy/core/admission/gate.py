@@ -11,8 +11,8 @@ are. An engine reports the KV usage of each rank, so that of the rank with the m
 rank that reports none is free. Which rank computes a prompt is the engine's choice, so the proxy's
 own counts are of all ranks: all of them can only be over while their sum is over as many limits.
 
-What is not set for a model follows its base model, where it is an adapter (LoRA), and else `*`, now
-and after every later change of these. Names of models are compared without regard to case.
+A limit that is not set for a model is that of its base model (for a LoRA adapter), else that of
+`*`; their later changes apply too. Names of models are compared without regard to case.
 
 A hot instance is busy while it has as many requests in flight as thermal control allows; it then
 takes no role at all. One that control drains takes none, unless there is no other.

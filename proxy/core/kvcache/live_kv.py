@@ -22,18 +22,18 @@ SHORTEST_S: Final = 0.5
 BINS: Final = 24
 LN_2: Final = math.log(2.0)
 ROUNDING: Final = 1e-9
-"""Keeps an idle time where a bin begins in this bin."""
+"""Keeps an idle time that is exactly a bin's first in that bin."""
 LONGEST_S: Final = 1024.0
 """The last bin begins here, and has no end."""
 STARTS_S: Final = [-math.inf, *[SHORTEST_S * 2.0 ** (k / 2.0) for k in range(BINS - 1)]]
 """The shortest idle time of each bin."""
 PRIOR_RETURNS: Final = 0.05
-"""Of one session in each bin: what is assumed of idle times that nobody has reached."""
+"""The prior: of one session in each bin, the part that is assumed to return there."""
 MOST_SEEN: Final = 4096.0
 """Idle times remembered: beyond it all counts are halved."""
 RENEWED_AFTER, RENEWED_RATIO = 16, 1 / 32
 RENEWED_S: Final = 5.0
-"""The curve is reckoned anew after so many idle times, of all that are remembered, or so long."""
+"""The curve is renewed after so many new idle times, or this part of all, or this time."""
 WEIGHED_S: Final = 2.0
 """An instance's idle sessions are weighed anew after this time."""
 LEAST_WIDTH_S: Final = 1.0

@@ -17,12 +17,12 @@ from proxy.core.types import RequestFacts
 BYTES_PER_BLOCK = 400
 """Memory of one published block, as test_published.py measures it."""
 BLOCKS_PER_END = 4
-"""So many blocks may be kept for each end of a message that is known."""
+"""At most one known end of a message per so many blocks."""
 MOST_MODELS = 64
 MOST_UNLINKED, MOST_TRIES = 256, 4
-"""Requests whose chain was not found at their end, and how often it is looked for in all."""
+"""Most ended requests whose chain is still looked for, and the tries for each."""
 SURE = 0.9
-"""Where fewer answers come back as they were said, the engine is asked what they are cut into."""
+"""Where a smaller share of answers comes back unchanged, the engine is asked to tokenise them."""
 RETURNS, UNSEEN = 0.2, 0.85
 """Weight of one observation of whether an answer came back as it was said, and the share that is
 assumed of a model before the first."""
@@ -311,6 +311,8 @@ class PublishedIndex:
         if (old := row.get(blocks)) is not None:
             blocks.chains.drop(old)
         row[blocks] = link
+        if len(row) > sum(len(ranks) for ranks in self._ranks.values()):
+            self._drop_closed(row)
         if link.prompt_tokens:
             blocks.chains.keep(link, link.tail)
         self._ends.move_to_end(end)
@@ -318,6 +320,12 @@ class PublishedIndex:
             _, gone = self._ends.popitem(last=False)
             for where, old in gone.items():
                 where.chains.drop(old)
+
+    def _drop_closed(self, row: dict[PublishedBlocks, Link]) -> None:
+        """Forget the links of sets that nobody follows any more: a popular end stays for long."""
+        for blocks in list(row):
+            if blocks not in self._ranks.get(blocks.name, {}).values():
+                del row[blocks]
 
 
 def _size(row: tuple[int, str, PublishedBlocks]) -> int:

@@ -4,9 +4,9 @@ The prefix index knows what was routed where, in the order in which an engine ev
 computed takes its room when it is placed, what is in use stays, what an answer gave back is the
 newest. Siblings of a request in flight count the blocks that it will leave (`inflight`).
 
-What the engine evicted all the same shows in its answer. Fewer cached tokens than the index had
-blocks mean that all of it is gone that was used before them; as many blocks as are left are what
-the engine held, and where it reports no size, this is learned. Only the computing instance is
+What the engine evicted all the same shows in its answer. If fewer tokens were cached than the index
+has blocks, all that was used before them counts as evicted. The blocks that are left show the size
+of the cache, which is learned where the engine reports none. Only the computing instance is
 asked, and only about what was there: KV from a peer counts as cached at D, and what a sibling still
 computes may be computed twice without anything having been evicted.
 """

@@ -16,8 +16,8 @@ shows where they are not.
 
 A prefill beside running streams also takes one decode step per chunk of the step's token budget,
 and half a step more if no prefill is before it, since it waits for the running step to end. These
-steps belong to the streams. Of a measured time each line learns what the others do not explain,
-and the less, the more they explain. Prompts computed in one step are learned as one, and all of
+steps belong to the streams. Each line learns what the others leave unexplained of a measured time,
+with less weight the more they explain. Prompts computed in one step are learned as one, and all of
 them once their answers have told how much of them was cached (`Measured`).
 Each line keeps its recent ratios of measured to predicted time, and so does an instance for queue
 and computation together; their quantiles say when a leg is late (`*_bound_s`).

@@ -85,7 +85,7 @@ class OnlineRegression:
         return [*self._prior, *self._toward, *self._sums()]
 
     def adopt(self, legacy: Sequence[float]) -> None:
-        """Start from another process's `legacy`, if its prior is equal: it is the sums' unit."""
+        """Start from another process's `legacy`, if its prior, the unit of the sums, is equal."""
         p, q, *learned = legacy
         if (p, q) == self._prior and all(math.isfinite(x) and x >= 0.0 for x in learned):
             p, q, ff, fg, gg, f1, g1 = learned

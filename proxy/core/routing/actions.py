@@ -72,7 +72,7 @@ class ReleaseResult(StrEnum):
     STRANDED = "stranded"
     """There was nobody to ask, or nothing to ask with."""
     UNKNOWN = "unknown"
-    """P's leg ended without an answer when it had to be nearly done."""
+    """A leg ended without an answer when P may have had the KV already."""
 
 
 class LeftKv(Enum):

@@ -1,7 +1,7 @@
 """What the steps of a route reserve, release and teach: time on instances, and blocks of KV.
 
 The router tells each step with its time. `LatencyTracker` keeps the model of time in step: a
-prefill lasts from its turn on, which is when the one before it ended; a step time counts only over
+prefill is timed from the end of the one before it; a step time counts only over
 a whole answer. `BlockUses` keeps the use of the prompt's blocks.
 
 A route holds the times and the cache that it has begun with (`Route.times`, `Route.use`), which are
@@ -80,7 +80,7 @@ class LatencyTracker:
         route.waited_for_room = hedge.waited_for_room
 
     def release_reservation(self, route: Route, now_s: float) -> None:
-        """The prefill is over or given up; all that is learned is how late it was already.
+        """End the reservation. A prefill that is given up late teaches how late it was.
 
         What D computes as a hedge goes on.
         """

@@ -75,6 +75,10 @@ from proxy.core.types import FailureKind, Fallback, Instance, Reject, RequestFac
 
 REPEAT_LEAST_S = 1.0
 """What a repeated attempt may take when the first ones have used up the time."""
+_LEAVES_KV = frozenset(
+    {FailureKind.TIMEOUT, FailureKind.LATE, FailureKind.RESET, FailureKind.WENT_DOWN}
+)
+"""Failures of a D that fetches after which P may keep the KV: nobody has told it that it may go."""
 MAX_WAITS = 2
 """How often a request that engines have refused as busy may wait in the queue."""
 
@@ -302,8 +306,8 @@ class RequestFlow:
         actions: list[Action] = []
         route, kind = self.route, failure.kind
         was_fetching, self._failure, self._has_hedge = self.state is State.FETCHING, kind, False
-        if was_fetching and not self._d_has_it:
-            actions += self._release()
+        if was_fetching:
+            actions += self._left_by_d(kind, now_s)
         if not (was_fetching and is_innocent(kind)):
             actions += self.failed(route.decode.name, failure, now_s)
         step = after_failure(kind, offloaded=was_fetching, retries=self.retries)
@@ -432,12 +436,15 @@ class RequestFlow:
         self._step(Event.DECODE_LEFT, State.LEFT if self._d_has_it else State.FETCHING)
         return [KeepDecode() if self._d_has_it else CancelDecode()]
 
-    def left_decode_over(self, now_s: float) -> list[Action]:
-        """The leg of a D that was left is over, or has begun to answer and was ended."""
+    def left_decode_over(self, now_s: float, *, has_begun: bool) -> list[Action]:
+        """The leg of a D that was left is over; `has_begun`: with an answer, so the KV is there."""
         if self.state is State.LEFT:
             self._step(Event.LEFT_DECODE_OVER, State.ENDED)
             self._close(now_s, None)
-            return []
+            if has_begun or not self._router.pins_kv:
+                return []
+            self._unreleased(now_s)
+            return [KvUnreleased(ReleaseResult.UNKNOWN)]
         self._step(Event.LEFT_DECODE_OVER, self.state)
         return [] if self._d_has_it else self._release()
 
@@ -531,6 +538,14 @@ class RequestFlow:
             return []
         self._unreleased(now_s)
         return [KvUnreleased(ReleaseResult.STRANDED)]
+
+    def _left_by_d(self, kind: FailureKind, now_s: float) -> list[Action]:
+        """The same where D has failed that was to fetch it."""
+        if not self._d_has_it:
+            return self._release()
+        if kind in _LEAVES_KV:
+            self._unreleased(now_s)
+        return []
 
     def _release(self) -> list[Action]:
         if self._p is None or not self._router.pins_kv:

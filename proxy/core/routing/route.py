@@ -14,9 +14,9 @@ from proxy.core.types import Fallback, Instance, Reason, RouteClass
 
 @dataclass(slots=True)
 class Hedge:
-    """D computes while P is late: since `started_s`, for `work_s` behind what was there before.
+    """D computes while P is late: from `started_s`, for `work_s` after D's earlier prefills.
 
-    `times`: D's, where that is reserved.
+    `times`: D's, which have the reservation.
     """
 
     times: Times
@@ -35,10 +35,10 @@ class Route:
     `prefill` is None when the request is computed where it decodes. `new_tokens` is what D would
     have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
     attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
-    `times`: those of the instance that computes, where that is reserved; None when it is over.
+    `times`: the computing instance's, which have the reservation; None once it is over.
     `is_queued`: other prompts, or KV in use, were before it. `measured`: the time its prefill took,
     until the answer tells how much of it was cached.
-    `mistake`: what the policy raised when this attempt was placed, by load. `home`: the instance
+    `mistake`: the policy's exception; this attempt was then placed by load. `home`: the instance
     on which the session lived before, None where it had none; `stay`: the session's life on D, of
     which this request is a part until it ends.
     """

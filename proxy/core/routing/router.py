@@ -60,8 +60,6 @@ NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
 RELEASERS = 2
 """Instances that are asked to free KV, the second where the first cannot be reached."""
-_LEAVES_KV = frozenset({Fallback.TRANSFER_TIMEOUT, Fallback.KV_PARAMS})
-"""Fall-backs after which P may keep the KV pinned; after any other it has freed it, or is down."""
 
 
 class Router:
@@ -291,19 +289,21 @@ class Router:
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
 
     def beside(
-        self, facts: RequestFacts, lost: Collection[str], now_s: float
+        self, facts: RequestFacts, lost: Collection[str], now_s: float, *, is_placed: bool = True
     ) -> Candidates | Reject:
         """Instances that may go on with a stream, none of `lost` and none with an open breaker.
 
-        Only those where nothing failed lately, if there are any.
+        Only those where nothing failed lately, if there are any. See `_free` for `is_placed`.
         """
-        exclude = {*lost} | self.fleet.open()
-        free = self._free(facts, now_s, exclude | self.fleet.recently_failed())
-        return self._free(facts, now_s, exclude) if isinstance(free, Reject) else free
+        exclude, failed = {*lost} | self.fleet.open(), self.fleet.recently_failed()
+        free = self._free(facts, now_s, exclude | failed, is_placed=is_placed)
+        if isinstance(free, Reject):
+            return self._free(facts, now_s, exclude, is_placed=is_placed)
+        return free
 
     def would_go(self, facts: RequestFacts, left: str, now_s: float) -> Instance | Reject:
         """Where a stream would go on now if it left an instance, and nothing were charged."""
-        free = self.beside(facts, (left,), now_s)
+        free = self.beside(facts, (left,), now_s, is_placed=False)
         if isinstance(free, Reject):
             return free
         return self._decide(self._view(facts, free, now_s)).decode.instance
@@ -404,13 +404,10 @@ class Router:
         Where a hedge does so already, it goes on.
         """
         route.fallback = why
-        p = route.prefill
         late = why in (Fallback.TRANSFER_TIMEOUT, Fallback.P_GONE, Fallback.D_FAILED)
         route.reason = Reason.TRANSFER_FAILED if late else Reason.PREFILL_FAILED
         route.route_class = RouteClass.HEAVY_COLO
         self._tracker.release_reservation(route, now_s)
-        if p is not None and why in _LEAVES_KV:
-            self.unreleased_kv.book(p.name, route.prompt_tokens, now_s)
         route.prefill = None
         if not self.hedges.adopt(route):
             self._charge_colocated(route, facts, now_s)
@@ -481,15 +478,24 @@ class Router:
         return time_limits.idle_limit_s(self.latency, route, load, now_s, cap_s)
 
     def _free(
-        self, facts: RequestFacts, now_s: float, exclude: Collection[str]
+        self,
+        facts: RequestFacts,
+        now_s: float,
+        exclude: Collection[str],
+        *,
+        is_placed: bool = True,
     ) -> Candidates | Reject:
-        """The instances that may compute and decode the request, or why there is none."""
+        """The instances that may compute and decode the request, or why there is none.
+
+        Not `is_placed`: it is only asked, so instances that start slowly use up no turn.
+        """
         if facts.holder is not None:
             return self._at_holder(facts, facts.holder, now_s, exclude)
         free, busy = self._past_gate(facts.model, now_s, exclude)
         if not free:
             return self._rejection(busy, now_s)
-        return self._candidates(facts, self._warm(facts, free, now_s), now_s)
+        taking_part = self._warm(facts, free, now_s) if is_placed else free
+        return self._candidates(facts, taking_part, now_s)
 
     def _past_gate(
         self, model: str, now_s: float, exclude: Collection[str]

@@ -14,9 +14,9 @@ from proxy.core.placement.decision import SessionKv
 from proxy.core.types import RequestFacts
 
 DOUBT_RATIO: Final = 1 / 7
-"""Live KV is known to about this part of a cache."""
+"""The assumed error of live KV, as a part of a cache."""
 CERTAIN: Final = 7.0
-"""Beyond so many times that part there is no doubt left: a thousandth of it."""
+"""So many errors from 0 `_excess` is exact to a thousandth of one."""
 
 
 class LiveSessionKv(SessionKv):

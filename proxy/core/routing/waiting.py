@@ -17,8 +17,8 @@ from proxy.core.routing.router import Router
 from proxy.core.types import Reject, RejectReason, RequestFacts
 
 TRIALS, TRIAL_S = 4, 0.1
-"""After an engine's own "busy" so many are let in, twice as many that much later, and so on until
-it says so again: the engine alone knows what it can take, and says it only when it is asked."""
+"""After an engine said "busy", TRIALS requests are let in, TRIAL_S later twice as many, and so on
+until it says so again: only the engine knows what it can take, and it has to be asked."""
 _FULL = Reject(RejectReason.QUEUE_FULL, 1)
 
 
@@ -179,7 +179,7 @@ class Waiting:
         return self._ramps.get(model) or _Ramp(_FULL)
 
     def _note(self, model: str, reject: Reject) -> None:
-        """Keep why the model's next request was rejected; an equal reason changes nothing."""
+        """Keep why the model's next request was rejected; the same object changes nothing."""
         ramp = self._ramps.get(model)
         if ramp is None:
             if len(self._ramps) > 2 * len(self.queue):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from typing import Protocol
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
 from proxy.config.sensors import SensorAt
 from proxy.core.thermal.readings import GpuReading
 from proxy.net.upstream.client import LIST_BYTES, get_from
 from proxy.net.upstream.pool import ConnectOptions, Pool
-from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.errors import DEFECTS, UpstreamFailure
 
+T = TypeVar("T")
 ANSWER_S = 2.0
 """A sensor that answers later has failed: control takes a reading of 3 s for stale."""
 COLDEST_C, HOTTEST_C = -40.0, 200.0
@@ -44,6 +49,52 @@ class MakesSensor(Protocol):
     def __call__(
         self, at: SensorAt, options: ConnectOptions, connect_timeout_s: float
     ) -> Sensor: ...
+
+
+class MayHang(Generic[T]):
+    """Calls that may hang for ever, one at a time, each in a thread that no exit waits for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: threading.Thread | None = None
+
+    async def run(self, call: Callable[[], T], limit_s: float) -> T:
+        """What a call returns; raises SensorError, also where it, or one before it, hangs."""
+        if self._thread is not None and self._thread.is_alive():
+            raise SensorError("no answer: an earlier reading has not come back")
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def settle(results: list[T], error: SensorError) -> None:
+            if done.cancelled():
+                return
+            if results:
+                done.set_result(results[0])
+            else:
+                done.set_exception(error)
+
+        def in_thread() -> None:
+            results, error = _tried(call)
+            with suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(settle, results, error)
+
+        self._thread = threading.Thread(target=in_thread, name=self._name, daemon=True)
+        self._thread.start()
+        try:
+            async with asyncio.timeout(limit_s):
+                return await done
+        except TimeoutError as error:
+            raise SensorError(f"no answer in {limit_s:g} s") from error
+
+
+def _tried(call: Callable[[], T]) -> tuple[list[T], SensorError]:
+    """What a call returns, or else why there is nothing."""
+    try:
+        return [call()], SensorError()
+    except SensorError as error:
+        return [], error
+    except (OSError, *DEFECTS) as error:
+        return [], SensorError(str(error))
 
 
 class Source:

@@ -6,7 +6,6 @@ n-th GPU. A document may say anything, so what is no number within its bounds is
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import orjson
 
 from proxy.config.sensors import MOST_INDEX, JsonFields, SensorAt
 from proxy.core.thermal.readings import GpuReading
-from proxy.fleet.sensors.base import SensorError, Source, reading, within
+from proxy.fleet.sensors.base import ANSWER_S, MayHang, SensorError, Source, reading, within
 from proxy.net.upstream.pool import ConnectOptions
 
 FILE_BYTES = 1 << 20
@@ -94,10 +93,11 @@ class File:
     def __init__(self, at: SensorAt, options: ConnectOptions, connect_timeout_s: float) -> None:
         del options, connect_timeout_s
         self._at = at
+        self._calls = MayHang[tuple[bytes, float]]("file")
 
     async def read(self, at_s: float) -> list[GpuReading]:
         """The GPUs of the document; raises SensorError."""
-        body, age_s = await asyncio.to_thread(_load, Path(self._at.path))
+        body, age_s = await self._calls.run(lambda: _load(Path(self._at.path)), ANSWER_S)
         return parse(body, self._at.fields, self._at.host, at_s - age_s)
 
     async def close(self) -> None:

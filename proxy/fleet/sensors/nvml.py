@@ -6,7 +6,6 @@ call at a time for all instances.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import threading
@@ -16,13 +15,12 @@ from typing import Any
 
 from proxy.config.sensors import SensorAt
 from proxy.core.thermal.readings import GpuReading
-from proxy.fleet.sensors.base import THERMAL_REASONS, SensorError, reading
+from proxy.fleet.sensors.base import THERMAL_REASONS, MayHang, SensorError, reading
 from proxy.net.upstream.pool import ConnectOptions
-from proxy.protocol.errors import DEFECTS
 
 CALL_S = 2.0
 """Calls that take longer have failed: the driver hangs."""
-MISSING = "the package nvidia-ml-py is not installed: pip install 'cache-proxy[nvml]'"
+MISSING = "the package nvidia-ml-py is not installed: pip install -c constraints.txt '.[nvml]'"
 
 
 def is_installed() -> bool:
@@ -109,43 +107,11 @@ class Nvml:
     def __init__(self, at: SensorAt, options: ConnectOptions, connect_timeout_s: float) -> None:
         del options, connect_timeout_s
         self._host = at.host
+        self._calls = MayHang[list[GpuReading]]("nvml")
 
     async def read(self, at_s: float) -> list[GpuReading]:
         """Every GPU of this machine; raises SensorError."""
-        try:
-            async with asyncio.timeout(CALL_S):
-                return await _in_own_thread(lambda: LIBRARY.read_all(self._host, at_s))
-        except TimeoutError as error:
-            raise SensorError(f"no answer in {CALL_S:g} s") from error
+        return await self._calls.run(lambda: LIBRARY.read_all(self._host, at_s), CALL_S)
 
     async def close(self) -> None:
         """Nothing is held."""
-
-
-async def _in_own_thread(call: Callable[[], list[GpuReading]]) -> list[GpuReading]:
-    """What a call returns or raises, from a thread that ends with the process."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[list[GpuReading]] = loop.create_future()
-
-    def settle(result: list[GpuReading], error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
-
-    def run() -> None:
-        result: list[GpuReading] = []
-        failed: SensorError | None = None
-        try:
-            result = call()
-        except SensorError as error:
-            failed = error
-        except (OSError, *DEFECTS) as error:
-            failed = SensorError(str(error))
-        with suppress(RuntimeError):  # the loop is closed: the process ends
-            loop.call_soon_threadsafe(settle, result, failed)
-
-    threading.Thread(target=run, name="nvml", daemon=True).start()
-    return await done

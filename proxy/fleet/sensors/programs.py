@@ -6,7 +6,6 @@ A start takes some tenths of a second of CPU time in the driver, so for control 
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import subprocess
 from collections.abc import Callable, Sequence
@@ -16,11 +15,13 @@ import orjson
 
 from proxy.config.sensors import SensorAt
 from proxy.core.thermal.readings import GpuReading
-from proxy.fleet.sensors.base import MIB, SensorError, number, reading, within
+from proxy.fleet.sensors.base import MIB, MayHang, SensorError, number, reading, within
 from proxy.net.upstream.pool import ConnectOptions
 
 PROGRAM_S = 3.0
 """A program that takes longer is killed: a driver that hangs would hold it for ever."""
+KILL_S = 0.5
+"""How long a killed program may take to end."""
 _NVIDIA_FIELDS = (
     *("index", "temperature.gpu", "temperature.memory", "power.draw", "utilization.gpu"),
     *("memory.used", "clocks_event_reasons.hw_thermal_slowdown"),
@@ -129,10 +130,12 @@ class Program:
 
     def __init__(self, at: SensorAt, command: Sequence[str], parse: Parse) -> None:
         self._host, self._command, self._parse = at.host, command, parse
+        self._calls = MayHang[bytes](command[0])
 
     async def read(self, at_s: float) -> list[GpuReading]:
         """The GPUs of this machine; raises SensorError."""
-        output = await asyncio.to_thread(output_of, self._command)
+        # A program that is killed ends only when the driver lets go of it.
+        output = await self._calls.run(lambda: output_of(self._command), PROGRAM_S + KILL_S)
         return self._parse(output, self._host, at_s)
 
     async def close(self) -> None:

@@ -45,6 +45,7 @@ def test_a_p_that_may_hold_too_many_is_left_alone_until_they_expire() -> None:
     for i in range(16):
         route = place(float(i))
         assert route.prefill is not None
+        router.unreleased_kv.book(route.prefill.name, route.prompt_tokens, float(i))
         router.fall_back(route, RequestFacts("m", "s", 1, (), 1.0), Fallback.TRANSFER_TIMEOUT, i)
         router.finish(route, float(i))
     assert place(16.0).prefill is None

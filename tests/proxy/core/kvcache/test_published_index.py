@@ -285,6 +285,18 @@ def test_what_is_not_known_is_not_told(how: str) -> None:
         assert index.hits(following) == {}
 
 
+def test_a_popular_beginning_keeps_nothing_of_instances_that_left() -> None:
+    """Autoscaling: each request begins with the system prompt, on instances that come and go."""
+    index, system = PublishedIndex(1 << 20), ids(SIZE * 4, "system")
+    for number in range(20):
+        engine = Engine(index, f"a{number}")
+        engine.serve((1,), system, ids(SIZE, number))
+        index.close(engine.name, 0, engine.blocks)
+    last = Engine(index, "last")
+    last.serve((1,), system, ids(SIZE, "last"))
+    assert [len(row) for row in index._ends.values()] == [1]
+
+
 def test_blocks_of_two_ranks_are_two_sets() -> None:
     """Of several ranks the best counts."""
     index = PublishedIndex(1 << 30)

@@ -599,6 +599,40 @@ def test_d_answers_first_and_p_all_the_same() -> None:
     assert it.told(it.flow.left_prefill_over(6.5, LeftKv.NAMED)) == ["release on p by d"]
 
 
+@pytest.mark.parametrize("why", [Fallback.KV_PARAMS, Fallback.P_ERROR, Fallback.P_TIMEOUT])
+def test_kv_that_no_d_can_fetch_is_booked_once(why: Fallback) -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_failed(why, 0.2, None, LeftKv.UNNAMED)
+    assert it.unreleased("p", 0.3) == PROMPT_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("kind", "was_sent", "booked"),
+    [
+        (FailureKind.TIMEOUT, True, True),
+        (FailureKind.LATE, True, True),
+        (FailureKind.RESET, True, True),
+        (FailureKind.WENT_DOWN, True, True),
+        (FailureKind.SERVER_ERROR, True, False),
+        (FailureKind.PEER_GONE, True, False),
+        (FailureKind.TIMEOUT, False, False),
+        (FailureKind.CONNECT, False, False),
+    ],
+)
+def test_what_a_d_that_fails_while_it_fetches_leaves_on_p(
+    kind: FailureKind, was_sent: bool, booked: bool
+) -> None:
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_answered(1.0)
+    if was_sent:
+        it.flow.decode_sent()
+    told = it.told(it.flow.decode_failed(LegFailure(kind, "gone"), 2.0, 0.5))
+    assert ("release on p by d" in told) is not was_sent
+    assert it.unreleased("p", 2.0) == (PROMPT_TOKENS if booked else 0)
+
+
 def test_the_client_leaves_while_d_fetches() -> None:
     """D's leg goes on, and its lease; both end together."""
     it = Driver("d", "p", prefill="p")
@@ -608,8 +642,22 @@ def test_the_client_leaves_while_d_fetches() -> None:
     assert it.told(it.flow.decode_left()) == ["keep decode"]
     it.flow.end(1.5)
     assert it.router.ledger.live == 1
-    assert it.told(it.flow.left_decode_over(2.0)) == []
+    assert it.told(it.flow.left_decode_over(2.0, has_begun=True)) == []
     assert it.has_nothing_left()
+    assert it.unreleased("p", 2.0) == 0
+
+
+def test_d_was_left_and_never_began() -> None:
+    """Nobody has told P that its KV may go."""
+    it = Driver("d", "p", prefill="p")
+    it.flow.begin(0.0)
+    it.flow.prefill_answered(1.0)
+    it.flow.decode_sent()
+    it.flow.decode_left()
+    it.flow.end(1.5)
+    assert it.told(it.flow.left_decode_over(2.0, has_begun=False)) == ["unreleased: unknown"]
+    assert it.has_nothing_left()
+    assert it.unreleased("p", 2.0) == PROMPT_TOKENS
 
 
 def test_the_client_leaves_before_d_was_asked() -> None:
@@ -619,7 +667,7 @@ def test_the_client_leaves_before_d_was_asked() -> None:
     assert it.told(it.flow.decode_left()) == ["cancel decode"]
     it.flow.end(1.5)
     assert it.has_nothing_left()
-    assert it.told(it.flow.left_decode_over(1.5)) == ["release on p by d"]
+    assert it.told(it.flow.left_decode_over(1.5, has_begun=False)) == ["release on p by d"]
 
 
 def test_a_connector_that_pins_nothing_has_nothing_to_release() -> None:
@@ -714,7 +762,7 @@ def test_on_every_path_all_is_given_back(prefill: str | None, choices: list[int]
     it.flow.end(now_s)
     it.flow.end(now_s)
     if it.flow.state is State.LEFT:
-        it.flow.left_decode_over(now_s)
+        it.flow.left_decode_over(now_s, has_begun=prefill is None)
     assert it.has_nothing_left()
     assert it.budget.in_flight == 0
     assert it.router.hedges.live == 0

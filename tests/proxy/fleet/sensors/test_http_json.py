@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.config.sensors import OWN_FIELDS, JsonFields, SensorAt
 from proxy.core.thermal.readings import GpuReading
+from proxy.fleet.sensors import http_json
 from proxy.fleet.sensors.base import SensorError
 from proxy.fleet.sensors.http_json import File, found, parse
 from proxy.net.upstream.pool import ConnectOptions
@@ -92,3 +94,25 @@ async def test_a_files_readings_are_as_old_as_the_file(tmp_path: Path) -> None:
     (reading,) = await sensor.read(1000.0)
     assert (reading.gpu, reading.celsius) == ("h:0", 66.0)
     assert 400 < reading.at_s <= 500.0
+
+
+async def test_a_file_that_hangs_is_told_and_asked_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipe that nobody writes, as a network file system that is gone."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    monkeypatch.setattr(http_json, "ANSWER_S", 0.05)
+    sensor = File(SensorAt.parse("file", f"{path}#/t", "h"), ConnectOptions(), 1.0)
+    with pytest.raises(SensorError, match=r"no answer in 0\.05 s"):
+        await sensor.read(1000.0)
+    with pytest.raises(SensorError, match="an earlier reading has not come back"):
+        await sensor.read(1001.0)
+    hanging = [thread for thread in threading.enumerate() if thread.name == "file"]
+    assert [thread.daemon for thread in hanging] == [True], "no exit waits for it"
+    path.write_text('{"t": 66}')
+    for thread in hanging:
+        thread.join()
+    os.unlink(path)
+    path.write_text('{"t": 66}')
+    assert [reading.celsius for reading in await sensor.read(1002.0)] == [66.0]

@@ -108,6 +108,8 @@ async def test_a_driver_that_hangs_is_given_up(
             await sensor.read(0.0)
     package.hangs.set()
     package.hangs = None
+    for thread in [thread for thread in threading.enumerate() if thread.name == "nvml"]:
+        thread.join()
     monkeypatch.setattr(nvml, "CALL_S", 10.0)
     assert len(await sensor.read(0.0)) == 2
 
@@ -118,7 +120,7 @@ async def test_without_the_package_one_line_says_so(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("importlib.import_module", import_module)
     monkeypatch.setattr(nvml, "LIBRARY", Library())
-    with pytest.raises(SensorError, match=r"pip install 'cache-proxy\[nvml\]'"):
+    with pytest.raises(SensorError, match=r"pip install .* '\.\[nvml\]'"):
         await Nvml(AT, ConnectOptions(), 1.0).read(0.0)
 
 
