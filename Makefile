@@ -10,7 +10,7 @@ TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol prox
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled demo demo-kill demo-compare demo-check test test-compiled test-install test-vllm chaos migration soak soak-hostile lint bench bench-core bench-shell bench-routing clean
+.PHONY: compiled demo demo-kill demo-compare demo-check test test-figures test-compiled test-install test-vllm chaos migration soak soak-hostile lint bench bench-core bench-shell bench-routing clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -44,8 +44,12 @@ demo-check: demo
 ## Every test that needs no vLLM. Four workers on two cores: many tests wait for sockets and timers.
 ## In a fresh clone pytest's form of the modules is compiled first, or each worker would do it.
 test: $(VENV)/.installed-dev
-	@test -d tests/__pycache__ || $(BIN)/python -m pytest -q --collect-only --ignore=tests/chaos >/dev/null || true
-	$(BIN)/python -m pytest -q -n 4 --dist worksteal --ignore=tests/chaos
+	@test -d tests/proxy/core/__pycache__ || $(BIN)/python -m pytest -q --collect-only --ignore=tests/chaos >/dev/null || true
+	$(BIN)/python -m pytest -q -n 4 --dist worksteal --ignore=tests/chaos -m 'not figures'
+
+## Claims of docs/ in virtual time: what the policy wins, what an oracle finds.
+test-figures: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m figures tests/analysis tests/scenarios
 
 ## The same for the core as it is installed with a C compiler at hand; see setup.py.
 test-compiled: compiled

@@ -20,6 +20,8 @@ from replayer.virtual.arrivals import LoadRules
 from replayer.virtual.load import load_source
 from tests.support.traces import SAMPLE
 
+pytestmark = pytest.mark.figures
+
 SOURCE = load_source(SAMPLE)
 SEEDS = 4
 MORE_SEEDS, SHORTER_S = 6, 200.0

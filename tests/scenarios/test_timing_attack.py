@@ -35,6 +35,8 @@ from replayer.engine.types import EngineOptions, Finished, FirstToken, Job, SimR
 from replayer.simulator.openai.requests import RequestLimits, parse_ask
 from tests.support.harness import chat, words
 
+pytestmark = pytest.mark.figures
+
 TRIALS = 80
 PAUSE_S = 4.0
 """From one trial to the next; the victim's request is over long before the attacker's."""

@@ -20,6 +20,8 @@ from replayer.virtual.recorded import read_recorded
 from tests.support.checked_runs import PROXY, SLOW, assert_recovered, write_run_to_fit
 from tests.support.recorded import write_run
 
+pytestmark = pytest.mark.figures
+
 FAST = Constants(
     a0=5e-3, a1=30e-6, a2=4e-5, a3=2e-8, a4=1.2e-9, x0=0.02, x1=4e-6,
     intake=2e-3, intake_per_token=1e-6,

@@ -10,6 +10,8 @@ from analysis.check.logs import Overhead
 from tests.support.checked_runs import SLOW, assert_recovered, chunk_s, write_run_to_fit
 from tests.support.recorded import read_lines, write_lines
 
+pytestmark = pytest.mark.figures
+
 
 def moving_s(constants: Constants) -> float:
     return constants.x0 + constants.x1 * 8_000

@@ -24,6 +24,8 @@ from tests.support.regret import (
 )
 from tests.support.regret_runs import replayed, total_s
 
+pytestmark = pytest.mark.figures
+
 
 def test_to_watch_changes_nothing_and_leaves_nothing(watched: Watched) -> None:
     _decisions, plain = watched

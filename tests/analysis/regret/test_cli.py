@@ -8,6 +8,8 @@ import pytest
 from analysis.cli import main
 from tests.support.traces import SAMPLE
 
+pytestmark = pytest.mark.figures
+
 COMMAND = (
     "--instances 2 --load 0.8 --scale 0.2:200000 --load-horizon 60 --think-cap 5 --seeds 1 "
     "--decisions 3 --repeats 2 --futures 2 --horizon 10s --jobs 1"

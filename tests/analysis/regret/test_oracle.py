@@ -19,6 +19,8 @@ from tests.support.regret import (
 )
 from tests.support.regret_runs import replayed, total_s
 
+pytestmark = pytest.mark.figures
+
 
 def test_gaps_are_never_negative_and_actions_never_repeat(watched: Watched) -> None:
     decisions, _run = watched

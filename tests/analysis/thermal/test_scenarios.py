@@ -15,6 +15,8 @@ from proxy.core.thermal.options import ThermalOptions
 from replayer.engine.heat import SensorFaults
 from replayer.virtual.heated import HeatedSecond
 
+pytestmark = pytest.mark.figures
+
 THERMAL = ThermalOptions()
 HOT = [name for name in SCENARIOS if name not in ("cool", "soak")]
 SHORT = ("quiet", "dropouts", "hot-gpu")
