@@ -1,0 +1,89 @@
+"""How much work a decision is: the calls of `admit` alone, without hashing.
+
+Calls are counted, not time: they are the same on every machine, and what this is to catch is a
+decision that grew by a factor, or with the sessions that are known. `make bench-core` has its time.
+Compiled code shows a counter only the calls that leave it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from types import FrameType
+
+import pytest
+
+from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.routing.route import Route
+from proxy.core.routing.router import Router
+from proxy.core.types import Instance, RequestFacts, RouterConfig
+
+BLOCKS, HEAD = 400, 40
+
+
+def facts(session: int, tokens: int) -> RequestFacts:
+    """A prompt with a head that all share and a tail of its session's own."""
+    own = range(1000 * session + 1000, 1000 * session + 1000 + BLOCKS - HEAD)
+    return RequestFacts("m", f"s{session}", tokens, [*range(HEAD), *own], tokens / BLOCKS)
+
+
+def fleet(n: int, policy: str, sessions: int) -> Router:
+    """Instances with sessions, running streams and known KV."""
+    made = Router(RouterConfig(prefill_throughput=20_000, offload_policy=policy))
+    for i in range(n):
+        made.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+        made.gate.observe_engine(f"i{i}", EngineKv(600_000, 0.5), 0.0)
+    for i in range(sessions):
+        f, now_s = facts(i, 30_000), 12.0 * n * i / sessions
+        route = made.admit(f, now_s)
+        assert isinstance(route, Route)
+        made.prefill_done(route, f, now_s + 1.0)
+        made.first_token(route, f, now_s + 2.0)
+        if i % 2:
+            made.finish(route, now_s + 3.0, 100)
+    return made
+
+
+def calls_of(r: Router, f: RequestFacts, now_s: float) -> int:
+    """Calls that one decision takes, of functions in Python and in C."""
+    count = 0
+
+    def counter(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counter)
+    try:
+        route = r.admit(f, now_s)
+    finally:
+        sys.setprofile(None)
+    assert isinstance(route, Route)
+    r.finish(route, now_s)
+    return count
+
+
+def median_calls(n: int, policy: str, sessions: int) -> float:
+    """Of 60 decisions; every third prompt is new but for its head."""
+    r, counts = fleet(n, policy, sessions), []
+    for i in range(60):
+        f = facts(i % sessions if i % 3 else 10_000 + i, 100_000)
+        counts.append(calls_of(r, f, 12.0 * n + 0.5 * i))
+    return statistics.median(counts)
+
+
+@pytest.mark.parametrize(
+    ("policy", "n", "most"),
+    [
+        ("cost", 8, 1300),
+        ("cost", 64, 5700),
+        ("seed-heuristic", 8, 630),
+        ("seed-heuristic", 64, 1440),
+    ],
+)
+def test_a_decision_is_so_many_calls_at_most(policy: str, n: int, most: int) -> None:
+    assert median_calls(n, policy, 4 * n) <= most
+
+
+def test_a_decision_does_not_grow_with_the_sessions_that_are_known() -> None:
+    few, many = (median_calls(8, "cost", sessions) for sessions in (32, 2000))
+    assert many <= 2 * few
