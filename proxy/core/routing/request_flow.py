@@ -540,7 +540,7 @@ class RequestFlow:
         return [KvUnreleased(ReleaseResult.STRANDED)]
 
     def _left_by_d(self, kind: FailureKind, now_s: float) -> list[Action]:
-        """Have P's KV released, or book it as used for a while, where the D that fetches it failed."""
+        """Have P's KV released, or book it as used for a while: the D that fetches it failed."""
         if not self._d_has_it:
             return self._release()
         if kind in _LEAVES_KV:
