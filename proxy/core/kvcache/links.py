@@ -22,9 +22,10 @@ ID_BYTES = 4
 class Link:
     """Where a prompt ended in the chain of blocks of one rank.
 
-    `prompt_tokens`: its length as the engine counted it, 0 where it is not known: then a prompt
-    only passed here. `estimate`: its length as it was estimated, 0 where it was not. `most`: blocks
-    of prompt and answer. `tail`: the last of them that is there; `depth`: blocks up to there, 0
+    `prompt_tokens`: its length as the engine counted it, 0 where its place in the chain is not
+    known: then a prompt only passed here (`most` is 0 too), or ended here in a chain that was not
+    found. `estimate`: its length as it was estimated, 0 where it was not. `most`: blocks of prompt
+    and answer. `tail`: the last of them that is there; `depth`: blocks up to there, 0
     where none is left. `is_growing`: the answer's last block is still awaited. `ids`: the answer's
     token ids, 4 bytes each, as far as they were published, where `wants_ids`. `returned`: how
     many of them a later prompt begins with behind this one, None while that is unknown.

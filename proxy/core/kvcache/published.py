@@ -294,20 +294,18 @@ class PublishedBlocks:
         above = None if before is None else self._blocks.get(before)
         self.chains.evicted(name, None if above is None else before, above.depth if above else 0)
 
-    def end_of(self, since_s: float, session: str, least: int, whole: int, most: int) -> int | None:
-        """The end of the chain that a request left, if exactly one fits.
+    def ends_of(self, since_s: float, session: str, least: int, whole: int, most: int) -> list[int]:
+        """The ends of chains that a request may have left, which was placed at `since_s`.
 
-        It was placed at `since_s`; `whole`: blocks of its prompt and answer. If there is none of
-        that length, one of `least` to `most` blocks: the last one may still be on its way.
+        `whole`: blocks of its prompt and answer. If no chain has that length, those of `least` to
+        `most` blocks: the last one may still be on its way.
         """
         depths: dict[int, int] = {}
         for name in self.chains.tails(since_s, session):
             block = self._blocks.get(name)
             if block is not None and max(1, least) <= block.depth <= most:
                 depths[name] = block.depth
-        exact = [name for name, depth in depths.items() if depth == whole]
-        found = exact or list(depths)
-        return found[0] if len(found) == 1 else None
+        return [name for name, depth in depths.items() if depth == whole] or list(depths)
 
     def above(self, name: int, depth: int) -> int | None:
         """The block of a chain that is so deep; None where it is not there."""

@@ -233,6 +233,7 @@ class PublishedIndex:
             self._unlinked.append(ended)
             if len(self._unlinked) > MOST_UNLINKED:
                 del self._unlinked[0]
+            self._put_unknown(ended)
 
     def _link(self, ended: Ended) -> bool:
         """Link the ends of a prompt's messages to its chain of blocks, where that is found."""
@@ -246,9 +247,11 @@ class PublishedIndex:
             if not whole:
                 return True  # there is no block by which to know it
             least, most = (prompt, whole + 1) if ended.tries == 1 else (whole, whole)
-            tail = blocks.end_of(ended.since_s, ended.session, least, whole, most)
-            if tail is None:
-                tail = self._earlier_end(blocks, ended.facts, prompt)
+            tails = blocks.ends_of(ended.since_s, ended.session, least, whole, most)
+            if len(tails) > 1:
+                tails = self._continuing(blocks, ended.facts, tails)
+            only = tails[0] if len(tails) == 1 else None
+            tail = self._earlier_end(blocks, ended.facts, prompt) if only is None else only
             if tail is not None:
                 link = Link(
                     *(tail, blocks.depth_of(tail), ended.prompt_tokens, max(prompt, whole)),
@@ -262,6 +265,30 @@ class PublishedIndex:
                 self._pass(blocks, ended, tail)
                 return True
         return False
+
+    def _put_unknown(self, ended: Ended) -> None:
+        """Note that a prompt ended somewhere in the chains, so that no earlier end stands for it.
+
+        What the engine has of it is up to the approximate index, until its chain is found.
+        """
+        end = ended.facts.ends[-1]
+        for blocks in self._ranks.get(ended.name, {}).values():
+            if blocks.is_live and blocks.block_tokens and blocks not in self._ends.get(end, {}):
+                self._put(end, blocks, Link(0, 0, 0, ended.prompt_tokens // blocks.block_tokens))
+
+    def _continuing(
+        self, blocks: PublishedBlocks, facts: RequestFacts, tails: list[int]
+    ) -> list[int]:
+        """Those of the chains that begin with an earlier prompt, as this one does."""
+        for end in reversed(facts.ends[:-1]):
+            link = self._ends.get(end, {}).get(blocks)
+            if link is not None and link.prompt_tokens:
+                depth = min(link.depth, link.prompt_tokens // blocks.block_tokens)
+                common = blocks.above(link.tail, depth) if depth else None
+                if common is None:
+                    return tails
+                return [tail for tail in tails if blocks.above(tail, depth) == common]
+        return tails
 
     def _earlier_end(self, blocks: PublishedBlocks, facts: RequestFacts, prompt: int) -> int | None:
         """The end of an earlier prompt's chain that has all whole blocks of this one."""
@@ -300,6 +327,8 @@ class PublishedIndex:
                 continue
             if not link.prompt_tokens and ended.cached_tokens:
                 depth = ended.cached_tokens // blocks.block_tokens
+                if link.most:
+                    depth = min(depth, link.most)  # a prompt ended there whose chain was not found
                 common = blocks.above(tail, depth)
                 if common is not None:
                     tokens = depth * blocks.block_tokens

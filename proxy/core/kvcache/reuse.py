@@ -101,6 +101,21 @@ class Reuse:
                         hit[cache.name] = reach
         return hit
 
+    def expected(self, cache: EngineCache, facts: RequestFacts, held: int, hit: int) -> int:
+        """Tokens of a prompt that an engine will have when it begins with it.
+
+        It has `held` now, by its events; `hit` is what the index expects. What the prompts that it
+        computes until then will leave and displace only the index knows.
+        """
+        if not cache.computing or held == hit:
+            return held
+        if hit < held:
+            slack = max(SLACK_BLOCKS * facts.block_tokens, SLACK_RATIO * held)
+            is_displaced = hit < held - slack and self._prefixes.full_ratio(cache) >= 1.0
+            return hit if is_displaced else held
+        known = facts.hit_tokens(self._prefixes.held(cache, facts.block_hashes))
+        return hit if hit - known >= JOIN_TOKENS else held
+
     def begin_use(self, cache: EngineCache, facts: RequestFacts) -> Use:
         """An engine begins to compute a prompt."""
         hashes = facts.block_hashes

@@ -568,7 +568,11 @@ class Router:
         loads = [state.account.seen or state.account.load() for state in states]
         hits = _hit_tokens(facts, self.reuse.hits(facts), names)
         if exact := self.published.hits(facts):
-            hits = [exact.get(name, hit) for name, hit in zip(names, hits, strict=True)]
+            expected = self.reuse.expected
+            hits = [
+                expected(cache, facts, held, hit) if (held := exact.get(name, -1)) >= 0 else hit
+                for name, cache, hit in zip(names, caches, hits, strict=True)
+            ]
         return Candidates(
             prompt_tokens=facts.prompt_tokens,
             instances=self._instances,

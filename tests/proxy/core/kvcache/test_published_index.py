@@ -205,6 +205,46 @@ def test_requests_side_by_side_are_told_apart_by_length_or_session() -> None:
     assert index.hits(asked[1]) == {"a": 176}
 
 
+def _two_turns_of_one_length(index: PublishedIndex, engine: Engine, *, shared: int) -> list[Tokens]:
+    """Two conversations whose second turns run side by side and end equally long."""
+    begun = ids(shared, "system")
+    firsts = [begun + ids(length, f"first {length}") for length in (160, 208)]
+    for at, first in enumerate(firsts):
+        engine.serve([at], first, ids(17, f"out {at}"))
+    seconds = [first + ids(320 - len(first), f"second {at}") for at, first in enumerate(firsts)]
+    for prompt in seconds:
+        engine.store(prompt)
+    for at, prompt in enumerate(seconds):
+        asked = facts([at, 10 + at], len(prompt))
+        index.ended(Ended("a", asked, engine.now_s - 1.0, "", len(prompt), len(prompt), 1, None))
+    return seconds
+
+
+def test_requests_side_by_side_are_told_apart_by_their_earlier_turns() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    _two_turns_of_one_length(index, engine, shared=0)
+    for at in (0, 1):
+        assert index.hits(facts([at, 10 + at, 20 + at], 500)) == {"a": 320}
+
+
+def test_no_earlier_turn_stands_for_one_whose_chain_is_not_found() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    engine.serve([0], ids(160, 1), ids(17, 2))
+    second = ids(160, 1) + ids(160, 3)
+    others = [ids(160, 1) + ids(160, seed) for seed in (4, 5)]
+    for prompt in (second, *others):
+        engine.store(prompt)
+    index.ended(Ended("a", facts([0, 1], 320), engine.now_s - 2.0, "", 320, 320, 1, 160))
+    assert index.hits(facts([0, 1, 2], 400)) == {}, "up to the approximate index"
+    assert index.hits(facts([0, 9], 400)) == {"a": 176}
+    third = second + ids(112, 6)
+    engine.serve([0, 1, 2], third, ids(17, 7))
+    assert index.hits(facts([0, 1, 2, 3], 600)) == {"a": 448}
+    assert index.hits(facts([0, 1, 8], 600)) == {"a": 320}, "found on the way of the next turn"
+
+
 def test_the_last_block_may_come_after_the_answer() -> None:
     index = PublishedIndex(1 << 30)
     engine = Engine(index)

@@ -243,6 +243,34 @@ def test_what_comes_makes_place_when_it_is_placed_not_when_it_is_there() -> None
     assert a.blocks == 40
 
 
+def test_what_an_engine_has_now_is_not_what_it_will_have_behind_other_prompts() -> None:
+    """Its events tell the one; what prompts on their way displace, only the index knows."""
+    reuse, index, a = made()
+    held = 20 * BLOCK
+    index.limit(a, 40)
+    for f in (OLD, MINE):
+        served(reuse, a, f)
+    assert reuse.expected(a, OLD, held, 0) == held, "nothing is on its way: the index is wrong"
+    use = reuse.begin_use(a, NEW)
+    assert reuse.expected(a, OLD, held, 0) == 0
+    assert reuse.expected(a, OLD, held, held - BLOCK) == held, "within the index's error"
+    assert reuse.expected(a, MINE, held - BLOCK, held) == held - BLOCK
+    index.limit(a, 400)
+    assert reuse.expected(a, OLD, held, 0) == held, "there is room for both"
+    reuse.end_use(use)
+
+
+def test_events_do_not_tell_what_a_sibling_is_about_to_leave() -> None:
+    reuse, _, a = made()
+    first, second = facts((1, LONG), (2, 3)), facts((1, LONG), (3, 5))
+    use = reuse.begin_use(a, first)
+    hit = second.hit_tokens(reuse.hits(second)["a"])
+    assert reuse.expected(a, second, 0, hit) == hit >= JOIN_TOKENS
+    reuse.computed(use, first)
+    assert reuse.expected(a, second, 0, hit) == 0, "computed, and evicted since"
+    reuse.released(use, first)
+
+
 def test_what_is_in_use_stays() -> None:
     """An engine evicts what nobody runs on, however long ago it was used."""
     reuse, index, a = made()
