@@ -25,7 +25,8 @@ class Stay:
     `turn`: number of its last turn, from 0. `running`: requests in flight; without any it has been
     idle since `idle_since_s`. `tokens`: its context, `kept_tokens`: as of the last turn that was
     computed there; `shared_tokens`: the part that others had there before it came, which is kept
-    for them anyway. `is_dropped`: the table has forgotten it.
+    for them anyway. `is_unserved`: its last turn was not computed, so the next request is that turn
+    again. `is_dropped`: the table has forgotten it.
     """
 
     cache: EngineCache
@@ -36,13 +37,14 @@ class Stay:
     tokens: int
     kept_tokens: int
     shared_tokens: int
+    is_unserved: bool
     is_dropped: bool
 
     def __init__(self, cache: EngineCache, turn: int, used_s: float) -> None:
         self.cache, self.turn, self.used_s = cache, turn, used_s
         self.running = self.tokens = self.kept_tokens = self.shared_tokens = 0
         self.idle_since_s = used_s
-        self.is_dropped = False
+        self.is_unserved = self.is_dropped = False
 
     @property
     def own_tokens(self) -> int:
@@ -123,13 +125,14 @@ class Sessions:
             stay.shared_tokens = shared_tokens
         else:
             self._homes.move_to_end(session_id)
-            if not stay.running:
+            if not stay.running and not stay.is_unserved:
                 self.curve.returned(now_s - stay.idle_since_s)
             self._take_out(stay)
             if stay.cache.is_lost:
                 stay.turn, stay.shared_tokens = 0, shared_tokens
-            else:
+            elif not stay.is_unserved:
                 stay.turn += 1
+            stay.is_unserved = False
             if stay.cache is not cache:
                 stay.kept_tokens = 0
             stay.cache.sessions -= 1
@@ -164,6 +167,7 @@ class Sessions:
         if tokens is not None:
             stay.kept_tokens = tokens
         stay.tokens = stay.kept_tokens
+        stay.is_unserved = tokens is None and not stay.running
         if stay.running:
             live.running += stay.own_tokens
         else:

@@ -208,6 +208,29 @@ def test_what_was_never_computed_is_not_kept() -> None:
     assert sessions.live(at["a"]).idle_tokens == 0
 
 
+def test_a_turn_that_was_not_computed_comes_again() -> None:
+    """As after an engine said "busy": neither a new turn, nor a user who thought for so long."""
+    sessions, at = Sessions(100.0, 2), Caches()
+    seen: list[tuple[int, float]] = []
+
+    def ask(now_s: float) -> Stay:
+        stay = sessions.assign("s", at["a"], now_s)
+        assert stay is not None
+        seen.append((stay.turn, sum(sessions.curve._returned)))
+        return stay
+
+    sessions.ended(ask(0.0), 10, 1.0)
+    sessions.ended(ask(9.0), None, 9.5)
+    sessions.ended(ask(10.0), None, 10.5)
+    sessions.ended(ask(11.0), 20, 12.0)
+    beside, failed = ask(15.0), ask(15.0)
+    sessions.ended(failed, None, 16.0)
+    sessions.ended(beside, 30, 17.0)
+    ask(20.0)
+    assert [turn for turn, _ in seen] == [0, 1, 1, 1, 2, 3, 4]
+    assert [returned for _, returned in seen] == [0, 1, 1, 1, 2, 2, 3]
+
+
 def test_a_home_that_is_lost_is_none() -> None:
     """Also where another process has its name by now; the session begins anew."""
     sessions, at = Sessions(10.0, 2), Caches()
