@@ -67,8 +67,8 @@ class WaitingRoom:
         metrics.queued_bytes.set_function(lambda: self.queue.bytes)
 
     def admit(self, facts: RequestFacts) -> Route | Reject:
-        """Like the router's `admit`, but after the requests that wait for the same model."""
-        if self.queue.has(facts.model):
+        """Like the router's `admit`, but after the requests that wait in the same lane."""
+        if self.waiting.is_behind(facts):
             self._wake()
         return self.waiting.admit(facts, self._clock.now_s())
 

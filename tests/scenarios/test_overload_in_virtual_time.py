@@ -78,7 +78,7 @@ class Run:
 
     def arrive(self, turn: Turn, now_s: float) -> None:
         answer = self.router.admit(turn.facts, now_s)
-        if isinstance(answer, Route) and not self.queue.has(turn.model):
+        if isinstance(answer, Route) and not self.queue.has(turn.lane):
             self.start(turn, answer, now_s)
             return
         if isinstance(answer, Route):

@@ -26,9 +26,13 @@ class Priority(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One waiting request. `tokens`: of its prompt, charged to its tenant."""
+    """One waiting request.
 
-    model: str
+    `lane`: its model, or another name for what is served together. `tokens`: of its prompt, charged
+    to its tenant.
+    """
+
+    lane: str
     tenant: str
     priority: Priority
     tokens: int
@@ -38,7 +42,7 @@ class Entry:
 
 
 class TenantQueue:
-    """The entries of one tenant in one band of one model, oldest first; `tag`: its start tag.
+    """The entries of one tenant in one band of one lane, oldest first; `tag`: its start tag.
 
     Start tags are those of start-time fair queueing: the tenant with the lowest is next.
     """
@@ -55,7 +59,7 @@ class TenantQueue:
 
 
 class Band:
-    """The tenants of one priority of one model, served in the order of their start tags.
+    """The tenants of one priority of one lane, served in the order of their start tags.
 
     `left` keeps the tags of tenants without entries that are ahead of their share, until the others
     have caught up: a tenant must not gain by leaving and coming back.
@@ -100,8 +104,8 @@ class Band:
         return flow.next(now_s, lifo_after_s)
 
 
-class ModelQueue:
-    """The bands of one model; each model has its own queue, so that none blocks another."""
+class Lane:
+    """The bands of one lane; each model has a lane of its own, so that none blocks another."""
 
     __slots__ = ("bands",)
 
@@ -193,7 +197,7 @@ class DrainRate:
 
 
 class _Group:
-    """The entries of one tenant in one band, over all models."""
+    """The entries of one tenant in one band, over all lanes."""
 
     __slots__ = ("bytes", "entries", "tokens")
 
@@ -203,7 +207,7 @@ class _Group:
 
 
 class WaitQueue:
-    """The waiting requests of all models and their order. `weights`: of tenants, 1 if not named."""
+    """The waiting requests of all lanes and their order. `weights`: of tenants, 1 if not named."""
 
     def __init__(self, limits: QueueLimits, weights: Mapping[str, float] | None = None) -> None:
         self.limits = limits
@@ -211,16 +215,16 @@ class WaitQueue:
         self.tokens = 0
         self._weights = weights or {}
         self._count = 0
-        self._lanes: dict[str, ModelQueue] = {}
+        self._lanes: dict[str, Lane] = {}
         self._held: tuple[dict[str, _Group], ...] = tuple({} for _ in Priority)
         self._rate = DrainRate()
 
     def __len__(self) -> int:
         return self._count
 
-    def has(self, model: str) -> bool:
-        """Whether requests for this model wait."""
-        return model in self._lanes
+    def has(self, lane: str) -> bool:
+        """Whether requests wait in this lane."""
+        return lane in self._lanes
 
     def weight(self, tenant: str) -> float:
         """A tenant's share relative to the other tenants' shares."""
@@ -256,30 +260,30 @@ class WaitQueue:
         return Offer(None, displaced)
 
     def next(self, blocked: Container[str], now_s: float) -> Entry | None:
-        """The entry to try next, of a model that is not `blocked`; it stays in until `served`."""
-        for model, lane in self._lanes.items():
-            if model not in blocked:
+        """The entry to try next, of a lane that is not `blocked`; it stays in until `served`."""
+        for name, lane in self._lanes.items():
+            if name not in blocked:
                 return lane.next(now_s, self.limits.seconds / 2)
         return None
 
     def served(self, entry: Entry, now_s: float) -> None:
-        """An entry was admitted: charge its tenant, remove it, and move its model to the end."""
-        lane = self._lanes[entry.model]
+        """An entry was admitted: charge its tenant, remove it, and move its lane to the end."""
+        lane = self._lanes[entry.lane]
         lane.charge(entry, self.weight(entry.tenant))
         self._rate.served(entry.tokens, now_s)
         self.leave(entry)
-        if entry.model in self._lanes:
-            self._lanes[entry.model] = self._lanes.pop(entry.model)
+        if entry.lane in self._lanes:
+            self._lanes[entry.lane] = self._lanes.pop(entry.lane)
 
     def leave(self, entry: Entry) -> bool:
         """Remove an entry without charging its tenant; False if it was no longer waiting."""
         if not entry.is_waiting:
             return False
         entry.is_waiting = False
-        lane = self._lanes[entry.model]
+        lane = self._lanes[entry.lane]
         lane.bands[entry.priority].remove(entry)
         if lane.is_empty:
-            del self._lanes[entry.model]
+            del self._lanes[entry.lane]
         groups = self._held[entry.priority]
         group = groups[entry.tenant]
         del group.entries[entry]
@@ -302,7 +306,7 @@ class WaitQueue:
         if not self._count:
             self._rate.began(now_s)
         entry.queued_s, entry.is_waiting = now_s, True
-        self._lanes.setdefault(entry.model, ModelQueue()).bands[entry.priority].add(entry)
+        self._lanes.setdefault(entry.lane, Lane()).bands[entry.priority].add(entry)
         group = self._held[entry.priority].setdefault(entry.tenant, _Group())
         group.entries[entry] = None
         group.tokens += entry.tokens

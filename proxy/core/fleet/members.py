@@ -130,7 +130,7 @@ class Fleet:
         fit = _usable(self._group(model))
         if exclude:
             fit = [m for m in fit if m.instance.name not in exclude]
-        if fit or any(model in (m.models or ()) for m in self._members.values()):
+        if fit or self.serves(model):
             return fit
         return [m for m in self.usable() if m.instance.name not in exclude]
 
@@ -239,6 +239,10 @@ class Fleet:
         for member in reversed(self._members.values()):
             found |= member.bases
         return found
+
+    def serves(self, model: str) -> bool:
+        """Whether an instance is known to serve this model."""
+        return any(model in (m.models or ()) for m in self._members.values())
 
     def models(self) -> set[str]:
         """Every model that an instance is known to serve."""

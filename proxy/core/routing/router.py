@@ -196,6 +196,15 @@ class Router:
         if (now := self.fleet.bases()) != known:
             self.gate.know_bases(now)
 
+    def lane(self, model: str) -> str:
+        """Under which name requests for a model wait.
+
+        Under its own, where an instance is known to serve it; else together with all others that
+        the same busy thresholds hold for. Lanes have turns one after another, and a client that
+        invents models must not have one for each.
+        """
+        return model if self.fleet.serves(model) else self.gate.rows_of([model])[0]
+
     def note_published_size(self, name: str) -> None:
         """Take a KV cache whose engine reports no size to be as large as its evictions show."""
         tokens, state = self.published.kv_tokens(name), self.fleet.states.of(name)

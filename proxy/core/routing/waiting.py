@@ -28,11 +28,12 @@ class QueuedRequest(Entry):
     def __init__(
         self,
         facts: RequestFacts,
+        lane: str,
         priority: Priority,
         size_bytes: int,
         on_settled: Callable[[], None],
     ) -> None:
-        super().__init__(facts.model, facts.tenant, priority, facts.prompt_tokens, size_bytes)
+        super().__init__(lane, facts.tenant, priority, facts.prompt_tokens, size_bytes)
         self.facts = facts
         self.result: Route | Reject | None = None
         self._on_settled = on_settled
@@ -44,7 +45,7 @@ class QueuedRequest(Entry):
 
 
 class _Ramp:
-    """Why a model's next request waits, and how many of its requests may be tried now."""
+    """Why a lane's next request waits, and how many of its requests may be tried now."""
 
     def __init__(self, reject: Reject) -> None:
         self.reject = reject
@@ -75,15 +76,19 @@ class Waiting:
         self._ramps: dict[str, _Ramp] = {}
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
-        """Like the router's `admit`, but behind the requests that wait for the same model.
+        """Like the router's `admit`, but behind the requests that wait in the same lane.
 
         One that only one instance can serve does not wait, so it is not behind them.
         """
         if self._advice.promises:
             self._advice.came(_number(facts), now_s)
-        if facts.holder is None and self.queue.has(facts.model):
-            return self._ramp(facts.model).reject
+        if facts.holder is None and self.is_behind(facts):
+            return self._ramp(self._router.lane(facts.model)).reject
         return self._router.admit(facts, now_s)
+
+    def is_behind(self, facts: RequestFacts) -> bool:
+        """Whether others wait in a request's lane."""
+        return len(self.queue) > 0 and self.queue.has(self._router.lane(facts.model))
 
     def refusal(self, reject: Reject, facts: RequestFacts, now_s: float) -> Reject:
         """A refusal of a request with its Retry-After."""
@@ -111,14 +116,15 @@ class Waiting:
         may_wait = self.queue.limits.requests and not self.is_closed
         if reject.reason is RejectReason.NO_INSTANCE or not may_wait:
             return self.refusal(reject, facts, now_s)
-        queued = QueuedRequest(facts, priority, size_bytes, on_settled)
+        lane = self._router.lane(facts.model)
+        queued = QueuedRequest(facts, lane, priority, size_bytes, on_settled)
         offer = self.queue.offer(queued, reject.wait_s, reject.drain_tps, now_s)
         if offer.refused is not None:
             return self.refusal(replace(reject, reason=offer.refused), facts, now_s)
         for displaced in offer.displaced:
             assert isinstance(displaced, QueuedRequest)
             self._refuse(displaced, RejectReason.QUEUE_FULL, now_s)
-        self._note(facts.model, reject)
+        self._note(lane, reject)
         return queued
 
     def expire(self, queued: QueuedRequest, now_s: float) -> None:
@@ -142,13 +148,13 @@ class Waiting:
         self._ramps.clear()
 
     def look(self, now_s: float) -> None:
-        """Admit waiting requests, of each model until the router rejects one."""
+        """Admit waiting requests, of each lane until the router rejects one."""
         blocked: set[str] = set()
         while (entry := self.queue.next(blocked, now_s)) is not None:
             assert isinstance(entry, QueuedRequest)
-            ramp = self._ramp(entry.model)
+            ramp = self._ramp(entry.lane)
             if not ramp.may_try(now_s, self.queue.limits.requests):
-                blocked.add(entry.model)
+                blocked.add(entry.lane)
                 continue
             answer = self._router.admit(entry.facts, now_s)
             if isinstance(answer, Route):
@@ -159,8 +165,8 @@ class Waiting:
                 self.queue.leave(entry)
                 entry.settle(answer)
             else:
-                self._note(entry.model, answer)
-                blocked.add(entry.model)
+                self._note(entry.lane, answer)
+                blocked.add(entry.lane)
 
     def next_look_s(self, now_s: float) -> float | None:
         """When the passing of time alone may admit a request; None: no such time is known."""
@@ -172,19 +178,19 @@ class Waiting:
 
     def _refuse(self, queued: QueuedRequest, reason: RejectReason, now_s: float) -> None:
         self.queue.leave(queued)
-        reject = replace(self._ramp(queued.model).reject, reason=reason)
+        reject = replace(self._ramp(queued.lane).reject, reason=reason)
         queued.settle(self.refusal(reject, queued.facts, now_s))
 
-    def _ramp(self, model: str) -> _Ramp:
-        return self._ramps.get(model) or _Ramp(_FULL)
+    def _ramp(self, lane: str) -> _Ramp:
+        return self._ramps.get(lane) or _Ramp(_FULL)
 
-    def _note(self, model: str, reject: Reject) -> None:
-        """Keep why the model's next request was rejected; the same object changes nothing."""
-        ramp = self._ramps.get(model)
+    def _note(self, lane: str, reject: Reject) -> None:
+        """Keep why the lane's next request was rejected; the same object changes nothing."""
+        ramp = self._ramps.get(lane)
         if ramp is None:
             if len(self._ramps) > 2 * len(self.queue):
-                self._ramps = {m: r for m, r in self._ramps.items() if self.queue.has(m)}
-            self._ramps[model] = _Ramp(reject)
+                self._ramps = {n: r for n, r in self._ramps.items() if self.queue.has(n)}
+            self._ramps[lane] = _Ramp(reject)
         elif reject is not ramp.reject:
             ramp.reject, ramp.batch = reject, TRIALS
 

@@ -329,6 +329,33 @@ async def test_after_an_engines_own_word_a_few_at_a_time(metrics: Metrics) -> No
     assert router.ledger.on_freed is None
 
 
+async def test_invented_models_share_a_turn(metrics: Metrics) -> None:
+    """Each would have one of its own, before all who are served, and be tried at each look."""
+    now_s = 100.0
+    clock = Clock()
+    clock.now_s = lambda: now_s
+    router = Router(RouterConfig(prefill_throughput=20_000))
+    router.add(Instance("i", "http://i"))
+    router.fleet.observe_models("i", ["m"])
+    router.gate.set("Own", Thresholds(active_prefill_tokens_threshold=10**6))
+    room = WaitingRoom(router, clock, metrics, QueueLimits(640, 100_000, 10.0), {})
+    router.gate.mark_busy("i", now_s + 1.0)
+    models = [*(f"invented {n}" for n in range(100)), "m", "own", "OWN"]
+    for model in models:
+        facts = RequestFacts(model, None, 100, [], 1.0)
+        busy = room.admit(facts)
+        assert isinstance(busy, Reject)
+        assert isinstance(room.enter(facts, busy, Priority.NORMAL, 10), Ticket)
+    lanes = [router.lane(model) for model in models]
+    assert lanes == [*["*"] * 100, "m", "Own", "Own"]
+    assert all(map(room.queue.has, set(lanes)))
+    now_s += 1.5
+    room.look_again()
+    await asyncio.sleep(0)
+    assert len(room.queue) == 100 - TRIALS
+    room.close()
+
+
 async def test_who_comes_behind_the_waiting_holds_nobody_up(metrics: Metrics) -> None:
     """What is repeated to a newcomer is not the engine's word anew, nor another model's."""
     now_s = 100.0

@@ -111,14 +111,14 @@ class TestFairness:
     def test_models_take_turns(self) -> None:
         q = queue()
         put(q, *[entry(model=m) for m in "mn" for _ in range(3)])
-        assert [e.model for e in served(q, 6)] == ["m", "n"] * 3
+        assert [e.lane for e in served(q, 6)] == ["m", "n"] * 3
 
     def test_one_model_waiting_does_not_hold_up_another(self) -> None:
         q = queue()
         put(q, entry(model="m"), entry(model="n"))
         found = q.next({"m"}, 0.0)
         assert found is not None
-        assert found.model == "n"
+        assert found.lane == "n"
         assert q.next({"m", "n"}, 0.0) is None
 
 
@@ -296,15 +296,15 @@ class Conservation(RuleBasedStateMachine):
     @rule(blocked=st.sets(st.sampled_from("mn")))
     def admit(self, blocked: set[str]) -> None:
         e = self.q.next(blocked, self.now_s)
-        open_to = [w for w in self.waiting if w.model not in blocked]
+        open_to = [w for w in self.waiting if w.lane not in blocked]
         assert (e is None) == (not open_to)
         if e is None:
             return
         assert e in open_to
         assert e is self.q.next(blocked, self.now_s), "asking changes nothing"
         for band in Priority:
-            beside = [w for w in self.waiting if w.model == e.model and w.priority is band]
-            key = (e.model, band)
+            beside = [w for w in self.waiting if w.lane == e.lane and w.priority is band]
+            key = (e.lane, band)
             is_passed = band > e.priority and beside
             self.passed[key] = self.passed[key] + 1 if is_passed else 0
             assert self.passed[key] <= PATIENCE + 1
@@ -330,7 +330,7 @@ class Conservation(RuleBasedStateMachine):
         assert self.q.tokens == sum(e.tokens for e in self.waiting)
         assert set(self.q.entries()) == set(self.waiting)
         for model in "mn":
-            assert self.q.has(model) == any(e.model == model for e in self.waiting)
+            assert self.q.has(model) == any(e.lane == model for e in self.waiting)
         if not self.waiting:
             assert not self.q._lanes
             assert not any(self.q._held)
