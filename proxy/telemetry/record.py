@@ -39,7 +39,8 @@ class RequestRecord:
     session_id: str | None = None
     """The session's name, if the request has one."""
     turn: int | None = None
-    """Number of the request in its session, from 0."""
+    """Number of the request in its session, from 0. After a request that no engine computed the
+    next one has the same number."""
     endpoint: str = ""
     """The path of the request."""
     tenant: str | None = None
