@@ -515,19 +515,23 @@ class Exchange:
                     flow.completed(cached_ratio(*counts) if is_believed else None)
                 output_tokens = self._output_tokens(decode) if is_believed else None
                 flow.end(owners.clock.now_s(), output_tokens)
-                if record.outcome is Outcome.OK and is_believed:
-                    self._link(flow.route)
+                self._link(flow.route, is_believed=is_believed)
                 if teaches:
                     self._learn(decode)
         owners.telemetry.over(record, endpoint_of(self.path).label)
 
-    def _link(self, route: Route) -> None:
+    def _link(self, route: Route, *, is_believed: bool) -> None:
         """Tell where the prompt is in what its instance publishes of its cache."""
-        record, facts = self.record, self.facts
+        record, facts, published = self.record, self.facts, self.owners.router.published
         tokens, output, cached = record.prompt_tokens, record.osl_tokens, record.cached_tokens
-        if tokens and output and facts.offloadable and route.prefill is None:
+        is_there = is_believed and record.outcome is Outcome.OK and route.prefill is None
+        if is_there and tokens and output and facts.offloadable:
             told = route.decode.name, facts, route.reserved_s, self._session, self._estimate
-            self.owners.router.published.ended(Ended(*told, tokens, output, cached))
+            published.ended(Ended(*told, tokens, output, cached))
+        elif route.first_token_s is not None:
+            for instance in (route.decode, route.prefill):
+                if instance is not None:
+                    published.left_unknown(instance.name, facts, tokens or facts.prompt_tokens)
 
     def _complete(self) -> None:
         """Fill the record's last fields."""

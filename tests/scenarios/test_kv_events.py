@@ -341,3 +341,23 @@ async def test_prompts_of_text_are_found_by_their_earlier_turns(
     later = [r for r, is_first in zip(records, first, strict=True) if not is_first]
     assert sum(bool(r["cached_tokens"]) for r in later) > 10
     assert [r["hit_tokens"] - r["cached_tokens"] for r in later] == [0] * len(later)
+
+
+async def test_a_turn_whose_client_left_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    """Its usage never came, so nothing tells where it is in what is published."""
+    talk = Talk("a")
+    async with followed(tmp_path) as (proxy, fleet):
+        (engine,) = fleet.engines
+        await talk.turn(proxy)
+        talk.messages.append({"role": "user", "content": words(800, "left")})
+        body = chat("", max_tokens=5000, stream=True) | {"messages": talk.messages}
+        name = {"X-Session-ID": talk.name}
+        async with proxy.http.post("/v1/chat/completions", json=body, headers=name) as answer:
+            await answer.content.readany()
+        await until(lambda: not engine.driver.engine.running, "it was left")
+        await known(proxy, engine)
+        await talk.turn(proxy, 20)
+        first, left, last = await proxy.records(3)
+    assert left["outcome"] == "client_gone"
+    assert last["cached_tokens"] > 2 * first["prompt_tokens"]
+    assert abs(last["hit_tokens"] - last["cached_tokens"]) < 0.1 * last["cached_tokens"]

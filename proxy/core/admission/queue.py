@@ -105,7 +105,7 @@ class Band:
 
 
 class Lane:
-    """The bands of one lane; each model has a lane of its own, so that none blocks another."""
+    """What waits under one name, in bands of priority; no lane blocks another."""
 
     __slots__ = ("bands",)
 
@@ -280,10 +280,7 @@ class WaitQueue:
         if not entry.is_waiting:
             return False
         entry.is_waiting = False
-        lane = self._lanes[entry.lane]
-        lane.bands[entry.priority].remove(entry)
-        if lane.is_empty:
-            del self._lanes[entry.lane]
+        self._take_out(entry)
         groups = self._held[entry.priority]
         group = groups[entry.tenant]
         del group.entries[entry]
@@ -298,6 +295,21 @@ class WaitQueue:
             self._rate.ended()
         return True
 
+    def move(self, entry: Entry, lane: str) -> None:
+        """Have an entry wait in another lane, behind those of its tenant."""
+        self._take_out(entry)
+        entry.lane = lane
+        self._put_in(entry)
+
+    def _take_out(self, entry: Entry) -> None:
+        lane = self._lanes[entry.lane]
+        lane.bands[entry.priority].remove(entry)
+        if lane.is_empty:
+            del self._lanes[entry.lane]
+
+    def _put_in(self, entry: Entry) -> None:
+        self._lanes.setdefault(entry.lane, Lane()).bands[entry.priority].add(entry)
+
     def entries(self) -> list[Entry]:
         """All waiting entries."""
         return [e for groups in self._held for group in groups.values() for e in group.entries]
@@ -306,7 +318,7 @@ class WaitQueue:
         if not self._count:
             self._rate.began(now_s)
         entry.queued_s, entry.is_waiting = now_s, True
-        self._lanes.setdefault(entry.lane, Lane()).bands[entry.priority].add(entry)
+        self._put_in(entry)
         group = self._held[entry.priority].setdefault(entry.tenant, _Group())
         group.entries[entry] = None
         group.tokens += entry.tokens

@@ -23,12 +23,13 @@ class Link:
     """Where a prompt ended in the chain of blocks of one rank.
 
     `prompt_tokens`: its length as the engine counted it, 0 where its place in the chain is not
-    known: then a prompt only passed here (`most` is 0 too), or ended here in a chain that was not
-    found. `estimate`: its length as it was estimated, 0 where it was not. `most`: blocks of prompt
-    and answer. `tail`: the last of them that is there; `depth`: blocks up to there, 0
-    where none is left. `is_growing`: the answer's last block is still awaited. `ids`: the answer's
-    token ids, 4 bytes each, as far as they were published, where `wants_ids`. `returned`: how
-    many of them a later prompt begins with behind this one, None while that is unknown.
+    known: then a prompt only passed here, or ended here in a chain that was not found
+    (`is_unknown`). `estimate`: its length as it was estimated, 0 where it was not. `most`: blocks
+    of prompt and answer, of the prompt only where the chain was not found. `tail`: the last of them
+    that is there; `depth`: blocks up to there, 0 where none is left. `is_growing`: the answer's
+    last block is still awaited. `ids`: the answer's token ids, 4 bytes each, as far as they were
+    published, where `wants_ids`. `returned`: how many of them a later prompt begins with behind
+    this one, None while that is unknown.
     """
 
     __slots__ = (
@@ -52,6 +53,11 @@ class Link:
         self.ids = b""
         self.wants_ids = False
         self.returned: int | None = None
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether a prompt ended here whose chain was not found."""
+        return self.most > 0 and not self.prompt_tokens
 
     def compare(self, ids: bytes) -> None:
         """Note how much of the answer a text is that was cut into these ids."""

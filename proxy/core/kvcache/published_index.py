@@ -21,6 +21,8 @@ BLOCKS_PER_END = 4
 MOST_MODELS = 64
 MOST_UNLINKED, MOST_TRIES = 256, 4
 """Most ended requests whose chain is still looked for, and the tries for each."""
+MOST_ALIKE, MOST_STEPS = 8, 1024
+"""Most chains of one length that are told apart, and the blocks that are walked back in each."""
 SURE = 0.9
 """Where a smaller share of answers comes back unchanged, the engine is asked to tokenise them."""
 RETURNS, UNSEEN = 0.2, 0.85
@@ -172,6 +174,8 @@ class PublishedIndex:
                 if blocks in seen or not blocks.is_live:
                     continue
                 seen.add(blocks)
+                if blocks.is_whole and not len(blocks):
+                    found.setdefault(blocks.name, 0)
                 if link.prompt_tokens and not blocks.has_orphans:
                     # Without a size of blocks there is none.
                     size = blocks.block_tokens
@@ -227,13 +231,16 @@ class PublishedIndex:
     def ended(self, ended: Ended) -> None:
         """An instance has computed a prompt of text and answered it."""
         ranks = self._ranks.get(ended.name, {})
-        is_known = bool(ended.facts.ends) and any(blocks.is_live for blocks in ranks.values())
-        if is_known and not self._link(ended):
+        if not ranks or not ended.facts.ends:
+            return
+        if any(blocks.is_live for blocks in ranks.values()):
+            if self._link(ended):
+                return
             # The events of its last step may come after its last token.
             self._unlinked.append(ended)
             if len(self._unlinked) > MOST_UNLINKED:
                 del self._unlinked[0]
-            self._put_unknown(ended)
+        self.left_unknown(ended.name, ended.facts, ended.prompt_tokens)
 
     def _link(self, ended: Ended) -> bool:
         """Link the ends of a prompt's messages to its chain of blocks, where that is found."""
@@ -241,17 +248,13 @@ class PublishedIndex:
             size = blocks.block_tokens
             if not size or not blocks.is_live:
                 continue
-            self._learn_returns(blocks, ended)
+            if ended.tries == 1:
+                self._learn_returns(blocks, ended)
             prompt = ended.prompt_tokens // size
             whole = (ended.prompt_tokens + ended.output_tokens - 1) // size
             if not whole:
                 return True  # there is no block by which to know it
-            least, most = (prompt, whole + 1) if ended.tries == 1 else (whole, whole)
-            tails = blocks.ends_of(ended.since_s, ended.session, least, whole, most)
-            if len(tails) > 1:
-                tails = self._continuing(blocks, ended.facts, tails)
-            only = tails[0] if len(tails) == 1 else None
-            tail = self._earlier_end(blocks, ended.facts, prompt) if only is None else only
+            tail = self._tail_of(blocks, ended, prompt, whole)
             if tail is not None:
                 link = Link(
                     *(tail, blocks.depth_of(tail), ended.prompt_tokens, max(prompt, whole)),
@@ -266,29 +269,47 @@ class PublishedIndex:
                 return True
         return False
 
-    def _put_unknown(self, ended: Ended) -> None:
-        """Note that a prompt ended somewhere in the chains, so that no earlier end stands for it.
+    def _tail_of(
+        self, blocks: PublishedBlocks, ended: Ended, prompt: int, whole: int
+    ) -> int | None:
+        """The end of the chain that a request left; None where none fits, or several do.
 
-        What the engine has of it is up to the approximate index, until its chain is found.
+        `prompt`: whole blocks of its prompt; `whole`: of prompt and answer.
         """
-        end = ended.facts.ends[-1]
-        for blocks in self._ranks.get(ended.name, {}).values():
-            if blocks.is_live and blocks.block_tokens and blocks not in self._ends.get(end, {}):
-                self._put(end, blocks, Link(0, 0, 0, ended.prompt_tokens // blocks.block_tokens))
+        least, most = (prompt, whole + 1) if ended.tries == 1 else (whole, whole)
+        tails = blocks.ends_of(ended.since_s, ended.session, least, whole, most)
+        tail = tails[0] if len(tails) == 1 else self._continuing(blocks, ended.facts, tails)
+        return self._earlier_end(blocks, ended.facts, prompt) if tail is None else tail
+
+    def left_unknown(self, name: str, facts: RequestFacts, prompt_tokens: int) -> None:
+        """An instance has computed or received a prompt, but where in its chains is not known.
+
+        No earlier end stands for this one then: what the engine has of it is up to the approximate
+        index.
+        """
+        if not facts.ends:
+            return
+        end = facts.ends[-1]
+        for blocks in self._ranks.get(name, {}).values():
+            if blocks.block_tokens and blocks not in self._ends.get(end, {}):
+                self._put(end, blocks, Link(0, 0, 0, prompt_tokens // blocks.block_tokens))
 
     def _continuing(
         self, blocks: PublishedBlocks, facts: RequestFacts, tails: list[int]
-    ) -> list[int]:
-        """Those of the chains that begin with an earlier prompt, as this one does."""
+    ) -> int | None:
+        """The one of these chains that begins with an earlier prompt, as this one does."""
+        if not 0 < len(tails) <= MOST_ALIKE:
+            return None
         for end in reversed(facts.ends[:-1]):
             link = self._ends.get(end, {}).get(blocks)
             if link is not None and link.prompt_tokens:
                 depth = min(link.depth, link.prompt_tokens // blocks.block_tokens)
-                common = blocks.above(link.tail, depth) if depth else None
-                if common is None:
-                    return tails
-                return [tail for tail in tails if blocks.above(tail, depth) == common]
-        return tails
+                if not depth or blocks.depth_of(tails[0]) - depth > MOST_STEPS:
+                    return None
+                common = blocks.above(link.tail, depth)
+                found = [tail for tail in tails if blocks.above(tail, depth) == common]
+                return found[0] if common is not None and len(found) == 1 else None
+        return None
 
     def _earlier_end(self, blocks: PublishedBlocks, facts: RequestFacts, prompt: int) -> int | None:
         """The end of an earlier prompt's chain that has all whole blocks of this one."""
@@ -305,6 +326,8 @@ class PublishedIndex:
         cached = ended.cached_tokens // blocks.block_tokens
         for end in reversed(ended.facts.ends[:-1]):
             link = self._ends.get(end, {}).get(blocks)
+            if link is not None and link.is_unknown:
+                return  # of that turn's answer nothing is known, and one before says nothing of it
             if link is not None and link.prompt_tokens:
                 base = link.prompt_tokens // blocks.block_tokens
                 if base < link.most <= link.depth and cached >= base:
@@ -327,8 +350,8 @@ class PublishedIndex:
                 continue
             if not link.prompt_tokens and ended.cached_tokens:
                 depth = ended.cached_tokens // blocks.block_tokens
-                if link.most:
-                    depth = min(depth, link.most)  # a prompt ended there whose chain was not found
+                if link.is_unknown:
+                    depth = min(depth, link.most)
                 common = blocks.above(tail, depth)
                 if common is not None:
                     tokens = depth * blocks.block_tokens

@@ -25,6 +25,8 @@ SLACK_BLOCKS = 2
 SLACK_RATIO = 0.1
 """A shortfall within these is none: the index counts bytes, the engine tokens in blocks of its own,
 and text is not equally dense in tokens everywhere."""
+DISPLACED_RATIO = 0.5
+"""Of what an engine has of a prompt: where the index has less than this, the rest is displaced."""
 GROWTH = 1.05
 """Growth of a learned size that unexpected hits show to be too small."""
 BELIEVED_LOST = 2
@@ -104,15 +106,19 @@ class Reuse:
     def expected(self, cache: EngineCache, facts: RequestFacts, held: int, hit: int) -> int:
         """Tokens of a prompt that an engine will have when it begins with it.
 
-        It has `held` now, by its events; `hit` is what the index expects. What the prompts that it
-        computes until then will leave and displace only the index knows.
+        It has `held` now, by its events; `hit` is what the approximate index expects. What prompts
+        on their way will leave and displace only that one knows. Its count is coarse, and lacks
+        answers and what others sent there: it is believed where it has lost most of a prompt, and
+        they displace no more than they need.
         """
         if not cache.computing or held == hit:
             return held
+        if hit < DISPLACED_RATIO * held:
+            if self._prefixes.full_ratio(cache) < 1.0:
+                return held
+            return max(hit, held - int(cache.computing_blocks * facts.block_tokens))
         if hit < held:
-            slack = max(SLACK_BLOCKS * facts.block_tokens, SLACK_RATIO * held)
-            is_displaced = hit < held - slack and self._prefixes.full_ratio(cache) >= 1.0
-            return hit if is_displaced else held
+            return held
         known = facts.hit_tokens(self._prefixes.held(cache, facts.block_hashes))
         return hit if hit - known >= JOIN_TOKENS else held
 

@@ -25,8 +25,8 @@ class Stay:
     `turn`: number of its last turn, from 0. `running`: requests in flight; without any it has been
     idle since `idle_since_s`. `tokens`: its context, `kept_tokens`: as of the last turn that was
     computed there; `shared_tokens`: the part that others had there before it came, which is kept
-    for them anyway. `is_unserved`: its last turn was not computed, so the next request is that turn
-    again. `is_dropped`: the table has forgotten it.
+    for them anyway. `is_unserved`: nothing was computed since its last turn began; unless that
+    still runs, the next request is that turn again. `is_dropped`: the table has forgotten it.
     """
 
     cache: EngineCache
@@ -44,7 +44,8 @@ class Stay:
         self.cache, self.turn, self.used_s = cache, turn, used_s
         self.running = self.tokens = self.kept_tokens = self.shared_tokens = 0
         self.idle_since_s = used_s
-        self.is_unserved = self.is_dropped = False
+        self.is_unserved = True
+        self.is_dropped = False
 
     @property
     def own_tokens(self) -> int:
@@ -125,14 +126,15 @@ class Sessions:
             stay.shared_tokens = shared_tokens
         else:
             self._homes.move_to_end(session_id)
-            if not stay.running and not stay.is_unserved:
+            is_again = stay.is_unserved and not stay.running
+            if not stay.running and not is_again:
                 self.curve.returned(now_s - stay.idle_since_s)
             self._take_out(stay)
             if stay.cache.is_lost:
                 stay.turn, stay.shared_tokens = 0, shared_tokens
-            elif not stay.is_unserved:
+            elif not is_again:
                 stay.turn += 1
-            stay.is_unserved = False
+            stay.is_unserved = True
             if stay.cache is not cache:
                 stay.kept_tokens = 0
             stay.cache.sessions -= 1
@@ -166,8 +168,8 @@ class Sessions:
         stay.running -= 1
         if tokens is not None:
             stay.kept_tokens = tokens
+            stay.is_unserved = False
         stay.tokens = stay.kept_tokens
-        stay.is_unserved = tokens is None and not stay.running
         if stay.running:
             live.running += stay.own_tokens
         else:
@@ -205,6 +207,7 @@ class Sessions:
                 self._homes.move_to_end(session_id, last=False)
                 cache.sessions += 1
                 stay.tokens = stay.kept_tokens = tokens
+                stay.is_unserved = False
                 taken.append(stay)
         self._none_expires_until_s = -math.inf
         for stay in reversed(taken):

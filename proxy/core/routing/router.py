@@ -203,7 +203,7 @@ class Router:
         the same busy thresholds hold for. Lanes have turns one after another, and a client that
         invents models must not have one for each.
         """
-        return model if self.fleet.serves(model) else self.gate.rows_of([model])[0]
+        return model if self.fleet.serves(model) else f"unserved {self.gate.rows_of([model])[0]}"
 
     def note_published_size(self, name: str) -> None:
         """Take a KV cache whose engine reports no size to be as large as its evictions show."""
@@ -577,11 +577,9 @@ class Router:
         loads = [state.account.seen or state.account.load() for state in states]
         hits = _hit_tokens(facts, self.reuse.hits(facts), names)
         if exact := self.published.hits(facts):
-            expected = self.reuse.expected
-            hits = [
-                expected(cache, facts, held, hit) if (held := exact.get(name, -1)) >= 0 else hit
-                for name, cache, hit in zip(names, caches, hits, strict=True)
-            ]
+            for at, name in enumerate(names):
+                if (held := exact.get(name)) is not None:
+                    hits[at] = self.reuse.expected(caches[at], facts, held, hits[at])
         return Candidates(
             prompt_tokens=facts.prompt_tokens,
             instances=self._instances,

@@ -74,6 +74,8 @@ class Waiting:
         self._router = router
         self._advice = RetryAdvice()
         self._ramps: dict[str, _Ramp] = {}
+        self._served: set[str] = set()
+        """The models that instances serve, as the lanes are by."""
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Like the router's `admit`, but behind the requests that wait in the same lane.
@@ -149,6 +151,9 @@ class Waiting:
 
     def look(self, now_s: float) -> None:
         """Admit waiting requests, of each lane until the router rejects one."""
+        if (served := self._router.fleet.models()) != self._served:
+            self._served = served
+            self._sort_lanes()
         blocked: set[str] = set()
         while (entry := self.queue.next(blocked, now_s)) is not None:
             assert isinstance(entry, QueuedRequest)
@@ -167,6 +172,14 @@ class Waiting:
             else:
                 self._note(entry.lane, answer)
                 blocked.add(entry.lane)
+
+    def _sort_lanes(self) -> None:
+        """Have each request wait where its model belongs by now."""
+        for entry in self.queue.entries():
+            assert isinstance(entry, QueuedRequest)
+            if (lane := self._router.lane(entry.facts.model)) != entry.lane:
+                self._ramps.setdefault(lane, _Ramp(self._ramp(entry.lane).reject))
+                self.queue.move(entry, lane)
 
     def next_look_s(self, now_s: float) -> float | None:
         """When the passing of time alone may admit a request; None: no such time is known."""

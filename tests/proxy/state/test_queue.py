@@ -347,12 +347,21 @@ async def test_invented_models_share_a_turn(metrics: Metrics) -> None:
         assert isinstance(busy, Reject)
         assert isinstance(room.enter(facts, busy, Priority.NORMAL, 10), Ticket)
     lanes = [router.lane(model) for model in models]
-    assert lanes == [*["*"] * 100, "m", "Own", "Own"]
+    assert lanes == [*["unserved *"] * 100, "m", "unserved Own", "unserved Own"]
     assert all(map(room.queue.has, set(lanes)))
     now_s += 1.5
     room.look_again()
     await asyncio.sleep(0)
     assert len(room.queue) == 100 - TRIALS
+    router.gate.mark_busy("i", now_s + 1.0)
+    router.fleet.observe_models("i", ["m", "invented 99"])
+    room.look_again()
+    await asyncio.sleep(0)
+    assert room.queue.has("invented 99"), "no more behind those that nobody serves"
+    now_s += 1.5
+    room.look_again()
+    await asyncio.sleep(0)
+    assert len(room.queue) == 100 - 3 * TRIALS - 1, "of the others twice as many as at first"
     room.close()
 
 

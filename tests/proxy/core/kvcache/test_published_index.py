@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.kvcache.published import PublishedBlocks, Removed, Stored
-from proxy.core.kvcache.published_index import BYTES_PER_BLOCK, Ended, PublishedIndex
+from proxy.core.kvcache.published import Cleared, PublishedBlocks, Removed, Stored
+from proxy.core.kvcache.published_index import (
+    BYTES_PER_BLOCK,
+    MOST_ALIKE,
+    MOST_STEPS,
+    Ended,
+    PublishedIndex,
+)
 from proxy.core.types import RequestFacts
 
 SIZE = 16
@@ -243,6 +249,33 @@ def test_no_earlier_turn_stands_for_one_whose_chain_is_not_found() -> None:
     engine.serve([0, 1, 2], third, ids(17, 7))
     assert index.hits(facts([0, 1, 2, 3], 600)) == {"a": 448}
     assert index.hits(facts([0, 1, 8], 600)) == {"a": 320}, "found on the way of the next turn"
+
+
+def test_nor_for_one_that_was_handed_over_or_left() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    engine.serve([0], ids(160, 1), ids(17, 2))
+    index.left_unknown("a", facts([0, 1], 320), 320)
+    index.left_unknown("a", facts([], 320), 320)
+    index.left_unknown("nobody", facts([0, 1], 320), 320)
+    assert index.hits(facts([0, 1, 2], 400)) == {}
+    engine.blocks.apply(Cleared())
+    assert index.hits(facts([0, 1, 2], 400)) == {"a": 0}, "nothing is there at all"
+
+
+def test_chains_of_one_length_that_are_too_many_or_too_long_are_left_alone() -> None:
+    for shared, count in ((160, MOST_ALIKE + 1), (SIZE, 2)):
+        index = PublishedIndex(1 << 30)
+        engine = Engine(index)
+        begun = ids(shared, "begun")
+        engine.serve([0], begun, ids(1, 2))
+        long = shared + SIZE if count > MOST_ALIKE else SIZE * (MOST_STEPS + 2)
+        prompts = [begun + ids(long - shared, 3), *(ids(long, seed) for seed in range(1, count))]
+        for prompt in prompts:
+            engine.store(prompt)
+        asked = facts([0, 1], long)
+        index.ended(Ended("a", asked, engine.now_s - count, "", long, long, 1, None))
+        assert index.hits(facts([0, 1, 2], long + 99)) == {}
 
 
 def test_the_last_block_may_come_after_the_answer() -> None:

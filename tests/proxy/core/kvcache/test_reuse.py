@@ -253,7 +253,8 @@ def test_what_an_engine_has_now_is_not_what_it_will_have_behind_other_prompts() 
     assert reuse.expected(a, OLD, held, 0) == held, "nothing is on its way: the index is wrong"
     use = reuse.begin_use(a, NEW)
     assert reuse.expected(a, OLD, held, 0) == 0
-    assert reuse.expected(a, OLD, held, held - BLOCK) == held, "within the index's error"
+    assert reuse.expected(a, OLD, 2 * held, 0) == held, "they displace no more than they need"
+    assert reuse.expected(a, OLD, held, held - 5 * BLOCK) == held, "it lacks the answers"
     assert reuse.expected(a, MINE, held - BLOCK, held) == held - BLOCK
     index.limit(a, 400)
     assert reuse.expected(a, OLD, held, 0) == held, "there is room for both"

@@ -226,9 +226,12 @@ def test_a_turn_that_was_not_computed_comes_again() -> None:
     beside, failed = ask(15.0), ask(15.0)
     sessions.ended(failed, None, 16.0)
     sessions.ended(beside, 30, 17.0)
-    ask(20.0)
-    assert [turn for turn, _ in seen] == [0, 1, 1, 1, 2, 3, 4]
-    assert [returned for _, returned in seen] == [0, 1, 1, 1, 2, 2, 3]
+    failed, beside = ask(20.0), ask(20.0)
+    sessions.ended(beside, 30, 21.0)
+    sessions.ended(failed, None, 22.0)
+    ask(25.0)
+    assert [turn for turn, _ in seen] == [0, 1, 1, 1, 2, 3, 4, 5, 6]
+    assert [returned for _, returned in seen] == [0, 1, 1, 1, 2, 2, 3, 3, 4]
 
 
 def test_a_home_that_is_lost_is_none() -> None:
