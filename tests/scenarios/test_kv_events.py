@@ -361,3 +361,18 @@ async def test_a_turn_whose_client_left_is_not_taken_for_the_one_before(tmp_path
     assert left["outcome"] == "client_gone"
     assert last["cached_tokens"] > 2 * first["prompt_tokens"]
     assert abs(last["hit_tokens"] - last["cached_tokens"]) < 0.1 * last["cached_tokens"]
+
+
+async def test_a_message_that_grows_counts_as_far_as_it_was_there(tmp_path: Path) -> None:
+    """As notes that each request brings back in one message; events know where messages end."""
+    system = {"role": "system", "content": words(100, "system")}
+    notes = ""
+    async with followed(tmp_path) as (proxy, fleet):
+        for at in range(5):
+            notes += words(300, f"note{at}") + " "
+            said = [system, {"role": "user", "content": notes}]
+            await proxy.post(chat("", max_tokens=10) | {"messages": said})
+            await known(proxy, fleet.engines[0])
+        *_, last = await proxy.records(5)
+    assert last["cached_tokens"] > 0.7 * last["prompt_tokens"]
+    assert abs(last["hit_tokens"] - last["cached_tokens"]) < 0.1 * last["cached_tokens"]

@@ -319,6 +319,16 @@ class PublishedBlocks:
                 return None  # the publisher contradicts itself, and might lead in a circle
         return name if block is not None and block.depth == depth else None
 
+    def goes_on(self, name: int, depth: int) -> bool:
+        """Whether the chain up to a block has another branch behind `depth`, or goes on itself."""
+        block = self._blocks.get(name)
+        if block is None:
+            return False
+        if block.children or block.depth <= depth:
+            return block.children > 0
+        above = self.above(name, depth)
+        return above is not None and self._blocks[above].children > 1
+
     def depth_of(self, name: int) -> int:
         """How deep a block is; 0 where it is not there, or that is unknown."""
         block = self._blocks.get(name)

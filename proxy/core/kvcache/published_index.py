@@ -184,6 +184,18 @@ class PublishedIndex:
                         found[blocks.name] = max(held, found.get(blocks.name, 0))
         return found
 
+    def goes_on(self, facts: RequestFacts, name: str) -> bool:
+        """Whether an instance has more behind the last end of a message that is known there.
+
+        Then it may have the beginning of this prompt's next message too.
+        """
+        for end in reversed(facts.ends):
+            for blocks, link in self._ends.get(end, {}).items():
+                if blocks.name == name and blocks.is_live and link.prompt_tokens:
+                    depth = link.prompt_tokens // blocks.block_tokens if blocks.block_tokens else 0
+                    return link.depth >= depth > 0 and blocks.goes_on(link.tail, depth)
+        return False
+
     def _held(
         self, blocks: PublishedBlocks, link: Link, facts: RequestFacts, *, is_all: bool
     ) -> int:

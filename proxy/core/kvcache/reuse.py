@@ -103,21 +103,24 @@ class Reuse:
                         hit[cache.name] = reach
         return hit
 
-    def expected(self, cache: EngineCache, facts: RequestFacts, held: int, hit: int) -> int:
+    def expected(
+        self, cache: EngineCache, facts: RequestFacts, held: int, hit: int, *, goes_on: bool
+    ) -> int:
         """Tokens of a prompt that an engine will have when it begins with it.
 
-        It has `held` now, by its events; `hit` is what the approximate index expects. What prompts
-        on their way will leave and displace only that one knows. Its count is coarse, and lacks
-        answers and what others sent there: it is believed where it has lost most of a prompt, and
-        they displace no more than they need.
+        By its events it has `held` now, and if it `goes_on` perhaps a part of the next message;
+        `hit` is what the approximate index expects. Only that one sees into messages, and what
+        prompts on their way will leave and displace. It is coarse, and lacks answers and what
+        others sent there: less is believed where it has lost most of a prompt, as far as the
+        prompts on their way need the room.
         """
-        if not cache.computing or held == hit:
-            return held
-        if hit < DISPLACED_RATIO * held:
-            if self._prefixes.full_ratio(cache) < 1.0:
-                return held
-            return max(hit, held - int(cache.computing_blocks * facts.block_tokens))
-        if hit < held:
+        if hit < DISPLACED_RATIO * held and cache.computing:
+            is_full = self._prefixes.full_ratio(cache) >= 1.0
+            needed = int(cache.computing_blocks * facts.block_tokens) if is_full else 0
+            return max(hit, held - needed)
+        if goes_on and hit - held > max(SLACK_BLOCKS * facts.block_tokens, SLACK_RATIO * held):
+            return hit
+        if hit - held < JOIN_TOKENS or not cache.computing:
             return held
         known = facts.hit_tokens(self._prefixes.held(cache, facts.block_hashes))
         return hit if hit - known >= JOIN_TOKENS else held

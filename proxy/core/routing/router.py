@@ -579,7 +579,9 @@ class Router:
         if exact := self.published.hits(facts):
             for at, name in enumerate(names):
                 if (held := exact.get(name)) is not None:
-                    hits[at] = self.reuse.expected(caches[at], facts, held, hits[at])
+                    hit = hits[at]
+                    goes_on = hit > held and self.published.goes_on(facts, name)
+                    hits[at] = self.reuse.expected(caches[at], facts, held, hit, goes_on=goes_on)
         return Candidates(
             prompt_tokens=facts.prompt_tokens,
             instances=self._instances,

@@ -251,6 +251,25 @@ def test_no_earlier_turn_stands_for_one_whose_chain_is_not_found() -> None:
     assert index.hits(facts([0, 1, 8], 600)) == {"a": 320}, "found on the way of the next turn"
 
 
+def test_what_follows_the_last_known_end_may_begin_the_next_message() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    first, answer = ids(160, 1), ids(40, 2)
+    engine.serve([0], first, answer)
+    asked = facts([0, 9], 500)
+    assert not index.goes_on(asked, "a"), "nothing but its own answer"
+    assert not index.goes_on(facts([9], 500), "a")
+    assert not index.goes_on(asked, "b")
+    engine.store(first + ids(SIZE, 3))
+    assert index.goes_on(asked, "a"), "beside the answer"
+    engine = Engine(index, "b")
+    engine.serve([0], first, answer)
+    engine.store(first + answer[:32] + ids(SIZE, 3))
+    assert index.goes_on(asked, "b"), "behind the answer"
+    engine.evict(first + answer, 3)
+    assert not index.goes_on(asked, "b"), "a part of the prompt itself is gone"
+
+
 def test_nor_for_one_that_was_handed_over_or_left() -> None:
     index = PublishedIndex(1 << 30)
     engine = Engine(index)

@@ -250,15 +250,29 @@ def test_what_an_engine_has_now_is_not_what_it_will_have_behind_other_prompts() 
     index.limit(a, 40)
     for f in (OLD, MINE):
         served(reuse, a, f)
-    assert reuse.expected(a, OLD, held, 0) == held, "nothing is on its way: the index is wrong"
+    assert reuse.expected(a, OLD, held, 0, goes_on=False) == held, (
+        "nothing is on its way: the index is wrong"
+    )
     use = reuse.begin_use(a, NEW)
-    assert reuse.expected(a, OLD, held, 0) == 0
-    assert reuse.expected(a, OLD, 2 * held, 0) == held, "they displace no more than they need"
-    assert reuse.expected(a, OLD, held, held - 5 * BLOCK) == held, "it lacks the answers"
-    assert reuse.expected(a, MINE, held - BLOCK, held) == held - BLOCK
+    assert reuse.expected(a, OLD, held, 0, goes_on=False) == 0
+    assert reuse.expected(a, OLD, 2 * held, 0, goes_on=False) == held, (
+        "they displace no more than they need"
+    )
+    assert reuse.expected(a, OLD, held, held - 5 * BLOCK, goes_on=False) == held, (
+        "it lacks the answers"
+    )
+    assert reuse.expected(a, MINE, held - BLOCK, held, goes_on=False) == held - BLOCK
     index.limit(a, 400)
-    assert reuse.expected(a, OLD, held, 0) == held, "there is room for both"
+    assert reuse.expected(a, OLD, held, 0, goes_on=False) == held, "there is room for both"
     reuse.end_use(use)
+
+
+def test_events_do_not_tell_where_in_a_message_two_prompts_part() -> None:
+    reuse, _, a = made()
+    served(reuse, a, OLD)
+    for goes_on, hit, expected in ((True, 15, 15), (True, 11, 10), (False, 15, 10), (True, 5, 10)):
+        told = reuse.expected(a, OLD, 10 * BLOCK, hit * BLOCK, goes_on=goes_on)
+        assert told == expected * BLOCK
 
 
 def test_events_do_not_tell_what_a_sibling_is_about_to_leave() -> None:
@@ -266,9 +280,9 @@ def test_events_do_not_tell_what_a_sibling_is_about_to_leave() -> None:
     first, second = facts((1, LONG), (2, 3)), facts((1, LONG), (3, 5))
     use = reuse.begin_use(a, first)
     hit = second.hit_tokens(reuse.hits(second)["a"])
-    assert reuse.expected(a, second, 0, hit) == hit >= JOIN_TOKENS
+    assert reuse.expected(a, second, 0, hit, goes_on=False) == hit >= JOIN_TOKENS
     reuse.computed(use, first)
-    assert reuse.expected(a, second, 0, hit) == 0, "computed, and evicted since"
+    assert reuse.expected(a, second, 0, hit, goes_on=False) == 0, "computed, and evicted since"
     reuse.released(use, first)
 
 
