@@ -16,6 +16,7 @@ from typing import Any
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from proxy.core.types import BYTES_PER_TOKEN_PRIOR, UNIT_TOKENS, RequestFacts
+from proxy.protocol.endpoints import Salting, endpoint_of
 from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
 
 BLOCK_BYTES = 1024
@@ -355,14 +356,18 @@ class PromptFacts:
 def prompt_facts(
     endpoint: str, body: Mapping[str, Any], most_values: int = MOST_VALUES
 ) -> PromptFacts | None:
-    """The prompt of a parsed body; None: it has more than `most_values` values."""
+    """The prompt of a parsed body; None: it has more than `most_values` values.
+
+    On a path where no prompt is computed none of it is kept.
+    """
     found = _texts(body, _READ_KEYS.get(endpoint, PROMPT_KEYS), most_values)
     if found is None:
         return None
     texts, ends = found
     prompt = _SEPARATOR.join(texts)
     model = _name(body.get("model"))[:_MODEL_CHARS]
-    most = body.get("truncate_prompt_tokens")
+    is_computed = endpoint_of(endpoint).salting is not Salting.NO_KV
+    most = body.get("truncate_prompt_tokens") if is_computed else 0
     salt = _name(body.get("cache_salt"))
     root = f"{model}\0{salt}".encode("utf-8", "surrogatepass")
     ids = _count_ids(body.get("prompt")) if endpoint == COMPLETIONS else 0

@@ -55,6 +55,8 @@ class Fleet:
         self.states = InstanceStates()
         self._members: dict[str, Member] = {}
         self._placements = self._next_incarnation = 0
+        self.model_changes = 0
+        """How often it has changed which models are served."""
         self._slow_start_s = slow_start_s
         self._starting: dict[str, Member] = {}
 
@@ -76,6 +78,7 @@ class Fleet:
     def remove(self, name: str) -> None:
         """Take an instance out, if it is there."""
         if (member := self._members.pop(name, None)) is not None:
+            self.model_changes += 1
             self._next_incarnation = max(self._next_incarnation, member.incarnation + 1)
             self.states.remove(name)
         self._starting.pop(name, None)
@@ -230,7 +233,9 @@ class Fleet:
     ) -> None:
         """Take in the models that an instance serves; `bases`: of adapters among them."""
         if (member := self._members.get(name)) is not None:
-            member.models, member.denies_model = frozenset(models), False
+            known, member.models = member.models, frozenset(models)
+            self.model_changes += known != member.models
+            member.denies_model = False
             member.bases = dict(bases or {})
 
     def bases(self) -> dict[str, str]:

@@ -59,6 +59,10 @@ class Link:
         """Whether a prompt ended here whose chain was not found."""
         return self.most > 0 and not self.prompt_tokens
 
+    def lacks(self, block_tokens: int) -> bool:
+        """Whether a known prompt is not there any more, or only a part of its whole blocks."""
+        return self.depth * block_tokens <= self.prompt_tokens - block_tokens
+
     def compare(self, ids: bytes) -> None:
         """Note how much of the answer a text is that was cut into these ids."""
         most = min(len(ids), len(self.ids)) // ID_BYTES

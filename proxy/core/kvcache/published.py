@@ -17,6 +17,8 @@ from proxy.core.kvcache.links import Chains
 from proxy.core.types import UNIT_TOKENS, RequestFacts
 
 MOST_LORAS = 1024
+MOST_STEPS = 1024
+"""Blocks that a chain is walked back where it only may help."""
 
 
 class Stored:
@@ -320,12 +322,13 @@ class PublishedBlocks:
         return name if block is not None and block.depth == depth else None
 
     def goes_on(self, name: int, depth: int) -> bool:
-        """Whether the chain up to a block has another branch behind `depth`, or goes on itself."""
+        """Whether the chain up to a block goes on behind it, or has another branch behind `depth`.
+
+        Not looked for where that is further than MOST_STEPS back.
+        """
         block = self._blocks.get(name)
-        if block is None:
-            return False
-        if block.children or block.depth <= depth:
-            return block.children > 0
+        if block is None or block.children or not 0 < block.depth - depth <= MOST_STEPS:
+            return block is not None and block.children > 0
         above = self.above(name, depth)
         return above is not None and self._blocks[above].children > 1
 

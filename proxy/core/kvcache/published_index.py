@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from proxy.core.kvcache.links import Link
-from proxy.core.kvcache.published import PublishedBlocks
+from proxy.core.kvcache.published import MOST_STEPS, PublishedBlocks
 from proxy.core.types import RequestFacts
 
 BYTES_PER_BLOCK = 400
@@ -21,8 +21,8 @@ BLOCKS_PER_END = 4
 MOST_MODELS = 64
 MOST_UNLINKED, MOST_TRIES = 256, 4
 """Most ended requests whose chain is still looked for, and the tries for each."""
-MOST_ALIKE, MOST_STEPS = 8, 1024
-"""Most chains of one length that are told apart, and the blocks that are walked back in each."""
+MOST_ALIKE = 8
+"""Most chains of one length that are told apart."""
 SURE = 0.9
 """Where a smaller share of answers comes back unchanged, the engine is asked to tokenise them."""
 RETURNS, UNSEEN = 0.2, 0.85
@@ -174,8 +174,8 @@ class PublishedIndex:
                 if blocks in seen or not blocks.is_live:
                     continue
                 seen.add(blocks)
-                if blocks.is_whole and not len(blocks):
-                    found.setdefault(blocks.name, 0)
+                if not len(blocks) and self._is_empty(blocks.name):
+                    found[blocks.name] = 0
                 if link.prompt_tokens and not blocks.has_orphans:
                     # Without a size of blocks there is none.
                     size = blocks.block_tokens
@@ -184,16 +184,22 @@ class PublishedIndex:
                         found[blocks.name] = max(held, found.get(blocks.name, 0))
         return found
 
+    def _is_empty(self, name: str) -> bool:
+        """Whether it is known that an instance has nothing at all."""
+        return all(b.is_live and b.is_whole and not len(b) for b in self.ranks(name).values())
+
     def goes_on(self, facts: RequestFacts, name: str) -> bool:
         """Whether an instance has more behind the last end of a message that is known there.
 
         Then it may have the beginning of this prompt's next message too.
         """
+        ranks = self.ranks(name).values()
         for end in reversed(facts.ends):
-            for blocks, link in self._ends.get(end, {}).items():
-                if blocks.name == name and blocks.is_live and link.prompt_tokens:
-                    depth = link.prompt_tokens // blocks.block_tokens if blocks.block_tokens else 0
-                    return link.depth >= depth > 0 and blocks.goes_on(link.tail, depth)
+            if (row := self._ends.get(end)) is not None:
+                links = [(b, row[b]) for b in ranks if b.is_live and b.block_tokens and b in row]
+                known = [(b, link) for b, link in links if link.prompt_tokens]
+                if known:
+                    return any(_goes_on(blocks, link) for blocks, link in known)
         return False
 
     def _held(
@@ -303,8 +309,10 @@ class PublishedIndex:
             return
         end = facts.ends[-1]
         for blocks in self._ranks.get(name, {}).values():
-            if blocks.block_tokens and blocks not in self._ends.get(end, {}):
-                self._put(end, blocks, Link(0, 0, 0, prompt_tokens // blocks.block_tokens))
+            if size := blocks.block_tokens:
+                old = self._ends.get(end, {}).get(blocks)
+                if old is None or old.lacks(size):
+                    self._put(end, blocks, Link(0, 0, 0, prompt_tokens // size))
 
     def _continuing(
         self, blocks: PublishedBlocks, facts: RequestFacts, tails: list[int]
@@ -353,21 +361,26 @@ class PublishedIndex:
         """Note the ends of messages that a prompt passed.
 
         Where another one did so too, and both went on differently, the engine's count of cached
-        tokens says where: the next one that differs there will find as much.
+        tokens says where: the next one that differs there will find as much. What was evicted of a
+        known one is there again.
         """
+        size = blocks.block_tokens
         for end in reversed(ended.facts.ends[:-1]):
             link = self._ends.get(end, {}).get(blocks)
             if link is None:
                 self._put(end, blocks, Link(0, 0, 0, 0))
                 continue
-            if not link.prompt_tokens and ended.cached_tokens:
-                depth = ended.cached_tokens // blocks.block_tokens
+            if link.lacks(size):
+                depth = link.prompt_tokens // size
+                if (common := blocks.above(tail, depth)) is not None:
+                    again = Link(common, depth, link.prompt_tokens, depth, link.estimate)
+                    self._put(end, blocks, again)
+            elif not link.prompt_tokens and ended.cached_tokens:
+                depth = ended.cached_tokens // size
                 if link.is_unknown:
                     depth = min(depth, link.most)
-                common = blocks.above(tail, depth)
-                if common is not None:
-                    tokens = depth * blocks.block_tokens
-                    self._put(end, blocks, Link(common, depth, tokens, depth))
+                if (common := blocks.above(tail, depth)) is not None:
+                    self._put(end, blocks, Link(common, depth, depth * size, depth))
             return
 
     def _put(self, end: int, blocks: PublishedBlocks, link: Link) -> None:
@@ -390,6 +403,12 @@ class PublishedIndex:
         for blocks in list(row):
             if blocks not in self._ranks.get(blocks.name, {}).values():
                 del row[blocks]
+
+
+def _goes_on(blocks: PublishedBlocks, link: Link) -> bool:
+    """Whether more follows a link's prompt, all of which is there, than its answer."""
+    depth = link.prompt_tokens // blocks.block_tokens
+    return link.depth >= depth > 0 and blocks.goes_on(link.tail, depth)
 
 
 def _size(row: tuple[int, str, PublishedBlocks]) -> int:

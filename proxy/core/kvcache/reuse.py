@@ -50,6 +50,11 @@ def usage_ratio(usage: object) -> float | None:
     return cached_ratio(found, counts.get("prompt_tokens"))
 
 
+def is_far_above(facts: RequestFacts, held: int, hit: int) -> bool:
+    """Whether the approximate index expects more than `held` tokens, beyond its own error."""
+    return hit - held > max(SLACK_BLOCKS * facts.block_tokens, SLACK_RATIO * held)
+
+
 class Reuse:
     """The uses of prefixes by requests, over one PrefixIndex."""
 
@@ -118,7 +123,7 @@ class Reuse:
             is_full = self._prefixes.full_ratio(cache) >= 1.0
             needed = int(cache.computing_blocks * facts.block_tokens) if is_full else 0
             return max(hit, held - needed)
-        if goes_on and hit - held > max(SLACK_BLOCKS * facts.block_tokens, SLACK_RATIO * held):
+        if goes_on:
             return hit
         if hit - held < JOIN_TOKENS or not cache.computing:
             return held

@@ -20,7 +20,7 @@ from proxy.core.fleet.output_tokens import OutputTokens
 from proxy.core.instances import InstanceState
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.published_index import PublishedIndex
-from proxy.core.kvcache.reuse import Reuse
+from proxy.core.kvcache.reuse import Reuse, is_far_above
 from proxy.core.kvcache.sessions import Sessions, StoredResponses
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
@@ -579,9 +579,11 @@ class Router:
         if exact := self.published.hits(facts):
             for at, name in enumerate(names):
                 if (held := exact.get(name)) is not None:
-                    hit = hits[at]
-                    goes_on = hit > held and self.published.goes_on(facts, name)
-                    hits[at] = self.reuse.expected(caches[at], facts, held, hit, goes_on=goes_on)
+                    is_above = is_far_above(facts, held, hits[at])
+                    goes_on = is_above and self.published.goes_on(facts, name)
+                    hits[at] = self.reuse.expected(
+                        caches[at], facts, held, hits[at], goes_on=goes_on
+                    )
         return Candidates(
             prompt_tokens=facts.prompt_tokens,
             instances=self._instances,

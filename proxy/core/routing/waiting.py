@@ -74,8 +74,8 @@ class Waiting:
         self._router = router
         self._advice = RetryAdvice()
         self._ramps: dict[str, _Ramp] = {}
-        self._served: set[str] = set()
-        """The models that instances serve, as the lanes are by."""
+        self._model_changes = 0
+        """Of the fleet, as of the last look."""
 
     def admit(self, facts: RequestFacts, now_s: float) -> Route | Reject:
         """Like the router's `admit`, but behind the requests that wait in the same lane.
@@ -151,8 +151,8 @@ class Waiting:
 
     def look(self, now_s: float) -> None:
         """Admit waiting requests, of each lane until the router rejects one."""
-        if (served := self._router.fleet.models()) != self._served:
-            self._served = served
+        if (changes := self._router.fleet.model_changes) != self._model_changes:
+            self._model_changes = changes
             self._sort_lanes()
         blocked: set[str] = set()
         while (entry := self.queue.next(blocked, now_s)) is not None:

@@ -319,6 +319,13 @@ class TestEstimator:
         assert sizes(COMPLETIONS, body) == (tokens, 0)
         assert facts(body, COMPLETIONS).block_hashes == []
 
+    @pytest.mark.parametrize("path", ["/tokenize", "/v1/messages/count_tokens"])
+    def test_where_no_prompt_is_computed_none_is_kept(self, path: str) -> None:
+        """What is only counted must not be taken for cached, nor for work."""
+        said = [{"role": "user", "content": "x" * 40_000}]
+        found = facts({"messages": said, "truncate_prompt_tokens": 9}, path)
+        assert (found.prompt_tokens, found.block_hashes, list(found.ends)) == (1, [], [])
+
     @given(st.text(max_size=200), st.integers(1, 40))
     def test_hit_tokens_never_cover_the_whole_prompt(self, text: str, times: int) -> None:
         found = facts({"prompt": text * times})

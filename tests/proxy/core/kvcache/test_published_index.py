@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.kvcache.published import Cleared, PublishedBlocks, Removed, Stored
+from proxy.core.kvcache.published import MOST_STEPS, Cleared, PublishedBlocks, Removed, Stored
 from proxy.core.kvcache.published_index import (
     BYTES_PER_BLOCK,
     MOST_ALIKE,
-    MOST_STEPS,
     Ended,
     PublishedIndex,
 )
@@ -278,8 +277,47 @@ def test_nor_for_one_that_was_handed_over_or_left() -> None:
     index.left_unknown("a", facts([], 320), 320)
     index.left_unknown("nobody", facts([0, 1], 320), 320)
     assert index.hits(facts([0, 1, 2], 400)) == {}
+    other = index.open("a", 1)
+    other.is_live = True
+    other.renew(is_whole=True)
+    engine.blocks.apply(Cleared())
+    engine.store(ids(SIZE, 9))
+    assert index.hits(facts([0, 1, 2], 400)) == {}, "one rank has something"
     engine.blocks.apply(Cleared())
     assert index.hits(facts([0, 1, 2], 400)) == {"a": 0}, "nothing is there at all"
+
+
+@pytest.mark.parametrize("how", ["cleared", "evicted"])
+def test_what_comes_again_is_known_again(how: str) -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    begun = ids(160, "system")
+    for seed in range(3):
+        engine.serve([0, 10 + seed], begun + ids(64, seed), ids(9, seed))
+    new = facts([0, 99], 400)
+    assert index.hits(new) == {"a": 160}
+    if how == "cleared":
+        engine.blocks.apply(Cleared())
+        engine.held.clear()
+    else:
+        for seed in range(3):
+            engine.evict(begun + ids(64, seed) + ids(9, seed), 8)
+        assert index.hits(new)["a"] < 160
+    engine.serve([0, 20], begun + ids(64, 20), ids(9, 20))
+    assert index.hits(new) == {"a": 160}
+
+
+def test_a_prompt_that_was_lost_and_computed_again_is_not_lost_any_more() -> None:
+    index = PublishedIndex(1 << 30)
+    engine = Engine(index)
+    prompt = ids(160, 1)
+    engine.serve([0], prompt, ids(17, 2))
+    engine.evict(prompt + ids(17, 2), 9)
+    asked = facts([0, 1], 400)
+    assert index.hits(asked) == {"a": 2 * SIZE}
+    engine.store(prompt)
+    index.left_unknown("a", facts([0], 160), 160)
+    assert index.hits(asked) == {}, "up to the approximate index"
 
 
 def test_chains_of_one_length_that_are_too_many_or_too_long_are_left_alone() -> None:

@@ -13,6 +13,7 @@ from proxy.core.kvcache.reuse import (
     JOIN_TOKENS,
     Reuse,
     cached_ratio,
+    is_far_above,
     usage_ratio,
 )
 from proxy.core.types import RequestFacts
@@ -270,9 +271,11 @@ def test_what_an_engine_has_now_is_not_what_it_will_have_behind_other_prompts() 
 def test_events_do_not_tell_where_in_a_message_two_prompts_part() -> None:
     reuse, _, a = made()
     served(reuse, a, OLD)
-    for goes_on, hit, expected in ((True, 15, 15), (True, 11, 10), (False, 15, 10), (True, 5, 10)):
+    for goes_on, hit, expected in ((True, 15, 15), (False, 15, 10), (False, 5, 10)):
         told = reuse.expected(a, OLD, 10 * BLOCK, hit * BLOCK, goes_on=goes_on)
         assert told == expected * BLOCK
+    above = [is_far_above(OLD, 10 * BLOCK, hit * BLOCK) for hit in (5, 10, 12, 13)]
+    assert above == [False, False, False, True]
 
 
 def test_events_do_not_tell_what_a_sibling_is_about_to_leave() -> None:
