@@ -443,7 +443,7 @@ class Proxy:
             async with asyncio.TaskGroup() as group:
                 periodic = group.create_task(self.run_background(), name="background")
                 look_s = self._settings.health_interval
-                reloads = group.create_task(self.reloader.watch(look_s), name="reload")
+                reloads = group.create_task(self._reload(look_s), name="reload")
                 restarts = group.create_task(
                     self._hot_restart.watch(on_successor, on_failed_restart), name="hot-restart"
                 )
@@ -458,6 +458,10 @@ class Proxy:
                 periodic.cancel()
         finally:
             await self.close()
+
+    async def _reload(self, look_s: float) -> None:
+        await self.reloader.catch_up()
+        await self.reloader.watch(look_s)
 
     async def run_background(self) -> None:
         """Run the periodic tasks until cancelled."""

@@ -146,7 +146,7 @@ def test_an_engines_metrics(rows: list[tuple[str, str, str]], noise: bytes) -> N
 
 @given(st.binary(max_size=60) | st.builds(orjson.dumps, st.dictionaries(st.text(), scalars)))
 def test_an_engines_models(body: bytes) -> None:
-    assert model_cards(body) == [], "no list of models"
+    assert model_cards(body) is None, "no list of models"
 
 
 cards = st.dictionaries(st.sampled_from(["id", "object", "root"]), scalars, max_size=3)
@@ -155,7 +155,7 @@ cards = st.dictionaries(st.sampled_from(["id", "object", "root"]), scalars, max_
 @given(st.lists(cards | scalars, max_size=4), st.lists(st.text(), max_size=3))
 def test_models_among_others(odd: list[Any], names: list[str]) -> None:
     told = [*odd, *({"id": name} for name in names)]
-    found = [card["id"] for card in model_cards(orjson.dumps({"data": told}))]
+    found = [card["id"] for card in model_cards(orjson.dumps({"data": told})) or ()]
     assert found[len(found) - len(names) :] == names
     assert all(isinstance(name, str) for name in found)
     assert len(found) <= len(told)

@@ -227,7 +227,10 @@ class FleetPaths:
         member = self._router.fleet.get(name)
         if member is None:
             return error_response(404, f"instance: {name} is not known")
-        drains, mode = request.query.get("drain") == "true", request.query.get("mode")
+        drain, mode = request.query.get("drain", "false"), request.query.get("mode")
+        if drain not in ("true", "false"):
+            return error_response(400, "drain: true or false")
+        drains = drain == "true"
         if mode not in (None, "migrate") or (mode is not None and not drains):
             return error_response(400, "mode: migrate, and only beside drain=true")
         if mode is not None and not self._options.settings.migration_limit:
@@ -263,12 +266,14 @@ class ModelsPath:
         auth = grant.added if grant.hidden else _auth(request)
         cards: dict[str, Mapping[str, object]] = {}
         for member in self._instances.router.fleet.usable():
-            upstream = self._instances.by_name[member.instance.name]
+            upstream = self._instances.by_name.get(member.instance.name)
+            if upstream is None:
+                continue  # removed while another one was asked
             try:
                 body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, auth, LIST_BYTES)
             except UpstreamFailure:
                 continue
-            for card in model_cards(body):
+            for card in model_cards(body) or ():
                 cards.setdefault(str(card["id"]), card)
         return json_response({"object": "list", "data": list(cards.values())})
 

@@ -58,7 +58,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
         )
     origins = {name: given.origins.get(name, "default") for name in Settings.model_fields}
     try:
-        settings = Settings(**_without_none(given.values))
+        settings = Settings(**_with_none(given.values))
     except OptionError as error:
         raise ConfigError(_explain(error, given)) from error
     return Loaded(settings, origins, print_wanted)
@@ -118,10 +118,10 @@ def _merged(first: Given, second: Given) -> Given:
     return Given(second.values | first.values, second.origins | first.origins)
 
 
-def _without_none(values: Mapping[str, str | list[str]]) -> dict[str, str | list[str]]:
-    # `none` unsets an option whose default is None, so that a flag can undo a value of the file.
+def _with_none(values: Mapping[str, str | list[str]]) -> dict[str, str | list[str] | None]:
+    # `none` unsets an option that need not have a value, so a flag can undo a value of the file.
     fields = Settings.model_fields
-    return {k: v for k, v in values.items() if v != "none" or fields[k].default is not None}
+    return {k: None if v == "none" and fields[k].is_optional else v for k, v in values.items()}
 
 
 def _explain(error: OptionError, given: Given) -> str:

@@ -18,6 +18,7 @@ from proxy.config.secrets import (
     is_loopback,
     long_enough,
     secret_text,
+    sendable,
 )
 from proxy.config.sources import Option
 from proxy.config.values import (
@@ -107,6 +108,7 @@ class Settings(Model):
     admin_token: Annotated[
         SecretStr | None,
         Before(secret_text),
+        After(sendable),
         Option(
             ACCESS,
             "Token that a request to an admin path must send as Authorization: Bearer; none: no "
@@ -279,6 +281,7 @@ class Settings(Model):
     instance_api_key: Annotated[
         SecretStr | None,
         Before(secret_text),
+        After(sendable),
         Option(
             ACCESS,
             "Key sent to the instances in place of the client's Authorization header.",
@@ -289,6 +292,7 @@ class Settings(Model):
     thermal_token: Annotated[
         SecretStr | None,
         Before(secret_text),
+        After(sendable),
         Option(
             ACCESS,
             "Token sent to the plugin vllm-thermal of instances with ;thermal=plugin; none: no "

@@ -15,6 +15,7 @@ KEYS_FORM = "[tenant:]key, several with commas, or @FILE with one per line"
 SECRET_FILE_BYTES = 1 << 20
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _KEY = re.compile(r"[\x21-\x7e]{1,512}")
+_LINE = re.compile(r"[\x20-\x7e]+")
 _SHOWN_FROM = 16
 """A fingerprint shows the first four characters of a key of this length or more."""
 
@@ -72,6 +73,13 @@ def long_enough(secret: SecretStr | None) -> SecretStr | None:
     """The secret; raises ValueError if it has fewer than 16 bytes."""
     if secret is not None and len(secret.get_secret_value().encode()) < 16:
         raise ValueError("it is shorter than 16 bytes")
+    return secret
+
+
+def sendable(secret: SecretStr | None) -> SecretStr | None:
+    """The secret; raises ValueError if it is no single line that a header can have."""
+    if secret is not None and not _LINE.fullmatch(secret.get_secret_value().strip()):
+        raise ValueError("it is not one line of printable ASCII")
     return secret
 
 

@@ -113,7 +113,7 @@ def allowed_of(field: FieldInfo, option: Option) -> str:
         words = "one of " + ", ".join(str(choice) for choice in get_args(kind))
     else:
         words = ", ".join((_KINDS[kind], *_bounds(field)))
-    return words + (", or none" if field.default is None else "")
+    return words + (", or none" if field.is_optional else "")
 
 
 def parse_flags(model: type[Model], argv: Iterable[str]) -> tuple[Given, bool]:
@@ -177,9 +177,7 @@ def _file_text(key: str, value: object, path: str) -> str | list[str]:
 
 def _plain_text(key: str, value: object, path: str) -> str | list[str]:
     if isinstance(value, dict):
-        raise ConfigError(
-            f"{key} = {value!r} (file {path}): a table, but options are single values"
-        )
+        raise ConfigError(f"{key} (file {path}): a table, but options are single values")
     return [value_text(item) for item in value] if isinstance(value, list) else value_text(value)
 
 

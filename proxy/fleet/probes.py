@@ -176,7 +176,10 @@ class Probes:
             if member.models is None:
                 self._instances.warn(name, "models", f"its models are not known: {failure.detail}")
             return
-        cards = model_cards(body)
+        if (cards := model_cards(body)) is None:
+            told = f"what it answers at /v1/models is no list of models of up to {LIST_BYTES} bytes"
+            self._instances.warn(name, "models", told)
+            return
         models = {str(card["id"]): card.get("parent") for card in cards}
         bases = {m: p for m, p in models.items() if isinstance(p, str) and p and p != m}
         self._instances.router.observe_models(name, models, bases)

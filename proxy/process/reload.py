@@ -37,10 +37,11 @@ class _Prepared:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """The instances to add, to take back from draining, and to drain."""
+    """The instances to add, to take back from draining, to describe anew, and to drain."""
 
     new: list[InstanceSpec]
     back: list[InstanceSpec]
+    other: list[InstanceSpec]
     gone: list[str]
 
 
@@ -65,21 +66,33 @@ class Reloader:
         """Result and time of the last reload; None before the first."""
         path = state.options.settings.config
         self._file = None if path is None else _WatchedFile(path)
+        if self._file is not None:
+            self._file.has_changed()
 
     def ask(self) -> None:
         """Request a reload; several requests before it begins are one reload."""
         self._asked.set()
 
+    async def catch_up(self) -> None:
+        """Reload what has changed since this process read its options: a start takes a while."""
+        if await asyncio.to_thread(self._differs):
+            await self.reload("changed during the start")
+
     async def watch(self, interval_s: float) -> None:
         """Reload on request and when the file has changed, until cancelled."""
-        if self._file is not None:
-            await asyncio.to_thread(self._file.has_changed)
         while True:
             if await self._is_asked_within(interval_s):
                 self._asked.clear()
                 await self.reload("SIGHUP")
             elif self._file is not None and await asyncio.to_thread(self._file.has_changed):
                 await self.reload("changed file")
+
+    def _differs(self) -> bool:
+        """Whether the options are others by now than those that this process began with."""
+        try:
+            return bool(_changed(self._state.options.settings, self._source()))
+        except (ConfigError, OSError):
+            return True  # the reload says why
 
     async def _is_asked_within(self, seconds: float) -> bool:
         try:
@@ -129,14 +142,15 @@ class Reloader:
         left = [spec for spec in old.instances if spec not in new.instances]
         named, before = {s.name for s in new.instances}, {s.name: s for s in old.instances}
         gone = [s.name for s in left if s.name not in named and fleet.get(s.name) is not None]
-        change = _Change([], [], gone)
+        change = _Change([], [], [], gone)
         for spec in came:
             there = fleet.get(spec.name)
             same_url = [m for m in fleet.members() if m.instance.url == spec.url]
             if there is None and not same_url:
                 change.new.append(spec)
             elif there is not None and _is_at(there.instance, spec, before.get(spec.name)):
-                change.back.append(spec)
+                # One that the old options had too drains because an operator wants it to.
+                (change.other if spec.name in before else change.back).append(spec)
             else:
                 raise ConfigError(
                     f"instances: {spec.name} is there with another name, address or thermal part, "
@@ -175,7 +189,7 @@ class Reloader:
         fleet = state.router.fleet
         for spec in change.new:
             state.instances.add(spec, new.connect_timeout)
-        for spec in change.back:
+        for spec in (*change.back, *change.other):
             state.instances.specs[spec.name] = spec
         back = [spec.name for spec in change.back]
         for names, is_draining in ((back, False), (change.gone, True)):

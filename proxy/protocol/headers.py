@@ -53,6 +53,8 @@ _GOES_BYTES = 64
 _IDENTITY = b"Accept-Encoding: identity\r\n"
 _ROUTE_LINES: Memo[tuple[str, str, str], bytes] = Memo(1024)
 _NOTHING: frozenset[bytes] = frozenset()
+CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
+"""Names of the headers with a client's key, or an instance's."""
 
 
 def forwarded(
@@ -82,6 +84,15 @@ def forwarded(
         kept = [f for f in kept if f[0].lower() != b"connection"]
         return forwarded(kept, request_id, hidden, added)
     return b"".join(lines)
+
+
+def credentials(lines: bytes) -> bytes:
+    """Those of these header lines that have a key for an instance."""
+    return b"".join(
+        line
+        for line in lines.splitlines(keepends=True)
+        if line.partition(b":")[0].lower() in CREDENTIALS
+    )
 
 
 def _goes_on(name: bytes) -> bool:

@@ -50,7 +50,7 @@ from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import begins_with_error
 from proxy.protocol.errors import UpstreamFailure
-from proxy.protocol.headers import with_request_id
+from proxy.protocol.headers import credentials, with_request_id
 from proxy.request.client_request import Outgoing
 from proxy.request.kv_release import KvReleases
 from proxy.request.legs import (
@@ -104,16 +104,17 @@ def _left_by_cut(replies: list[UpstreamResponse]) -> LeftKv:
 class Attempts:
     """Performs the actions of one request's flow."""
 
-    __slots__ = ("_edits", "_flow", "_owners", "_record")
+    __slots__ = ("_edits", "_flow", "_out", "_owners", "_record")
 
     def __init__(self, owners: LegOwners, record: RequestRecord, flow: RequestFlow) -> None:
         self._owners, self._record, self._flow = owners, record, flow
+        self._out: Outgoing | None = None
         self._edits: Edits | None = None
         """What D needs to fetch the KV that P holds; None where there is none."""
 
     async def run(self, out: Outgoing) -> UpstreamResponse:
         """An instance's answer whose first event is good; raises the last UpstreamFailure."""
-        flow = self._flow
+        flow, self._out = self._flow, out
         actions = flow.begin(self._owners.clock.now_s())
         while True:
             leg = actions[-1]
@@ -327,8 +328,9 @@ class Attempts:
             elif isinstance(action, FellBack):
                 self._fell_back(action)
             elif isinstance(action, ReleaseKv):
-                if self._edits is not None:
-                    owners.releases.release(action.ask, self._edits, self._release_over)
+                if self._edits is not None and self._out is not None:
+                    key = credentials(self._out.headers)
+                    owners.releases.release(action.ask, self._edits, key, self._release_over)
             else:
                 self._count(action)
 

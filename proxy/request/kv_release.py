@@ -21,6 +21,8 @@ from proxy.state.detached import DetachedTasks
 
 RELEASE_S = 5.0
 _NO_MODEL = "cache-proxy-release"
+_REFUSED = frozenset({400, 404, 422})
+"""Of the request itself: an engine that wants another key, or later, has not looked at it."""
 _HEADERS = b"Content-Type: application/json\r\nAccept: application/json\r\n"
 
 
@@ -34,9 +36,15 @@ class KvReleases:
         self._upstream, self._detached = upstream, detached
 
     def release(
-        self, ask: Sequence[str], edits: Edits, on_over: Callable[[ReleaseResult], None]
+        self,
+        ask: Sequence[str],
+        edits: Edits,
+        credentials: bytes,
+        on_over: Callable[[ReleaseResult], None],
     ) -> None:
         """Have the KV that `edits` name freed; `on_over` hears the result.
+
+        `credentials`: header lines with the key that the request itself was sent with.
 
         Only for KV that no D was asked to fetch: to release what was fetched occupies one of P's
         senders until the abort timeout.
@@ -44,13 +52,17 @@ class KvReleases:
         params = edits.put.get(KV_PARAMS)
         if params is None:
             return
-        work = self._release(ask, params, on_over)
+        work = self._release(ask, params, _HEADERS + credentials, on_over)
         if not ask or self._detached.spawn(work) is None:
             work.close()
             on_over(ReleaseResult.STRANDED)
 
     async def _release(
-        self, ask: Sequence[str], params: Any, on_over: Callable[[ReleaseResult], None]
+        self,
+        ask: Sequence[str],
+        params: Any,
+        head: bytes,
+        on_over: Callable[[ReleaseResult], None],
     ) -> None:
         """Ask one after the other, up to the first that may have heard it."""
         sent: list[UpstreamResponse] = []
@@ -58,7 +70,7 @@ class KvReleases:
         try:
             with Limit(RELEASE_S):
                 for name in ask:
-                    result = await self._refused(name, params, sent.append)
+                    result = await self._refused(name, params, head, sent.append)
                     if sent:
                         break
         except TimeoutError:
@@ -66,13 +78,13 @@ class KvReleases:
         finally:
             on_over(result)
 
-    async def _refused(self, name: str, params: Any, on_sent: OnSent) -> ReleaseResult:
+    async def _refused(self, name: str, params: Any, head: bytes, on_sent: OnSent) -> ReleaseResult:
         body = {"model": _NO_MODEL, "prompt": [1], "max_tokens": 0, KV_PARAMS: params}
         try:
             upstream = self._upstream(name)
             raw = orjson.dumps(body)
-            reply = await upstream.send("POST", "/v1/completions", _HEADERS, raw, on_sent)
+            reply = await upstream.send("POST", "/v1/completions", head, raw, on_sent)
         except UpstreamFailure:
             return ReleaseResult.FAILED
         reply.close()
-        return ReleaseResult.RELEASED if 400 <= reply.status < 500 else ReleaseResult.FAILED
+        return ReleaseResult.RELEASED if reply.status in _REFUSED else ReleaseResult.FAILED

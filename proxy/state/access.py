@@ -17,8 +17,8 @@ from multidict import CIMultiDictProxy
 from proxy.config.options import Settings
 from proxy.config.secrets import SecretStr, digest, tenants_of
 from proxy.protocol.errors import UnauthorizedError
+from proxy.protocol.headers import CREDENTIALS
 
-_CREDENTIALS = frozenset({b"authorization", b"x-api-key"})
 _NEEDED = "a key is needed: Authorization: Bearer KEY"
 _UNKNOWN = "the key is not known"
 
@@ -49,14 +49,14 @@ class Access:
     def use(self, settings: Settings) -> None:
         """Replace the known keys."""
         added = bearer(settings.instance_api_key)
-        self._open = Grant(None, _CREDENTIALS if added else frozenset(), added)
+        self._open = Grant(None, CREDENTIALS if added else frozenset(), added)
         self._by_digest: dict[bytes, Grant] = {}
         if settings.api_key is None:
             return
         secret, paths = settings.cache_salt_secret, frozenset(settings.salted_paths)
         for key, tenant in tenants_of(settings.api_key.get_secret_value()).items():
             salt = None if secret is None else salt_of(secret.get_secret_value().encode(), tenant)
-            self._by_digest[key] = Grant(tenant, _CREDENTIALS, added, salt, paths)
+            self._by_digest[key] = Grant(tenant, CREDENTIALS, added, salt, paths)
 
     def grant(self, headers: CIMultiDictProxy[str]) -> Grant:
         """The grant of a request's key; raises UnauthorizedError."""

@@ -64,6 +64,8 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "message": printable(record.getMessage()),
         }
+        if record.exc_info:
+            line["exception"] = printable(self.formatException(record.exc_info))
         return orjson.dumps(line).decode()
 
 

@@ -276,6 +276,8 @@ async def test_one_that_nobody_takes_stays_while_its_instance_drains(tmp_path: P
         ("mode=migrate", 1, "only beside drain=true"),
         ("drain=true&mode=x", 1, "mode: migrate"),
         ("drain=true&mode=migrate", 0, "--migration-limit"),
+        ("drain=1", 0, "drain: true or false"),
+        ("drain=", 0, "drain: true or false"),
     ],
 )
 async def test_what_is_wrong_with_a_drain(

@@ -298,13 +298,13 @@ def read_token_ids(body: bytes) -> bytes:
         raise UpstreamFailure(FailureKind.MALFORMED, "/tokenize answers no token ids") from error
 
 
-def model_cards(body: bytes) -> list[dict[str, object]]:
-    """The model cards of a `/v1/models` answer; empty if it is not one."""
+def model_cards(body: bytes) -> list[dict[str, object]] | None:
+    """The model cards of a `/v1/models` answer; None if it is not one, or not whole."""
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return []
+        return None
     cards = answer.get("data") if isinstance(answer, dict) else None
     if not isinstance(cards, list):
-        return []
+        return None
     return [c for c in cards if isinstance(c, dict) and isinstance(c.get("id"), str)]

@@ -59,6 +59,7 @@ def test_none_unsets_what_a_file_sets(tmp_path):
     assert loaded.settings.active_decode_blocks_threshold is None
     assert loaded.origins["active_decode_blocks_threshold"].startswith("flag")
     assert load([*NEEDED, "--kv-connector", "none"], {}).settings.kv_connector == "none"
+    assert load([*NEEDED, "--bootstrap-port", "none"], {}).settings.bootstrap_port is None
 
 
 def test_switches():

@@ -61,10 +61,23 @@ def test_bad_options_say_so_without_the_secret(flags: list[str], words_: str) ->
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["instance-api-key", "thermal-token", "admin-token"])
+@pytest.mark.parametrize("text", ["old-key\nnew-key", "a\rb: c", "k\u00e9y", "k\0"])
+def test_a_key_that_is_sent_is_one_line(tmp_path: Path, name: str, text: str) -> None:
+    """A second line would be a header of its own in every probe and request."""
+    path = tmp_path / "key"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="not one line of printable ASCII") as error:
+        load(["--instances", "x:1", f"--{name}", f"@{path}"], {})
+    assert "old-key" not in str(error.value)
+
+
 def test_secrets_come_from_files(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# ours\nacme:k1\n\nzeta:k2\n")
-    given = ["--instances", "x:1", "--api-key", f"@{path}", "--admin-token", f"@{path}"]
+    token = tmp_path / "token"
+    token.write_text("an-admin-token\n")
+    given = ["--instances", "x:1", "--api-key", f"@{path}", "--admin-token", f"@{token}"]
     settings = load(given, {}).settings
     assert settings.api_key
     assert set(tenants_of(settings.api_key.get_secret_value()).values()) == {"acme", "zeta"}

@@ -224,6 +224,48 @@ async def test_a_changed_file_is_found_once_it_rests(tmp_path: Path) -> None:
             watching.cancel()
 
 
+async def test_what_changed_during_the_start_is_taken_in(tmp_path: Path) -> None:
+    """A process reads its options first, and serves after seconds."""
+    async with SimFleet(2, speed=50.0, tick=0.0) as fleet:
+        a, b = addresses(fleet)
+        log = str(tmp_path / "log.jsonl")
+        async with from_file(tmp_path, [a]) as (proxy, path):
+            reloader = proxy.server.reloader
+            await reloader.reload("test")
+            before = reloader.last
+            await reloader.catch_up()
+            assert reloader.last is before, "nothing has changed"
+            rewrite(path, toml([a, b], request_log=log))
+            await reloader.catch_up()
+            assert len(proxy.router.fleet.members()) == 2
+            path.write_text("][")
+            await reloader.catch_up()
+            assert proxy.metric("config_reloads_total", result="refused") == 1
+
+
+async def test_a_reload_ends_no_operators_drain(tmp_path: Path) -> None:
+    """Only an instance that the options did not have comes back by them."""
+    async with SimFleet(2, speed=1.0, tick=0.0) as fleet:
+        a, b = addresses(fleet)
+        log = str(tmp_path / "log.jsonl")
+        async with from_file(tmp_path, [f"a={a}", f"b={b}"]) as (proxy, path):
+            body = chat("x", max_tokens=4000)
+            async with proxy.http.post("/v1/chat/completions", json=body) as response:
+                await response.content.readany()
+                name = response.headers["X-Cache-Proxy-Instance"]
+                async with proxy.http.delete(f"/instances/{name}?drain=true") as asked:
+                    assert asked.status == 202
+                given = [f"{n}={at};gpus=0;dcgm=9" for n, at in (("a", a), ("b", b))]
+                rewrite(path, toml(given, request_log=log))
+                assert await proxy.server.reloader.reload("test") == "applied"
+                member = proxy.router.fleet.get(name)
+                assert member is not None
+                assert member.is_draining
+                assert proxy.server.state.instances.specs[name].sensors
+                response.close()
+            await proxy.at_rest()
+
+
 async def test_an_operators_threshold_survives_a_reload_of_something_else(tmp_path: Path) -> None:
     async with SimFleet(1, speed=50.0, tick=0.0) as fleet:
         log = str(tmp_path / "log.jsonl")

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.config.secrets import SecretStr
 from replayer.simulator.host import SimFleet
 from tests.scenarios.test_disconnect import leave, quiet, send
 from tests.support.harness import (
@@ -105,7 +106,7 @@ async def test_foreign_kv_params_are_not_passed_on(tmp_path: Path, params: bytes
 
 @asynccontextmanager
 async def legs(
-    tmp_path: Path, p: Script, d: Script, *, tls: bool = False
+    tmp_path: Path, p: Script, d: Script, *, tls: bool = False, **options: Any
 ) -> AsyncIterator[tuple[ServedProxy, RawEngine, RawEngine]]:
     """A scripted P and D."""
 
@@ -121,7 +122,8 @@ async def legs(
         instances = [f"d={address}", f"p={first.address};bootstrap={port}"]
         if tls:
             instances.append(f"x={third.address}")
-        async with ServedProxy(tmp_path / "log", instances, health_interval=60, **ALWAYS) as proxy:
+        given = ALWAYS | {"health_interval": 60} | options
+        async with ServedProxy(tmp_path / "log", instances, **given) as proxy:
             yield proxy, first, third if tls else second
             await proxy.at_rest()
             await until(lambda: proxy.connections() == 0, "no upstream connection in use")
@@ -159,6 +161,24 @@ async def test_p_ends_as_its_client_leaves(tmp_path: Path, how: str) -> None:
         await until(lambda: proxy.metric("kv_releases_total", result="released") == 1)
         (record,) = await proxy.records(1)
         assert record["outcome"] == "client_gone"
+
+
+@pytest.mark.parametrize(
+    ("status", "result"), [("404 Not Found", "released"), ("401 No", "failed")]
+)
+async def test_a_release_has_the_key_of_its_request(
+    tmp_path: Path, status: str, result: str
+) -> None:
+    """An engine that wants another key answers 401 before it looks at what it is to release."""
+    refuses = says(plain(b'{"error":{}}', status))
+    key = SecretStr("sk-1")
+    async with legs(tmp_path, answers_when_left, refuses, instance_api_key=key) as (proxy, p, d):
+        writer = await send(proxy, chat(TEXT))
+        await until(lambda: p.posts, "P computes")
+        leave(writer, "FIN")
+        await until(lambda: released(d), "D is asked to refuse")
+        assert b"Authorization: Bearer sk-1\r\n" in d.heads[-1]
+        await until(lambda: proxy.metric("kv_releases_total", result=result) == 1)
 
 
 async def test_a_p_that_stops_when_left_has_nothing_to_release(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 
 import aiohttp
+import orjson
 import pytest
 
 from proxy.telemetry.log import LINES, StderrLog
@@ -81,3 +82,18 @@ def test_what_was_dropped_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = stuck.text.count("INFO line")
     dropped = sum(map(int, re.findall(r"(\d+) log lines dropped", stuck.text)))
     assert kept + dropped == LINES + 51
+
+
+def test_a_line_of_json_has_the_exception() -> None:
+    log = StderrLog("json")
+    try:
+        raise RuntimeError("it\nbroke")
+    except RuntimeError:
+        given = logging.LogRecord("x", logging.ERROR, __file__, 1, "failed", (), sys.exc_info())
+    try:
+        line = orjson.loads(log.format(given))
+    finally:
+        log.close()
+    assert line["message"] == "failed"
+    assert "Traceback" in line["exception"]
+    assert "RuntimeError: it" in line["exception"]
