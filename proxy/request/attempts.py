@@ -104,17 +104,18 @@ def _left_by_cut(replies: list[UpstreamResponse]) -> LeftKv:
 class Attempts:
     """Performs the actions of one request's flow."""
 
-    __slots__ = ("_edits", "_flow", "_out", "_owners", "_record")
+    __slots__ = ("_edits", "_flow", "_key", "_owners", "_record")
 
     def __init__(self, owners: LegOwners, record: RequestRecord, flow: RequestFlow) -> None:
         self._owners, self._record, self._flow = owners, record, flow
-        self._out: Outgoing | None = None
+        self._key = b""
+        """Header lines with the key that P was asked with."""
         self._edits: Edits | None = None
         """What D needs to fetch the KV that P holds; None where there is none."""
 
     async def run(self, out: Outgoing) -> UpstreamResponse:
         """An instance's answer whose first event is good; raises the last UpstreamFailure."""
-        flow, self._out = self._flow, out
+        flow = self._flow
         actions = flow.begin(self._owners.clock.now_s())
         while True:
             leg = actions[-1]
@@ -177,9 +178,10 @@ class Attempts:
     ) -> UpstreamResponse:
         """Have D fetch P's KV, in a leg that may outlive the request."""
         owners, flow = self._owners, self._flow
+        replies: list[UpstreamResponse] = []
 
         def on_sent(reply: UpstreamResponse) -> None:
-            del reply
+            replies.append(reply)
             flow.decode_sent()
 
         async def run() -> UpstreamResponse:
@@ -187,7 +189,7 @@ class Attempts:
             return await decode_leg(out, d, edits, p, limit, on_sent)
 
         def on_left() -> bool:
-            return isinstance(flow.decode_left()[-1], KeepDecode)
+            return isinstance(flow.decode_left()[-1], KeepDecode) and replies[-1].be_the_last()
 
         def unwanted(reply: UpstreamResponse | None) -> None:
             if reply is not None:
@@ -201,6 +203,7 @@ class Attempts:
         """Have P compute the prompt, in a leg that may outlive the request."""
         owners, flow, limit = self._owners, self._flow, leg.limit
         leg_id = f"{self._record.request_id}-p"
+        self._key = credentials(out.headers)
         replies: list[UpstreamResponse] = []
 
         def on_sent(reply: UpstreamResponse) -> None:
@@ -328,9 +331,8 @@ class Attempts:
             elif isinstance(action, FellBack):
                 self._fell_back(action)
             elif isinstance(action, ReleaseKv):
-                if self._edits is not None and self._out is not None:
-                    key = credentials(self._out.headers)
-                    owners.releases.release(action.ask, self._edits, key, self._release_over)
+                if self._edits is not None:
+                    owners.releases.release(action.ask, self._edits, self._key, self._release_over)
             else:
                 self._count(action)
 

@@ -53,6 +53,8 @@ class Streaming:
         "_charged_events",
         "_clock",
         "_flow",
+        "_goes_to_its_end",
+        "_instance",
         "_leg",
         "_moves",
         "_record",
@@ -75,7 +77,10 @@ class Streaming:
         self._clock, self._telemetry = clock, telemetry
         self._record, self._flow, self._route = record, flow, flow.route
         self._blame = blame
+        self._instance = flow.route.decode.name
+        """Whose answer is passed on, also while the stream's route is another one already."""
         self._moves = moves
+        self._goes_to_its_end = False
         trail = moves.trail if moves is not None else None
         self._leg = None if trail is None else FirstLeg(trail)
         self._scanner = Scanner() if self._leg is None else EditingScanner(self._leg)
@@ -102,7 +107,7 @@ class Streaming:
         self, request: web.Request, answer: UpstreamResponse, extra: bytes, heartbeat_s: float
     ) -> ClientResponse:
         """Pass the answer on, to its end or to where it breaks. `extra`: header lines of ours."""
-        relay = None
+        relay, self._instance = None, self._route.decode.name
         try:
             response = ClientResponse(request, answer, extra)
             relay = self._relay = Relay(
@@ -127,30 +132,31 @@ class Streaming:
     async def _goes_on(self, relay: Relay, error: StreamCutError, heartbeat_s: float) -> bool:
         """Whether there is more of the stream: of another instance, or of this one after all."""
         moves = self._moves
-        if moves is None or error.code == EVENT_TOO_LONG:
-            self._lost(error, self._route.decode.name)
+        if moves is None or self._goes_to_its_end or error.code == EVENT_TOO_LONG:
+            self._lost(error)
             return False
-        name = self._route.decode.name
         relay.stop()
         with relay.beats(heartbeat_s):
             found = await moves.go_on(error)
         if isinstance(found, Onward):
             self._charged_events = self._scanner.events
             self._awaits_token = True
+            self._instance = self._route.decode.name
             relay.follow(found.answer, found.leg)
             return True
         if error.cause in PLANNED:
             relay.stay()
             return True
         if relay.let_pass():
+            self._goes_to_its_end = True
             return True
-        self._lost(error, name)
+        self._lost(error)
         return False
 
     @property
     def instance(self) -> str:
         """The name of the instance whose answer is passed on."""
-        return self._route.decode.name
+        return self._instance
 
     def leave(self, cause: MoveCause = MoveCause.DRAIN) -> None:
         """Have the stream go on elsewhere, if it can."""
@@ -218,7 +224,7 @@ class Streaming:
             transfer = self._telemetry.metrics.kv_transfer
             transfer.labels(route.prefill.name, route.decode.name).observe(first - sent)
 
-    def _lost(self, error: StreamCutError, name: str) -> None:
+    def _lost(self, error: StreamCutError) -> None:
         """The instance failed within its answer: tell the client, and blame the instance."""
         outcome = Outcome.UPSTREAM_TRUNCATED
         if error.limit_s is not None:
@@ -227,7 +233,7 @@ class Streaming:
         self.cut(outcome, error.detail, error.code)
         self._telemetry.failed(self._record, error.code, error.detail)
         if error.failure is not None:
-            self._blame(name, error.failure)
+            self._blame(self._instance, error.failure)
 
     def _note_engine_error(self) -> None:
         """A stream that ended well for HTTP may have ended with an error of the engine."""
@@ -238,4 +244,4 @@ class Streaming:
             telemetry_record.note_end(record, Outcome.UPSTREAM_ERROR, record.status, failure.detail)
             if failure.status is not None and failure.status >= 500:
                 self._telemetry.failed(record, failure.kind, failure.detail)
-                self._blame(self._route.decode.name, failure)
+                self._blame(self._instance, failure)

@@ -59,7 +59,7 @@ class _Kept(Generic[T]):
             self.results.append(await self.leg.run())
         except UpstreamFailure as failure:
             self.failure = failure.again()
-        except DEFECTS as error:  # not raised here: it would end the group
+        except (*DEFECTS, RuntimeError) as error:  # not raised here: it would end the group
             self.defect = error
 
     def settle(self) -> None:

@@ -24,6 +24,7 @@ from tests.support.harness import (
     ServedProxy,
     chat,
     chunk,
+    plain,
     proxied,
     says,
     until,
@@ -351,6 +352,33 @@ async def test_where_nobody_goes_on_the_engines_own_end_is_passed_on(
             assert sent.endswith(lost.replace(b"[]}", b"null}") + DONE)
             (record,) = await proxy.records(1)
             assert [row["ended"] for row in record["migrations"]] == ["no_instance"]
+            await proxy.at_rest()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_who_could_not_go_on_is_not_blamed_for_who_failed(tmp_path: Path, ends: bool) -> None:
+    """The engine's own end is passed on, whole or not; its full neighbour is no part of that."""
+    end = b"0\r\n\r\n" if ends else b""
+    failing = says(
+        STREAM_HEAD + b"".join(map(chunk, (FIRST, ERROR, *[DONE] * ends))) + end, close=not ends
+    )
+    full = says(plain(b'{"error":{}}', "429 Too Many Requests"))
+
+    async def in_turn(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await (failing if len(a.posts) + len(b.posts) == 1 else full)(reader, writer)
+
+    async with RawEngine(in_turn) as a, RawEngine(in_turn) as b:
+        options = {"kv_connector": "none", "health_interval": 60, "migration_limit": 1}
+        addresses = [f"a={a.address}", f"b={b.address}"]
+        async with ServedProxy(tmp_path / "log", addresses, **options) as proxy:
+            sent = await stream(proxy, CHAT, asked(CHAT))
+            assert ERROR in sent
+            (record,) = await proxy.records(1)
+            assert record["outcome"].startswith("upstream_")
+            (row,) = record["migrations"]
+            members = proxy.router.fleet.members()
+            failed = [m.instance.name for m in members if m.health.has_failed_lately]
+            assert failed == [row["from_instance"]]
             await proxy.at_rest()
 
 

@@ -13,6 +13,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import StreamReader
 
 from proxy.net.server.aiohttp_adapter import AiohttpConnection, Unreadable, release_task
+from proxy.net.server.refusals import RefusedError
 
 
 class SerialHandler(AiohttpConnection):
@@ -69,7 +70,7 @@ class SerialHandler(AiohttpConnection):
             while not (payload.is_eof() or self.has_closed) and self.loop.time() < end_s:
                 async with asyncio.timeout_at(end_s):
                     await payload.readany()
-        except TimeoutError:
+        except (TimeoutError, RefusedError):  # the rest of a body that was refused may break, too
             pass
         if not payload.is_eof() and not self.has_closed:
             self.close()

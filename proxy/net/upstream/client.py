@@ -248,9 +248,9 @@ async def _ask(
         try:
             return await reply.begun()
         except UpstreamFailure as failure:
-            # A connection whose client has left (`has_hung_up`) also closes like this. It is not
-            # replayed: a second leg of the same transfer makes vLLM hold its KV for ever.
-            if failure.kind is not FailureKind.RESET or reply.heard or reply.has_hung_up:
+            # A connection whose client has left also closes like this. It is not replayed: a second
+            # leg of the same transfer makes vLLM hold its KV for ever.
+            if failure.kind is not FailureKind.RESET or reply.heard or not reply.may_repeat:
                 raise
             on_replay()
     connection = await pool.connect()

@@ -96,7 +96,8 @@ class UpstreamResponse:
     """The answer to one request: its head once it has come, then the body.
 
     `heard`: any byte of the answer has come. `is_over`: nothing more comes; `failure` is set if
-    that is too early.
+    that is too early. `may_repeat`: whether the request may be sent once more on a new connection,
+    if it was lost on a stale one.
     """
 
     __slots__ = (
@@ -108,13 +109,13 @@ class UpstreamResponse:
         "failure",
         "framing",
         "has_begun",
-        "has_hung_up",
         "head",
         "heard",
         "held_bytes",
         "is_over",
         "is_stream",
         "keeps",
+        "may_repeat",
         "sink",
         "status",
     )
@@ -130,7 +131,7 @@ class UpstreamResponse:
         self.head = NO_HEAD
         self.framing: Framing = _NO_BODY
         self.has_begun = self.heard = self.is_over = self.is_stream = self.keeps = False
-        self.has_hung_up = False
+        self.may_repeat = True
         self.held_bytes = 0
         self.status = 0
 
@@ -283,9 +284,14 @@ class UpstreamResponse:
                 self._alarm.stop()
                 self._alarm = None
 
+    def be_the_last(self) -> bool:
+        """Have the request not sent once more; False where it was lost and already is."""
+        self.may_repeat = False
+        return self.failure is None
+
     def hang_up(self) -> bool:
         """Tell the instance that its client has left, and read on; False if impossible."""
-        self.keeps, self.has_hung_up = False, True
+        self.keeps = self.may_repeat = False
         return not self.is_over and self._connection.hang_up(self)
 
     def close(self) -> None:

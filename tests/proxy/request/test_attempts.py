@@ -97,7 +97,9 @@ class Race:
         (leg,) = self.flow.begin(0.0)
         assert isinstance(leg, SendPrefill)
         clock = SimpleNamespace(now_s=lambda: 0.0, unix=lambda now_s: now_s)
-        releases = SimpleNamespace(release=lambda ask, edits, on_over: self.released.append(edits))
+        releases = SimpleNamespace(
+            release=lambda ask, edits, key, on_over: self.released.append(edits)
+        )
         owners = SimpleNamespace(
             clock=clock,
             metrics=Metrics(),

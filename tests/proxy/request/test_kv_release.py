@@ -218,6 +218,32 @@ async def test_a_leg_that_was_left_is_not_sent_again(tmp_path: Path) -> None:
         assert (len(p.posts), len(d.posts)) == (2, 1)
 
 
+async def test_a_fetch_that_was_left_is_not_sent_again(tmp_path: Path) -> None:
+    """A stale connection's request is repeated, but not when nobody waits for it any more."""
+    go = asyncio.Event()
+
+    async def dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        del reader, writer
+        await go.wait()
+        raise ConnectionError
+
+    legs_of_d = [says(ANSWER), dies]
+
+    async def d_script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await legs_of_d.pop(0)(reader, writer)
+
+    async with legs(tmp_path, says(LENGTH), d_script) as (proxy, _, d):
+        await proxy.post(chat(TEXT, session_id="s"))
+        writer = await send(proxy, chat(words(2000, "z"), session_id="s"))
+        await until(lambda: len(d.posts) == 2, "D fetches, on the connection that was kept")
+        leave(writer, "FIN")
+        await proxy.records(2)
+        go.set()
+        await until(lambda: proxy.router.ledger.live == 0, "the leg is over")
+        assert len(d.posts) == 2
+        assert proxy.metric("kv_releases_total", result="unknown") == 1
+
+
 async def test_between_the_legs(tmp_path: Path) -> None:
     """P has answered, D was not asked yet (its TLS is still to come): released by somebody else."""
     async with legs(tmp_path, says(LENGTH), REFUSED, tls=True) as (proxy, _, other):

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from proxy.core.routing.request_flow import IllegalStepError
 from proxy.state.detached import DetachedLeg, DetachedTasks
 
 
@@ -22,20 +23,23 @@ async def running() -> AsyncIterator[DetachedTasks]:
         task.cancel()
 
 
-def leg(go_on: asyncio.Event, seen: list[str | None]) -> DetachedLeg[str]:
+def leg(
+    go_on: asyncio.Event, seen: list[str | None], error: type[Exception] = TypeError
+) -> DetachedLeg[str]:
     async def run() -> str:
         await go_on.wait()
-        raise TypeError("unhashable")
+        raise error("unhashable")
 
     return DetachedLeg(run, lambda: True, seen.append)
 
 
-async def test_a_defect_is_its_requests() -> None:
+@pytest.mark.parametrize("error", [TypeError, RuntimeError, IllegalStepError])
+async def test_a_defect_is_its_requests(error: type[Exception]) -> None:
     go_on = asyncio.Event()
     go_on.set()
     async with running() as detached:
-        with pytest.raises(TypeError, match="unhashable"):
-            await detached.keep(leg(go_on, []))
+        with pytest.raises(error, match="unhashable"):
+            await detached.keep(leg(go_on, [], error))
         assert detached.live == 0
 
 

@@ -127,6 +127,23 @@ async def test_chunks_that_break_in_a_later_segment_are_answered(
                 assert not engine.posts
 
 
+async def test_what_breaks_behind_an_answer_is_no_defect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The rest of a body that nobody wants is read for a while, and may be no body at all."""
+    async with RawEngine(FINE) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
+            async with connect(proxy) as (reader, writer):
+                writer.write(CHUNKED.replace(b"/v1/chat/completions", b"/nope"))
+                async with asyncio.timeout(WAIT_S):
+                    answer = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(b"zz\r\n")
+                    await reader.read()
+                assert answer.startswith(b"HTTP/1.1 404 ")
+                await proxy.at_rest()
+    assert not [r for r in caplog.records if r.levelname == "ERROR"]
+
+
 async def test_a_million_chunks_of_one_byte_cost_little(tmp_path: Path) -> None:
     async with RawEngine(FINE) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address]) as proxy:
