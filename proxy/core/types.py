@@ -480,6 +480,10 @@ class TransferRules:
     max_parallel: int
 
 
+NO_OFFLOADS = TransferRules(False, False, False, 0)
+"""Of a request that is placed where it will be computed as well."""
+
+
 @dataclass(frozen=True, slots=True)
 class Thresholds:
     """The three busy thresholds; None switches a check off.

@@ -66,7 +66,8 @@ class LatencyTracker:
         wait_s, way_s = times.wait_s(now_s), self.latency.way_s(route.prompt_tokens)
         self.latency.reserve_prefill(times, id(route.lease), work_s, now_s, way_s=way_s)
         ready_s = max(wait_s, kv_wait_s, way_s) + work_s
-        return Hedge(times, now_s, work_s, ready_s, new, kv_wait_s > max(wait_s, way_s))
+        step_s = times.step_s(load.decode_tokens) if load.decode_requests else 0.0
+        return Hedge(times, now_s, work_s, ready_s, new, kv_wait_s > max(wait_s, way_s), step_s)
 
     def end_hedge(self, route: Route, hedge: Hedge, now_s: float) -> None:
         """D computes no more beside P."""
@@ -77,7 +78,7 @@ class LatencyTracker:
         route.times = hedge.times
         route.reserved_s, route.computes_tokens = hedge.started_s, hedge.computes_tokens
         route.predicted_prefill_s = hedge.predicted_prefill_s
-        route.waited_for_room = hedge.waited_for_room
+        route.waited_for_room, route.beside_step_s = hedge.waited_for_room, hedge.beside_step_s
 
     def release_reservation(self, route: Route, now_s: float) -> None:
         """End the reservation. A prefill that is given up late teaches how late it was.

@@ -25,6 +25,7 @@ class Hedge:
     predicted_prefill_s: float
     computes_tokens: int
     waited_for_room: bool
+    beside_step_s: float
     use: Use | None = None
 
 

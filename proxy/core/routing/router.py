@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from proxy.core.admission.gate import ANY_MODEL, Busy, Gate
-from proxy.core.admission.retry_after import retry_after_s
+from proxy.core.admission.retry_after import RETRY_AFTER_MAX_S, retry_after_s
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.fleet.bytes_per_token import BytesPerToken
 from proxy.core.fleet.events import InstanceEvents
@@ -45,6 +45,7 @@ from proxy.core.routing.session_kv import LiveSessionKv
 from proxy.core.thermal.fleet_limits import HeatByInstance
 from proxy.core.thermal.readings import HeatLimits
 from proxy.core.types import (
+    NO_OFFLOADS,
     Fallback,
     Instance,
     Load,
@@ -291,11 +292,17 @@ class Router:
     def _place_again(
         self, route: Route, facts: RequestFacts, free: Candidates, now_s: float
     ) -> None:
-        choice = self._decide(self._view(facts, free, now_s))
+        choice = self._together(facts, free, now_s)
         d = choice.decode
         self.sessions.move(route.stay, self.fleet.states.of(d.instance.name).cache)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
+
+    def _together(self, facts: RequestFacts, free: Candidates, now_s: float) -> Choice:
+        """Where a prompt is best computed and answered: the D of a pair may be a bad place."""
+        view = self._view(facts, free, now_s)
+        view.transfers = NO_OFFLOADS
+        return self._decide(view)
 
     def beside(
         self, facts: RequestFacts, lost: Collection[str], now_s: float, *, is_placed: bool = True
@@ -315,7 +322,7 @@ class Router:
         free = self.beside(facts, (left,), now_s, is_placed=False)
         if isinstance(free, Reject):
             return free
-        return self._decide(self._view(facts, free, now_s)).decode.instance
+        return self._together(facts, free, now_s).decode.instance
 
     def move(
         self, route: Route, facts: RequestFacts, free: Candidates, output_tokens: int, now_s: float
@@ -558,7 +565,8 @@ class Router:
             return Reject(RejectReason.HOLDER_DOWN, retry_after_s([NO_INSTANCE_RETRY_S]))
         busy = self.busy(name, facts.model, now_s, is_last=True)
         if busy is not None:
-            return Reject(busy.check, retry_after_s([busy.free_in_s]), busy.free_in_s)
+            wait_s = min(busy.free_in_s, float(RETRY_AFTER_MAX_S))
+            return Reject(busy.check, retry_after_s([wait_s]), wait_s)
         return self._candidates(facts, [member], now_s)
 
     def _warm(self, facts: RequestFacts, free: list[Member], now_s: float) -> list[Member]:

@@ -341,6 +341,23 @@ class TestRetry:
         assert isinstance(r.retry(route, f, 0.0), Reject)
         assert all(r.ledger.load(f"i{i}").is_idle for i in range(3)), "nothing runs any more"
 
+    def test_no_pair_is_looked_for_where_only_its_d_would_be_used(self) -> None:
+        """The D of an offload may be a bad place to compute the prompt."""
+        may: list[bool] = []
+
+        def choose(view: PlacementView) -> Choice:
+            may.append(view.transfers.can_offload)
+            return chosen(view, view.free[0], None, Reason.D_IDLE, placed=True)
+
+        r = Router(RouterConfig(prefill_throughput=20_000), decide=choose)
+        for i in range(3):
+            r.add(Instance(f"i{i}", f"http://i{i}", f"http://i{i}:8998"))
+        f = facts("s", 50_000)
+        route = admitted(r, f)
+        assert isinstance(r.would_go(f, "i0", 0.0), Instance)
+        assert isinstance(r.retry(route, f, 0.0), Route)
+        assert may == [True, False, False]
+
     def test_it_does_not_see_its_own_load(self) -> None:
         """What the failed attempt was charged is given back before the next one is placed."""
         means: list[float] = []

@@ -48,6 +48,16 @@ def test_a_holder_that_drains_still_serves() -> None:
     assert isinstance(r.admit(about("b"), 0.0), Route)
 
 
+def test_a_wait_for_the_holder_is_advised_within_bounds() -> None:
+    """In both headers: clients take the one in milliseconds, and no longer ones."""
+    r = router(Thresholds(None, 5, None))
+    long = RequestFacts("m", None, 10_000_000, [], 10.0, offloadable=False, holder="a")
+    assert isinstance(r.admit(long, 0.0), Route)
+    busy = r.admit(about("a"), 0.0)
+    assert isinstance(busy, Reject)
+    assert (busy.retry_after_s, busy.wait_s) == (30, 30.0)
+
+
 def test_a_holder_that_is_away_or_busy_is_not_replaced() -> None:
     r = router(Thresholds(None, 5, None))
     assert isinstance(r.admit(about("a"), 0.0), Route)
