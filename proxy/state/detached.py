@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from proxy.core.routing.request_flow import IllegalStepError
 from proxy.core.types import FailureKind
 from proxy.net.timeouts import Alarm
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
@@ -59,7 +60,11 @@ class _Kept(Generic[T]):
             self.results.append(await self.leg.run())
         except UpstreamFailure as failure:
             self.failure = failure.again()
-        except (*DEFECTS, RuntimeError) as error:  # not raised here: it would end the group
+        except (
+            *DEFECTS,
+            RuntimeError,
+            IllegalStepError,
+        ) as error:  # not raised here: it would end the group
             self.defect = error
 
     def settle(self) -> None:

@@ -172,7 +172,7 @@ A leg that was left (PREFILL_LEFT, DECODE_LEFT) may be over at any time afterwar
 """
 
 
-class IllegalStepError(RuntimeError):
+class IllegalStepError(Exception):
     """A driver reported an event that cannot come in the flow's state."""
 
 
