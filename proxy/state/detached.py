@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from proxy.core.routing.request_flow import IllegalStepError
+from proxy.core.routing.actions import IllegalStepError
 from proxy.core.types import FailureKind
 from proxy.net.timeouts import Alarm
 from proxy.protocol.errors import DEFECTS, UpstreamFailure

@@ -9,6 +9,10 @@ from proxy.core.fleet.health import Change
 from proxy.core.types import FailureKind, Fallback, Instance, Unmoved
 
 
+class IllegalStepError(Exception):
+    """A driver reported an event that cannot come in the flow's state."""
+
+
 @dataclass(slots=True, init=False)
 class LegLimit:
     """How long a leg may take to its first event: `seconds`, or up to `cap_s` without another.

@@ -52,6 +52,7 @@ from proxy.core.routing.actions import (
     GiveUp,
     HangUpPrefill,
     HedgeEnded,
+    IllegalStepError,
     InstanceFailed,
     KeepDecode,
     KvUnreleased,
@@ -170,10 +171,6 @@ STEPS: dict[tuple[State, Event], frozenset[State]] = {
 
 A leg that was left (PREFILL_LEFT, DECODE_LEFT) may be over at any time afterwards.
 """
-
-
-class IllegalStepError(Exception):
-    """A driver reported an event that cannot come in the flow's state."""
 
 
 class RequestFlow:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.core.routing.request_flow import IllegalStepError
+from proxy.core.routing.actions import IllegalStepError
 from proxy.state.detached import DetachedLeg, DetachedTasks
 
 

@@ -26,6 +26,7 @@ from proxy.core.routing.actions import (
     GiveUp,
     HangUpPrefill,
     HedgeEnded,
+    IllegalStepError,
     InstanceFailed,
     KeepDecode,
     KvUnreleased,
@@ -46,7 +47,6 @@ from proxy.core.routing.request_flow import (
     MAX_WAITS,
     STEPS,
     Event,
-    IllegalStepError,
     RequestFlow,
     State,
 )
