@@ -433,13 +433,16 @@ class Router:
 
         `output_tokens`: of a whole answer, as the engine counted them.
         """
-        name = route.decode.name
-        if route.lease.is_open and self.fleet.is_up(name):
+        name, has_decoded = route.decode.name, False
+        account = self.fleet.states.of(name).account
+        for charge in route.lease.charges:
+            # Nothing is learned of another process than the one that it ran on.
+            if charge.phase is Phase.DECODE and charge.account is account:
+                has_decoded = True
+                self.gate.released(name, charge.tokens, now_s)
+        if has_decoded and self.fleet.is_up(name):
             kv_tokens = self.ledger.load(name).decode_tokens
             self._tracker.finished(route, kv_tokens, output_tokens, now_s)
-        for charge in route.lease.charges:
-            if charge.phase is Phase.DECODE:
-                self.gate.released(name, charge.tokens, now_s)
         if route.stay is not None:
             kept = route.prompt_tokens + (output_tokens or 0)
             is_computed = route.first_token_s is not None

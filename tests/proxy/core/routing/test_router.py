@@ -325,6 +325,19 @@ class TestGate:
         r.fleet.observe_models("i1", ["m"])
         assert {admitted(r, facts(f"s{i}")).decode.name for i in range(4)} == {"i1"}
 
+    def test_a_stream_of_a_process_that_is_gone_teaches_the_next_one_nothing(self) -> None:
+        """A server that stops closes its port first, and another may be there before its end."""
+        r = router(1)
+        old, new = decoding(r, "i0", 9000), r.fleet.states["i0"]
+        r.fleet.process_gone("i0")
+        r.fleet.process_came("i0")
+        assert (state := r.fleet.states["i0"]) is not new
+        r.finish(old, 9.0, 300)
+        assert (state.released.count, r.ledger.live) == (0, 0)
+        again = decoding(r, "i0", 9000)
+        r.finish(again, 19.0, 300)
+        assert state.released.count == 1
+
 
 class TestRetry:
     def test_goes_where_it_has_not_been(self) -> None:
