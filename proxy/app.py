@@ -451,6 +451,7 @@ class Proxy:
                 reloads.cancel()
                 restarts.cancel()
                 if self._hot_restart.is_done.is_set():
+                    self.state.engine_caps.leave()
                     await self._drain.hand_over()
                 else:
                     self._stop.clear()

@@ -16,21 +16,30 @@ import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from replayer.arguments import InputError
+from replayer.trace.rows import TraceError
+
 CHECK_S = 1.0
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return `function(...)`, computed in a new process; all of it is pickled."""
+    """Return `function(...)`, computed in a new process; all of it is pickled.
+
+    Raises the InputError or TraceError that it raises there.
+    """
     done = subprocess.run(
         [sys.executable, "-m", "analysis.regret.worker"],
         input=pickle.dumps((function, args, kwargs)),
         stdout=subprocess.PIPE,
         check=True,
     )
-    result: T = pickle.loads(done.stdout)
-    return result
+    result, error = pickle.loads(done.stdout)
+    if error is not None:
+        raise error
+    found: T = result
+    return found
 
 
 def _exit_with(parent: int) -> None:
@@ -50,7 +59,11 @@ def main() -> None:
     function, args, kwargs = pickle.load(sys.stdin.buffer)
     # Keep the garbage collector from writing to memory that branches share until a write.
     gc.freeze()
-    pickle.dump(function(*args, **kwargs), sys.stdout.buffer)
+    try:
+        found, error = function(*args, **kwargs), None
+    except (InputError, TraceError) as wrong:  # one line for the user, from the caller's process
+        found, error = None, wrong
+    pickle.dump((found, error), sys.stdout.buffer)
     # At exit the interpreter removes its handlers, and another SIGALRM would then kill it.
     signal.setitimer(signal.ITIMER_REAL, 0.0)
 

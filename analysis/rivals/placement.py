@@ -103,7 +103,12 @@ def cache_aware(scene: PlacementView) -> Candidate:
 
 
 def dynamo_kv(scene: PlacementView) -> Candidate:
-    """Dynamo: prefill load after the request, less its overlap, plus the decode load."""
+    """Dynamo: prefill load after the request, less its overlap, plus the decode load.
+
+    That is of streams past their first token and of KV on its way, as this proxy counts them.
+    Dynamo counts the blocks of requests in prefill too, each shared one once; the real router is in
+    `make bench-routing`.
+    """
 
     def cost(c: Candidate) -> tuple[float, int]:
         prefill = c.load.prefill_tokens + scene.facts.prompt_tokens - c.hit_tokens
@@ -161,7 +166,7 @@ class AibrixPrefixCache:
 
 @dataclass(slots=True)
 class _Worker:
-    pending: dict[int, float] = field(default_factory=dict)
+    pending: float = 0.0
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=64))
 
 
@@ -183,10 +188,13 @@ class Smetric:
     def __init__(self) -> None:
         self._workers: dict[str, _Worker] = {}
         self._seen_tokens: dict[str, int] = {}
+        self._charged: dict[int, tuple[RequestFacts, str, float]] = {}
+        """By a request's `id`: itself, so that no other one gets that, its worker and its work."""
 
     def __call__(self, scene: PlacementView) -> Choice:
-        """Choose, and charge the work until the first token."""
+        """Choose, and charge the work until the first token, in place of an earlier attempt's."""
         facts = scene.facts
+        self._release(facts)
         works = {c.instance.name: self._work(c, facts.prompt_tokens) for c in scene.free}
         queues = {name: self._queue(name) + work for name, work in works.items()}
         meets = {name: self._meets(name, queue, facts) for name, queue in queues.items()}
@@ -201,7 +209,8 @@ class Smetric:
                 key=lambda c: (queues[c.instance.name] * requests(c.load), c.last_placed),
             )
         name = best.instance.name
-        self._workers[name].pending[id(facts)] = works[name]
+        self._charged[id(facts)] = facts, name, works[name]
+        self._workers[name].pending += works[name]
         if facts.session_id is not None:
             self._seen_tokens[facts.session_id] = facts.prompt_tokens
         return chosen(scene, best, None, Reason.POLICY_NEVER, placed=True)
@@ -211,22 +220,35 @@ class Smetric:
     ) -> None:
         """Release the work and learn the rate."""
         del cached, now_s
-        worker = self._workers[route.decode.name]
-        work = worker.pending.pop(id(facts), None)
+        work = self._release(facts)
         if work and ttft_s > 0.0:
-            worker.rates.append(work / ttft_s)
+            self._workers[route.decode.name].rates.append(work / ttft_s)
 
     def on_failed(self, route: Route, facts: RequestFacts, now_s: float) -> None:
         """Release the work of a request that never got its first token."""
-        del now_s
-        self._workers[route.decode.name].pending.pop(id(facts), None)
+        del route, now_s
+        self._release(facts)
+
+    def on_finish(
+        self, route: Route, facts: RequestFacts, output_tokens: int, decode_s: float, now_s: float
+    ) -> None:
+        """Release what a stream was charged when it moved."""
+        del route, output_tokens, decode_s, now_s
+        self._release(facts)
+
+    def _release(self, facts: RequestFacts) -> float:
+        """Take back what a request is charged; gives its work, 0 where there is none."""
+        _, name, work = self._charged.pop(id(facts), (facts, "", 0.0))
+        if name:
+            self._workers[name].pending -= work
+        return work
 
     def _work(self, c: Candidate, length: int) -> float:
         n = c.new_tokens
         return n + self.C_ATT * n * (length - n / 2)
 
     def _queue(self, name: str) -> float:
-        return sum(self._workers.setdefault(name, _Worker()).pending.values())
+        return max(0.0, self._workers.setdefault(name, _Worker()).pending)
 
     def _meets(self, name: str, queue: float, facts: RequestFacts) -> bool:
         rates = sorted(self._workers[name].rates)

@@ -40,6 +40,9 @@ class Readings(Protocol):
     def of(self, instance: str) -> Sequence[GpuReading]:
         """Of one instance; none without a sensor."""
 
+    def expected(self, instance: str) -> Sequence[GpuReading]:
+        """The same, and one without a figure for each GPU that was never read."""
+
     def age_s(self, instance: str, now_s: float) -> float | None:
         """Their age, None without a sensor."""
 
@@ -141,7 +144,7 @@ class ThermalControl:
 
     def _tick(self, name: str, now_s: float) -> None:
         has_sensor = self.gpus.age_s(name, now_s) is not None
-        readings = self.gpus.of(name) if has_sensor else None
+        readings = self.gpus.expected(name) if has_sensor else None
         limits = self.control.tick(name, readings, self._work(name, now_s), now_s)
         self._obey(name, limits)
         wanted = self.evictions.wanted(name, limits, now_s)

@@ -54,6 +54,11 @@ class EngineCaps:
         self._plugins, self._router = plugins, router
         self._control, self._clock = control, clock
         self._known: dict[str, _Known] = {}
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """Tell no engine anything more: another process has taken over, and counts all streams."""
+        self._is_leaving = True
 
     async def run(self) -> None:
         """Keep the caps until cancelled."""
@@ -65,6 +70,8 @@ class EngineCaps:
 
     def _due(self) -> list[tuple[str, int | None]]:
         """The caps that have to be set now."""
+        if self._is_leaving:
+            return []
         now_s, router = self._clock.now_s(), self._router
         names = [m.instance.name for m in router.fleet.members() if m.instance.has_thermal_plugin]
         self._known = {name: self._known.get(name) or _Known() for name in names}
@@ -72,6 +79,10 @@ class EngineCaps:
         for name, known in self._known.items():
             cap = router.heat.of(name).cap
             is_old = cap is not None and now_s >= known.told_s + RENEW_S
+            if known.pause_s and cap == known.cap and not is_old:
+                # What could not be set is not wanted any more.
+                known.pause_s = 0.0
+                self._control.actuated(name, now_s, has_failed=False)
             if known.is_asked or now_s < known.again_s or not (cap != known.cap or is_old):
                 continue
             known.is_asked = True

@@ -160,8 +160,17 @@ def main() -> int:
         return 1
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    for old in (*out.glob("*.jsonl"), *out.glob("*.out"), *out.glob(RECORD)):
-        old.unlink()
+    # Only what a demo writes: the folder may have traces and logs of others.
+    for name in (
+        "engine*.jsonl",
+        "engine*.out",
+        "proxy.jsonl",
+        "proxy.out",
+        "requests.jsonl",
+        RECORD,
+    ):
+        for old in out.glob(name):
+            old.unlink()
     demo = Demo(out, options)
     try:
         with demo.children.stopped_at_the_end():

@@ -283,6 +283,12 @@ def read_trace(path: Path, loader_name: str | None = None) -> Iterator[TraceRequ
                 continue
             checks = _Checks(str(path), meta)
         loader = loader or _detect(row)
+        odd = loader is LOADERS["mooncake"] and SUPERSET_FIELDS & row.fields.keys()
+        if odd and loader_name is None:
+            raise TraceError(
+                f"{row.file}:{row.line}: {min(odd)}: the first row has no such field, so the "
+                "format was taken for mooncake: give --format superset"
+            )
         request = loader.read(row, meta)
         if loader.is_dated and request.arrival_s is not None:
             start_s = request.arrival_s if start_s is None else start_s

@@ -590,6 +590,8 @@ class VirtualFleet:
     def _not_moved(self, live: LiveRequest, now_s: float) -> None:
         """Nobody serves a request: it ends, or its stream goes on where it still runs."""
         if not live.old.number:
+            if live.flow is not None:
+                self._hooks.failed(live.flow.route, live.facts, now_s)
             self._end(live, "failed", now_s)
             return
         live.leg, live.old = live.old, LiveLeg()

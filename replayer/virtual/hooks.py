@@ -8,7 +8,7 @@ An observer is an object with any of four methods:
   decision; `cached_tokens` as vLLM reports them, KV from P included;
 - `on_finish(route, facts, output_tokens, decode_s, now_s)`: the end of a request that succeeded,
   `decode_s` after its first token;
-- `on_failed(route, facts, now_s)`: the client gave up.
+- `on_failed(route, facts, now_s)`: the client gave up, or nobody serves the request.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Hooks:
             call(route, facts, leg.output_tokens, now_s - first_s, now_s)
 
     def failed(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        """The client gave up."""
+        """The client gave up, or nobody serves the request."""
         for call in self._failed:
             call(route, facts, now_s)
 

@@ -235,7 +235,7 @@ class RawEngine:
     def __init__(self, *scripts: Script) -> None:
         self._scripts = scripts
         self.posts: list[bytes] = []
-        self.heads: list[bytes] = []
+        self.post_heads: list[bytes] = []
         """Of the posts, in their order."""
         self.is_frozen = False
         """Like a stopped process: takes connections and bytes, answers nothing, no probe."""
@@ -278,7 +278,7 @@ class RawEngine:
                     for line in head.lower().splitlines()
                     if line.startswith(b"content-length")
                 )
-                self.heads.append(head)
+                self.post_heads.append(head)
                 self.posts.append(await reader.readexactly(length))
                 script = self._scripts[min(len(self.posts), len(self._scripts)) - 1]
                 await script(reader, writer)

@@ -143,7 +143,8 @@ class _Gpu:
             self.drawn_then, self.unexplained = self.drawn, 0.0
         elif reading.at_s - self.chip.changed_s >= STUCK_S:
             self._compare()
-        if reading.celsius is not None or reading.memory_celsius is not None:
+        has_degrees = reading.celsius is not None or reading.memory_celsius is not None
+        if has_degrees or self.at_s == -math.inf:  # one that never says any ages from its first
             self.at_s = reading.at_s
         self.watts = watts
         self.is_slowed = reading.is_slowed

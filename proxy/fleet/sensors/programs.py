@@ -87,7 +87,7 @@ def _of_amd(gpu: dict[str, Any], host: str, at_s: float) -> GpuReading:
         watts=_value(power.get("socket_power")),
         utilization_ratio=None if percent is None else percent / 100,
         memory_used_bytes=None if used is None else used * MIB,
-        is_slowed=power.get("throttle_status") == "THROTTLED",
+        # Not slowed: `throttle_status` is of power limits too, which are no heat.
     )
 
 

@@ -57,6 +57,14 @@ class GpuReadings:
         watched = self._by_instance.get(instance)
         return () if watched is None else tuple(watched.last.values())
 
+    def expected(self, instance: str) -> Sequence[GpuReading]:
+        """`of`, and one without a figure for each named GPU that was never read, since when."""
+        watched = self._by_instance.get(instance)
+        if watched is None:
+            return ()
+        missing = sorted(watched.named - watched.last.keys())
+        return (*watched.last.values(), *(GpuReading(gpu, watched.since_s) for gpu in missing))
+
     def age_s(self, instance: str, now_s: float) -> float | None:
         """How old the oldest of them is; of a GPU that was never read, since the first attempt.
 

@@ -5,8 +5,21 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
+from analysis.regret.worker import call
+from replayer.trace.loaders import read_trace
+from replayer.trace.rows import TraceError
 from tests.support.waiting import until_true
+
+
+def test_what_is_wrong_with_the_input_is_raised_in_the_caller(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read"):
+        call(_read, tmp_path / "none.jsonl")
+
+
+def _read(path: Path) -> int:
+    return len(list(read_trace(path)))
 
 
 def test_a_worker_ends_with_its_caller(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -106,5 +108,21 @@ def test_smetric_leaves_the_cache_when_its_queue_misses_the_target() -> None:
         rule._workers["a"].rates.append(1000.0)
         rule._workers["b"].rates.append(20_000.0)
     assert rule(scene_of(a, b)).decode.instance.name == "a"
-    rule._workers["a"].pending[0] = 50_000.0
+    rule._workers["a"].pending += 50_000.0
     assert rule(scene_of(a, b)).decode.instance.name == "b"
+
+
+def test_smetric_charges_a_request_once_however_often_it_is_placed() -> None:
+    """As after a failure: only the last place has its work, and none once it is over."""
+    rule = Smetric()
+    a, b = candidate("a", hit=9000, **_busy(1)), candidate("b", **_busy(1))
+    scene, again = scene_of(a, b), scene_of(b)
+    rule(scene)
+    again.facts = scene.facts
+    route = rule(again).decode
+    assert rule._workers["a"].pending == 0.0 < rule._workers[route.instance.name].pending
+    at: Any = SimpleNamespace(decode=route.instance)
+    rule.on_finish(at, scene.facts, 9, 1.0, 2.0)
+    rule.on_failed(at, scene.facts, 2.0)
+    assert not rule._charged
+    assert rule._workers["b"].pending == 0.0

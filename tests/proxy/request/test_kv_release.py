@@ -177,7 +177,7 @@ async def test_a_release_has_the_key_of_its_request(
         await until(lambda: p.posts, "P computes")
         leave(writer, "FIN")
         await until(lambda: released(d), "D is asked to refuse")
-        assert b"Authorization: Bearer sk-1\r\n" in d.heads[-1]
+        assert b"Authorization: Bearer sk-1\r\n" in d.post_heads[-1]
         await until(lambda: proxy.metric("kv_releases_total", result=result) == 1)
 
 

@@ -35,6 +35,7 @@ class Kept:
     router: Router
     policy: Scripted
     engines: ThermalEngines
+    caps: EngineCaps | None = None
     token: str = TOKEN
 
     def auth(self) -> bytes:
@@ -59,7 +60,8 @@ async def kept(*, has_plugin: bool = True) -> AsyncIterator[Kept]:
         control.tick("gpu-1", (), InstanceWork(), 0.0)
         upstream = Upstream(instance, 1.0)
         plugins = ThermalPlugins(lambda name: upstream, one.auth)
-        task = asyncio.create_task(EngineCaps(plugins, router, control, Clock()).run())
+        one.caps = EngineCaps(plugins, router, control, Clock())
+        task = asyncio.create_task(one.caps.run())
         try:
             yield one
         finally:
@@ -113,6 +115,37 @@ async def test_an_engine_that_refuses_is_asked_again(
         assert len(said) == 2
         assert "--thermal-token" in said[0]
         assert said[1] == "instance gpu-1: its engine has taken a cap again"
+
+
+async def test_a_cap_that_is_not_wanted_any_more_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else control would wait for it for ever, and leave the heat alone."""
+    monkeypatch.setattr(thermal_caps, "FIRST_PAUSE_S", 0.01)
+    async with kept() as one:
+        one.token = "another token"
+        one.limit(2)
+        await until(lambda: one.policy.failures >= 2, "it has refused")
+        one.limit(None)
+        await until(lambda: one.policy.failures == 0, "there is nothing left to be set")
+        assert one.engines.bodies == []
+
+
+async def test_a_process_that_was_replaced_tells_engines_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It counts its own last streams only, and its successor has the rest and the caps."""
+    monkeypatch.setattr(thermal_caps, "RENEW_S", 0.0)
+    async with kept() as one:
+        one.limit(2)
+        await until(lambda: one.engines.bodies, "it is told")
+        assert one.caps is not None
+        one.caps.leave()
+        await asyncio.sleep(0.05)
+        told = len(one.engines.bodies)
+        one.limit(1)
+        await asyncio.sleep(0.05)
+        assert len(one.engines.bodies) == told
 
 
 async def test_an_engine_without_the_plugin_is_not_asked() -> None:

@@ -24,6 +24,15 @@ def test_every_loader_claims_and_reads_its_own_rows(name, tmp_path):
         assert not request.names_blocks
 
 
+def test_rows_of_sessions_behind_one_without_are_not_read_as_single_requests(tmp_path):
+    first, later = dict(EXAMPLES["mooncake"]), EXAMPLES["mooncake"] | {"session_id": "s"}
+    path = write(tmp_path / "t.jsonl", first, later)
+    with pytest.raises(TraceError, match=r"t\.jsonl:2: session_id: .* give --format superset"):
+        list(read_trace(path))
+    assert [one.session_id for one in read_trace(path, "superset")] == [None, "s"]
+    assert len(list(read_trace(path, "mooncake"))) == 2
+
+
 def test_tables_are_read_with_times_from_their_first_row(tmp_path):
     lines = [b"TIMESTAMP,ContextTokens,GeneratedTokens"]
     lines += [b"2023-11-16 18:17:03.9799600,4808,10", b"2023-11-16 18:17:05.2319600,3180,8", b""]

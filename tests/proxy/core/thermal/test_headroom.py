@@ -86,6 +86,15 @@ def test_the_oldest_gpu_is_the_age_of_the_group() -> None:
     assert heat.celsius < 99.0
 
 
+def test_a_gpu_that_never_says_a_temperature_ages_from_its_first_reading() -> None:
+    group = GroupHeat(ThermalOptions())
+    for at_s in (0.0, 10.0):
+        group.observe([GpuReading("a", at_s, 60.0), GpuReading("b", 0.0), GpuReading("c", at_s)])
+    heat = group.heat(10.0)
+    assert heat is not None
+    assert (heat.age_s, heat.gpus) == (10.0, 3)
+
+
 def test_watts_are_unknown_where_one_gpu_does_not_say_them() -> None:
     group = _seen(GpuReading("a:0", 1.0, 70.0, watts=100.0), GpuReading("a:1", 1.0, 70.0))
     assert _heat(group, 1.0).watts is None

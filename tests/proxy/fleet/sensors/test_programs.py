@@ -37,7 +37,7 @@ AMD = [
         "gpu": 0,
         "usage": {"gfx_activity": _unit(97, "%"), "umc_activity": _unit(40, "%")},
         "power": {"socket_power": _unit(743, "W"), "throttle_status": "THROTTLED"},
-        "temperature": {"edge": "N/A", "hotspot": _unit(91, "C"), "mem": _unit(68, "C")},
+        "temperature": {"edge": "N/A", "hotspot": _unit(61, "C"), "mem": _unit(68, "C")},
         "mem_usage": {"total_vram": _unit(196592, "MB"), "used_vram": _unit(180000, "MB")},
     },
     {
@@ -61,7 +61,7 @@ def test_nvidia_smi() -> None:
 @pytest.mark.parametrize("document", [AMD, {"gpu_data": AMD}])
 def test_amd_smi_of_rocm_6_and_7(document: object) -> None:
     assert parse_amd_smi(orjson.dumps(document), "h", 1.0) == [
-        GpuReading("h:0", 1.0, 91.0, 68.0, 743.0, 0.97, 180000 << 20, is_slowed=True),
+        GpuReading("h:0", 1.0, 61.0, 68.0, 743.0, 0.97, 180000 << 20),
         GpuReading("h:1", 1.0, 48.0, None, None, None, 283 << 20),
     ]
 

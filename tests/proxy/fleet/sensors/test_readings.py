@@ -39,6 +39,8 @@ def test_only_named_gpus_are_kept_and_each_is_missed() -> None:
     readings.observe("a", [HOT, replace(HOT, gpu="h:7")], is_idle=False)
     assert [r.gpu for r in readings.of("a")] == ["h:0"]
     assert readings.age_s("a", 12.0) == 12.0
+    expected = {one.gpu: (one.at_s, one.celsius) for one in readings.expected("a")}
+    assert expected == {"h:0": (HOT.at_s, HOT.celsius), "h:1": (0.0, None)}, "not there for control"
 
 
 def test_a_sensor_that_repeats_itself_grows_old_while_its_instance_works() -> None:
