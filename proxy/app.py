@@ -123,9 +123,10 @@ class Routes:
         reloader: Reloader,
         own_ports: Collection[int],
         large_bodies: LargeBodies,
+        is_replaced: Callable[[], bool],
     ) -> None:
         instances, options = state.instances, state.options
-        self._state = state
+        self._state, self._is_replaced = state, is_replaced
         self._health = HealthPaths(
             instances, state.in_flight, state.exposition, lambda: reloader.last
         )
@@ -210,7 +211,7 @@ class Routes:
             batch = self._batch
             rows[BATCH] = {"GET": batch.get, "POST": batch.post, "DELETE": batch.delete}
         return [
-            web.route(method, path, audited(options, denials, handler))
+            web.route(method, path, audited(options, denials, self._is_replaced, handler))
             for path, handlers in rows.items()
             for method, handler in (handlers | {"*": _only(handlers)}).items()
         ]
@@ -328,7 +329,13 @@ class Proxy:
         self._kv_events = KvEvents(state.instances, state.options)
         self._sampling = Sampling(state.instances, state.options, state.gpus, registry.SENSORS)
         self._large_bodies = LargeBodies(state.detached)
-        routes = Routes(state, self.reloader, self.own_ports, self._large_bodies)
+        routes = Routes(
+            state,
+            self.reloader,
+            self.own_ports,
+            self._large_bodies,
+            lambda: self._hot_restart.is_replacing,
+        )
         refused = state.metrics.client_errors
         log = RefusalLog(lambda refusal: refused.labels(refusal).inc())
         self._rules = Rules(settings.header_timeout, settings.max_body_bytes, log)

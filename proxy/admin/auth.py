@@ -16,6 +16,7 @@ from proxy.telemetry.log import Throttle
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 BODY_BYTES = 64 << 10
+_REPLACED = "a hot restart is under way: ask again, on a new connection"
 _OVER = f"body over {BODY_BYTES} bytes"
 _log = logging.getLogger(__name__)
 
@@ -35,10 +36,13 @@ class Denials:
             _log.warning("admin: %d denied, the last from %s", suppressed + 1, request.remote)
 
 
-def audited(options: OptionsInForce, denials: Denials, handler: Handler) -> Handler:
+def audited(
+    options: OptionsInForce, denials: Denials, is_replaced: Callable[[], bool], handler: Handler
+) -> Handler:
     """The handler behind the admin token, which is compared in constant time.
 
-    Every request but a GET is logged.
+    Every request but a GET is logged, and refused while another process takes over
+    (`is_replaced`): it has a copy of what was ordered before.
     """
 
     async def checked(request: web.Request) -> web.Response:
@@ -48,7 +52,10 @@ def audited(options: OptionsInForce, denials: Denials, handler: Handler) -> Hand
             response.headers["WWW-Authenticate"] = "Bearer"
             return response
         try:
-            response = await handler(request)
+            if request.method not in ("GET", "HEAD") and is_replaced():
+                response = error_response(503, _REPLACED, {"Retry-After": "1"})
+            else:
+                response = await handler(request)
         except BodyError as error:
             response = error_response(error.status, str(error))
         if request.method != "GET":

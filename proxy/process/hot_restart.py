@@ -187,6 +187,11 @@ class HotRestart:
         self._successor: int | None = None
         self.is_done = asyncio.Event()
 
+    @property
+    def is_replacing(self) -> bool:
+        """Whether another process takes over, or has: it does not see what is changed here now."""
+        return self._is_under_way or self.is_done.is_set()
+
     def ask(self) -> None:
         """Start a hot restart; refused while one runs and where it cannot work."""
         if self._successor is not None:

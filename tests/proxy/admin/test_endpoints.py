@@ -48,6 +48,21 @@ async def test_models_are_a_union(tmp_path: Path) -> None:
         assert [card["id"] for card in models["data"]] == ["sim-8b"]
 
 
+async def test_nothing_changes_while_another_process_takes_over(tmp_path: Path) -> None:
+    """It has a copy of what was ordered before, and would not know of it."""
+    async with proxied(tmp_path, 2) as (proxy, _):
+        restart = proxy.server._hot_restart
+        _, (first, *_) = await call(proxy, "GET", "/instances")
+        path = f"/instances/{first['name']}?drain=true"
+        restart._is_under_way = True
+        assert (await call(proxy, "DELETE", path))[0] == 503
+        assert (await call(proxy, "GET", "/instances"))[0] == 200
+        restart._is_under_way = False
+        assert (await call(proxy, "DELETE", path))[0] == 202
+        restart.is_done.set()
+        assert (await call(proxy, "DELETE", path))[0] == 503
+
+
 async def test_instances_come_and_go(tmp_path: Path) -> None:
     async with proxied(tmp_path, 2, offload_policy="never") as (proxy, fleet):
         first, second = addresses(fleet)
