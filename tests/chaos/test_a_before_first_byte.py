@@ -399,7 +399,7 @@ async def test_f122_everything_compressed(rig: Floor) -> None:
         p.gets |= dict.fromkeys(("/health", "/v1/models"), packed)
         asked = len(r.links[1].asked)
         await until(lambda: len(r.links[1].asked) > asked + 40, "models and all are read again")
-        assert is_fine(await r.ask())
+        assert is_fine(await r.ask(words(600))), "where it is cached"
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak
         assert grown < 64 << 10, "KiB: nothing was unpacked"
 
