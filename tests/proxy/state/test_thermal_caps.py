@@ -21,7 +21,7 @@ from proxy.net.timeouts import Clock
 from proxy.net.upstream.client import Upstream
 from proxy.state import thermal_caps
 from proxy.state.thermal_caps import TTL_S, EngineCaps
-from tests.support.harness import until
+from tests.support.harness import spend, until
 from tests.support.heat import Scripted
 from tests.support.thermal_engine import ThermalEngines, serving
 
@@ -141,10 +141,10 @@ async def test_a_process_that_was_replaced_tells_engines_nothing(
         await until(lambda: one.engines.bodies, "it is told")
         assert one.caps is not None
         one.caps.leave()
-        await asyncio.sleep(0.05)
+        await spend(0.05)  # what was on its way
         told = len(one.engines.bodies)
         one.limit(1)
-        await asyncio.sleep(0.05)
+        await spend(0.05)  # ten looks
         assert len(one.engines.bodies) == told
 
 
