@@ -81,7 +81,7 @@ class Bench:
         run = run_policy(
             BASELINE, planned, fleet, self.source.block_tokens, until_s=rules.horizon_s
         )
-        return run, work_done_ratio(run.rows, rules.horizon_s)
+        return run, work_done_ratio(run.rows, planned, rules.horizon_s)
 
     def prefill_bound(self) -> float:
         """Return the rate at which prefill alone would occupy all engines."""

@@ -158,7 +158,7 @@ def figures(
         "drift": run.drift,
         "rate": rules.rate if isinstance(rules, LoadRules) else rules.units / run.makespan_s,
         "work_tokens": sum(one.turn.work_tokens for one in planned),
-        "work_done_ratio": work_done_ratio(run.rows, horizon_s) if is_open else None,
+        "work_done_ratio": work_done_ratio(run.rows, planned, horizon_s) if is_open else None,
         "working_set_ratio": working_set_tokens(run.rows, horizon_s) / kv_tokens,
     }
 
@@ -193,15 +193,20 @@ def ttft_error(rows: Sequence[VirtualRow]) -> dict[str, float | None]:
     return spread(sorted(found), (50, 90))
 
 
-def work_done_ratio(rows: Sequence[VirtualRow], horizon_s: float) -> float:
-    """Return the share of the work of the requests sent by the horizon that was done by then.
+def work_done_ratio(
+    rows: Sequence[VirtualRow], planned: Sequence[Planned], horizon_s: float
+) -> float:
+    """Return the share of a load's work that was done by the horizon.
 
-    Work is new tokens plus output tokens.
+    Work is new tokens plus output tokens. A turn that was never sent, as the one before it was
+    late, is work that was not done.
     """
-    sent = [row for row in rows if row.arrival_s <= horizon_s]
-    work = [row.new_tokens + row.output_tokens for row in sent]
-    done = [row.end_s is not None and row.end_s <= horizon_s for row in sent]
-    return sum(w for w, d in zip(work, done, strict=True) if d) / max(1, sum(work))
+    done = sum(
+        row.new_tokens + row.output_tokens
+        for row in rows
+        if row.end_s is not None and row.end_s <= horizon_s
+    )
+    return done / max(1, sum(one.turn.work_tokens for one in planned))
 
 
 def spread(ordered: Sequence[float], percents: Sequence[int]) -> dict[str, float | None]:

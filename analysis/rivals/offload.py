@@ -18,10 +18,6 @@ from proxy.core.types import Candidate, Reason, RequestFacts
 
 Decider = Callable[[PlacementView, Candidate, Candidate], bool]
 """Whether P (third argument) prefills for D (second)."""
-ISL_TOKENS, ISL_RATIO, QUEUE_THRESHOLD = 2048, 0.7, 4.0
-"""Dynamo: eff_isl and ratio below which a prefill is local; --router-queue-threshold."""
-MAX_LOCAL_PREFILL_TOKENS, MAX_PREFILL_QUEUE = 1000, 2
-"""Dynamo 2025: max-local-prefill-length and max-prefill-queue-size."""
 NON_CACHED_TOKENS = 512
 """llm-d: 0 (off) by default, 8, 16 and 512 in its samples."""
 
@@ -35,11 +31,15 @@ class Placed:
 
     def __call__(self, scene: PlacementView) -> Choice:
         """Choose D, then decide whether a P prefills."""
-        d = self.place(scene)
-        p = prefill_peer(scene, d) if self.remote is not None else None
-        if self.remote is None or p is None or not self.remote(scene, d, p):
-            return local(scene, d)
-        return chosen(scene, d, p, Reason.NON_CACHED_TOKENS, placed=True)
+        return placed_on(scene, self.place(scene), self.remote)
+
+
+def placed_on(scene: PlacementView, d: Candidate, remote: Decider | None) -> Choice:
+    """Choice of D, whose prefill is remote where the decider says so of the best P."""
+    p = prefill_peer(scene, d) if remote is not None else None
+    if remote is None or p is None or not remote(scene, d, p):
+        return local(scene, d)
+    return chosen(scene, d, p, Reason.NON_CACHED_TOKENS, placed=True)
 
 
 def local(scene: PlacementView, d: Candidate) -> Choice:
@@ -60,20 +60,6 @@ def prefill_peer(scene: PlacementView, d: Candidate) -> Candidate | None:
         key=lambda c: (c.load.prefill_tokens + c.new_tokens, c.last_placed),
         default=None,
     )
-
-
-def dynamo_isl_or_load(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
-    """Dynamo conditional disaggregation: local if few tokens are new on D, or if P is busy."""
-    new, prompt = d.new_tokens, scene.facts.prompt_tokens
-    short = new < ISL_TOKENS and new / prompt < ISL_RATIO
-    busy = p.load.prefill_tokens > QUEUE_THRESHOLD * scene.config.max_num_batched_tokens
-    return not (short or busy)
-
-
-def dynamo_2025(scene: PlacementView, d: Candidate, p: Candidate) -> bool:
-    """Dynamo's first router: remote if many tokens are new and the prefill queue is short."""
-    del scene
-    return d.new_tokens > MAX_LOCAL_PREFILL_TOKENS and p.load.prefill_requests < MAX_PREFILL_QUEUE
 
 
 def llm_d_decider(scene: PlacementView, d: Candidate, p: Candidate) -> bool:

@@ -24,8 +24,6 @@ PREFIX_WEIGHT, QUEUE_WEIGHT, KV_WEIGHT = 3.0, 2.0, 2.0
 """llm-d's built-in weights of prefix-cache-, queue- and kv-cache-utilization-scorer."""
 AIBRIX_IMBALANCE, AIBRIX_DEVIATIONS = 8, 1.0
 """AIBRIX_PREFIX_CACHE_POD_RUNNING_REQUEST_IMBALANCE_ABS_COUNT and ..._STANDARD_DEVIATION_FACTOR."""
-BLOCK_TOKENS = 16
-"""vLLM's block size: Dynamo counts load in blocks, which matters only for lmetric's +1."""
 
 
 def requests(load: Load) -> int:
@@ -100,35 +98,6 @@ def cache_aware(scene: PlacementView) -> Candidate:
     if best.hit_tokens / scene.facts.prompt_tokens > CACHE_THRESHOLD:
         return best
     return least_requests(scene)
-
-
-def dynamo_kv(scene: PlacementView) -> Candidate:
-    """Dynamo: prefill load after the request, less its overlap, plus the decode load.
-
-    That is of streams past their first token and of KV on its way, as this proxy counts them.
-    Dynamo counts the blocks of requests in prefill too, each shared one once; the real router is in
-    `make bench-routing`.
-    """
-
-    def cost(c: Candidate) -> tuple[float, int]:
-        prefill = c.load.prefill_tokens + scene.facts.prompt_tokens - c.hit_tokens
-        return max(0, prefill) + _decode_tokens(c.load), c.last_placed
-
-    return min(scene.free, key=cost)
-
-
-def lmetric(scene: PlacementView) -> Candidate:
-    """Dynamo's alternative: the product of prefill load and decode load."""
-
-    def cost(c: Candidate) -> tuple[float, int]:
-        prefill = (c.load.prefill_tokens + c.new_tokens) / BLOCK_TOKENS
-        return prefill * (_decode_tokens(c.load) / BLOCK_TOKENS + 1), c.last_placed
-
-    return min(scene.free, key=cost)
-
-
-def _decode_tokens(load: Load) -> int:
-    return load.decode_tokens + load.inbound_tokens
 
 
 def llm_d_scorers(kv_tokens: int) -> Place:

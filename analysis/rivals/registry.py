@@ -14,14 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from analysis.rivals.offload import (
-    AibrixCombined,
-    Placed,
-    always_remote,
-    dynamo_2025,
-    dynamo_isl_or_load,
-    llm_d_decider,
-)
+from analysis.rivals.dynamo import DynamoKv, isl_or_load, rule_of_2025
+from analysis.rivals.offload import AibrixCombined, Placed, always_remote, llm_d_decider
 from analysis.rivals.placement import (
     AibrixPrefixCache,
     ConsistentHash,
@@ -30,10 +24,8 @@ from analysis.rivals.placement import (
     cache_aware,
     least_requests,
     llm_d_scorers,
-    lmetric,
     sticky,
 )
-from analysis.rivals.placement import dynamo_kv as dynamo_kv_place
 from proxy.core.placement.decision import Decide
 
 
@@ -75,16 +67,18 @@ RIVALS: dict[str, Rival] = {
     "smetric": Rival("vllm-project/router src/policies/smetric.rs", lambda _kv: Smetric()),
     "dynamo-kv": Rival(
         "Dynamo KV router: prefill scale 1, overlap credit 1, temperature 0",
-        lambda _kv: Placed(dynamo_kv_place),
+        lambda _kv: DynamoKv(),
     ),
-    "dynamo-lmetric": Rival("Dynamo router_selection_policy=lmetric", lambda _kv: Placed(lmetric)),
+    "dynamo-lmetric": Rival(
+        "Dynamo router_selection_policy=lmetric", lambda _kv: DynamoKv(multiplies=True)
+    ),
     "dynamo-isl-or-load": Rival(
         "Dynamo --router-conditional-disagg isl_or_load: 2048, 0.7, queue threshold 4",
-        lambda _kv: Placed(dynamo_kv_place, dynamo_isl_or_load),
+        lambda _kv: DynamoKv(isl_or_load),
     ),
     "dynamo-2025": Rival(
         "Dynamo 2025: max-local-prefill-length 1000, max-prefill-queue-size 2",
-        lambda _kv: Placed(dynamo_kv_place, dynamo_2025),
+        lambda _kv: DynamoKv(rule_of_2025),
     ),
     "llm-d-scorers": Rival(
         "llm-d EPP defaults: prefix 3, queue 2, kv-cache-utilization 2",

@@ -13,13 +13,11 @@ from analysis.rivals.placement import (
     RoundRobin,
     Smetric,
     cache_aware,
-    dynamo_kv,
     least_requests,
     llm_d_scorers,
-    lmetric,
     sticky,
 )
-from proxy.core.types import Candidate, Load, RequestFacts
+from proxy.core.types import Candidate, RequestFacts
 from tests.support.scenes import BLOCK, PROMPT, candidate, scene_of
 
 
@@ -68,19 +66,6 @@ def test_cache_aware_breaks_affinity_beyond_its_thresholds(
 ) -> None:
     a = candidate("a", hit=hit, placed=1, **_busy(others))
     assert cache_aware(scene_of(a, candidate("b"))).instance.name == expected
-
-
-def test_dynamo_weighs_overlap_against_decode_tokens() -> None:
-    a = candidate("a", hit=8000, decode_tokens=7999)
-    b = candidate("b", placed=1)
-    assert dynamo_kv(scene_of(a, b)).instance.name == "a"
-    assert dynamo_kv(scene_of(replace(a, load=Load(decode_tokens=8001)), b)).instance.name == "b"
-
-
-def test_lmetric_multiplies() -> None:
-    a = candidate("a", hit=9000, decode_tokens=200)
-    assert lmetric(scene_of(a, candidate("b"))).instance.name == "b"
-    assert lmetric(scene_of(replace(a, load=Load(decode_tokens=100)), candidate("b"))) is not None
 
 
 def test_llm_d_adds_its_three_scores() -> None:
