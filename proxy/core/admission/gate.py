@@ -222,12 +222,17 @@ class Gate:
             return self._prefill_tps
         return state.released.tokens_per_s(now_s) or state.kv_tokens / KV_TURNOVER_S
 
-    def kv_wait_s(self, instance: str, load: Load, tokens: int, now_s: float) -> float:
-        """Seconds until streams will have freed the KV that `tokens` lack; 0 for unknown size.
+    def kv_wait_s(
+        self, instance: str, load: Load, prompt_tokens: int, hit_tokens: int, now_s: float
+    ) -> float:
+        """Seconds until streams will have freed the KV that a prompt lacks; 0 for unknown size.
 
-        An engine starts a prompt only when its KV fits beside that of the running requests.
+        An engine starts a prompt only when its KV fits beside that of the running requests. Cached
+        blocks count too: while the prompt runs they are in use and cannot be evicted. But those of
+        running streams are in use already.
         """
-        return _kv_wait_s(self._states.of(instance), load, tokens, now_s)
+        free_tokens = min(hit_tokens, load.shared_once_tokens)
+        return _kv_wait_s(self._states.of(instance), load, prompt_tokens - free_tokens, now_s)
 
     def kv_waits_s(
         self,
@@ -237,11 +242,7 @@ class Gate:
         prompt_tokens: int,
         now_s: float,
     ) -> list[float]:
-        """`kv_wait_s` of several instances, for the whole prompt, of which so much is cached.
-
-        Cached blocks count too: while the prompt runs they are in use and cannot be evicted. But
-        those of running streams are in use already.
-        """
+        """`kv_wait_s` of several instances, of each of which so much of the prompt is cached."""
         waits_s = []
         # Compiled, steps over indexes cost half of those of `zip`.
         for at, state in enumerate(states):

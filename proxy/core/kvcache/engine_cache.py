@@ -23,14 +23,15 @@ RUNS_PRICED: Final = 16
 
 @dataclass(slots=True, eq=False, init=False)
 class Hold:
-    """A prompt in use in one cache; `age` is that of its last block there."""
+    """A prompt in use in one cache: its first `blocks`, the last of them in the run of `age`."""
 
     cache: EngineCache
     hashes: Sequence[int]
+    blocks: int
     age: int
 
-    def __init__(self, cache: EngineCache, hashes: Sequence[int], age: int) -> None:
-        self.cache, self.hashes, self.age = cache, hashes, age
+    def __init__(self, cache: EngineCache, hashes: Sequence[int], blocks: int, age: int) -> None:
+        self.cache, self.hashes, self.blocks, self.age = cache, hashes, blocks, age
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -74,17 +75,20 @@ class Runs:
         # Of all uses, those that have no run left included, until they are too many.
         self._ages: deque[int] = deque()
 
-    def take(self, hashes: Sequence[int], known: int) -> list[int]:
+    def take(self, hashes: Sequence[int], known: int) -> tuple[list[int], list[int]]:
         """Take the first `known` blocks of a prompt, all of them here, out of their runs.
 
-        They are given back as they are here: should two hashes collide, these count.
+        They are given back as they are here: should two hashes collide, these count. And the ages
+        of those runs.
         """
         taken: list[int] = []
+        ages: list[int] = []
         while (at := len(taken)) < known:
             age = self._first.pop(hashes[at], None)
             if age is None:
                 break
             run = self._runs[age]
+            ages.append(age)
             common = _common(run, hashes, at, known)
             if common == len(run):
                 taken = taken + run if taken else run
@@ -93,7 +97,7 @@ class Runs:
                 taken += run[:common]
                 del run[:common]
                 self._first[run[0]] = age
-        return taken
+        return taken, ages
 
     def put(self, blocks: list[int], age: int, now_s: float) -> None:
         """Add these blocks, none of which is in a run, as the newest run."""
@@ -186,14 +190,14 @@ class Runs:
 class EngineCache:
     """The cache of one engine: its blocks, prompts in use and on their way, who lives there.
 
-    `is_lost`: its process is gone. `bit`: its place in the prefix index, 0 while it has none there.
-    `limit_blocks`: what it can hold, None while unknown; `reported_blocks` of it as its engine
-    reported, `learned_blocks` and `learned_tokens` as its answers showed; `proven_blocks` and
-    `proven_tokens` it held at once, as answers showed before a size was known; `lost_prompts`: of
-    which it had nothing. `reserved_blocks`: on their way. `full_ratio`: None when it is to be
-    reckoned again. `holds`: by the age of their last block. `computing`: the first missing block of
-    each prompt on its way, and how many there are; `computing_blocks`: of all of them. `sessions`:
-    how many live there.
+    `is_lost`: its process is gone. `is_all_held`: nothing was left to evict, and no hold has ended
+    since. `bit`: its place in the prefix index, 0 while it has none there. `limit_blocks`: what it
+    can hold, None while unknown; `reported_blocks` of it as its engine reported, `learned_blocks`
+    and `learned_tokens` as its answers showed; `proven_blocks` and `proven_tokens` it held at once,
+    as answers showed before a size was known; `lost_prompts`: of which it had nothing.
+    `reserved_blocks`: on their way. `full_ratio`: None when it is to be reckoned again. `holds`: by
+    their age. `computing`: the first missing block of each prompt on its way, and how many there
+    are; `computing_blocks`: of all of them. `sessions`: how many live there.
     """
 
     __slots__ = (
@@ -202,6 +206,7 @@ class EngineCache:
         "computing_blocks",
         "full_ratio",
         "holds",
+        "is_all_held",
         "is_lost",
         "learned_blocks",
         "learned_tokens",
@@ -219,6 +224,7 @@ class EngineCache:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_lost = False
+        self.is_all_held = False
         self.bit = 0
         self.runs = Runs()
         self.limit_blocks: int | None = None

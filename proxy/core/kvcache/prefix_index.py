@@ -9,7 +9,8 @@ where: a few looks instead of one per block, for all instances at once.
 Bounded twice: `max_blocks` per instance (what an engine can hold) and `max_bytes` overall; the
 least recently used block leaves first, so the root, which the most prompts share, stays longest
 (vLLM frees in the same order). Every use has a number, its age, and what requests in flight use is
-held: an engine evicts only what nobody runs on.
+held: an engine evicts only what nobody runs on. Where prompts wait as all of it is held, room for
+them is made when a hold ends, and of what that one leaves.
 
 A use takes over all blocks of its prompt, and later ones take its leading blocks from it: what was
 last used at one age is always one run of blocks. So the order of eviction is kept per run, and a
@@ -59,7 +60,10 @@ class PrefixIndex:
             self._shrink(cache)
 
     def reserve(self, cache: EngineCache, blocks: int) -> None:
-        """Reserve room for blocks that an engine will compute: evict the oldest blocks now."""
+        """Reserve room for blocks that an engine will compute: evict the oldest blocks now.
+
+        As far as they are not held: an engine begins with a prompt when there is room for it.
+        """
         cache.reserved_blocks = blocks
         self._shrink(cache)
 
@@ -92,7 +96,8 @@ class PrefixIndex:
         capacity = self.capacity(cache)
         if capacity is None:
             return []
-        excess = cache.blocks + cache.reserved_blocks + len(hashes) - hit - capacity
+        new = len(hashes) - hit
+        excess = min(new, cache.blocks + cache.reserved_blocks + new - capacity)
         if excess <= 0:
             return []
         own, _start = cache.runs.last_run(hashes, hit)
@@ -148,16 +153,32 @@ class PrefixIndex:
         self._groups[mask] = group = tuple(names)
         return group
 
-    def insert(self, cache: EngineCache, hashes: Sequence[int]) -> int:
-        """Note that an engine now has this prompt's blocks; gives the age of this use."""
+    def insert(self, cache: EngineCache, hashes: Sequence[int], reserved: int = 0) -> int:
+        """Note that an engine now has this prompt's blocks; gives the age of this use.
+
+        `reserved`: as of `reserve`, from now on.
+        """
+        age = self._add(cache, hashes)
+        self.reserve(cache, reserved)
+        return age
+
+    def insert_held(self, cache: EngineCache, hashes: Sequence[int], reserved: int) -> Hold | None:
+        """The same of a prompt that is in use from now on."""
+        self._add(cache, hashes)
+        hold = self.hold(cache, hashes)
+        self.reserve(cache, reserved)
+        return hold
+
+    def _add(self, cache: EngineCache, hashes: Sequence[int]) -> int:
         if not cache.bit and not self._enter(cache):
             return 0
+        cache.is_all_held = False
         runs = cache.runs
         known = self.held(cache, hashes)
         if known == len(hashes):
-            return self._touch(runs, hashes, known)  # as at the end of every turn but the first
+            return self._touch(cache, hashes, known)  # as at the end of every turn but the first
         self._uses = age = self._uses + 1
-        blocks = runs.take(hashes, known)
+        blocks = self._take(cache, hashes, known, age)
         if len(blocks) == known:
             new = hashes[known:]
             self._mark(cache.bit, new)
@@ -165,7 +186,6 @@ class PrefixIndex:
             runs.size += len(new)
             self._total += len(new)
         runs.put(blocks, age, self.now_s)
-        self._shrink(cache)
         return age
 
     def _mark(self, bit: int, blocks: Sequence[int]) -> None:
@@ -181,11 +201,25 @@ class PrefixIndex:
         else:
             masks.update(dict.fromkeys(blocks, bit))
 
-    def _touch(self, runs: Runs, hashes: Sequence[int], known: int) -> int:
+    def _touch(self, cache: EngineCache, hashes: Sequence[int], known: int) -> int:
         """Make the first `known` blocks of a prompt, all in the cache, the most recently used."""
         self._uses = age = self._uses + 1
-        runs.put(runs.take(hashes, known), age, self.now_s)
+        cache.runs.put(self._take(cache, hashes, known, age), age, self.now_s)
         return age
+
+    def _take(self, cache: EngineCache, hashes: Sequence[int], known: int, age: int) -> list[int]:
+        """Take a prompt's blocks out of their runs, to put them into that of `age`.
+
+        Holds follow their last block.
+        """
+        blocks, ages = cache.runs.take(hashes, known)
+        if cache.holds:
+            for old in ages:
+                for hold in list(cache.holds.get(old, ())):
+                    last = hold.blocks - 1
+                    if last < len(blocks) and blocks[last] == hold.hashes[last]:
+                        _move_hold(hold, age)
+        return blocks
 
     def held(self, cache: EngineCache, hashes: Sequence[int]) -> int:
         """Leading blocks of the prompt in one cache.
@@ -217,17 +251,14 @@ class PrefixIndex:
             blocks = self.held(cache, hashes)
         if not blocks:
             return None
-        hold = Hold(cache, hashes, cache.runs.last_run(hashes, blocks)[0])
-        _enter_hold(hold)
+        hold = Hold(cache, hashes, blocks, cache.runs.last_run(hashes, blocks)[0])
+        cache.holds.setdefault(hold.age, {})[hold] = None
         return hold
 
     def release(self, hold: Hold) -> None:
-        """End a hold; the blocks keep their place in the order of eviction."""
-        holds = hold.cache.holds
-        sharing = holds.get(hold.age, {})
-        sharing.pop(hold, None)
-        if not sharing:
-            holds.pop(hold.age, None)
+        """End a hold; the blocks keep their place in the order of eviction until a new use."""
+        hold.cache.is_all_held = False
+        _leave_hold(hold)
 
     @property
     def holds(self) -> int:
@@ -245,12 +276,12 @@ class PrefixIndex:
     def _spare(self, cache: EngineCache) -> bool:
         """If the next run to be evicted is held, make it and its prefix the most recently used."""
         holds, oldest = cache.holds, cache.runs.oldest
-        sharing = holds.pop(oldest, None) if holds and oldest is not None else None
-        if sharing is None:
+        if not holds or oldest is None or oldest not in holds:
             return False
-        for hold in sharing:
-            hold.age = self._touch(cache.runs, hold.hashes, self.held(cache, hold.hashes))
-            _enter_hold(hold)
+        for hold in list(holds[oldest]):
+            if hold.age == oldest:
+                hold.blocks = self.held(cache, hold.hashes)
+                _move_hold(hold, self._touch(cache, hold.hashes, hold.blocks))
         return True
 
     def adopt(self, cache: EngineCache, rows: Sequence[Sequence[int]]) -> None:
@@ -306,18 +337,25 @@ class PrefixIndex:
             self._evict_to(cache, limit - cache.reserved_blocks)
         while self._total > self._max_total:
             largest = max(self._caches.values(), key=_blocks)
-            self._evict_to(largest, largest.blocks - (self._total - self._max_total))
+            room = largest.blocks - (self._total - self._max_total)
+            self._evict_to(largest, room, spares_holds=False)
             largest.full_ratio = None
 
-    def _evict_to(self, cache: EngineCache, room: int) -> None:
-        """Evict the oldest blocks, held ones last; each hold is examined once."""
+    def _evict_to(self, cache: EngineCache, room: int, *, spares_holds: bool = True) -> None:
+        """Evict the oldest blocks that are not held; if it `spares_holds` not, then held ones too.
+
+        Each hold is examined once.
+        """
         excess = cache.runs.size - max(0, room)
-        if excess <= 0:
+        if excess <= 0 or (spares_holds and cache.is_all_held):
             return
         spared = len(cache.holds)
         while excess > 0:
             if spared and self._spare(cache):
                 spared -= 1
+            elif spares_holds and cache.runs.oldest in cache.holds:
+                cache.is_all_held = True
+                return
             else:
                 count = self._evict(cache, excess)
                 if not count:
@@ -342,5 +380,15 @@ def _blocks(cache: EngineCache) -> int:
     return cache.runs.size
 
 
-def _enter_hold(hold: Hold) -> None:
-    hold.cache.holds.setdefault(hold.age, {})[hold] = None
+def _leave_hold(hold: Hold) -> None:
+    holds = hold.cache.holds
+    sharing = holds.get(hold.age, {})
+    sharing.pop(hold, None)
+    if not sharing:
+        holds.pop(hold.age, None)
+
+
+def _move_hold(hold: Hold, age: int) -> None:
+    _leave_hold(hold)
+    hold.age = age
+    hold.cache.holds.setdefault(age, {})[hold] = None

@@ -148,26 +148,30 @@ class Reuse:
 
     def computed(self, use: Use, facts: RequestFacts) -> None:
         """The prompt's blocks are computed, and in use."""
-        self.end_use(use)
+        self._leave(use)
         cache, hashes = use.cache, facts.block_hashes
-        self._prefixes.insert(cache, hashes)
-        blocks = self._prefixes.held(cache, hashes)
-        use.hold = self._prefixes.hold(cache, hashes, blocks)
+        use.hold = self._prefixes.insert_held(cache, hashes, cache.computing_blocks)
 
     def released(self, use: Use, facts: RequestFacts) -> None:
         """The answer is whole: its blocks are free again, as the most recently used."""
-        hold, hashes = use.hold, facts.block_hashes
-        self.end_use(use)
-        if hold is None or not use.cache.runs.is_newest(hashes, hold.age):
-            self._prefixes.insert(use.cache, hashes)
+        cache, hold, hashes = use.cache, use.hold, facts.block_hashes
+        self._leave(use)
+        if hold is None or not cache.runs.is_newest(hashes, hold.age):
+            self._prefixes.insert(cache, hashes, cache.computing_blocks)
+        else:
+            self._reserve(cache)
 
     def end_use(self, use: Use) -> None:
         """End a use, whole or given up; without effect when repeated."""
-        if use.hold is not None:
-            self._prefixes.release(use.hold)
-            use.hold = None
-        if self._inflight.leave(use.cache, use):
+        if self._leave(use):
             self._reserve(use.cache)
+
+    def _leave(self, use: Use) -> bool:
+        """End the use's hold and what it has in flight; false if it had neither."""
+        hold, use.hold = use.hold, None
+        if hold is not None:
+            self._prefixes.release(hold)
+        return self._inflight.leave(use.cache, use) or hold is not None
 
     @property
     def is_at_rest(self) -> bool:

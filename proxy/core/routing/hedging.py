@@ -76,7 +76,7 @@ class Hedges:
         kept = [c for c in route.lease.charges if c.phase is not Phase.INBOUND]
         route.lease.replace(kept)
         load = parts.ledger.load(name)
-        kv_wait_s = parts.gate.kv_wait_s(name, load, tokens, now_s)
+        kv_wait_s = parts.gate.kv_wait_s(name, load, route.prompt_tokens, route.hit_tokens, now_s)
         route.hedge = parts.tracker.hedge(route, load, now_s, kv_wait_s)
         route.hedge.use = parts.block_uses.open_use(name, facts)
         self._live += 1

@@ -682,8 +682,9 @@ class Router:
         route.lease.replace(())  # the charges of an earlier attempt do not count beside this one
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
-            kv_wait_s = self.gate.kv_wait_s(name, load, tokens, now_s)
-            self._tracker.reserve(route, route.decode, route.hit_tokens, load, now_s, kv_wait_s)
+            hit = route.hit_tokens
+            kv_wait_s = self.gate.kv_wait_s(name, load, route.prompt_tokens, hit, now_s)
+            self._tracker.reserve(route, route.decode, hit, load, now_s, kv_wait_s)
         route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
 
 

@@ -450,7 +450,7 @@ def test_a_prompt_needs_room_for_what_it_finds_in_the_cache_too() -> None:
     loads = [Load(decode_tokens=60_000, decode_requests=2)]
     assert g.kv_waits_s(list(g._states)[1:2], loads, [0], 20_000, 0.0) == [0.0]
     (wait_s,) = g.kv_waits_s(list(g._states)[1:2], loads, [0], 80_000, 0.0)
-    assert wait_s == g.kv_wait_s("i", loads[0], 80_000, 0.0) > 0
+    assert wait_s == g.kv_wait_s("i", loads[0], 80_000, 0, 0.0) > 0
 
 
 def test_of_what_streams_share_one_copy_needs_room() -> None:

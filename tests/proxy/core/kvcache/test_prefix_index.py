@@ -214,12 +214,35 @@ def test_a_held_prompt_outlives_younger_ones(at: Caches) -> None:
     assert (ix.hits([1, 2, 3]), ix.holds) == ({"a": 0}, 0)
 
 
-def test_holds_do_not_exceed_what_there_is_room_for(at: Caches) -> None:
-    ix = PrefixIndex(1 << 20, max_blocks=6)
+def test_what_is_held_makes_no_room_until_it_ends(at: Caches) -> None:
+    """Prompts that wait for room get it from the streams that end, as in an engine."""
+    ix = PrefixIndex(1 << 20, max_blocks=8)
+    holds = [ix.insert_held(at["a"], range(start, start + 4), 0) for start in (10, 20)]
+    ix.reserve(at["a"], 3)
+    assert (at["a"].blocks, ix.full_ratio(at["a"])) == (8, 1.0)
+    assert holds[1] is not None
+    ix.release(holds[1])
+    ix.reserve(at["a"], 3)
+    assert ix.hits(range(20, 24)) == {"a": 1}
+    assert ix.hits(range(10, 14)) == {"a": 4}
+
+
+def test_the_bound_of_memory_holds_for_what_is_in_use_too(at: Caches) -> None:
+    ix = PrefixIndex(6 * BYTES_PER_BLOCK)
     for start in range(0, 100, 10):
-        ix.insert(at["a"], range(start, start + 4))
-        ix.hold(at["a"], range(start, start + 4))
+        ix.insert_held(at["a"], range(start, start + 4), 0)
         assert at["a"].blocks <= 6
+
+
+def test_a_hold_follows_its_blocks_when_others_use_them(at: Caches) -> None:
+    """Of two that use one prompt the first to end does not free it."""
+    ix = PrefixIndex(1 << 20, max_blocks=4)
+    first, second = (ix.insert_held(at["a"], [1, 2, 3], 0) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    ix.release(second)
+    ix.insert(at["a"], [11, 12])
+    assert (ix.hits([1, 2, 3]), ix.hits([11, 12])) == ({"a": 3}, {"a": 1})
 
 
 def test_room_that_is_reserved_is_taken_from_the_oldest(at: Caches) -> None:

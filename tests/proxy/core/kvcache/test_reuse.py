@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from proxy.core.kvcache.engine_cache import EngineCache, Use
 from proxy.core.kvcache.prefix_index import PrefixIndex
@@ -17,6 +20,7 @@ from proxy.core.kvcache.reuse import (
     usage_ratio,
 )
 from proxy.core.types import RequestFacts
+from replayer.engine.kvcache import BlockPool, Holding
 
 BLOCK = 1000
 
@@ -323,3 +327,62 @@ def test_ratio_of_a_usage() -> None:
         assert usage_ratio(odd) is None
     assert cached_ratio(5, 0) is None
     assert cached_ratio(9, 5) == 1.0
+
+
+class EngineBeside:
+    """vLLM's block pool, which computes prompts at once, in turn, each when there is room for it.
+
+    Beside it the index, which is told what the proxy sees: placements, first tokens and ends.
+    """
+
+    BLOCKS = 24
+
+    def __init__(self) -> None:
+        self.reuse, self.index, self.cache = made()
+        self.index.limit(self.cache, self.BLOCKS)
+        self.pool = BlockPool(self.BLOCKS)
+        self.queue: deque[tuple[RequestFacts, Use]] = deque()
+        self.running: list[tuple[RequestFacts, Use, Holding]] = []
+
+    def place(self, f: RequestFacts) -> None:
+        self.queue.append((f, self.reuse.begin_use(self.cache, f)))
+        self.start()
+
+    def end(self, number: int) -> None:
+        f, use, holding = self.running.pop(number % len(self.running))
+        self.pool.release(holding)
+        self.reuse.released(use, f)
+        self.start()
+
+    def start(self) -> None:
+        while self.queue:
+            f, use = self.queue[0]
+            hashes = f.block_hashes
+            hit = self.pool.match(hashes, len(hashes))
+            if len(hashes) - hit > self.pool.room_beside(hashes[:hit]):
+                return
+            holding = Holding()
+            self.pool.hold(holding, hashes[:hit])
+            assert self.pool.allocate(holding, len(hashes) - hit)
+            self.pool.publish(holding, hashes[hit:])
+            self.queue.popleft()
+            self.reuse.computed(use, f)
+            self.running.append((f, use, holding))
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4), st.booleans()), max_size=60))
+def test_the_index_has_what_an_engine_has(steps: list[tuple[int, int, bool]]) -> None:
+    """Where no prompt waits for room: block by block, for turns of sessions, siblings, repeats."""
+    engine, seen = EngineBeside(), []
+    for session, turn, ends in steps:
+        if ends and engine.running:
+            engine.end(session)
+        else:
+            f = facts((0, 2), (session, 2 * turn))
+            seen.append(f.block_hashes)
+            engine.place(f)
+        if not engine.queue:
+            for hashes in seen:
+                expected = engine.pool.match(hashes, len(hashes))
+                assert engine.index.held(engine.cache, hashes) == expected

@@ -39,7 +39,7 @@ def fleet(n: int, policy: str, sessions: int) -> Router:
         assert isinstance(route, Route)
         made.prefill_done(route, f, now_s + 1.0)
         made.first_token(route, f, now_s + 2.0)
-        if i % 2:
+        if i % 2 or i < sessions - 4 * n:
             made.finish(route, now_s + 3.0, 100)
     return made
 
