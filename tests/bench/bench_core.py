@@ -36,6 +36,7 @@ from proxy.protocol.request_facts import (
     prompt_facts,
     session_in,
 )
+from replayer.arguments import positive_count
 from tests.bench import bodies
 from tests.bench.tables import Grid, number
 
@@ -221,18 +222,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.bench_core", description=__doc__)
     parser.add_argument("--json", type=Path, metavar="OUT", help="every figure, in seconds")
-    parser.add_argument("--repeats", type=int, default=15, help="batches per row, %(default)s")
-    parser.add_argument("--batch", type=int, default=8, help="requests per batch, %(default)s")
-    parser.add_argument("--sizes", default=",".join(SIZES), help="%(default)s")
-    parser.add_argument("--instances", default=",".join(map(str, INSTANCES)), help="%(default)s")
-    parser.add_argument("--sessions", type=int, default=SESSIONS, help="known ones, %(default)s")
-    parser.add_argument("--policies", default=",".join(POLICIES), help="%(default)s")
-    options = parser.parse_args(argv)
-    cases = product(
-        options.sizes.split(","),
-        map(int, options.instances.split(",")),
-        options.policies.split(","),
+    parser.add_argument(
+        "--repeats", type=positive_count, default=15, help="batches per row, %(default)s"
     )
+    parser.add_argument(
+        "--batch", type=positive_count, default=8, help="requests per batch, %(default)s"
+    )
+    parser.add_argument(
+        "--sizes", type=_of(SIZES), default=",".join(SIZES), help="of %(default)s, by commas"
+    )
+    parser.add_argument(
+        "--instances", type=_counts, default=",".join(map(str, INSTANCES)), help="%(default)s"
+    )
+    parser.add_argument(
+        "--sessions", type=positive_count, default=SESSIONS, help="known ones, %(default)s"
+    )
+    parser.add_argument(
+        "--policies", type=_of(POLICIES), default=",".join(POLICIES), help="of %(default)s"
+    )
+    options = parser.parse_args(argv)
+    cases = product(options.sizes, options.instances, options.policies)
     repeats, batch, sessions = options.repeats, options.batch, options.sessions
     costs = [measure(Case(*case), repeats, batch, sessions) for case in cases]
     Console(width=None if sys.stdout.isatty() else 120).print(grid(costs).rich())
@@ -240,6 +249,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [{"whole_s": cost.whole_s} | orjson.loads(orjson.dumps(cost)) for cost in costs]
         options.json.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     return 0
+
+
+def _of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Read names of these, by commas."""
+
+    def read(text: str) -> list[str]:
+        names = text.split(",")
+        if wrong := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"must be of {', '.join(known)}, not {wrong[0]!r}")
+        return names
+
+    return read
+
+
+def _counts(text: str) -> list[int]:
+    return [positive_count(part) for part in text.split(",")]
 
 
 def grid(costs: Sequence[Cost]) -> Grid:

@@ -41,7 +41,8 @@ class Use:
     `blocks` of it were there before, the last of them used at `age`; None where the instance was
     given the KV by a peer, so that its count of cached tokens says nothing. `older_blocks` of them
     are in other runs than the last; `newer_blocks` of other prompts were used after it, None where
-    the size of the cache is known or they are too many to count.
+    the size of the cache is known, they are too many to count, or prompts wait for room;
+    `ahead_blocks` were on their way then.
     """
 
     cache: EngineCache
@@ -50,13 +51,14 @@ class Use:
     hold: Hold | None
     older_blocks: int
     newer_blocks: int | None
+    ahead_blocks: int
 
     def __init__(
         self, cache: EngineCache, blocks: int | None, age: int = 0, hold: Hold | None = None
     ) -> None:
         self.cache = cache
         self.blocks, self.age, self.hold = blocks, age, hold
-        self.older_blocks, self.newer_blocks = 0, None
+        self.older_blocks, self.newer_blocks, self.ahead_blocks = 0, None, 0
 
 
 class Runs:

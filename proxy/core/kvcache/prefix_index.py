@@ -67,6 +67,11 @@ class PrefixIndex:
         cache.reserved_blocks = blocks
         self._shrink(cache)
 
+    def lacks_room(self, cache: EngineCache) -> bool:
+        """Whether an engine has less room than was reserved: prompts wait there."""
+        limit = self.capacity(cache)
+        return limit is not None and cache.blocks + cache.reserved_blocks > limit
+
     def capacity(self, cache: EngineCache) -> int | None:
         """The limit of a cache in blocks, or None."""
         return self._max_blocks if cache.limit_blocks is None else cache.limit_blocks

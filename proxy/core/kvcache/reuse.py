@@ -1,8 +1,8 @@
 """Reuse of cached prefixes: predicted when a request is placed, corrected by its answer.
 
 The prefix index knows what was routed where, in the order in which an engine evicts: what is being
-computed takes its room when it is placed, what is in use stays, what an answer gave back is the
-newest. Siblings of a request in flight count the blocks that it will leave (`inflight`).
+computed takes its room when it is placed, what is in use stays until it ends, what an answer gave
+back is the newest. Siblings of a request in flight count the blocks that it will leave (`inflight`).
 
 What the engine evicted all the same shows in its answer. If fewer tokens were cached than the index
 has blocks, all that was used before them counts as evicted. The blocks that are left show the size
@@ -132,8 +132,9 @@ class Reuse:
         use = Use(cache, blocks, hold.age if hold else 0, hold)
         if hold is not None and cache.reported_blocks is None:
             _age, use.older_blocks = cache.runs.last_run(hashes, blocks)
-            newer = cache.runs.newer(hold.age)
-            use.newer_blocks = None if newer is None else newer + cache.reserved_blocks
+            if not self._prefixes.lacks_room(cache):
+                use.newer_blocks = cache.runs.newer(hold.age)
+                use.ahead_blocks = cache.reserved_blocks
         if blocks < len(hashes):
             reach = self._inflight.reach(cache, hashes, blocks)
             self._inflight.enter(cache, use, hashes, reach)
@@ -204,8 +205,10 @@ class Reuse:
         if found > use.blocks + slack:
             limit = cache.limit_blocks
             return limit is not None and self._learn(cache, limit * GROWTH, facts)
-        if use.newer_blocks is not None:
-            held = use.newer_blocks + use.blocks - use.older_blocks
+        run = use.blocks - use.older_blocks
+        if use.newer_blocks is not None and run > slack:
+            # A shorter run may be gone with what is found all the same.
+            held = use.newer_blocks + run
             cache.proven_blocks = max(cache.proven_blocks, held)
             cache.proven_tokens = int(cache.proven_blocks * facts.block_tokens)
         return False
@@ -228,7 +231,11 @@ def _size_shown(use: Use, found: float, slack: float) -> float:
     used later is the most that it can hold, and is believed by steps.
     """
     cache, learned = use.cache, use.cache.learned_blocks
-    newer = cache.blocks if use.newer_blocks is None else use.newer_blocks
+    newer = cache.blocks
+    if use.newer_blocks is not None:
+        newer = use.newer_blocks + use.ahead_blocks
+    if cache.limit_blocks is not None:
+        newer = min(newer, cache.limit_blocks)
     left = found - use.older_blocks
     if use.newer_blocks is not None and left > slack:
         shown = newer + left

@@ -128,6 +128,16 @@ def test_what_was_found_is_confirmed(found: int) -> None:
     assert index.capacity(a) is None
 
 
+def test_a_run_as_short_as_the_rounding_proves_nothing() -> None:
+    """Found or gone: of its two last blocks the answer cannot tell."""
+    reuse, _index, a = made()
+    mine = facts((1, 10), (2, 2))
+    for f in (mine, facts((1, 10), (3, 20))):
+        served(reuse, a, f)
+    served(reuse, a, mine, 10)
+    assert a.proven_blocks == 0
+
+
 def test_a_confirmed_prompt_is_the_newest() -> None:
     reuse, index, a = made()
     for f in (MINE, OLD):
