@@ -2,7 +2,8 @@
 
 The prefix index knows what was routed where, in the order in which an engine evicts: what is being
 computed takes its room when it is placed, what is in use stays until it ends, what an answer gave
-back is the newest. Siblings of a request in flight count the blocks that it will leave (`inflight`).
+back is the newest. Siblings of a request in flight count the blocks that it will leave
+(`inflight`).
 
 What the engine evicted all the same shows in its answer. If fewer tokens were cached than the index
 has blocks, all that was used before them counts as evicted. The blocks that are left show the size
