@@ -202,17 +202,26 @@ class Reuse:
                 cache.lost_prompts += 1
                 if cache.lost_prompts < BELIEVED_LOST:
                     return False
-            return self._learn(cache, _size_shown(use, found, slack), facts)
+            shown = _size_shown(use, found, slack)
+            if found > use.older_blocks + slack and shown < cache.proven_blocks:
+                # A part was left, so nothing was flushed: the proof and this are both estimates.
+                blocks = cache.proven_blocks + int(STEP * (shown - cache.proven_blocks))
+                self._prove(cache, blocks, facts)
+            return self._learn(cache, shown, facts)
         if found > use.blocks + slack:
             limit = cache.limit_blocks
             return limit is not None and self._learn(cache, limit * GROWTH, facts)
         run = use.blocks - use.older_blocks
         if use.newer_blocks is not None and run > slack:
-            # A shorter run may be gone with what is found all the same.
-            held = use.newer_blocks + run
-            cache.proven_blocks = max(cache.proven_blocks, held)
-            cache.proven_tokens = int(cache.proven_blocks * facts.block_tokens)
+            # A shorter run may be gone with what is found all the same; and what may be rounding
+            # may as well be the evicted tail.
+            held = use.newer_blocks + min(run, int(found) - use.older_blocks)
+            self._prove(cache, max(cache.proven_blocks, held), facts)
         return False
+
+    def _prove(self, cache: EngineCache, blocks: int, facts: RequestFacts) -> None:
+        cache.proven_blocks = blocks
+        cache.proven_tokens = int(blocks * facts.block_tokens)
 
     def _learn(self, cache: EngineCache, blocks: float, facts: RequestFacts) -> bool:
         if cache.reported_blocks is not None:

@@ -138,6 +138,27 @@ def test_a_run_as_short_as_the_rounding_proves_nothing() -> None:
     assert a.proven_blocks == 0
 
 
+def test_what_may_be_rounding_is_not_proven() -> None:
+    """Of a long prompt that much may as well be gone."""
+    reuse, _index, a = made()
+    mine = facts((2, 100))
+    for f in (mine, NEW):
+        served(reuse, a, f)
+    served(reuse, a, mine, 92)
+    assert a.proven_blocks == 20 + 92
+
+
+def test_a_proof_that_answers_contradict_is_given_up_by_steps() -> None:
+    reuse, index, a = made()
+    a.proven_blocks = 80
+    for _ in range(6):
+        for f in (MINE, OLD, NEW):
+            served(reuse, a, f)
+        served(reuse, a, MINE, 5)
+    assert index.capacity(a) == a.proven_blocks
+    assert 45 <= a.proven_blocks < 60
+
+
 def test_a_confirmed_prompt_is_the_newest() -> None:
     reuse, index, a = made()
     for f in (MINE, OLD):
