@@ -38,7 +38,7 @@ def test_blocks_that_prompts_share_are_counted_once() -> None:
 
 
 def test_an_overlap_is_weighed_against_the_prompts_that_an_instance_has() -> None:
-    """Prompts in prefill count too: of two with nothing cached, the one with fewer blocks."""
+    """Prompts that were given and have no first token yet count too."""
     rule = DynamoKv()
     a, b = candidate("a", hit=8000), candidate("b", placed=1)
     assert rule(_scene(TURN, a, b)).decode is a
