@@ -33,6 +33,7 @@ class StreamScanner:
     __slots__ = (
         "_rest",
         "cached_tokens",
+        "chunks",
         "completion_tokens",
         "done",
         "error",
@@ -41,7 +42,7 @@ class StreamScanner:
         "gaps_s",
         "last_token_s",
         "prompt_tokens",
-        "texts",
+        "text",
     )
 
     def __init__(self) -> None:
@@ -50,7 +51,9 @@ class StreamScanner:
         self.first_token_s: float | None = None
         self.last_token_s: float | None = None
         self.gaps_s = array("d")
-        self.texts: list[str] = []
+        self.chunks = 0
+        # As bytes: a string per token is ten times as large, and a run keeps all its answers.
+        self.text = bytearray()
         self.finish_reason: str | None = None
         self.done = False
         self.error: str | None = None
@@ -98,7 +101,8 @@ class StreamScanner:
         else:
             self.gaps_s.append(now_s - self.last_token_s)
         self.last_token_s = now_s
-        self.texts.append(text)
+        self.chunks += 1
+        self.text += text.encode()
 
     def _usage(self, usage: dict[str, Any]) -> None:
         self.prompt_tokens = usage.get("prompt_tokens")
@@ -178,9 +182,7 @@ class TimedExchange:
     @property
     def digest(self) -> str | None:
         """Return the hash of all text received (None: there was no text)."""
-        if not self.stream.texts:
-            return None
-        return xxhash.xxh3_64_hexdigest("".join(self.stream.texts).encode())
+        return xxhash.xxh3_64_hexdigest(self.stream.text) if self.stream.text else None
 
 
 @dataclass(frozen=True, slots=True)

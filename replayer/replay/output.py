@@ -49,7 +49,7 @@ def _row(result: Result, hits: dict[str, int], *, save_text: bool) -> dict[str, 
     if result.exchange is not None:
         row |= _seen(result.exchange)
         if save_text:
-            row["output_text"] = "".join(result.exchange.stream.texts)
+            row["output_text"] = result.exchange.stream.text.decode()
     return row | ({"trace": request.extra} if request.extra else {})
 
 
@@ -71,7 +71,7 @@ def _seen(exchange: TimedExchange) -> dict[str, Any]:
         "completion_tokens": stream.completion_tokens,
         "cached_tokens": stream.cached_tokens,
         "finish_reason": stream.finish_reason,
-        "chunks": len(stream.texts),
+        "chunks": stream.chunks,
         "max_gap_s": max(exchange.gaps_s, default=None),
         "output_digest": exchange.digest,
         GAPS: exchange.gaps_s,

@@ -225,14 +225,8 @@ class Gate:
     def kv_wait_s(
         self, instance: str, load: Load, prompt_tokens: int, hit_tokens: int, now_s: float
     ) -> float:
-        """Seconds until streams will have freed the KV that a prompt lacks; 0 for unknown size.
-
-        An engine starts a prompt only when its KV fits beside that of the running requests. Cached
-        blocks count too: while the prompt runs they are in use and cannot be evicted. But those of
-        running streams are in use already.
-        """
-        free_tokens = min(hit_tokens, load.shared_once_tokens)
-        return _kv_wait_s(self._states.of(instance), load, prompt_tokens - free_tokens, now_s)
+        """Seconds until streams will have freed the KV that a prompt lacks; 0 for unknown size."""
+        return _kv_wait_s(self._states.of(instance), load, prompt_tokens, hit_tokens, now_s)
 
     def kv_waits_s(
         self,
@@ -246,9 +240,7 @@ class Gate:
         waits_s = []
         # Compiled, steps over indexes cost half of those of `zip`.
         for at, state in enumerate(states):
-            load = loads[at]
-            free_tokens = min(hit_tokens[at], load.shared_once_tokens)
-            waits_s.append(_kv_wait_s(state, load, prompt_tokens - free_tokens, now_s))
+            waits_s.append(_kv_wait_s(state, loads[at], prompt_tokens, hit_tokens[at], now_s))
         return waits_s
 
     def mark_busy(self, instance: str, until_s: float) -> None:
@@ -347,11 +339,20 @@ def _kv_ratios(state: InstanceState, load: Load, now_s: float) -> tuple[float | 
     return own, state.kv_used_ratio if now_s - seen_s <= STALE_S else None
 
 
-def _kv_wait_s(state: InstanceState, load: Load, tokens: int, now_s: float) -> float:
+def _kv_wait_s(
+    state: InstanceState, load: Load, prompt_tokens: int, hit_tokens: int, now_s: float
+) -> float:
+    """Seconds until streams will have freed the KV that a prompt lacks there; 0 for unknown size.
+
+    An engine starts a prompt only when its KV fits beside that of the running requests. Cached
+    blocks count too: while the prompt runs they are in use and cannot be evicted. But those of
+    running streams are in use already.
+    """
     kv_tokens = state.assumed_kv_tokens
     if kv_tokens is None:
         return 0.0
-    excess = load.held_tokens + tokens - KV_USABLE_RATIO * kv_tokens
+    lacked_tokens = prompt_tokens - min(hit_tokens, load.shared_once_tokens)
+    excess = load.held_tokens + lacked_tokens - KV_USABLE_RATIO * kv_tokens
     if excess <= 0:
         return 0.0
     return excess / (state.released.tokens_per_s(now_s) or kv_tokens / KV_TURNOVER_S)

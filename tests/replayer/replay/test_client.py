@@ -55,7 +55,7 @@ async def test_an_answer_is_timed_counted_and_hashed():
     assert one.first_byte_s is not None
     assert stream.first_token_s is not None
     assert one.sent_s < one.first_byte_s <= stream.first_token_s < one.end_s
-    assert (stream.completion_tokens, stream.cached_tokens, len(stream.texts)) == (3, 16, 3)
+    assert (stream.completion_tokens, stream.cached_tokens, stream.chunks) == (3, 16, 3)
     assert one.digest == other.digest
     assert one.digest is not None
     assert one.headers["X-Cache-Proxy-Route"] == "WARM"

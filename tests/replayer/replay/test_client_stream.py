@@ -30,7 +30,7 @@ def test_any_cutting_of_the_bytes_gives_the_same_answer(places):
     scanner = StreamScanner()
     for start, end in pairwise(bounds):
         scanner.feed(ANSWER[start:end], float(end))
-    assert "".join(scanner.texts) == 'one two "data: [DONE]" é'
+    assert scanner.text.decode() == 'one two "data: [DONE]" é'
     assert (scanner.prompt_tokens, scanner.completion_tokens, scanner.cached_tokens) == (9, 4, 3)
     assert scanner.done
     assert (scanner.finish_reason, scanner.error) == ("length", None)
