@@ -228,6 +228,8 @@ class _Starter:
 
     def _start(self, name: str, command: Sequence[str], more: dict[str, str]) -> ChildProcess:
         output = self._folder / f"{name}.log"
+        # What a program leaves in its folder for temporary files goes with the run's.
+        more = {"TMPDIR": str(self._folder.resolve()), **more}
         return self._children.start_program(name, output, command, environment(more))
 
 
