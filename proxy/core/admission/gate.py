@@ -351,8 +351,10 @@ def _kv_wait_s(
     kv_tokens = state.assumed_kv_tokens
     if kv_tokens is None:
         return 0.0
+    held_tokens = load.held_tokens
     lacked_tokens = prompt_tokens - min(hit_tokens, load.shared_once_tokens)
-    excess = load.held_tokens + lacked_tokens - KV_USABLE_RATIO * kv_tokens
+    # A prompt longer than what is usable waits for no more than all that is held.
+    excess = min(held_tokens, held_tokens + lacked_tokens - KV_USABLE_RATIO * kv_tokens)
     if excess <= 0:
         return 0.0
     return excess / (state.released.tokens_per_s(now_s) or kv_tokens / KV_TURNOVER_S)

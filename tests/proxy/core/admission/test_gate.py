@@ -463,3 +463,21 @@ def test_of_what_streams_share_one_copy_needs_room() -> None:
     assert g.kv_waits_s(states, [two], [0], 45_000, 0.0) == [0.0]
     assert g.kv_waits_s(states, [two], [0], 70_000, 0.0)[0] > 0
     assert g.kv_waits_s(states, [two], [30_000], 70_000, 0.0) == [0.0], "it shares them too"
+
+
+@given(
+    st.integers(1, 200_000),
+    st.integers(0, 200_000),
+    st.integers(0, 200_000),
+    st.integers(0, 100_000),
+    st.integers(1, 50),
+)
+def test_no_prompt_waits_for_more_than_all_that_is_held(
+    kv_tokens: int, prompt_tokens: int, hit_tokens: int, held_tokens: int, freed_tokens: int
+) -> None:
+    """Ending streams free a token a second or more here: so many tokens take no more seconds."""
+    g = gate()
+    g.observe_engine("i", EngineKv(kv_tokens), 0.0)
+    g.released("i", freed_tokens, 0.0)
+    load = Load(decode_tokens=held_tokens, decode_requests=1 if held_tokens else 0)
+    assert 0.0 <= g.kv_wait_s("i", load, prompt_tokens, hit_tokens, 1.0) <= held_tokens
