@@ -26,6 +26,8 @@ class Phase(IntEnum):
     PINNED = 3
     SHARED = 4
     """Tokens of a decode charge that other sessions' prompts begin with as well."""
+    CACHED = 5
+    """Tokens of a prompt beside its prefill charge: found in the cache, so no work, but in use."""
 
 
 class Account:
@@ -52,7 +54,7 @@ class Account:
         """
         if self.seen is None:
             t, r = self.tokens, self.requests
-            self.seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3], t[4], r[4])
+            self.seen = Load(t[0], r[0], t[1], r[1], t[2], r[2], t[3], r[3], t[4], r[4], t[5])
         return self.seen
 
 

@@ -31,6 +31,18 @@ class Ledger(OpenLeases):
         state = self._states.get(name)
         return () if state is None else (Charge(state.account, phase, tokens),)
 
+    def computing(self, name: str, new_tokens: int, hit_tokens: int) -> tuple[Charge, ...]:
+        """The charges of a prompt that an instance is to compute, of which it has a part cached."""
+        state = self._states.get(name)
+        if state is None:
+            return ()
+        account = state.account
+        prefill = Charge(account, Phase.PREFILL, new_tokens)
+        cached_tokens = hit_tokens - account.load().shared_once_tokens
+        if cached_tokens <= 0:
+            return (prefill,)
+        return prefill, Charge(account, Phase.CACHED, cached_tokens)
+
     def load(self, name: str) -> Load:
         """The present counters of an instance; KeyError if it is unknown."""
         return self._states[name].account.load()

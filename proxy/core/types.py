@@ -346,7 +346,8 @@ class Load:
     prefill instance will hand over; `decode_tokens`: context of running streams; `pinned_tokens`:
     KV held for a peer until it is fetched (not work, so not in `ongoing_tokens`); `shared_tokens`:
     those of `decode_tokens` that other sessions' prompts begin with as well, such as a system
-    prompt.
+    prompt; `cached_tokens`: what the requests of `prefill_tokens` found in the cache, beyond what
+    running streams share with them.
     """
 
     prefill_tokens: int
@@ -359,10 +360,11 @@ class Load:
     pinned_requests: int
     shared_tokens: int
     shared_requests: int
+    cached_tokens: int
     ongoing_tokens: int = field(init=False, compare=False)
     """Prefill backlog plus the KV of running and inbound requests."""
     held_tokens: int = field(init=False, compare=False)
-    """KV in use: ongoing plus pinned tokens, but of what streams share one copy only."""
+    """KV in use: ongoing, pinned and cached tokens, but of what streams share one copy only."""
     shared_once_tokens: int = field(init=False, compare=False)
     """Mean length of what streams share, which a prompt that begins with it needs no room for."""
 
@@ -378,6 +380,7 @@ class Load:
         pinned_requests: int = 0,
         shared_tokens: int = 0,
         shared_requests: int = 0,
+        cached_tokens: int = 0,
     ) -> None:
         self.prefill_tokens, self.prefill_requests = prefill_tokens, prefill_requests
         self.inbound_tokens, self.inbound_requests = inbound_tokens, inbound_requests
@@ -385,8 +388,10 @@ class Load:
         self.pinned_tokens, self.pinned_requests = pinned_tokens, pinned_requests
         self.ongoing_tokens = prefill_tokens + inbound_tokens + decode_tokens
         self.shared_tokens, self.shared_requests = shared_tokens, shared_requests
+        self.cached_tokens = cached_tokens
         once = self.shared_once_tokens = shared_tokens // shared_requests if shared_requests else 0
-        self.held_tokens = self.ongoing_tokens + pinned_tokens - shared_tokens + once
+        held_tokens = self.ongoing_tokens + pinned_tokens + cached_tokens
+        self.held_tokens = held_tokens - shared_tokens + once
 
     @property
     def running_requests(self) -> int:

@@ -72,15 +72,15 @@ class Hedges:
         """P is late: charge D for computing too; false where it must not."""
         if not self._may(route):
             return False
-        parts, name, tokens = self._parts, route.decode.name, route.new_tokens
+        parts, name, hit = self._parts, route.decode.name, route.hit_tokens
         kept = [c for c in route.lease.charges if c.phase is not Phase.INBOUND]
         route.lease.replace(kept)
         load = parts.ledger.load(name)
-        kv_wait_s = parts.gate.kv_wait_s(name, load, route.prompt_tokens, route.hit_tokens, now_s)
+        kv_wait_s = parts.gate.kv_wait_s(name, load, route.prompt_tokens, hit, now_s)
         route.hedge = parts.tracker.hedge(route, load, now_s, kv_wait_s)
         route.hedge.use = parts.block_uses.open_use(name, facts)
         self._live += 1
-        route.lease.replace((*kept, *parts.ledger.charge(name, Phase.PREFILL, tokens)))
+        route.lease.replace((*kept, *parts.ledger.computing(name, route.new_tokens, hit)))
         return True
 
     def _may(self, route: Route) -> bool:
@@ -112,8 +112,8 @@ class Hedges:
         parts.tracker.resume(route, hedge)
         parts.block_uses.end_use(route)
         route.use = hedge.use
-        name, tokens = route.decode.name, route.new_tokens
-        route.lease.replace(parts.ledger.charge(name, Phase.PREFILL, tokens))
+        name, new = route.decode.name, route.new_tokens
+        route.lease.replace(parts.ledger.computing(name, new, route.hit_tokens))
         return True
 
     def end_hedge(self, route: Route, now_s: float) -> None:

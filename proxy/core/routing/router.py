@@ -670,22 +670,21 @@ class Router:
         else:
             self._block_uses.begin_use(route, p.instance.name, facts)
             self._tracker.reserve(route, p.instance, p.hit_tokens, p.load, now_s, p.kv_wait_s)
-            charge = self.ledger.charge
-            prefill = charge(p.instance.name, Phase.PREFILL, p.new_tokens)
-            inbound = charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens)
+            ledger = self.ledger
+            prefill = ledger.computing(p.instance.name, p.new_tokens, p.hit_tokens)
+            inbound = ledger.charge(d.instance.name, Phase.INBOUND, facts.prompt_tokens)
             route.lease.replace((*prefill, *inbound))
         return route
 
     def _charge_colocated(self, route: Route, facts: RequestFacts, now_s: float) -> None:
-        name, tokens = route.decode.name, route.new_tokens
+        name, hit = route.decode.name, route.hit_tokens
         self._block_uses.begin_use(route, name, facts)
         route.lease.replace(())  # the charges of an earlier attempt do not count beside this one
         if self.fleet.get(name) is not None:
             load = self.ledger.load(name)
-            hit = route.hit_tokens
             kv_wait_s = self.gate.kv_wait_s(name, load, route.prompt_tokens, hit, now_s)
             self._tracker.reserve(route, route.decode, hit, load, now_s, kv_wait_s)
-        route.lease.replace(self.ledger.charge(name, Phase.PREFILL, tokens))
+        route.lease.replace(self.ledger.computing(name, route.new_tokens, hit))
 
 
 def _can_share(busy: list[tuple[Member, Busy]]) -> bool:

@@ -48,15 +48,16 @@ class Requests(RuleBasedStateMachine):
     def start(self) -> None:
         assert not self.ledger.live
 
-    @rule(target=leases, d=names, new=tokens)
-    def colocate(self, d: str, new: int) -> Lease:
-        lease = self.ledger.open(self.charge((d, Phase.PREFILL, new)))
+    @rule(target=leases, d=names, new=tokens, hit=tokens)
+    def colocate(self, d: str, new: int, hit: int) -> Lease:
+        lease = self.ledger.open(self.ledger.computing(d, new, hit))
         self.open.append(lease)
         return lease
 
-    @rule(target=leases, p=names, d=names, new=tokens, prompt=tokens)
-    def offload(self, p: str, d: str, new: int, prompt: int) -> Lease:
-        lease = self.ledger.open(self.charge((p, Phase.PREFILL, new), (d, Phase.INBOUND, prompt)))
+    @rule(target=leases, p=names, d=names, new=tokens, hit=tokens)
+    def offload(self, p: str, d: str, new: int, hit: int) -> Lease:
+        inbound = self.charge((d, Phase.INBOUND, new + hit))
+        lease = self.ledger.open((*self.ledger.computing(p, new, hit), *inbound))
         self.open.append(lease)
         return lease
 
@@ -80,9 +81,9 @@ class Requests(RuleBasedStateMachine):
     def output(self, lease: Lease, n: int) -> None:
         lease.grow(n)
 
-    @rule(lease=leases, d=names, new=tokens)
-    def fall_back_or_retry(self, lease: Lease, d: str, new: int) -> None:
-        lease.replace(self.charge((d, Phase.PREFILL, new)))
+    @rule(lease=leases, d=names, new=tokens, hit=tokens)
+    def fall_back_or_retry(self, lease: Lease, d: str, new: int, hit: int) -> None:
+        lease.replace(self.ledger.computing(d, new, hit))
 
     @rule(lease=consumes(leases))
     def end(self, lease: Lease) -> None:

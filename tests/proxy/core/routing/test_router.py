@@ -105,6 +105,23 @@ class TestPlacement:
         chosen = [admitted(r, facts(f"s{t}", 8000, t)).decode.name for t in tails]
         assert len(set(chosen)) == 4
 
+    def test_what_a_prompt_finds_in_the_cache_is_in_use_while_it_is_computed(self) -> None:
+        """Room for the next prompt depends on it: an engine holds those blocks from then on."""
+        r = router(1)
+        f = facts("s", 40_000, range(40))
+        first = admitted(r, f)
+        r.first_token(first, f, 0.0)
+        r.finish(first, 0.0)
+        again = admitted(r, facts("s", 41_000, range(41)))
+        load = r.ledger.load("i0")
+        assert (load.prefill_tokens, load.ongoing_tokens) == (1000, 1000)
+        assert (load.cached_tokens, load.held_tokens) == (40_000, 41_000)
+        r.first_token(again, f, 1.0)
+        assert (load := r.ledger.load("i0")).held_tokens == load.decode_tokens == 41_000
+        assert load.cached_tokens == 0
+        r.finish(again, 2.0)
+        assert r.ledger.load("i0").is_idle
+
     def test_a_shared_head_is_in_use_once(self) -> None:
         r = router(1)
         routes = []
