@@ -413,6 +413,11 @@ class Latency:
         """See `Times.prefill_s`."""
         return self.of(name).prefill_s(new, context, streams, kv_tokens)
 
+    def fleet_prefill_s(self, tokens: int) -> float:
+        """Time to compute a prompt of which nothing is cached on an idle instance, fleet-wide."""
+        p, q = self._shared_prefill
+        return tokens * (p + q * 0.5 * tokens)
+
     def step_s(self, name: str, kv_tokens: int) -> float:
         """Duration of a decode step over this much KV."""
         return self.of(name).step_s(kv_tokens)

@@ -28,6 +28,7 @@ KV is displaced now, and from now on. Now: the oldest blocks of a full cache, ea
 needed again with the chance that its session comes back. From now on: the sessions that live on an
 instance need more KV than it has, by E[live + own - size]+ - E[live - size]+ tokens, at every turn
 that this session is still expected to take; live KV is known to about a seventh of the cache.
+What does not fit is computed again at the fleet's rate, on whichever instance that will be.
 Running prompts take room as well: once a cache is full of them, every turn computes all of its
 prompt, runs longer for it, and keeps the cache full.
 
@@ -161,6 +162,9 @@ class Prices:
         self._turns = w.turns
         self._way_s = view.latency.way_s(free.prompt_tokens)
         self._kv = view.session_kv
+        # Where it will be computed again is not known, so by the fleet's rate. By its own, a slow
+        # instance would keep its sessions, and quicker ones would compute theirs anew.
+        self._again_s = view.latency.fleet_prefill_s(free.prompt_tokens) / free.prompt_tokens
         self._unknown_tokens: int | None = None
         count = len(free)
         self._is_looked_at = [False] * count
@@ -223,11 +227,10 @@ class Prices:
                 self._unknown_tokens = int(UNKNOWN_RATIO * fullest)
             kv_tokens = self._unknown_tokens
         name, hit = free.names[at], free.hit_tokens[at]
-        per_token_s = self._times[at].alone_s(tokens, 0) / tokens
         displaced, excess = kv.tokens_too_much(name, hit, kv_tokens)
         self._is_looked_at[at] = True
-        self._displaced_s[at] = displaced_s = self._displaced * per_token_s * displaced
-        self._excess_s[at] = excess_s = self._turns * per_token_s * excess
+        self._displaced_s[at] = displaced_s = self._displaced * self._again_s * displaced
+        self._excess_s[at] = excess_s = self._turns * self._again_s * excess
         return displaced_s + excess_s
 
     def _terms(self, at: int) -> Terms:

@@ -13,8 +13,15 @@ from hypothesis import strategies as st
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.latency.model import RECENT_S, STEP_PRIOR_S, Latency
 from proxy.core.placement.alternatives import PricedOption
-from proxy.core.placement.cost import MAX_WAIT_S, MISSED, Weights, by_cost
-from proxy.core.placement.decision import Candidates, Choice, PlacementView, Size, can_prefill
+from proxy.core.placement.cost import MAX_WAIT_S, MISSED, WEIGHTS, Weights, by_cost
+from proxy.core.placement.decision import (
+    Candidates,
+    Choice,
+    PlacementView,
+    SessionKv,
+    Size,
+    can_prefill,
+)
 from proxy.core.types import Candidate, Instance, Load, Reason, RequestFacts, RouterConfig
 from tests.support.scenes import latency_of
 
@@ -266,3 +273,24 @@ def test_no_offload_that_the_prefill_timeout_would_end() -> None:
     hurried = replace(asked, config=replace(asked.config, prefill_timeout_s=0.5))
     assert any(one.prefill for one in by_cost(asked).options)
     assert not any(one.prefill for one in by_cost(hurried).options)
+
+
+class _Overfull(SessionKv):
+    """Every cache is too small for the sessions that live there, by the whole prompt."""
+
+    def fullest_tokens(self, names: Sequence[str]) -> int:
+        return PROMPT
+
+    def tokens_too_much(self, name: str, hit_tokens: int, kv_tokens: int) -> tuple[float, float]:
+        return 0.0, float(PROMPT)
+
+
+def test_kv_that_does_not_fit_costs_the_same_on_a_slow_instance_as_on_a_quick_one() -> None:
+    """What is computed again later is computed anywhere; only the first token is slower there."""
+    free = [replace(candidate(name), kv_tokens=2 * PROMPT) for name in "ab"]
+    asked = replace(scene(free, connector="none"), session_kv=_Overfull())
+    asked.latency.of("a").prefill.p *= 2.0
+    slow, quick = sorted(by_cost(asked).options, key=lambda one: one.decode.instance.name)
+    assert slow.ttft_s > 1.5 * quick.ttft_s
+    fleet_s = asked.latency.fleet_prefill_s(PROMPT)
+    assert slow.next_s == quick.next_s == pytest.approx(WEIGHTS.turns * fleet_s)
