@@ -11,7 +11,7 @@ have not ended, sessions that lived there. What they write into it reaches nobod
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,7 +40,7 @@ class Use:
 
     `blocks` of it were there before, the last of them used at `age`; None where the instance was
     given the KV by a peer, so that its count of cached tokens says nothing. `older_blocks` of them
-    are in other runs than the last; `newer_blocks` of other prompts were used after it, None where
+    are in other runs than the last; `kept_blocks` of other prompts are evicted after it, None where
     the size of the cache is known, they are too many to count, or prompts wait for room;
     `ahead_blocks` were on their way then.
     """
@@ -50,7 +50,7 @@ class Use:
     age: int
     hold: Hold | None
     older_blocks: int
-    newer_blocks: int | None
+    kept_blocks: int | None
     ahead_blocks: int
 
     def __init__(
@@ -58,7 +58,7 @@ class Use:
     ) -> None:
         self.cache = cache
         self.blocks, self.age, self.hold = blocks, age, hold
-        self.older_blocks, self.newer_blocks, self.ahead_blocks = 0, None, 0
+        self.older_blocks, self.kept_blocks, self.ahead_blocks = 0, None, 0
 
 
 class Runs:
@@ -125,15 +125,19 @@ class Runs:
             at += _common(self._runs[age], hashes, at, count)
         return age, start
 
-    def newer(self, age: int) -> int | None:
-        """Blocks that were used after `age`; None where they are in too many runs to count."""
-        blocks = 0
-        for looked, other in enumerate(reversed(self._runs)):
+    def kept_longer(self, age: int, held: Iterable[int]) -> int | None:
+        """Blocks that are evicted after the run of `age`; None where too many runs have them.
+
+        Those that were used after it, and of older runs those in use, the ages of which are `held`.
+        """
+        runs = self._runs
+        blocks = sum([len(runs[other]) for other in held if other < age and other in runs])
+        for looked, other in enumerate(reversed(runs)):
             if other <= age:
                 return blocks
             if looked >= RUNS_LOOKED_AT:
                 return None
-            blocks += len(self._runs[other])
+            blocks += len(runs[other])
         return blocks
 
     def evicted_next(self, count: int, own: int, held: Container[int]) -> list[tuple[int, float]]:

@@ -134,7 +134,7 @@ class Reuse:
         if hold is not None and cache.reported_blocks is None:
             _age, use.older_blocks = cache.runs.last_run(hashes, blocks)
             if not self._prefixes.lacks_room(cache):
-                use.newer_blocks = cache.runs.newer(hold.age)
+                use.kept_blocks = cache.runs.kept_longer(hold.age, cache.holds)
                 use.ahead_blocks = cache.reserved_blocks
         if blocks < len(hashes):
             reach = self._inflight.reach(cache, hashes, blocks)
@@ -212,10 +212,10 @@ class Reuse:
             limit = cache.limit_blocks
             return limit is not None and self._learn(cache, limit * GROWTH, facts)
         run = use.blocks - use.older_blocks
-        if use.newer_blocks is not None and run > slack:
+        if use.kept_blocks is not None and run > slack:
             # A shorter run may be gone with what is found all the same; and what may be rounding
             # may as well be the evicted tail.
-            held = use.newer_blocks + min(run, int(found) - use.older_blocks)
+            held = use.kept_blocks + min(run, int(found) - use.older_blocks)
             self._prove(cache, max(cache.proven_blocks, held), facts)
         return False
 
@@ -236,18 +236,18 @@ class Reuse:
 def _size_shown(use: Use, found: float, slack: float) -> float:
     """The size in blocks of a cache that had only `found` blocks of a prompt.
 
-    An engine evicts the tail of the run that was used the longest ago. If part of that run was
-    still there, the cache was full with it and all that was used later. If none of it was, what was
-    used later is the most that it can hold, and is believed by steps.
+    An engine evicts the tail of the run that was used the longest ago, of those not in use. If part
+    of that run was still there, the cache was full with it and all that is kept longer. If none of
+    it was, what is kept longer is the most that it can hold, and is believed by steps.
     """
     cache, learned = use.cache, use.cache.learned_blocks
-    newer = cache.blocks
-    if use.newer_blocks is not None:
-        newer = use.newer_blocks + use.ahead_blocks
+    kept = cache.blocks
+    if use.kept_blocks is not None:
+        kept = use.kept_blocks + use.ahead_blocks
     if cache.limit_blocks is not None:
-        newer = min(newer, cache.limit_blocks)
+        kept = min(kept, cache.limit_blocks)
     left = found - use.older_blocks
-    if use.newer_blocks is not None and left > slack:
-        shown = newer + left
+    if use.kept_blocks is not None and left > slack:
+        shown = kept + left
         return shown if learned is None else learned + STEP * (shown - learned)
-    return float(newer) if learned is None else min(learned, learned + STEP * (newer - learned))
+    return float(kept) if learned is None else min(learned, learned + STEP * (kept - learned))

@@ -77,6 +77,18 @@ def test_what_is_left_of_a_prompt_shows_the_size(found: int) -> None:
     assert index.capacity(a) == 40 + found
 
 
+def test_what_a_stream_has_held_since_before_is_a_part_of_the_size() -> None:
+    """An engine evicts around it, so the oldest run is not always the next."""
+    reuse, _index, a = made()
+    stream = reuse.begin_use(a, OLD)
+    reuse.computed(stream, OLD)
+    for f in (MINE, NEW):
+        served(reuse, a, f)
+    served(reuse, a, MINE, 12)
+    assert a.learned_tokens == (20 + 20 + 12) * BLOCK
+    reuse.released(stream, OLD)
+
+
 def test_a_shared_beginning_that_is_still_there_shows_a_bound_only() -> None:
     """It was used later than the rest of the prompt, so it says nothing of what is left of that."""
     reuse, index, a = made()
