@@ -26,6 +26,8 @@ SLACK_BLOCKS = 2
 SLACK_RATIO = 0.1
 """A shortfall within these is none: the index counts bytes, the engine tokens in blocks of its own,
 and text is not equally dense in tokens everywhere."""
+REPORTED_SLACK_RATIO = 0.0025
+"""A size that is reported moves in blocks by more than this part."""
 GROWTH = 1.05
 """Growth of a learned size that unexpected hits show to be too small."""
 BELIEVED_LOST = 2
@@ -71,19 +73,21 @@ class Reuse:
         """The size of an engine's KV cache: as it reports, or else as the others' is.
 
         What a block has in tokens is learned: as long as it hardly changes the limit stays, for
-        what a smaller one evicts does not come back.
+        what a smaller one evicts does not come back. A size that is reported is not itself an
+        estimate, so it follows more closely: 1 % of a cache is a turn of a session.
         """
         tokens = reported_tokens or assumed_tokens
         if not tokens or facts.block_tokens <= 0:
             return
         blocks = int(tokens / facts.block_tokens)
+        slack_ratio = SLACK_RATIO
         if reported_tokens:
-            last = cache.reported_blocks
+            last, slack_ratio = cache.reported_blocks, REPORTED_SLACK_RATIO
         elif cache.learned_blocks is not None:
             return
         else:
             last, blocks = cache.limit_blocks, max(blocks, cache.proven_blocks)
-        if last is None or abs(blocks - last) > SLACK_RATIO * last:
+        if last is None or abs(blocks - last) > slack_ratio * last:
             if reported_tokens:
                 cache.reported_blocks, cache.learned_blocks = blocks, None
                 cache.learned_tokens = None
