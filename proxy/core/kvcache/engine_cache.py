@@ -64,16 +64,18 @@ class Use:
 class Runs:
     """The blocks of one cache, in runs: each of consecutive blocks that were last used together.
 
-    Of a run the tail is evicted first, of several the oldest. `size`: blocks in all of them.
+    Of a run the tail is evicted first, of several the oldest. A run may end with the blocks of an
+    answer. `size`: blocks in all of them.
     """
 
-    __slots__ = ("_ages", "_first", "_runs", "_used_s", "size")
+    __slots__ = ("_ages", "_answers", "_first", "_runs", "_used_s", "size")
 
     def __init__(self) -> None:
         self.size = 0
         self._runs: dict[int, list[int]] = {}
         self._used_s: dict[int, float] = {}
         self._first: dict[int, int] = {}
+        self._answers = 0
         # Of all uses, those that have no run left included, until they are too many.
         self._ages: deque[int] = deque()
 
@@ -110,6 +112,33 @@ class Runs:
             self._ages.append(age)
             if len(self._ages) > 2 * len(self._runs) + 16:
                 self._ages = deque(self._runs)
+
+    def append_answer(self, age: int, count: int) -> int:
+        """Add the blocks of an answer to a run; gives how many were added.
+
+        Their hashes are not known, so they are numbered, from -1 down.
+        """
+        run = self._runs.get(age)
+        if run is None or count <= 0:
+            return 0
+        self._answers -= count
+        run += range(self._answers, self._answers + count)
+        self.size += count
+        return count
+
+    def remove_answer(self, age: int, last: int) -> int:
+        """Remove the answer that a run ends with after the block `last`; gives its blocks."""
+        run, count = self._runs.get(age), 0
+        if run is None:
+            return 0
+        at = len(run) - 1
+        while at >= 0 and run[at] < 0:
+            at -= 1
+        if at >= 0 and run[at] == last:
+            count = len(run) - at - 1
+            del run[at + 1 :]
+            self.size -= count
+        return count
 
     def last_run(self, hashes: Sequence[int], count: int) -> tuple[int, int]:
         """Age of the run with the last of the first `count` blocks of a prompt, all of them here.
@@ -174,8 +203,9 @@ class Runs:
         return run[len(hashes) - 1] == hashes[-1]
 
     def rows(self) -> list[list[int]]:
-        """A copy of the runs, the oldest first: they came in the order of their ages."""
-        return [run[:] for run in self._runs.values()]
+        """A copy of the runs without answers, the oldest first: in the order of their ages."""
+        known = [[block for block in run if block >= 0] for run in self._runs.values()]
+        return [run for run in known if run]
 
     def pop(self, count: int) -> list[int]:
         """Take up to `count` blocks off the tail of the oldest run."""

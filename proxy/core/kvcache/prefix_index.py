@@ -193,6 +193,14 @@ class PrefixIndex:
         runs.put(blocks, age, self.now_s)
         return age
 
+    def answered(self, cache: EngineCache, age: int, blocks: int) -> None:
+        """An answer has filled so many blocks after the prompt that was last used at `age`."""
+        self._total += cache.runs.append_answer(age, blocks)
+
+    def goes_on(self, hold: Hold) -> None:
+        """A prompt goes on after what is held of it: with the answer, if one was noted there."""
+        self._total -= hold.cache.runs.remove_answer(hold.age, hold.hashes[hold.blocks - 1])
+
     def _mark(self, bit: int, blocks: Sequence[int]) -> None:
         """Note these blocks, one after the other in a prompt, for an instance that lacks them all.
 

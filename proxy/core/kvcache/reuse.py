@@ -141,6 +141,8 @@ class Reuse:
                 use.kept_blocks = cache.runs.kept_longer(hold.age, cache.holds)
                 use.ahead_blocks = cache.reserved_blocks
         if blocks < len(hashes):
+            if hold is not None:
+                self._prefixes.goes_on(hold)
             reach = self._inflight.reach(cache, hashes, blocks)
             self._inflight.enter(cache, use, hashes, reach)
             self._reserve(cache)
@@ -158,14 +160,21 @@ class Reuse:
         cache, hashes = use.cache, facts.block_hashes
         use.hold = self._prefixes.insert_held(cache, hashes, cache.computing_blocks)
 
-    def released(self, use: Use, facts: RequestFacts) -> None:
-        """The answer is whole: its blocks are free again, as the most recently used."""
+    def released(self, use: Use, facts: RequestFacts, answer_tokens: int = 0) -> None:
+        """The answer is whole: all blocks are free again, as the most recently used.
+
+        The next turn brings the hashes of the answer's blocks; until then they only take room.
+        """
         cache, hold, hashes = use.cache, use.hold, facts.block_hashes
         self._leave(use)
         if hold is None or not cache.runs.is_newest(hashes, hold.age):
-            self._prefixes.insert(cache, hashes, cache.computing_blocks)
+            age = self._prefixes.insert(cache, hashes)
         else:
-            self._reserve(cache)
+            age = hold.age
+        if facts.block_tokens > 0:
+            filled = int((facts.prompt_tokens + answer_tokens) / facts.block_tokens)
+            self._prefixes.answered(cache, age, filled - len(hashes))
+        self._reserve(cache)
 
     def end_use(self, use: Use) -> None:
         """End a use, whole or given up; without effect when repeated."""

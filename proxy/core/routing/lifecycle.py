@@ -208,12 +208,18 @@ class BlockUses:
         if route.lease.is_open:
             route.use = self._reuse.received(self._states.of(route.decode.name).cache, facts)
 
-    def completed(self, route: Route, facts: RequestFacts, cached_ratio: float | None) -> None:
+    def completed(
+        self,
+        route: Route,
+        facts: RequestFacts,
+        cached_ratio: float | None,
+        answer_tokens: int,
+    ) -> None:
         """The answer is whole: its blocks are the most recently used ones."""
         if (use := _open(route)) is not None:
             if use.cache.name == route.decode.name:
                 self._reported(use, facts, cached_ratio)
-            self._reuse.released(use, facts)
+            self._reuse.released(use, facts, answer_tokens)
 
     def _reported(self, use: Use, facts: RequestFacts, cached_ratio: float | None) -> None:
         if cached_ratio is not None and self._reuse.reported(use, facts, cached_ratio):

@@ -412,7 +412,9 @@ class Router:
         `cached_ratio`: the part of the prompt that D found in its cache, where it tells.
         """
         self._tracker.told(route, cached_ratio if facts.offloadable else None)
-        self._block_uses.completed(route, facts, cached_ratio)
+        decoded = sum([c.tokens for c in route.lease.charges if c.phase is Phase.DECODE])
+        answer_tokens = max(0, decoded - route.prompt_tokens)
+        self._block_uses.completed(route, facts, cached_ratio, answer_tokens)
 
     def fall_back(self, route: Route, facts: RequestFacts, why: Fallback, now_s: float) -> None:
         """The offload failed before the client's first byte: compute on D instead.

@@ -22,7 +22,7 @@ names = st.sampled_from(NAMES)
 
 def chained(path: Sequence[int]) -> list[int]:
     """Hashes of a prompt whose blocks are `path`: each stands for the whole way to it."""
-    return [hash(tuple(path[: i + 1])) for i in range(len(path))]
+    return [hash(tuple(path[: i + 1])) % (1 << 64) for i in range(len(path))]
 
 
 prompts = st.lists(st.integers(0, 2), max_size=6).map(chained)

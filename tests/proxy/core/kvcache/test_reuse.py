@@ -336,6 +336,29 @@ def test_events_do_not_tell_what_a_sibling_is_about_to_leave() -> None:
     reuse.released(use, first)
 
 
+def test_answers_take_room_until_the_next_turn_brings_their_blocks() -> None:
+    reuse, index, a = made()
+    index.limit(a, 50)
+    for f in (OLD, MINE):
+        use = reuse.begin_use(a, f)
+        reuse.computed(use, f)
+        reuse.released(use, f, 7 * BLOCK)
+    assert (a.blocks, index.total_blocks) == (50, 50)
+    assert index.held(a, OLD.block_hashes) == 20, "of the oldest its answer went first"
+    index.limit(a, 44)
+    assert (index.held(a, OLD.block_hashes), index.held(a, MINE.block_hashes)) == (17, 20)
+    turn = facts((2, 30))
+    use = reuse.begin_use(a, turn)
+    reuse.computed(use, turn)
+    assert (a.blocks, index.total_blocks) == (17 + 30 - 3, 44), "the answer is a part of it"
+    assert index.held(a, turn.block_hashes) == 30
+    reuse.released(use, turn, 2 * BLOCK)
+    assert [len(run) for run in a.runs.rows()] == [12, 30], "nobody else can know an answer's"
+    assert a.blocks == index.total_blocks == 44
+    index.drop(a)
+    assert index.total_blocks == 0
+
+
 def test_what_is_in_use_stays() -> None:
     """An engine evicts what nobody runs on, however long ago it was used."""
     reuse, index, a = made()
