@@ -15,6 +15,9 @@ them is made when a hold ends, and of what that one leaves.
 A use takes over all blocks of its prompt, and later ones take its leading blocks from it: what was
 last used at one age is always one run of blocks. So the order of eviction is kept per run, and a
 use costs a few steps and some copying in C, however long the prompt is.
+
+An engine caches its answers too. Their hashes come with the next turn, which has them in its
+prompt; until then numbers stand for them at the end of the prompt's run, in no mask.
 """
 
 from __future__ import annotations
