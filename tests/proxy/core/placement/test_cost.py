@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.connectors import CONNECTORS, transfer_rules
+from proxy.core.instances import InstanceStates
+from proxy.core.kvcache.prefix_index import PrefixIndex
+from proxy.core.kvcache.sessions import Sessions
 from proxy.core.latency.model import RECENT_S, STEP_PRIOR_S, Latency
 from proxy.core.placement.alternatives import PricedOption
 from proxy.core.placement.cost import MAX_WAIT_S, MISSED, WEIGHTS, Weights, by_cost
@@ -18,10 +21,10 @@ from proxy.core.placement.decision import (
     Candidates,
     Choice,
     PlacementView,
-    SessionKv,
     Size,
     can_prefill,
 )
+from proxy.core.routing.session_kv import LiveSessionKv
 from proxy.core.types import Candidate, Instance, Load, Reason, RequestFacts, RouterConfig
 from tests.support.scenes import latency_of
 
@@ -275,22 +278,17 @@ def test_no_offload_that_the_prefill_timeout_would_end() -> None:
     assert not any(one.prefill for one in by_cost(hurried).options)
 
 
-class _Overfull(SessionKv):
-    """Every cache is too small for the sessions that live there, by the whole prompt."""
-
-    def fullest_tokens(self, names: Sequence[str]) -> int:
-        return PROMPT
-
-    def tokens_too_much(self, name: str, hit_tokens: int, kv_tokens: int) -> tuple[float, float]:
-        return 0.0, float(PROMPT)
-
-
 def test_kv_that_does_not_fit_costs_the_same_on_a_slow_instance_as_on_a_quick_one() -> None:
     """What is computed again later is computed anywhere; only the first token is slower there."""
-    free = [replace(candidate(name), kv_tokens=2 * PROMPT) for name in "ab"]
-    asked = replace(scene(free, connector="none"), session_kv=_Overfull())
+    states, sessions = InstanceStates(), Sessions(600.0, 100)
+    for name in "ab":
+        sessions.assign(f"on {name}", states.add(name).cache, 0.0, 10 * PROMPT)
+    asked = scene([replace(candidate(name), kv_tokens=2 * PROMPT) for name in "ab"])
+    kv = LiveSessionKv(asked.facts, sessions, PrefixIndex(1 << 20), states, 0.0)
+    asked = replace(asked, session_kv=kv)
     asked.latency.of("a").prefill.p *= 2.0
-    slow, quick = sorted(by_cost(asked).options, key=lambda one: one.decode.instance.name)
+    places = [one for one in by_cost(asked).options if one.prefill is None]
+    slow, quick = sorted(places, key=lambda one: one.decode.instance.name)
     assert slow.ttft_s > 1.5 * quick.ttft_s
     fleet_s = asked.latency.fleet_prefill_s(PROMPT)
     assert slow.next_s == quick.next_s == pytest.approx(WEIGHTS.turns * fleet_s)
