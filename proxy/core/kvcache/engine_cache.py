@@ -128,16 +128,15 @@ class Runs:
 
     def remove_answer(self, age: int, last: int) -> int:
         """Remove the answer that a run ends with after the block `last`; gives its blocks."""
-        run, count = self._runs.get(age), 0
+        run = self._runs.get(age)
         if run is None:
             return 0
-        at = len(run) - 1
-        while at >= 0 and run[at] < 0:
-            at -= 1
-        if at >= 0 and run[at] == last:
-            count = len(run) - at - 1
-            del run[at + 1 :]
-            self.size -= count
+        known = _before_answer(run)
+        count = len(run) - known
+        if not known or run[known - 1] != last:
+            return 0
+        del run[known:]
+        self.size -= count
         return count
 
     def last_run(self, hashes: Sequence[int], count: int) -> tuple[int, int]:
@@ -204,7 +203,7 @@ class Runs:
 
     def rows(self) -> list[list[int]]:
         """A copy of the runs without answers, the oldest first: in the order of their ages."""
-        known = [[block for block in run if block >= 0] for run in self._runs.values()]
+        known = [run[: _before_answer(run)] for run in self._runs.values()]
         return [run for run in known if run]
 
     def pop(self, count: int) -> list[int]:
@@ -280,6 +279,14 @@ class EngineCache:
     def blocks(self) -> int:
         """Number of blocks believed to be in the cache."""
         return self.runs.size
+
+
+def _before_answer(run: Sequence[int]) -> int:
+    """How many blocks of a run come before the answer that it may end with."""
+    known = len(run)
+    while known and run[known - 1] < 0:
+        known -= 1
+    return known
 
 
 def _common(run: Sequence[int], hashes: Sequence[int], at: int, end: int) -> int:
