@@ -294,7 +294,9 @@ class RequestFacts:
     could not give the same answer as one request (n > 1, echo, several prompts, one output token,
     ...). `holder`: the only instance that can serve it, as it holds the response that it is about.
     `units` chain over units of the prompt's token ids; empty where the client sent text. `ends`:
-    hashes of the prompt up to the ends of its messages; empty where it has none.
+    hashes of the prompt up to the ends of its messages; empty where it has none. `part_tokens`: by
+    which a cached prefix goes on beyond its last whole block, on average; 0 where prompts are alike
+    up to the end of a block.
     """
 
     model: str
@@ -307,6 +309,7 @@ class RequestFacts:
     holder: str | None
     units: Sequence[int]
     ends: Sequence[int]
+    part_tokens: float
 
     def __init__(
         self,
@@ -320,6 +323,7 @@ class RequestFacts:
         holder: str | None = None,
         units: Sequence[int] = (),
         ends: Sequence[int] = (),
+        part_tokens: float = 0.0,
     ) -> None:
         self.model = model
         self.session_id = session_id
@@ -331,10 +335,13 @@ class RequestFacts:
         self.holder = holder
         self.units = units
         self.ends = ends
+        self.part_tokens = part_tokens
 
     def hit_tokens(self, hit_blocks: int) -> int:
-        """Tokens in the first `hit_blocks` blocks, at most all but one of the prompt."""
-        tokens = int(hit_blocks * self.block_tokens + 0.5)
+        """Expected tokens of a cached prefix of so many whole blocks, at most all but one."""
+        if not hit_blocks:
+            return 0
+        tokens = int(hit_blocks * self.block_tokens + self.part_tokens + 0.5)
         return max(0, min(tokens, self.prompt_tokens - 1))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from statistics import fmean
 from typing import Any
 
 import orjson
@@ -333,6 +334,19 @@ class TestEstimator:
         assert hits == sorted(hits)
         assert hits[0] == 0
         assert hits[-1] < found.prompt_tokens
+
+    def test_a_hit_is_neither_too_short_nor_too_long_on_average(self) -> None:
+        """Two prompts part anywhere in a block; an engine counts in blocks of 16 to 64 tokens."""
+        first = facts({"prompt": "a" * 8 * BLOCK_BYTES})
+        for engine_tokens in (16, 64):
+            missed = []
+            for alike in range(3 * BLOCK_BYTES, 4 * BLOCK_BYTES, 16):
+                body = {"prompt": "a" * alike + "b" * (8 * BLOCK_BYTES - alike)}
+                hashes = facts(body).block_hashes
+                both = sum(a == b for a, b in zip(hashes, first.block_hashes, strict=True))
+                cached = int(alike / BLOCK_BYTES * first.block_tokens) // engine_tokens
+                missed.append(cached * engine_tokens - first.hit_tokens(both))
+            assert abs(fmean(missed)) < first.block_tokens / 10
 
     def test_facts_say_what_was_found(self) -> None:
         body = orjson.loads(b'{"model":"m","session_id":"s","n":2,"prompt":"' + b"x" * 4096 + b'"}')
