@@ -360,7 +360,8 @@ async def test_a_turn_whose_client_left_is_not_taken_for_the_one_before(tmp_path
         first, left, last = await proxy.records(3)
     assert left["outcome"] == "client_gone"
     assert last["cached_tokens"] > 2 * first["prompt_tokens"]
-    assert abs(last["hit_tokens"] - last["cached_tokens"]) < 0.1 * last["cached_tokens"]
+    # By the index of bytes, and few bytes per token were seen so far.
+    assert abs(last["hit_tokens"] - last["cached_tokens"]) < 0.15 * last["cached_tokens"]
 
 
 async def test_a_message_that_grows_counts_as_far_as_it_was_there(tmp_path: Path) -> None:
