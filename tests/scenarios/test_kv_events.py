@@ -349,7 +349,8 @@ async def test_a_turn_whose_client_left_is_not_taken_for_the_one_before(tmp_path
     async with followed(tmp_path) as (proxy, fleet):
         (engine,) = fleet.engines
         await talk.turn(proxy)
-        talk.messages.append({"role": "user", "content": words(800, "left")})
+        # As many bytes per token as the first turn had: they are learned from that one only.
+        talk.messages.append({"role": "user", "content": words(800, "b0x")})
         body = chat("", max_tokens=5000, stream=True) | {"messages": talk.messages}
         name = {"X-Session-ID": talk.name}
         async with proxy.http.post("/v1/chat/completions", json=body, headers=name) as answer:
@@ -360,8 +361,7 @@ async def test_a_turn_whose_client_left_is_not_taken_for_the_one_before(tmp_path
         first, left, last = await proxy.records(3)
     assert left["outcome"] == "client_gone"
     assert last["cached_tokens"] > 2 * first["prompt_tokens"]
-    # By the index of bytes, and few bytes per token were seen so far.
-    assert abs(last["hit_tokens"] - last["cached_tokens"]) < 0.15 * last["cached_tokens"]
+    assert abs(last["hit_tokens"] - last["cached_tokens"]) < 0.1 * last["cached_tokens"]
 
 
 async def test_a_message_that_grows_counts_as_far_as_it_was_there(tmp_path: Path) -> None:
