@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,7 @@ from proxy.protocol.examined import Examined, Task, examine
 from proxy.request.client_request import Outgoing
 from proxy.request.legs import FirstEventLimit, Unusable, prefill_leg
 from proxy.telemetry.log import LOG_EVERY_S, Throttle
+from tests.support.virtual_time import run
 
 PARSED = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
 RAW = orjson.dumps(PARSED)
@@ -170,32 +171,41 @@ async def test_kv_params_that_are_not_used_are_said_once(caplog: pytest.LogCaptu
     assert p.throttle.turn("kv_transfer_params", later_s) == 99
 
 
-async def seconds_at(limit: FirstEventLimit, *late_s: float) -> list[float]:
-    """The limit after it was looked at so late each time, until it was met."""
-    began_s, seen = asyncio.get_running_loop().time(), []
-    with suppress(TimeoutError), limit:
-        for one_s in late_s:
-            limit.look(began_s + one_s)
-            seen.append(limit.seconds)
-            await asyncio.sleep(0)
-        seen.append(math.inf)
-    return seen
+def seconds_at(
+    late_s: list[float], seconds: float, cap_s: float, has_other: Callable[[float], bool]
+) -> list[float]:
+    """The seconds of such a limit after it was looked at so late each time, until it was met.
+
+    In virtual time: by a real clock some would pass until the limit begins.
+    """
+
+    async def test() -> list[float]:
+        began_s, seen = asyncio.get_running_loop().time(), []
+        limit = FirstEventLimit(seconds, cap_s, has_other)
+        with suppress(TimeoutError), limit:
+            for one_s in late_s:
+                limit.look(began_s + one_s)
+                seen.append(limit.seconds)
+                await asyncio.sleep(0)
+            seen.append(math.inf)
+        return seen
+
+    found: list[float] = run(test())
+    return found
 
 
-async def test_a_late_leg_is_given_up_once_somebody_else_would_take_it() -> None:
+def test_a_late_leg_is_given_up_once_somebody_else_would_take_it() -> None:
     asked: list[float] = []
 
     def has_other(now_s: float) -> bool:
         asked.append(now_s)
         return len(asked) == 3
 
-    limit = FirstEventLimit(100.0, 300.0, has_other)
-    seen = await seconds_at(limit, 50.0, 100.1, 100.5, 104.0, 105.5, 106.0)
+    seen = seconds_at([50.0, 100.1, 100.5, 104.0, 105.5, 106.0], 100.0, 300.0, has_other)
     assert seen == pytest.approx([100.0, 101.1, 101.1, 105.0, 105.0])
     assert len(asked) == 3
 
 
-async def test_a_late_leg_that_nobody_else_would_take_has_all_of_its_time() -> None:
-    limit = FirstEventLimit(100.0, 101.5, lambda now_s: False)
-    seen = await seconds_at(limit, 100.1, 101.2, 101.4, 101.6)
+def test_a_late_leg_that_nobody_else_would_take_has_all_of_its_time() -> None:
+    seen = seconds_at([100.1, 101.2, 101.4, 101.6], 100.0, 101.5, lambda now_s: False)
     assert seen == pytest.approx([101.1, 101.5, 101.5, 101.5])
