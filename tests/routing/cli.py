@@ -26,12 +26,15 @@ from tests.routing.runs import Cell, Runner
 from tests.routing.systems import (
     BEFORE,
     GAUGES,
+    INOTIFY_LIMIT,
     MODES,
     OURS,
     PLAIN,
     SYSTEMS,
     Site,
     environments_of,
+    inotify_instances,
+    inotify_limit,
     our_path,
 )
 from tests.routing.verdict import gross_faults
@@ -168,6 +171,19 @@ def _checked(result: Result) -> int:
     return 1 if found else 0
 
 
+def check_inotify(
+    runs: Sequence[tuple[str, str]], engines: int, parallel: int, limit: int | None
+) -> None:
+    """Raise RoutingError where systems that run at the same time cannot all watch their engines."""
+    batches = [runs[first : first + parallel] for first in range(0, len(runs), parallel)]
+    needed = max(inotify_instances([name for name, _ in batch], engines) for batch in batches)
+    if limit is not None and needed > limit:
+        raise RoutingError(
+            f"--parallel {parallel}: needs {needed} inotify instances, the kernel allows {limit}: "
+            f"run fewer systems at a time, or sysctl -w {INOTIFY_LIMIT}={2 * needed}"
+        )
+
+
 def default_speedup(cpus: int, engines: int, parallel: int) -> float:
     """The fastest of SPEEDUPS at which the machine stays under its limit, or the slowest."""
     most = round(BUSY_LIMIT * cpus / (CPUS_PER_ENGINE * engines * parallel), 6)
@@ -187,6 +203,7 @@ def _options(given: argparse.Namespace) -> Options:
     ]
     fleets = tuple(map(shape_of, shapes))
     engines = max(fleet.engines for fleet in fleets)
+    check_inotify(runs, engines, given.parallel, inotify_limit())
     speedup = default_speedup(len(os.sched_getaffinity(0)), engines, given.parallel)
     if given.before is not None and not (given.before / "proxy").is_dir():
         raise RoutingError(f"--before: {given.before} has no clone of the project")

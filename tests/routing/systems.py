@@ -58,6 +58,7 @@ DYNAMO_ENVIRONMENT = {
     # As vLLM: a field that only some routers add is no error.
     "DYN_IGNORE_OPENAI_FE_UNSUPPORTED_FIELDS": "1",
 }
+INOTIFY_LIMIT = "fs.inotify.max_user_instances"
 START_S = 120.0
 """Longest time from a program's start to its first answer; several start on few cores."""
 PROBE_S = 5.0
@@ -81,6 +82,24 @@ def environments_of(systems: Iterable[str]) -> list[Environment]:
     """The environments that these systems need; the engines' first."""
     packages = [str(ROUTERS[name].requirement) for name in systems if name in ROUTERS]
     return [environments.dynamo(), *map(environments.of_package, packages)]
+
+
+def inotify_instances(names: Iterable[str], engines: int) -> int:
+    """How many inotify instances these systems hold together, as counted on Dynamo 1.6.1.
+
+    A frontend watches its discovery folder: three times per engine that it routes to, and for
+    itself. Stand-alone engines have one each.
+    """
+    of_router, of_engines = 1 + 3 * engines, 5 * engines
+    return sum(of_router if name in FRONTENDS else of_engines for name in names)
+
+
+def inotify_limit() -> int | None:
+    """How many inotify instances the kernel lets a user have; None where it does not say."""
+    try:
+        return int(Path("/proc/sys", *INOTIFY_LIMIT.split(".")).read_text())
+    except OSError:
+        return None
 
 
 def is_compiled_current() -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.routing import cli
+from tests.routing.environments import RoutingError
 from tests.routing.runs_for_tests import result, run
 from tests.routing.systems import RIVALS
 
@@ -45,6 +46,16 @@ def test_more_cpus_and_fewer_systems_at_a_time_are_faster() -> None:
     assert cli.default_speedup(2, 8, 2) == 1.5
     assert cli.default_speedup(4, 8, 2) == cli.default_speedup(2, 4, 2) == cli.SPEEDUPS[-1]
     assert cli.default_speedup(1, 8, 9) == cli.SPEEDUPS[0]
+
+
+def test_more_systems_at_a_time_than_can_watch_their_engines_are_refused() -> None:
+    runs = options("--modes", "gauges,plain,events").runs
+    assert len(runs) == 7
+    cli.check_inotify(runs, 4, 7, 126)
+    cli.check_inotify(runs, 8, 7, None)
+    cli.check_inotify(runs, 8, 1, 40)
+    with pytest.raises(RoutingError, match=r"--parallel 7: needs 250 inotify .* allows 128"):
+        cli.check_inotify(runs, 8, 7, 128)
 
 
 @pytest.mark.parametrize(
