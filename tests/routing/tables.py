@@ -7,7 +7,7 @@ from statistics import median
 
 from tests.bench.tables import Grid
 from tests.routing.measured import BUSY_LIMIT, Figures, Result, Run
-from tests.routing.verdict import Ratio, Verdict, verdicts
+from tests.routing.verdict import Verdict, verdicts
 
 HEADERS = (
     *("system", "seeds", "lost", "hit", "TTFT mean s", "p50", "p90", "p99", "TPOT p90 ms"),
@@ -65,7 +65,8 @@ def _busy(runs: Sequence[Run]) -> str:
 
 def targets(result: Result) -> Grid:
     """What is asked for, what was measured, and whether that meets it."""
-    headers = ["fleet, load", "figure", "relative to", "median (90 %)", "seeds", "at most", "met"]
+    headers = ["fleet, load", "figure", "relative to", "seeds", "median (90 %)", "at most", "met"]
+    headers.append("all seeds together (90 %)")
     rows = [_target_row(verdict) for verdict in verdicts(result)]
     return Grid("Targets", headers, rows)
 
@@ -77,17 +78,18 @@ def _target_row(verdict: Verdict) -> list[str]:
         f"{verdict.shape}, {verdict.load}",
         f"{target.figure.name}, {target.mode}",
         verdict.against,
-        "" if ratio is None else _ratio(ratio),
         "" if ratio is None else str(ratio.seeds),
+        "" if ratio is None else _interval(ratio.middle, ratio.low, ratio.high),
         f"{target.limit:g}",
         met,
+        "" if ratio is None else _interval(*ratio.together),
     ]
 
 
-def _ratio(ratio: Ratio) -> str:
-    """Without its interval where that is nothing: of one run as a whole."""
-    low, high = f"{ratio.low:.2f}", f"{ratio.high:.2f}"
-    return f"{ratio.middle:.2f}" + ("" if low == high else f" ({low}–{high})")
+def _interval(middle: float, low: float, high: float) -> str:
+    """Without the interval where that is nothing: of one run as a whole."""
+    ends = f"{low:.2f}", f"{high:.2f}"
+    return f"{middle:.2f}" + ("" if ends[0] == ends[1] else f" ({ends[0]}–{ends[1]})")
 
 
 def faults(result: Result) -> list[str]:

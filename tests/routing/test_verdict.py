@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.routing.measured import Answered
 from tests.routing.runs_for_tests import result, run
 from tests.routing.verdict import (
     MAKESPAN,
@@ -17,6 +20,7 @@ from tests.routing.verdict import (
     verdicts,
 )
 
+OTHER = Answered("another", ttft_s=5.0, tpot_s=0.01, prompt_tokens=10, cached_tokens=0)
 TIMES = st.lists(st.floats(0.01, 100.0), min_size=2, max_size=12)
 
 
@@ -31,6 +35,7 @@ def test_who_takes_k_times_as_long_for_each_request_has_the_ratio_k(
         found = ratio(figure, ours, theirs, draws=20)
         assert found is not None
         assert (found.middle, found.low, found.high) == pytest.approx((factor,) * 3)
+        assert found.together == pytest.approx((factor,) * 3)
         assert found.seeds == seeds
 
 
@@ -40,6 +45,23 @@ def test_only_seeds_that_both_have_are_compared() -> None:
     assert found is not None
     assert (found.middle, found.seeds) == (0.5, 1)
     assert ratio(TTFT_MEAN, ours, [run("dynamo-kv", 3, [2.0, 2.0])]) is None
+
+
+def test_a_seed_in_which_the_rival_is_far_behind_counts_over_all_requests() -> None:
+    """A little slower in two of three seeds, and much quicker in one: the median is of the two."""
+    ours = [run("cache-proxy", n, [1.1] * 20, "gauges") for n in range(3)]
+    theirs = [run("dynamo-kv", n, [3.0 if n == 2 else 1.0] * 20) for n in range(3)]
+    for figure, all_requests in ((TTFT_MEAN, 3.3 / 5.0), (TTFT_P90, 1.1 / 3.0)):
+        found = ratio(figure, ours, theirs, draws=20)
+        assert found is not None
+        assert (found.middle, found.together[0]) == pytest.approx((1.1, all_requests))
+
+
+def test_runs_that_share_no_session_are_compared_as_wholes() -> None:
+    ours = replace(run("cache-proxy", 1, [1.0, 3.0], "gauges"), answered=(OTHER,))
+    found = ratio(TTFT_MEAN, [ours], [run("dynamo-kv", 1, [1.0, 1.0])], draws=2)
+    assert found is not None
+    assert (found.middle, found.together) == (5.0, (5.0, 5.0, 5.0))
 
 
 def test_an_interval_is_about_the_sessions() -> None:

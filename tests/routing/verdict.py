@@ -1,9 +1,11 @@
 """What the figures should be, and whether they are: ours beside the best rival, run by run.
 
 A ratio is the median over the seeds of one run of ours over the best rival's run with the same
-seed: the rival whose median is the lowest in that figure, at that load. Its interval is from a
-paired bootstrap: seeds are drawn anew, and within a seed the sessions, the same for both systems,
-as requests of one session are not independent of each other.
+seed: the rival whose median is the lowest in that figure, at that load. Beside it stands the ratio
+over the requests of all seeds taken together, to which seeds in which one of the two is far behind
+count as much as they cost. Both have their intervals from a paired bootstrap: seeds are drawn anew,
+and within a seed the sessions, the same for both systems, as requests of one session are not
+independent of each other.
 """
 
 from __future__ import annotations
@@ -88,11 +90,16 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A median ratio over paired runs, with its interval; `seeds` is the number of pairs."""
+    """A ratio over paired runs, with its interval; `seeds` is the number of pairs.
+
+    `middle`, `low`, `high`: the median of the seeds' ratios. `together`: the ratio over the
+    requests of all seeds, and its interval.
+    """
 
     middle: float
     low: float
     high: float
+    together: tuple[float, float, float]
     seeds: int
 
 
@@ -162,45 +169,58 @@ def ratio(
     random = np.random.default_rng(0)
     samples = [_Sample.of(figure, one, other) for one, other in pairs]
     drawn = [_drawn(samples, random) for _ in range(draws)]
-    low, high = np.percentile(drawn, COVERED)
-    return Ratio(middle, float(low), float(high), len(pairs))
+    (low, below), (high, above) = np.percentile(drawn, COVERED, axis=0).tolist()
+    together = _together(figure, [one.whole() for one in samples])
+    return Ratio(middle, low, high, (together, below, above), len(pairs))
 
 
-def _drawn(samples: Sequence[_Sample], random: np.random.Generator) -> float:
-    """The median ratio of one bootstrap draw."""
-    chosen = random.integers(len(samples), size=len(samples))
-    return float(median(samples[at].drawn(random) for at in chosen))
+Pair = tuple["np.ndarray", "np.ndarray"]
+"""Values of ours and of the other's, of the same sessions."""
+
+
+def _drawn(samples: Sequence[_Sample], random: np.random.Generator) -> tuple[float, float]:
+    """One bootstrap draw: the median of the seeds' ratios, and the ratio over all requests."""
+    chosen = [samples[at] for at in random.integers(len(samples), size=len(samples))]
+    figure, drawn = chosen[0].figure, [one.drawn(random) for one in chosen]
+    return median(_of_pair(figure, one) for one in drawn), _together(figure, drawn)
+
+
+def _of_pair(figure: Figure, pair: Pair) -> float:
+    return float(figure.reduce(pair[0]) / figure.reduce(pair[1]))
+
+
+def _together(figure: Figure, pairs: Sequence[Pair]) -> float:
+    """The ratio over the requests of all pairs; of whole runs that of their sums."""
+    mine, others = zip(*pairs, strict=True)
+    return _of_pair(figure, (np.concatenate(mine), np.concatenate(others)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """A pair of runs, per session that both have answered; a run as a whole has no sessions."""
+    """A pair of runs, per session that both have answered; a run as a whole is one value."""
 
     figure: Figure
-    whole: float
     mine: list[np.ndarray]
     others: list[np.ndarray]
 
     @classmethod
     def of(cls, figure: Figure, one: Run, other: Run) -> _Sample:
-        whole = figure.of_run(one) / figure.of_run(other)
-        if figure.value is None:
-            return cls(figure, whole, [], [])
-        both = _by_session(one, figure.value), _by_session(other, figure.value)
-        sessions = [name for name in both[0] if name in both[1]]
-        mine, others = ([values[name] for name in sessions] for values in both)
-        return cls(figure, whole, mine, others)
+        value = figure.value
+        mine, others = ({} if value is None else _by_session(run, value) for run in (one, other))
+        sessions = [name for name in mine if name in others]
+        if not sessions:
+            return cls(figure, *([np.array([figure.of_run(run)])] for run in (one, other)))
+        return cls(figure, [mine[name] for name in sessions], [others[name] for name in sessions])
 
-    def drawn(self, random: np.random.Generator) -> float:
-        """The ratio of the same sessions of both, drawn with repetition."""
-        if not self.mine:
-            return self.whole
+    def whole(self) -> Pair:
+        """All values of both."""
+        return np.concatenate(self.mine), np.concatenate(self.others)
+
+    def drawn(self, random: np.random.Generator) -> Pair:
+        """The values of the same sessions of both, drawn with repetition."""
         chosen = random.integers(len(self.mine), size=len(self.mine))
-        mine, others = (
-            self.figure.reduce(np.concatenate([side[at] for at in chosen]))
-            for side in (self.mine, self.others)
-        )
-        return float(mine / others)
+        mine, others = ([side[at] for at in chosen] for side in (self.mine, self.others))
+        return np.concatenate(mine), np.concatenate(others)
 
 
 def _by_session(run: Run, value: Values) -> dict[str, np.ndarray]:
