@@ -168,7 +168,7 @@ def ratio(
     middle = median(figure.of_run(one) / figure.of_run(other) for one, other in pairs)
     random = np.random.default_rng(0)
     samples = [_Sample.of(figure, one, other) for one, other in pairs]
-    drawn = [_drawn(samples, random) for _ in range(draws)]
+    drawn = [_drawn(figure, samples, random) for _ in range(draws)]
     (low, below), (high, above) = np.percentile(drawn, COVERED, axis=0).tolist()
     together = _together(figure, [one.whole() for one in samples])
     return Ratio(middle, low, high, (together, below, above), len(pairs))
@@ -178,10 +178,12 @@ Pair = tuple["np.ndarray", "np.ndarray"]
 """Values of ours and of the other's, of the same sessions."""
 
 
-def _drawn(samples: Sequence[_Sample], random: np.random.Generator) -> tuple[float, float]:
+def _drawn(
+    figure: Figure, samples: Sequence[_Sample], random: np.random.Generator
+) -> tuple[float, float]:
     """One bootstrap draw: the median of the seeds' ratios, and the ratio over all requests."""
-    chosen = [samples[at] for at in random.integers(len(samples), size=len(samples))]
-    figure, drawn = chosen[0].figure, [one.drawn(random) for one in chosen]
+    chosen = random.integers(len(samples), size=len(samples))
+    drawn = [samples[at].drawn(random) for at in chosen]
     return median(_of_pair(figure, one) for one in drawn), _together(figure, drawn)
 
 
@@ -199,7 +201,6 @@ def _together(figure: Figure, pairs: Sequence[Pair]) -> float:
 class _Sample:
     """A pair of runs, per session that both have answered; a run as a whole is one value."""
 
-    figure: Figure
     mine: list[np.ndarray]
     others: list[np.ndarray]
 
@@ -209,8 +210,8 @@ class _Sample:
         mine, others = ({} if value is None else _by_session(run, value) for run in (one, other))
         sessions = [name for name in mine if name in others]
         if not sessions:
-            return cls(figure, *([np.array([figure.of_run(run)])] for run in (one, other)))
-        return cls(figure, [mine[name] for name in sessions], [others[name] for name in sessions])
+            return cls(*([np.array([figure.of_run(run)])] for run in (one, other)))
+        return cls([mine[name] for name in sessions], [others[name] for name in sessions])
 
     def whole(self) -> Pair:
         """All values of both."""
