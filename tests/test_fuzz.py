@@ -29,7 +29,7 @@ from proxy.net.upstream.client import model_cards
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, Length
 from proxy.protocol.headers import answer_lines, forwarded
-from proxy.protocol.request_facts import bounded
+from proxy.protocol.prompt.facts import bounded
 from proxy.protocol.streams.sse import (
     Scanner,
     end_of_stream,

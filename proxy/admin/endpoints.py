@@ -24,7 +24,7 @@ from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
 from proxy.net.upstream.client import LIST_BYTES, model_cards
 from proxy.protocol.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
-from proxy.protocol.request_facts import bounded, of_tenant
+from proxy.protocol.prompt.facts import bounded, of_tenant
 from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom

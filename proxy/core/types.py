@@ -17,6 +17,8 @@ from enum import StrEnum
 BYTES_PER_TOKEN_PRIOR = 4.0
 """Of prompts; typical of English and code in 100k-entry vocabularies; replaced by each model's own
 ratio."""
+MEDIA_PRIOR = {"image": 100.0, "audio": 200.0, "video": 1000.0, "file": 1000.0}
+"""Tokens of an image, a sound, ... before an answer has told; a small picture, half a minute."""
 UNIT_TOKENS = 16
 """Token ids of one unit of a prompt's chain of ids: the largest size that divides the blocks of
 nearly all engines."""
@@ -310,6 +312,10 @@ class RequestFacts:
     units: Sequence[int]
     ends: Sequence[int]
     part_tokens: float
+    media: Sequence[tuple[float, int]]
+    client: str
+    estimate: int = field(init=False, compare=False)
+    scale: float = field(init=False, compare=False)
 
     def __init__(
         self,
@@ -324,6 +330,8 @@ class RequestFacts:
         units: Sequence[int] = (),
         ends: Sequence[int] = (),
         part_tokens: float = 0.0,
+        media: Sequence[tuple[float, int]] = (),
+        client: str = "",
     ) -> None:
         self.model = model
         self.session_id = session_id
@@ -336,13 +344,28 @@ class RequestFacts:
         self.units = units
         self.ends = ends
         self.part_tokens = part_tokens
+        self.media = media
+        self.client = client
+        self.estimate = prompt_tokens
+        self.scale = 1.0
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Expected tokens of a cached prefix of so many whole blocks, at most all but one."""
         if not hit_blocks:
             return 0
-        tokens = int(hit_blocks * self.block_tokens + self.part_tokens + 0.5)
+        tokens = int((hit_blocks * self.block_tokens + self.part_tokens) * self.scale + 0.5)
+        if self.media:
+            tokens += sum([each for at, each in self.media if at < hit_blocks])
         return max(0, min(tokens, self.prompt_tokens - 1))
+
+    def blocks_of(self, tokens: float) -> float:
+        """Blocks of the prompt that its first `tokens` tokens are; the reverse of `hit_tokens`."""
+        block_tokens = self.block_tokens * self.scale
+        for at, each in self.media:
+            if tokens <= at * block_tokens:
+                break
+            tokens = max(at * block_tokens, tokens - each)
+        return tokens / block_tokens
 
 
 @dataclass(slots=True, init=False)
@@ -422,7 +445,8 @@ class Candidate:
     `kv_full`: share of its KV cache that is running or reusable, 0..1; `kv_wait_s`: seconds until
     running streams will have freed enough for this prompt; `kv_tokens`: size of its cache, None
     while unknown; `unreleased`: number of broken hand-overs whose KV it may still hold, and their
-    tokens; `helps`: it may prefill for others, as far as its heat allows.
+    tokens; `helps`: it may prefill for others, as far as its heat allows; `key_tokens`: the hit
+    that the prompt's key predicts, where `hit_tokens` is believed instead (`core.kvcache.trust`).
     """
 
     instance: Instance
@@ -436,6 +460,7 @@ class Candidate:
     kv_tokens: int | None
     unreleased: tuple[int, int]
     helps: bool
+    key_tokens: int
 
     def __init__(
         self,
@@ -450,6 +475,7 @@ class Candidate:
         kv_tokens: int | None = None,
         unreleased: tuple[int, int] = NONE_UNRELEASED,
         helps: bool = True,
+        key_tokens: int | None = None,
     ) -> None:
         self.instance = instance
         self.load = load
@@ -462,6 +488,7 @@ class Candidate:
         self.kv_tokens = kv_tokens
         self.unreleased = unreleased
         self.helps = helps
+        self.key_tokens = hit_tokens if key_tokens is None else key_tokens
 
 
 @dataclass(frozen=True, slots=True)

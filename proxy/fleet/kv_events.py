@@ -28,7 +28,7 @@ from proxy.net.kv_events.zmtp import Channel, Message, ZmtpError
 from proxy.net.timeouts import Limit
 from proxy.net.upstream.client import Upstream
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
-from proxy.protocol.request_facts import unit_hashes, unit_root
+from proxy.protocol.prompt.facts import unit_hashes, unit_root
 
 LOOK_S = 0.5
 """How often the instances are compared with those that are followed."""

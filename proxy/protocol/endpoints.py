@@ -67,6 +67,7 @@ OTHER = Endpoint("", "as --extra-paths says", ANY_METHOD, is_counted=False)
 """Row of the paths of `--extra-paths`."""
 _RESPONSES_END = ("response.completed", "response.incomplete", "response.failed")
 RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 _STORED = Endpoint(
     f"{RESPONSES}/",
     "stored responses: read, list items, cancel, delete",
@@ -88,7 +89,7 @@ _ROWS = (
         error_form=ErrorForm.RESPONSES,
     ),
     Endpoint(
-        "/v1/messages",
+        MESSAGES,
         "answers in Anthropic's form",
         last_events=("message_stop",),
         error_form=ErrorForm.MESSAGES,

@@ -23,7 +23,7 @@ from proxy.protocol.body import (
     overfull,
     steering_keys,
 )
-from proxy.protocol.request_facts import (
+from proxy.protocol.prompt.facts import (
     MOST_VALUES,
     PromptFacts,
     prompt_facts,
@@ -204,6 +204,7 @@ def packed(found: Examined | Unfit) -> bytes:
             "prompt": [
                 *(prompt.model, prompt.bytes, prompt.ids, prompt.hashes),
                 *(prompt.kept, prompt.units, prompt.ends, prompt.answer),
+                *(prompt.dialect, prompt.media),
             ],
             "offloadable": prompt.offloadable,
             "put": {key: value.decode() for key, value in found.put.items()},
@@ -223,12 +224,12 @@ def unpacked(result: bytes) -> Examined | Unfit:
     spans = told["spans"]
     if spans is None:
         return NO_OBJECT
-    *prompt, answer = told["prompt"]
+    *prompt, answer, dialect, media = told["prompt"]
     plan = told["plan"]
     found = Examined(
         told["fields"],
         told["session"],
-        PromptFacts(*[*prompt, tuple(answer)], offloadable=told["offloadable"]),
+        PromptFacts(*[*prompt, tuple(answer), dialect, media], offloadable=told["offloadable"]),
         {key: value.encode() for key, value in told["put"].items()},
         told["drop"],
         [(key, start, end) for key, start, end in spans],

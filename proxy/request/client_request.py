@@ -42,7 +42,7 @@ from proxy.protocol.errors import (
 )
 from proxy.protocol.examined import NO_OBJECT, Examined, Task, examine
 from proxy.protocol.headers import forwarded
-from proxy.protocol.request_facts import MOST_VALUES_SMALL
+from proxy.protocol.prompt.facts import MOST_VALUES_SMALL
 from proxy.protocol.stored_responses import NAMED
 from proxy.protocol.streams.movable import Plan
 from proxy.request.large_bodies import LargeBodies

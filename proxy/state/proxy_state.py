@@ -20,7 +20,7 @@ from proxy.fleet.thermal_plugin import ThermalPlugins
 from proxy.net import tls
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.pool import ConnectOptions
-from proxy.protocol.request_facts import TokenEstimator
+from proxy.protocol.prompt.facts import TokenEstimator
 from proxy.state.access import Access, bearer
 from proxy.state.detached import DetachedTasks
 from proxy.state.in_flight import InFlight
@@ -78,7 +78,7 @@ class ProxyState:
         if plan is not None:
             self.thermal.evictions.budget = MoveBudget(plan.options.fleet_bytes_per_s)
         self.detached = DetachedTasks()
-        self.estimator = TokenEstimator(router.bytes_per_token.of)
+        self.estimator = TokenEstimator(router.bytes_per_token.of, router.bytes_per_token.media)
         self.memory = Watermark(None)
         heat = self.thermal.control if settings.limits_heat else None
         if heat is not None:

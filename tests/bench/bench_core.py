@@ -29,7 +29,7 @@ from proxy.core.lease import Phase
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts, RouterConfig
-from proxy.protocol.request_facts import (
+from proxy.protocol.prompt.facts import (
     TokenEstimator,
     block_hashes,
     prompt_bytes,
@@ -178,7 +178,7 @@ def _once(
     names = [f"session-{now_s}-{i}" for i in range(len(raws))]
     pairs = list(zip(parsed, names, strict=True))
     facts, facts_s = _timed(lambda: [facts_of(estimator, body, name) for body, name in pairs])
-    texts = [prompt_bytes(body) or b"" for body in parsed]
+    texts = [prompt_bytes("/v1/chat/completions", body) or b"" for body in parsed]
     _, spent["hash"] = _timed(lambda: [block_hashes(text) for text in texts])
     spent["texts"] = max(0.0, facts_s - spent["hash"])
     routes, spent["admit"] = _timed(lambda: [_admit(router, one, now_s) for one in facts])

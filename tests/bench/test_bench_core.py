@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from proxy.protocol.request_facts import TokenEstimator
+from proxy.protocol.prompt.facts import TokenEstimator
 from tests.bench import bench_core
 from tests.bench.bench_core import Case, Traffic, busy_router
 

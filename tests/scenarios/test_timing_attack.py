@@ -25,7 +25,7 @@ from proxy.config.options import Settings
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RequestFacts
-from proxy.protocol.request_facts import TokenEstimator
+from proxy.protocol.prompt.facts import TokenEstimator
 from proxy.request.client_request import BodyLimits, read
 from proxy.request.large_bodies import LargeBodies
 from proxy.state.access import Access

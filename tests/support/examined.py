@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.core.types import RequestFacts
 from proxy.protocol.body import Members
-from proxy.protocol.request_facts import TokenEstimator, prompt_facts, session_in
+from proxy.protocol.prompt.facts import TokenEstimator, prompt_facts, session_in
 
 
 def facts_of(

@@ -1,4 +1,4 @@
-"""Bytes of prompt per token, by model: learned from the usage of answers.
+"""Bytes of prompt per token, and tokens per image or sound, by model: learned from usage.
 
 The fleet's ratio is the median of the instances' own, so that one that is wrong does not move it.
 """
@@ -6,17 +6,22 @@ The fleet's ratio is the median of the instances' own, so that one that is wrong
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TypeVar
 
 from proxy.core.admission.engine_reports import OwnRatio, fleet_ratio
 from proxy.core.instances import InstanceStates
-from proxy.core.types import BYTES_PER_TOKEN_PRIOR
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR, MEDIA_PRIOR
 
 LEAST_RATIO, MOST_RATIO = 0.25, 64.0
 """Bounds of what is plausible; whatever an engine reports is clipped to them."""
 LEAST_TOKENS, LEAST_BYTES = 64, 1024
 """A shorter prompt is mostly template."""
 MODELS_MAX = 64
+LEAST_MEDIA_RATIO = 0.2
+"""Media teach where they are at least this part of the text: less drowns in the text's error."""
+MEDIA_GAIN = 0.3
+MOST_MEDIA_TOKENS = 65_536.0
 _Value = TypeVar("_Value")
 
 
@@ -27,6 +32,7 @@ class BytesPerToken:
         self._states = states
         self._fleet: OrderedDict[str, float] = OrderedDict()
         self._adopted: OrderedDict[str, float] = OrderedDict()
+        self._media: OrderedDict[str, dict[str, float]] = OrderedDict()
 
     def of(self, model: str) -> float:
         """The fleet's ratio, or the prior for a model without answers."""
@@ -61,6 +67,29 @@ class BytesPerToken:
         fleet = fleet_ratio(known, BYTES_PER_TOKEN_PRIOR if adopted is None else adopted)
         _keep(self._fleet, model, fleet)
         return own.judge(fleet, len(known))
+
+    def media(self, model: str, kind: str) -> float:
+        """Tokens of one image, or what else `kind` says."""
+        return self._media.get(model, MEDIA_PRIOR).get(kind, MEDIA_PRIOR[kind])
+
+    def learn_media(
+        self, model: str, kinds: Sequence[str], text_bytes: int, prompt_tokens: int
+    ) -> None:
+        """Learn from a prompt with media: their tokens are those that its text does not explain.
+
+        Kinds that come together are taken to be wrong by the same factor.
+        """
+        text = text_bytes / self.of(model)
+        rest = max(float(len(kinds)), prompt_tokens - text)
+        expected = sum([self.media(model, kind) for kind in kinds])
+        if max(rest, expected) < LEAST_MEDIA_RATIO * text:
+            return
+        known = dict(self._media.get(model, {}))
+        for kind in set(kinds):
+            gain = MEDIA_GAIN if kind in known else 1.0
+            told = self.media(model, kind) * (rest / expected) ** gain
+            known[kind] = min(MOST_MEDIA_TOKENS, max(1.0, told))
+        _keep(self._media, model, known)
 
 
 def _keep(by_model: OrderedDict[str, _Value], model: str, value: _Value) -> None:

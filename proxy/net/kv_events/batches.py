@@ -18,7 +18,8 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from proxy.core.kvcache.published import CacheEvent, Cleared, Removed, Stored
-from proxy.protocol.request_facts import ID_BYTES, IDS
+from proxy.protocol.prompt.facts import ID_BYTES
+from proxy.protocol.prompt.rendered import IDS
 
 _FIELDS: Mapping[str, tuple[str, ...]] = {
     "BlockStored": (

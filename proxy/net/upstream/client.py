@@ -24,7 +24,7 @@ from proxy.net.upstream.pool import ConnectOptions, Pool
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import request_head
-from proxy.protocol.request_facts import IDS
+from proxy.protocol.prompt.rendered import IDS
 from proxy.telemetry.log import Throttle
 
 ANSWER_BYTES = 2 << 20

@@ -21,8 +21,8 @@ from proxy.protocol.body import (
     members,
     steering_keys,
 )
-from proxy.protocol.request_facts import MOST_VALUES, prompt_bytes, prompt_facts
-from tests.proxy.protocol.test_request_facts import json_values
+from proxy.protocol.prompt.facts import MOST_VALUES, prompt_bytes, prompt_facts
+from tests.proxy.protocol.prompt.test_facts import COMPLETIONS, json_values
 from tests.support.examined import facts_of, splice
 
 SHAPES = 1000
@@ -155,8 +155,9 @@ def test_values_are_counted_whatever_holds_them(value: Any, most: int) -> None:
     def is_ids(item: list[Any]) -> bool:
         return bool(item) and all(isinstance(i, int) and 0 <= i < 1 << 32 for i in item)
 
-    assert (prompt_bytes({"prompt": value}, most_values=most) is None) == (count(value) > most)
-    assert prompt_bytes({"prompt": value}, most_values=MOST_VALUES) is not None
+    body, values = {"prompt": value}, 0 if value is None else count(value)
+    assert (prompt_bytes(COMPLETIONS, body, most) is None) == (values > most)
+    assert prompt_bytes(COMPLETIONS, body, MOST_VALUES) is not None
 
 
 def nested(depth: int, kind: type) -> Any:

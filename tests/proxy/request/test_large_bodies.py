@@ -35,12 +35,12 @@ from proxy.protocol.examined import (
     unpacked,
     unpacked_task,
 )
-from proxy.protocol.request_facts import MOST_VALUES, MOST_VALUES_SMALL
+from proxy.protocol.prompt.facts import MOST_VALUES, MOST_VALUES_SMALL
 from proxy.protocol.streams.movable import Plan
 from tests.chaos.client import connect
 from tests.chaos.command import ROOT
+from tests.proxy.protocol.prompt.test_facts import json_values
 from tests.proxy.protocol.test_body_fields import as_json
-from tests.proxy.protocol.test_request_facts import json_values
 from tests.support.harness import RawEngine, ServedProxy, chat, plain, proxied, says, until, words
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/x")

@@ -17,7 +17,7 @@ from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import Instance, RouterConfig
 from proxy.protocol.endpoints import ENDPOINTS
-from proxy.protocol.request_facts import TokenEstimator
+from proxy.protocol.prompt.facts import TokenEstimator
 from proxy.state.access import Access, salt_of
 from tests.support.examined import facts_of
 from tests.support.harness import ANSWER, RawEngine, ServedProxy, chat, plain, proxied, says, words

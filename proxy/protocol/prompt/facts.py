@@ -1,23 +1,23 @@
 """RequestFacts of a parsed body: session, prompt blocks, token estimate.
 
-The prompt is the bytes of its texts, in the order in which a chat template renders them (tools
-before messages). Blocks of `BLOCK_BYTES` are hashed in a chain, so one hash stands for the whole
-prefix up to its block. There is no tokenizer: bytes per token are learned from the engines' own
+The prompt is the bytes of the texts that the engine renders (`rendering`), in its order. Blocks of
+`BLOCK_BYTES` are hashed in a chain, so one hash stands for the whole prefix up to its block. There
+is no tokenizer: bytes per token, and tokens per image, are learned from the engines' own
 `usage.prompt_tokens` (`core/fleet/bytes_per_token.py`).
 """
 
 from __future__ import annotations
 
-import re
-from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
-from proxy.core.types import BYTES_PER_TOKEN_PRIOR, UNIT_TOKENS, RequestFacts
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR, MEDIA_PRIOR, UNIT_TOKENS, RequestFacts
 from proxy.protocol.endpoints import Salting, endpoint_of
 from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
+from proxy.protocol.prompt.rendered import LAST_ENDS, Rendered, Texts
+from proxy.protocol.prompt.rendering import dialect_of
 
 BLOCK_BYTES = 1024
 PART_RATIO = 0.4
@@ -32,27 +32,11 @@ SESSION_HEADERS = (
     "thread-id",
     "X-Dynamo-Session-ID",
 )
-PROMPT_KEYS = (
-    "tools",
-    "system",
-    "instructions",
-    "messages",
-    "prompt",
-    "input",
-    "query",
-    "documents",
-)
-_TURNS = ("messages", "input")
-"""Of these the list of messages that a conversation has."""
 MOST_ANSWER_CHARS = 16_384
 """Of a longer answer in a conversation the text is not kept."""
-FIRST_ENDS, LAST_ENDS = 2, 8
-"""Ends of messages that are looked at: those that conversations share, and the last turns."""
 _SEPARATOR = b"\x1f"
-_READ_KEYS = {"/v1/chat/completions": ("tools", "messages", "documents"), COMPLETIONS: ("prompt",)}
-"""The prompt fields that vLLM reads, where it ignores the others of PROMPT_KEYS."""
-_INLINED = re.compile(r"data:[^,\s]{0,128};base64,")
 _SESSION_ID_MAX = 128
+_PROGRAM_CHARS = 64
 _MODEL_CHARS = 256
 MOST_VALUES, MOST_VALUES_SMALL = 1 << 18, 1 << 13
 """Most values of a prompt; a list of token ids is one value. Each takes 0.3 us to look at, so few
@@ -60,8 +44,8 @@ of them can be looked at on the event loop."""
 _PROMPTS_MAX = 1024
 """Most prompts of one request that vLLM takes (VLLM_MAX_COMPLETION_PROMPTS)."""
 _KEPT_MAX = 1 << 40
-IDS, ID_BYTES = "I", 4
-"""Array type of token ids: 4 bytes each, like a token of text by the prior."""
+ID_BYTES = 4
+"""Of a token id, like a token of text by the prior."""
 _UNIT_BYTES = UNIT_TOKENS * ID_BYTES
 
 
@@ -111,112 +95,25 @@ def _is_text(name: str) -> bool:
 
 
 def prompt_bytes(
-    body: Mapping[str, Any], keys: tuple[str, ...] = PROMPT_KEYS, most_values: int = MOST_VALUES
+    endpoint: str, body: Mapping[str, Any], most_values: int = MOST_VALUES
 ) -> bytes | None:
-    """All prompt texts of these fields as UTF-8, in their order; token ids as 4 bytes each.
+    """The prompt's texts as UTF-8, in their order; token ids as 4 bytes each.
 
-    None: they have more than `most_values` values.
+    None: it has more than `most_values` values.
     """
-    found = _texts(body, keys, most_values)
-    return None if found is None else _SEPARATOR.join(found[0])
+    found = Rendered(dialect_of(endpoint), body, most_values)
+    return _SEPARATOR.join(found.texts) if found.is_whole else None
 
 
-Texts = list[bytes | memoryview]
-
-
-def _texts(
-    body: Mapping[str, Any], keys: tuple[str, ...], most_values: int
-) -> tuple[Texts, list[int]] | None:
-    """The prompt texts of these fields, and how many of them the first and last messages end with.
-
-    None: they have more than `most_values` values.
-    """
-    texts: Texts = []
-    ends: list[int] = []
-    left = most_values
-    for key in keys:
-        value: Any = body.get(key)
-        if key in _TURNS and _are_messages(value) and len(value) < left:
-            left -= 1
-            for part in _parted(value):
-                if left >= 0:
-                    left = _collect(part, texts, left + 1)  # the part itself is no value
-                    ends.append(len(texts))
-        elif key in body:
-            ends = []  # what follows the messages here may come before them in the template
-            left = _collect(value, texts, left)
-        if left < 0:
-            return None
-    return texts, ends
-
-
-def _parted(messages: list[Any]) -> list[list[Any]]:
-    """The messages, each by itself but those between the first and the last, which are together."""
-    if len(messages) <= FIRST_ENDS + LAST_ENDS:
-        return [[message] for message in messages]
-    last = len(messages) - LAST_ENDS + 1
-    first = [[message] for message in messages[:FIRST_ENDS]]
-    return [*first, messages[FIRST_ENDS:last], *[[message] for message in messages[last:]]]
-
-
-def _are_messages(value: Any) -> bool:
-    """Whether a field has messages, and not one text or token ids."""
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
-
-
-def _collect(value: Any, texts: Texts, left: int) -> int:
-    """Collect the texts of a nested value, without recursion, since the client chooses the depth.
-
-    Returns how many of `left` values are left; below 0 there are more.
-    """
-    stack = [value]
-    while stack:
-        left -= 1
-        item = stack.pop()
-        if isinstance(item, dict):
-            stack.extend(_inner(item))
-        elif isinstance(item, list):
-            ids = _token_ids(item)
-            if ids is None:
-                stack.extend(reversed(item))
-            else:
-                texts.append(ids)
-        elif item is not None:
-            texts.append(_text(item))
-        if len(stack) > left:
-            return -1
-    return left
-
-
-def _text(item: Any) -> bytes:
-    """A text, or a number's digits; an inlined image or sound is replaced by its digest."""
-    if not isinstance(item, str):
-        return repr(item).encode()
-    raw = item.encode("utf-8", "surrogatepass")
-    if item[:5] == "data:" and _INLINED.match(item):
-        return xxh3_128_hexdigest(raw).encode()
-    return raw
-
-
-def _inner(item: dict[str, Any]) -> Iterable[Any]:
-    """Keys and values, last first. A text part gives its text only, as if it were not in parts."""
-    if item.get("type") == "text" and isinstance(item.get("text"), str):
-        return (item["text"],)
-    parts: list[Any] = []
-    for pair in item.items():
-        parts += pair
-    parts.reverse()
-    return parts
-
-
-def _token_ids(item: list[Any]) -> memoryview | None:
-    """The ids of a tokenised prompt; None for any other list."""
-    if not item or not isinstance(item[0], int):
-        return None
-    try:
-        return memoryview(array(IDS, item)).cast("B")
-    except (TypeError, OverflowError):  # not only ids; the engine will refuse the prompt
-        return None
+def _media(found: Rendered) -> list[tuple[str, int]]:
+    """The kind of each medium, and where in the prompt's bytes its digest begins."""
+    media: list[tuple[str, int]] = []
+    size, done = 0, 0
+    for kind, at in found.media:
+        size += sum(map(len, found.texts[done:at])) + at - done
+        done = at
+        media.append((kind, size))
+    return media
 
 
 def _count_ids(prompt: Any) -> int:
@@ -312,16 +209,20 @@ class PromptFacts:
     `units`: of its token ids, chained as `unit_hashes` does; empty for a text or several prompts.
     `ends`: of its messages, see `message_ends`. `answer`: the text of the last answer among them,
     and the place in `ends` of the message before it.
+    `dialect`: the form of its body. `media`: images and other things that become no text, by kind
+    and place in the prompt's bytes.
     `offloadable`: see `is_offloadable`.
     """
 
     __slots__ = (
         "answer",
         "bytes",
+        "dialect",
         "ends",
         "hashes",
         "ids",
         "kept",
+        "media",
         "model",
         "offloadable",
         "units",
@@ -337,6 +238,8 @@ class PromptFacts:
         units: Sequence[int] = (),
         ends: Sequence[int] = (),
         answer: tuple[str, int] = NO_ANSWER,
+        dialect: str = "",
+        media: Sequence[tuple[str, int]] = (),
         *,
         offloadable: bool,
     ) -> None:
@@ -348,6 +251,8 @@ class PromptFacts:
         self.units = units
         self.ends = ends
         self.answer = answer
+        self.dialect = dialect
+        self.media = media
         self.offloadable = offloadable
 
     @property
@@ -363,10 +268,11 @@ def prompt_facts(
 
     On a path where no prompt is computed none of it is kept.
     """
-    found = _texts(body, _READ_KEYS.get(endpoint, PROMPT_KEYS), most_values)
-    if found is None:
+    dialect = dialect_of(endpoint)
+    found = Rendered(dialect, body, most_values)
+    if not found.is_whole:
         return None
-    texts, ends = found
+    texts, ends = found.texts, found.ends
     prompt = _SEPARATOR.join(texts)
     model = _name(body.get("model"))[:_MODEL_CHARS]
     is_computed = endpoint_of(endpoint).salting is not Salting.NO_KV
@@ -385,6 +291,8 @@ def prompt_facts(
         unit_hashes(prompt, unit_root(salt)) if has_units else (),
         message_ends(prompt, texts, ends, hashes, root) if most is None else (),
         last_answer(body, len(ends)) if most is None and ends else NO_ANSWER,
+        dialect.value,
+        _media(found) if found.media else (),
         offloadable=is_offloadable(endpoint, body),
     )
 
@@ -393,11 +301,24 @@ def _prior(_model: str) -> float:
     return BYTES_PER_TOKEN_PRIOR
 
 
-class TokenEstimator:
-    """Makes the facts of requests; `bytes_per_token` gives the ratio learned for a model."""
+def _media_prior(_model: str, kind: str) -> float:
+    return MEDIA_PRIOR[kind]
 
-    def __init__(self, bytes_per_token: Callable[[str], float] = _prior) -> None:
+
+class TokenEstimator:
+    """Makes the facts of requests.
+
+    `bytes_per_token` gives the ratio learned for a model, `media_tokens` the tokens of one medium
+    of a kind.
+    """
+
+    def __init__(
+        self,
+        bytes_per_token: Callable[[str], float] = _prior,
+        media_tokens: Callable[[str, str], float] = _media_prior,
+    ) -> None:
         self._bytes_per_token = bytes_per_token
+        self._media_tokens = media_tokens
 
     def facts(
         self,
@@ -413,6 +334,11 @@ class TokenEstimator:
         ids, size = prompt.ids, prompt.bytes
         ratio = self._bytes_per_token(prompt.model)
         tokens = ids or max(1, round(size / ratio))
+        media: list[tuple[float, int]] = []
+        for kind, at in prompt.media:
+            each = round(self._media_tokens(prompt.model, kind))
+            media.append((at / BLOCK_BYTES, each))
+            tokens += each
         if prompt.kept is not None and prompt.kept >= 0:
             tokens = max(1, min(tokens, prompt.kept))
         block_tokens = BLOCK_BYTES * (ids / max(1, size) if ids else 1 / ratio)
@@ -427,7 +353,18 @@ class TokenEstimator:
             units=prompt.units,
             ends=prompt.ends,
             part_tokens=PART_RATIO * block_tokens,
+            media=media,
+            client=client_kind(prompt.dialect, headers),
         )
+
+
+def client_kind(dialect: str, headers: Mapping[str, str]) -> str:
+    """The kind of a client, by which predictions for it are judged: its program and its dialect.
+
+    Of `claude-cli/2.1.119 (external, cli)` the program is `claude-cli/2.1.119`.
+    """
+    program = headers.get("User-Agent", "").partition(" ")[0][:_PROGRAM_CHARS]
+    return f"{dialect} {program}"
 
 
 def most_output_tokens(body: Mapping[str, Any]) -> int | None:

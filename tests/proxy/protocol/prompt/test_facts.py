@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.types import BYTES_PER_TOKEN_PRIOR, UNIT_TOKENS, RequestFacts
-from proxy.protocol.request_facts import (
+from proxy.protocol.prompt.facts import (
     BLOCK_BYTES,
-    IDS,
     SESSION_HEADERS,
     TokenEstimator,
     block_hashes,
@@ -27,6 +26,7 @@ from proxy.protocol.request_facts import (
     unit_hashes,
     unit_root,
 )
+from proxy.protocol.prompt.rendered import IDS
 from tests.support.examined import facts_of
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -49,8 +49,8 @@ def facts(body: dict[str, Any], endpoint: str | None = None) -> RequestFacts:
     return facts_of(endpoint or (CHAT if "messages" in body else COMPLETIONS), body)
 
 
-def texts(body: dict[str, Any]) -> bytes:
-    found = prompt_bytes(body)
+def texts(body: dict[str, Any], endpoint: str | None = None) -> bytes:
+    found = prompt_bytes(endpoint or (CHAT if "messages" in body else COMPLETIONS), body)
     assert found is not None
     return found
 
@@ -137,7 +137,7 @@ class TestPrompt:
         tools, messages = [{"name": "f"}], [{"role": "user", "content": "hi"}]
         one = texts({"messages": messages, "tools": tools})
         assert one == texts({"tools": tools, "messages": messages})
-        assert one.index(b"name") < one.index(b"role")
+        assert one.index(b"name") < one.index(b"user")
 
     @pytest.mark.parametrize(
         ("body", "expected"),
@@ -153,48 +153,31 @@ class TestPrompt:
             ({"prompt": [-1, 2**32, 10**30]}, b"-1\x1f4294967296\x1f1" + b"0" * 30),
             ({"prompt": [1.0, True]}, b"1.0\x1fTrue"),
             ({"prompt": []}, b""),
-            ({"messages": [{"role": "user", "content": "x"}]}, b"role\x1fuser\x1fcontent\x1fx"),
             ({"model": "m", "temperature": 1, "user": "u"}, b""),
-            ({"system": "s", "messages": "m", "prompt": "p", "input": "i"}, b"s\x1fm\x1fp\x1fi"),
         ],
         ids=repr,
     )
-    def test_what_counts_as_prompt(self, body: dict[str, Any], expected: bytes) -> None:
+    def test_what_counts_as_the_prompt_of_a_completion(
+        self, body: dict[str, Any], expected: bytes
+    ) -> None:
         assert texts(body) == expected
-
-    def test_a_text_part_is_its_text(self) -> None:
-        """Clients turn a string into parts, and move cache marks, without a change of prompt."""
-        forms = ["hi", [{"type": "text", "text": "hi"}]]
-        forms.append([{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}])
-        assert len({texts({"messages": [{"content": form}]}) for form in forms}) == 1
-
-    def test_parts_do_not_run_into_each_other(self) -> None:
-        parts = [{"type": "text", "text": text} for text in ("a", "b")]
-        assert texts({"input": parts}) != prompt_bytes({"input": "ab"})
-
-    def test_an_inlined_image_is_its_digest(self) -> None:
-        def message(uri: str) -> bytes:
-            return texts({"messages": [{"image_url": {"url": uri}}]})
-
-        one, other = (message(f"data:image/png;base64,{c * 100_000}") for c in "ab")
-        assert len(one) == len(other) < 100
-        assert one != other
-
-    @pytest.mark.parametrize("text", ["data: [DONE]", "data:text/plain,hello", "database"])
-    def test_text_that_only_begins_like_one_is_text(self, text: str) -> None:
-        assert texts({"prompt": text}) == text.encode()
 
     @pytest.mark.parametrize("within", ["list", "dict"])
     def test_depth_is_no_danger(self, within: str) -> None:
         deep = nested(1000, within=within)
-        assert texts({"messages": deep}).endswith(b"deep")
+        assert texts({"messages": deep}, CHAT).endswith(b"deep")
         assert facts({"messages": deep, "model": deep, "cache_salt": deep}).model == ""
 
-    @given(st.dictionaries(st.sampled_from(["tools", "messages", "prompt", "n"]), json_values))
-    def test_any_json_gives_facts(self, body: dict[str, Any]) -> None:
-        found = facts(body, "/v1/responses")
+    @given(
+        st.sampled_from([CHAT, COMPLETIONS, "/v1/messages", "/v1/responses", "/v1/embeddings"]),
+        st.dictionaries(
+            st.sampled_from(["tools", "messages", "prompt", "input", "system", "n"]), json_values
+        ),
+    )
+    def test_any_json_gives_facts(self, path: str, body: dict[str, Any]) -> None:
+        found = facts(body, path)
         assert found.prompt_tokens >= 1
-        assert len(found.block_hashes) == len(texts(body)) // BLOCK_BYTES
+        assert len(found.block_hashes) == len(texts(body, path)) // BLOCK_BYTES
 
 
 def leading(one: list[int], other: list[int]) -> int:
@@ -308,7 +291,7 @@ class TestEstimator:
         """Ids beside the messages of a chat, and messages beside a completion's prompt."""
         long = [{"role": "user", "content": "x" * 40_000}]
         chat = {"messages": long, "prompt": [1, 2, 3], "input": "i" * 9000}
-        assert sizes(CHAT, chat) == (10_004, 40_018)
+        assert sizes(CHAT, chat) == (10_007, 40_028)
         assert sizes(COMPLETIONS, {"prompt": "p" * 4096, "messages": long}) == (1024, 4096)
 
     @pytest.mark.parametrize(
@@ -428,9 +411,7 @@ class TestEnds:
         (longer, _), _ = self.ends(["a", "b"])
         assert whole != longer
 
-    @pytest.mark.parametrize(
-        "more", [{"documents": ["d"]}, {"truncate_prompt_tokens": 5}, {"messages": "text"}]
-    )
+    @pytest.mark.parametrize("more", [{"truncate_prompt_tokens": 5}, {"messages": "text"}])
     def test_prompts_whose_messages_say_not_all(self, more: dict[str, Any]) -> None:
         found = prompt_facts(CHAT, {"messages": [{"role": "user", "content": "x"}]} | more)
         assert found is not None

@@ -1,0 +1,365 @@
+"""The texts of a prompt as its engine renders them, read from a body by the rows of a table."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import orjson
+from xxhash import xxh3_128_hexdigest
+
+from proxy.protocol.prompt.rendering import BILLING, MEDIA, ROWS, Dialect, How, Row, Where
+
+FIRST_ENDS, LAST_ENDS = 2, 8
+"""Ends of messages that are looked at: those that conversations share, and the last turns."""
+IDS: Final = "I"
+"""Array type of token ids: 4 bytes each, like a token of text by the prior."""
+_INLINED = re.compile(r"data:([a-z]*)[^,\s]{0,128};base64,")
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]*={0,2}")
+_DATA_CHARS: Final = 1024
+"""So long a text of these letters, in a member that the table does not know, is no text."""
+_DATA: Final = ("data", "url", "file_data", "file_id", "image_url", "file")
+"""Members that have an image's or a sound's data or address, in the order of trust."""
+_DEEPEST: Final = 3
+"""Parts within parts that are read by their types; vLLM knows one level, the results of tools."""
+_FRAMED: Final = frozenset({"thinking", "tool_use", "tool_result"})
+"""Types of parts that templates put between marks of their own."""
+Texts = list[bytes | memoryview]
+Members = list[tuple[str, How]]
+
+
+class _Reading:
+    """How the bodies of a dialect are read: its rows, by the object that they are members of.
+
+    `front`: paths in the order in which they are rendered; `turns`: the member with the turns.
+    `turn` and `part`: the members of a turn and of a part by its type, "" for other turns. `left`:
+    names that no object renders.
+    """
+
+    __slots__ = ("front", "left", "part", "turn", "turns")
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.front: list[tuple[tuple[str, ...], How]] = []
+        self.turns = ""
+        self.turn: dict[str, Members] = {}
+        self.part: dict[str, Members] = {}
+        self.left: set[str] = set()
+        for row in ROWS:
+            if row.dialect is dialect:
+                self._add(row)
+
+    def _add(self, row: Row) -> None:
+        *within, name = row.member.split(".")
+        if row.how is How.TURNS:
+            self.turns = name
+        elif not within or "[" not in within[0]:
+            if row.where is Where.FRONT:
+                self.front.append(((*within, name), row.how))
+        elif within[0].startswith(("messages[", "input[")):
+            objects = self.turn if len(within) == 1 else self.part
+            members = objects.setdefault(within[-1].partition("[")[2].rstrip("]"), [])
+            if row.where is Where.NOT:
+                self.left.add(name)
+            else:
+                members.append((name, row.how))
+
+
+_READINGS: Final = {dialect: _Reading(dialect) for dialect in Dialect}
+
+
+class Rendered:
+    """The texts of a prompt, in the order in which the engine renders them.
+
+    `ends`: how many texts its first and last messages end with. `media`: what becomes no text, by
+    its kind and the number of texts before it; `texts` has its digest. Not `is_whole`: the body has
+    more than `most_values` values.
+    """
+
+    __slots__ = ("_is_messages", "_left", "_reading", "ends", "media", "texts")
+
+    def __init__(self, dialect: Dialect, body: Mapping[str, Any], most_values: int) -> None:
+        self.texts: Texts = []
+        self.ends: list[int] = []
+        self.media: list[tuple[str, int]] = []
+        self._left = most_values
+        self._is_messages = dialect is Dialect.MESSAGES
+        self._reading = reading = _READINGS[dialect]
+        for path, how in reading.front:
+            value: Any = body
+            for name in path:
+                value = value.get(name) if isinstance(value, dict) else None
+            if value is None:
+                continue
+            if how is How.JSON or how is How.TEXT:
+                # An effort must not stand for a template.
+                self.texts.append(path[-1].encode())
+            if how is How.CONTENT and isinstance(value, str):
+                self._text(_unbilled(value, is_whole=False))
+            else:
+                self._member(value, how, of_system=True)
+        if reading.turns:
+            self._turns(body.get(reading.turns))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the prompt was read."""
+        return self._left >= 0
+
+    def _turns(self, turns: Any) -> None:
+        if not isinstance(turns, list) or not turns or not isinstance(turns[0], dict):
+            self._any(turns)  # a text, or what the engine will refuse
+            return
+        count = len(turns)
+        for at, turn in enumerate(turns):
+            if isinstance(turn, dict):
+                self._turn(turn)
+            else:
+                self._any(turn)
+            if self._left < count - at - 1:
+                self._left = -1
+                return
+            if at < FIRST_ENDS or at >= count - LAST_ENDS:
+                self.ends.append(len(self.texts))
+
+    def _turn(self, turn: dict[str, Any]) -> None:
+        reading, kind, role = self._reading, turn.get("type"), turn.get("role")
+        members = reading.turn.get(kind) if isinstance(kind, str) else None
+        if isinstance(kind, str) and members:
+            role = None
+            self.texts.append(_mark(kind))
+        elif role is None and kind is not None:
+            self._unknown(turn)
+            return
+        else:
+            members = reading.turn[""]
+        self._left -= 1
+        for name, how in members:
+            value = turn.get(name)
+            if value is not None:
+                if name == "role" and isinstance(value, str):
+                    self.texts.append(_mark(value))
+                else:
+                    self._member(value, how, of_system=role == "system")
+
+    def _member(self, value: Any, how: How, *, of_system: bool = False, depth: int = 0) -> None:
+        if how is How.CONTENT:
+            self._content(value, of_system=of_system, depth=depth)
+        elif how is How.TEXT:
+            self._text(value)
+        elif (read := _READERS.get(how)) is not None:
+            read(self, value)
+        else:
+            self._medium(value, how.value)
+
+    def _off(self, value: Any) -> None:
+        if value == "disabled":
+            self.texts.append(b"thinking disabled")
+
+    def _text(self, value: Any) -> None:
+        if isinstance(value, str):
+            self.texts.append(value.encode("utf-8", "surrogatepass"))
+        else:
+            self._any(value)
+
+    def _content(self, value: Any, *, of_system: bool, depth: int) -> None:
+        """A text, or parts; of a system message without what is for billing."""
+        if isinstance(value, str):
+            self._text(_unbilled(value, is_whole=self._is_messages) if of_system else value)
+            return
+        if not isinstance(value, list) or depth >= _DEEPEST:
+            self._any(value)
+            return
+        self._left -= len(value)
+        for part in value:
+            if self._left < 0:
+                return
+            if isinstance(part, dict):
+                self._part(part, of_system=of_system, depth=depth)
+            else:
+                self._any(part)
+
+    def _part(self, part: dict[str, Any], *, of_system: bool, depth: int) -> None:
+        kind = part.get("type", "text")
+        members = self._reading.part.get(kind) if isinstance(kind, str) else None
+        if members is None:
+            self._unknown(part)
+            return
+        if isinstance(kind, str) and kind in _FRAMED:
+            self.texts.append(_mark(kind))
+        for name, how in members:
+            value = part.get(name)
+            if value is None:
+                continue
+            if of_system and name == "text" and isinstance(value, str):
+                value = _unbilled(value, is_whole=self._is_messages)
+                if not value:
+                    continue
+            if how.value in MEDIA and isinstance(uuid := part.get("uuid"), str):
+                value = uuid  # by which the engine knows it, whatever its data
+            self._member(value, how, depth=depth + 1)
+
+    def _unknown(self, item: dict[str, Any]) -> None:
+        """A part or turn of a type that the table does not have: each text that may be rendered."""
+        left = self._reading.left
+        self._any([value for name, value in item.items() if name not in left], has_data=True)
+
+    def _tools(self, tools: Any) -> None:
+        """What engines keep of the tools, in their order, whatever else clients write beside it."""
+        if not isinstance(tools, list):
+            self._any(tools)
+            return
+        self._left -= len(tools)
+        kept: list[Any] = []
+        for tool in tools:
+            if isinstance(tool, dict):
+                self._tool(tool, "", kept)
+        self._json(kept)
+
+    def _tool(self, tool: dict[str, Any], prefix: str, kept: list[Any]) -> None:
+        inner = tool.get("tools")
+        if tool.get("type") == "namespace" and isinstance(inner, list):
+            for one in inner:
+                if isinstance(one, dict):
+                    self._tool(one, f"{tool.get('name')}__", kept)
+            return
+        named = tool.get("function")
+        function = named if isinstance(named, dict) else tool
+        schema = function.get("parameters")
+        if schema is None:
+            schema = function.get("input_schema")
+        # About as long as the engine's own JSON, which has a space behind each mark.
+        kept.append("type function function name")
+        kept.append(prefix + name if isinstance(name := function.get("name"), str) else name)
+        kept += ("description", function.get("description"), "parameters", schema)
+        kept += [function[name] for name in ("strict", "defer_loading") if name in function]
+
+    def _calls(self, calls: Any) -> None:
+        """Name and arguments of each call; its id is not rendered."""
+        if not isinstance(calls, list):
+            self._any(calls)
+            return
+        self._left -= len(calls)
+        for call in calls:
+            named = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(named, dict):
+                self._unknown(call if isinstance(call, dict) else {"": call})
+                continue
+            self.texts.append(_CALL)
+            for name in ("name", "arguments"):
+                if (value := named.get(name)) is not None:
+                    self._arguments(value)
+
+    def _arguments(self, value: Any) -> None:
+        """What a call gives its tool: engines parse the text, and write it anew."""
+        if isinstance(value, str) and value[:1] == "{":
+            try:
+                value = orjson.loads(value)
+            except orjson.JSONDecodeError:  # the engine renders an empty object
+                self._text(value)
+                return
+        if isinstance(value, dict):
+            self._json(value)
+        else:
+            self._text(value)
+
+    def _json(self, value: Any) -> None:
+        try:
+            self.texts.append(orjson.dumps(value))
+        except TypeError:  # half a surrogate pair, a number over 64 bits, too deep
+            self._any(value)
+
+    def _medium(self, value: Any, kind: str) -> None:
+        """The digest of an image or a sound: of its data or address, and of nothing else."""
+        while isinstance(value, dict):
+            # A source, a URL, a file: whatever names the data in this dialect.
+            value = next((value[name] for name in _DATA if name in value), None)
+        if isinstance(value, str):
+            self.media.append((kind, len(self.texts)))
+            data = value.encode("utf-8", "surrogatepass")
+            self.texts.append(xxh3_128_hexdigest(data).encode())
+        else:
+            self._any(value)
+
+    def _any(self, value: Any, *, has_data: bool = False) -> None:
+        """Every text in a value, without recursion, since the client chooses the depth.
+
+        `has_data`: a long text without white space may be an image or a sound.
+        """
+        stack = [value]
+        while stack:
+            self._left -= 1
+            item = stack.pop()
+            if isinstance(item, dict):
+                stack.extend(_inner(item))
+            elif isinstance(item, list):
+                ids = _token_ids(item)
+                if ids is None:
+                    stack.extend(reversed(item))
+                else:
+                    self.texts.append(ids)
+            elif isinstance(item, str):
+                self._any_text(item, has_data=has_data)
+            elif item is not None:
+                self.texts.append(repr(item).encode())
+            if len(stack) > self._left:
+                self._left = -1
+                return
+
+    def _any_text(self, text: str, *, has_data: bool) -> None:
+        """A text, or the digest of data that are written as one."""
+        inlined = _INLINED.match(text) if text[:5] == "data:" else None
+        if inlined is not None:
+            kind = inlined.group(1)
+            self._medium(text, kind if kind in MEDIA else How.FILE.value)
+        elif has_data and len(text) >= _DATA_CHARS and _BASE64.fullmatch(text):
+            self._medium(text, How.FILE.value)
+        else:
+            self._text(text)
+
+
+def _mark(kind: str) -> bytes:
+    """What stands for the marks that a template puts around a turn, about as long."""
+    return b"<|im_start|>%b<|im_end|>\n" % kind.encode("utf-8", "surrogatepass")
+
+
+_CALL: Final = _mark("tool_call")
+
+
+def _unbilled(text: str, *, is_whole: bool) -> str:
+    """A system text as engines render it: without its line for billing, or not at all."""
+    if not text.startswith(BILLING):
+        return text
+    return "" if is_whole else text.partition("\n")[2]
+
+
+def _inner(item: dict[str, Any]) -> Iterable[Any]:
+    """Keys and values, last first. A text part gives its text only, as if it were not in parts."""
+    if item.get("type") == "text" and isinstance(item.get("text"), str):
+        return (item["text"],)
+    parts: list[Any] = []
+    for pair in item.items():
+        parts += pair
+    parts.reverse()
+    return parts
+
+
+def _token_ids(item: list[Any]) -> memoryview | None:
+    """The ids of a tokenised prompt; None for any other list."""
+    if not item or not isinstance(item[0], int):
+        return None
+    try:
+        return memoryview(array(IDS, item)).cast("B")
+    except (TypeError, OverflowError):  # not only ids; the engine will refuse the prompt
+        return None
+
+
+_READERS: Final[dict[How, Callable[[Rendered, Any], None]]] = {
+    How.JSON: Rendered._json,
+    How.TOOLS: Rendered._tools,
+    How.CALLS: Rendered._calls,
+    How.ARGUMENTS: Rendered._arguments,
+    How.ANY: Rendered._any,
+    How.OFF: Rendered._off,
+}
