@@ -6,7 +6,7 @@ Whatever happens, and at whichever await, one `finally` closes the lease and wri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,7 @@ from proxy.core.admission.memory import Level, Watermark
 from proxy.core.admission.queue import Priority
 from proxy.core.kvcache.published_index import Ended
 from proxy.core.kvcache.reuse import cached_ratio
+from proxy.core.kvcache.trust import Counts
 from proxy.core.routing.request_flow import (
     RequestFlow,
 )
@@ -48,7 +49,7 @@ from proxy.protocol.errors import (
 )
 from proxy.protocol.headers import route_lines
 from proxy.protocol.offloadable import asks_for_stream
-from proxy.protocol.request_facts import (
+from proxy.protocol.prompt.facts import (
     TokenEstimator,
     bounded,
     most_output_tokens,
@@ -129,9 +130,9 @@ class Exchange:
 
     __slots__ = (
         "_ends_s",
-        "_estimate",
         "_flow",
         "_is_too_hot",
+        "_media",
         "_most_output",
         "_scope",
         "_session",
@@ -160,7 +161,8 @@ class Exchange:
         self._most_output: int | None = None
         self.out: Outgoing
         self.facts: RequestFacts
-        self._estimate = self.prompt_bytes = 0
+        self.prompt_bytes = 0
+        self._media: Sequence[tuple[str, int]] = ()
         self._ends_s = 0.0
         self._session = ""
         self.route: Route | None = None
@@ -255,11 +257,10 @@ class Exchange:
     def _note_facts(self, tenant: str | None) -> None:
         found, headers = self.out.found, self.request.headers
         self.facts = self.owners.estimator.facts(found.prompt, headers, found.session, tenant)
-        self._estimate = self.facts.prompt_tokens
         told = found.fields.get("session_id") or headers.get("X-Session-ID")
         self._session = told if isinstance(told, str) else ""
-        self.owners.router.published.refine(self.facts)
-        self.prompt_bytes = found.prompt.learnable_bytes
+        self.owners.router.refine(self.facts)
+        self.prompt_bytes, self._media = found.prompt.learnable_bytes, found.prompt.media
 
     async def _compare(self, answer: str, at: int) -> None:
         """Find out how many tokens of the last answer the prompt repeats.
@@ -511,8 +512,8 @@ class Exchange:
                 teaches = self._teaches()
                 is_believed = teaches and not owners.router.is_usage_doubted(decode)
                 if record.outcome is Outcome.OK:
-                    counts = record.cached_tokens, record.prompt_tokens
-                    flow.completed(cached_ratio(*counts) if is_believed else None)
+                    ratio = cached_ratio(record.cached_tokens, record.prompt_tokens)
+                    flow.completed(*((ratio, self._counts()) if is_believed else (None,)))
                 output_tokens = self._output_tokens(decode) if is_believed else None
                 flow.end(owners.clock.now_s(), output_tokens)
                 self._link(flow.route, is_believed=is_believed)
@@ -526,7 +527,7 @@ class Exchange:
         tokens, output, cached = record.prompt_tokens, record.osl_tokens, record.cached_tokens
         is_there = is_believed and record.outcome is Outcome.OK and route.prefill is None
         if is_there and tokens and output and facts.offloadable:
-            told = route.decode.name, facts, route.reserved_s, self._session, self._estimate
+            told = route.decode.name, facts, route.reserved_s, self._session, facts.estimate
             published.ended(Ended(*told, tokens, output, cached))
         elif route.first_token_s is not None:
             for instance in (route.decode, route.prefill):
@@ -557,6 +558,14 @@ class Exchange:
         is_ok = self.record.outcome is Outcome.OK and not has_moved
         return is_ok and self.path in OFFLOADABLE
 
+    def _counts(self) -> Counts | None:
+        """The prompt's and the answer's tokens as the engine counted them, where it tells."""
+        record = self.record
+        prompt, cached = record.prompt_tokens, record.cached_tokens
+        if not prompt:
+            return None
+        return prompt, None if cached is None else min(cached, prompt), record.osl_tokens or 0
+
     def _output_tokens(self, decode: str) -> int | None:
         """Output tokens of a stream, where the engine's count agrees with its events."""
         stream = self._stream if self.record.stream else None
@@ -571,7 +580,11 @@ class Exchange:
         if record.prompt_tokens is None:
             return
         model, ratios = self.facts.model, owners.router.bytes_per_token
-        if ratios.learn(model, decode, self.prompt_bytes, record.prompt_tokens):
+        if self._media:
+            if not owners.router.is_usage_doubted(decode):
+                kinds = [kind for kind, _ in self._media]
+                ratios.learn_media(model, kinds, self.prompt_bytes, record.prompt_tokens)
+        elif ratios.learn(model, decode, self.prompt_bytes, record.prompt_tokens):
             owners.instances.usage_judged(decode, model)
         came_over = record.cached_tokens is None or record.cached_tokens * 2 > record.prompt_tokens
         counts_moved = owners.options.connector.counts_moved

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.kvcache.trust import Counts
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import RequestFacts, RouterConfig
@@ -80,10 +81,14 @@ class Reported(Router):
         setattr(self.gate, "observe_engine", observed)  # noqa: B010 - mypy knows it as a method
 
     def completed(
-        self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
+        self,
+        route: Route,
+        facts: RequestFacts,
+        cached_ratio: float | None = None,
+        counts: Counts | None = None,
     ) -> None:
         is_wrong = route.decode.name == "e0" and self._cached is not None
-        super().completed(route, facts, self._cached if is_wrong else cached_ratio)
+        super().completed(route, facts, self._cached if is_wrong else cached_ratio, counts)
 
 
 @pytest.mark.parametrize(("kv", "cached"), [(4.0, None), (1e9, 1.0), (1.0, 0.0)])

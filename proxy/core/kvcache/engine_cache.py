@@ -229,7 +229,9 @@ class EngineCache:
     since. `bit`: its place in the prefix index, 0 while it has none there. `limit_blocks`: what it
     can hold, None while unknown; `reported_blocks` of it as its engine reported, `learned_blocks`
     and `learned_tokens` as its answers showed; `proven_blocks` and `proven_tokens` it held at once,
-    as answers showed before a size was known; `lost_prompts`: of which it had nothing.
+    as answers showed before a size was known. `witnesses`: prompts of which it had less than
+    expected, and how old what they lack is; `right`: beginnings of prompts of which it had what was
+    expected, and how often.
     `reserved_blocks`: on their way. `full_ratio`: None when it is to be reckoned again. `holds`: by
     their age. `computing`: the first missing block of each prompt on its way, and how many there
     are; `computing_blocks`: of all of them. `sessions`: how many live there.
@@ -246,14 +248,15 @@ class EngineCache:
         "learned_blocks",
         "learned_tokens",
         "limit_blocks",
-        "lost_prompts",
         "name",
         "proven_blocks",
         "proven_tokens",
         "reported_blocks",
         "reserved_blocks",
+        "right",
         "runs",
         "sessions",
+        "witnesses",
     )
 
     def __init__(self, name: str) -> None:
@@ -267,7 +270,8 @@ class EngineCache:
         self.learned_blocks: float | None = None
         self.learned_tokens: int | None = None
         self.proven_blocks = self.proven_tokens = 0
-        self.lost_prompts = 0
+        self.witnesses: dict[int | str, int] = {}
+        self.right: dict[int, int] = {}
         self.reserved_blocks = 0
         self.full_ratio: float | None = None
         self.holds: dict[int, dict[Hold, None]] = {}

@@ -242,7 +242,7 @@ class PublishedIndex:
         for at in range(last, -1, -1):
             for link in self._ends.get(facts.ends[at], {}).values():
                 if link.estimate:
-                    more = 0 if at == last else max(1, facts.prompt_tokens - link.estimate)
+                    more = 0 if at == last else max(1, facts.estimate - link.estimate)
                     facts.prompt_tokens = link.prompt_tokens + more
                     return
 

@@ -5,11 +5,13 @@ computed takes its room when it is placed, what is in use stays until it ends, w
 back is the newest. Siblings of a request in flight count the blocks that it will leave
 (`inflight`).
 
-What the engine evicted all the same shows in its answer. If fewer tokens were cached than the index
-has blocks, all that was used before them counts as evicted. The blocks that are left show the size
-of the cache, which is learned where the engine reports none. Only the computing instance is
-asked, and only about what was there: KV from a peer counts as cached at D, and what a sibling still
-computes may be computed twice without anything having been evicted.
+What the engine evicted all the same shows in its answers. If fewer tokens were cached than the
+index has blocks, that may also be a prompt that the engine reads in another way than the index. So
+two prompts of different beginnings have to say so (`EngineCache.witnesses`); then all counts as
+evicted that is as old as what both lack. The blocks that are left show the size of the cache, which
+is learned where the engine reports none. Only the computing instance is asked, and only about what
+was there: KV from a peer counts as cached at D, and what a sibling still computes may be computed
+twice without anything having been evicted.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ REPORTED_SLACK_RATIO = 0.0025
 """A size that is reported moves in blocks by more than this part."""
 GROWTH = 1.05
 """Growth of a learned size that unexpected hits show to be too small."""
-BELIEVED_LOST = 2
-"""Prompts of which nothing was left, from which on they show a first size."""
+BELIEVED = 2
+"""Prompts that have to lack blocks before the index is trimmed. Of those with the same beginning
+one counts, until prompts with this beginning were found that often as expected."""
+WITNESSES_MAX, RIGHT_MAX = 8, 64
 STEP = 0.5
 """Part of the way a learned size moves down at a shortfall: a flushed cache is not small."""
 
@@ -205,22 +209,11 @@ class Reuse:
             # Answers in several parts, or with the prompt in them, read the cache in other ways.
             return False
         cache = use.cache
-        found = cached_ratio * facts.prompt_tokens / facts.block_tokens
+        found = facts.blocks_of(cached_ratio * facts.prompt_tokens)
         slack = max(SLACK_BLOCKS, SLACK_RATIO * use.blocks)
         if found < use.blocks - slack:
-            self._prefixes.trim(cache, use.age)
-            if found <= use.older_blocks + slack and cache.limit_blocks is None:
-                # Nothing of it was left. Once that may be a flushed cache, or a prompt that the
-                # engine reads in another way than this index does.
-                cache.lost_prompts += 1
-                if cache.lost_prompts < BELIEVED_LOST:
-                    return False
-            shown = _size_shown(use, found, slack)
-            if found > use.older_blocks + slack and shown < cache.proven_blocks:
-                # A part was left, so nothing was flushed: the proof and this are both estimates.
-                blocks = cache.proven_blocks + int(STEP * (shown - cache.proven_blocks))
-                self._prove(cache, blocks, facts)
-            return self._learn(cache, shown, facts)
+            return self._believes(use, facts) and self._trimmed(use, facts, found, slack)
+        self._was_right(use, facts, slack)
         if found > use.blocks + slack:
             limit = cache.limit_blocks
             return limit is not None and self._learn(cache, limit * GROWTH, facts)
@@ -231,6 +224,50 @@ class Reuse:
             held = use.kept_blocks + min(run, int(found) - use.older_blocks)
             self._prove(cache, max(cache.proven_blocks, held), facts)
         return False
+
+    def _believes(self, use: Use, facts: RequestFacts) -> bool:
+        """Whether prompts of several beginnings say that what was there is gone.
+
+        Trims the index to what at least two of them agree on.
+        """
+        cache, root = use.cache, facts.block_hashes[0]
+        who: int | str = root
+        if cache.right.get(root, 0) >= BELIEVED and use.blocks:
+            # Prompts that begin so are read as the index does: each of them counts.
+            who = facts.session_id or facts.block_hashes[use.blocks - 1]
+        witnesses = cache.witnesses
+        witnesses.pop(who, None)
+        witnesses[who] = use.age
+        if len(witnesses) > WITNESSES_MAX:
+            del witnesses[next(iter(witnesses))]
+        if len(witnesses) < BELIEVED:
+            return False
+        agreed = sorted(witnesses.values())[-BELIEVED]
+        self._prefixes.trim(cache, agreed)
+        for other in [other for other, age in witnesses.items() if age <= agreed]:
+            del witnesses[other]
+        return True
+
+    def _was_right(self, use: Use, facts: RequestFacts, slack: float) -> None:
+        """A prompt was found as expected: who says that all of its age is gone is wrong."""
+        if not use.blocks or use.blocks <= slack:
+            return
+        cache, root = use.cache, facts.block_hashes[0]
+        for who in [who for who, age in cache.witnesses.items() if age >= use.age]:
+            del cache.witnesses[who]
+        cache.right[root] = cache.right.pop(root, 0) + 1
+        if len(cache.right) > RIGHT_MAX:
+            del cache.right[next(iter(cache.right))]
+
+    def _trimmed(self, use: Use, facts: RequestFacts, found: float, slack: float) -> bool:
+        """Learn the size of a cache from what it has left; true if one was learned."""
+        cache = use.cache
+        shown = _size_shown(use, found, slack)
+        if found > use.older_blocks + slack and shown < cache.proven_blocks:
+            # A part was left, so nothing was flushed: the proof and this are both estimates.
+            blocks = cache.proven_blocks + int(STEP * (shown - cache.proven_blocks))
+            self._prove(cache, blocks, facts)
+        return self._learn(cache, shown, facts)
 
     def _prove(self, cache: EngineCache, blocks: int, facts: RequestFacts) -> None:
         cache.proven_blocks = blocks

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.live_kv import LiveKv, ReturnCurve
+from proxy.core.kvcache.trust import Past
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -27,6 +28,7 @@ class Stay:
     computed there; `shared_tokens`: the part that others had there before it came, which is kept
     for them anyway. `is_unserved`: nothing was computed since its last turn began; unless that
     still runs, the next request is that turn again. `is_dropped`: the table has forgotten it.
+    `past`: its last turn as its engine counted it, None before the first.
     """
 
     cache: EngineCache
@@ -39,6 +41,7 @@ class Stay:
     shared_tokens: int
     is_unserved: bool
     is_dropped: bool
+    past: Past | None
 
     def __init__(self, cache: EngineCache, turn: int, used_s: float) -> None:
         self.cache, self.turn, self.used_s = cache, turn, used_s
@@ -46,6 +49,7 @@ class Stay:
         self.idle_since_s = used_s
         self.is_unserved = True
         self.is_dropped = False
+        self.past = None
 
     @property
     def own_tokens(self) -> int:

@@ -88,6 +88,7 @@ class Candidates:
     helps: list[bool] | None
     prefill_factors: list[float] | None
     times: list[Times] | None
+    key_tokens: list[int]
     _made: list[Candidate | None]
 
     def __init__(
@@ -108,6 +109,7 @@ class Candidates:
         helps: list[bool] | None = None,
         prefill_factors: list[float] | None = None,
         times: list[Times] | None = None,
+        key_tokens: list[int] | None = None,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.instances, self.names, self.loads = instances, names, loads
@@ -117,6 +119,7 @@ class Candidates:
         self.has_failed = has_failed or [False] * len(names)
         self.helps, self.prefill_factors = helps, prefill_factors
         self.times = times
+        self.key_tokens = hit_tokens if key_tokens is None else key_tokens
         self._made = [None] * len(names)
 
     @classmethod
@@ -170,6 +173,7 @@ class Candidates:
                 kv_tokens=self.kv_tokens[at],
                 unreleased=self.unreleased[at],
                 helps=self.helps is None or self.helps[at],
+                key_tokens=self.key_tokens[at],
             )
         return found
 

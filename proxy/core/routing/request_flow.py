@@ -41,6 +41,7 @@ from proxy.core.fleet.retries import (
     is_innocent,
     may_repeat,
 )
+from proxy.core.kvcache.trust import Counts
 from proxy.core.routing import time_limits
 from proxy.core.routing.actions import (
     Action,
@@ -450,9 +451,9 @@ class RequestFlow:
         if result is not ReleaseResult.RELEASED:
             self._unreleased(now_s)
 
-    def completed(self, cached_ratio: float | None) -> None:
-        """The answer is whole; `cached_ratio` of the prompt was in D's cache, where it tells."""
-        self._router.completed(self.route, self._facts, cached_ratio)
+    def completed(self, cached_ratio: float | None, counts: Counts | None = None) -> None:
+        """The answer is whole; see `Router.completed`."""
+        self._router.completed(self.route, self._facts, cached_ratio, counts)
 
     def end(self, now_s: float, output_tokens: int | None = None) -> None:
         """The request is over, however it ended. `output_tokens`: of a whole answer."""

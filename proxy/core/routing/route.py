@@ -37,6 +37,7 @@ class Route:
     have to compute, `new_tokens_prefill` what P has to; `predicted_prefill_s` is until the present
     attempt's prompt is computed, queue included; a TTFT beyond `predicted_ttft_bound_s` is late.
     `times`: the computing instance's, which have the reservation; None once it is over.
+    `key_tokens`: the hit on D that the prompt's key predicts, see `core.kvcache.trust`.
     `is_queued`: other prompts, or KV in use, were before it. `measured`: the time its prefill took,
     until the answer tells how much of it was cached.
     `mistake`: the policy's exception; this attempt was then placed by load. `home`: the instance
@@ -77,6 +78,7 @@ class Route:
     tried: set[str]
     use: Use | None
     hedge: Hedge | None
+    key_tokens: int
 
     def __init__(
         self,
@@ -121,3 +123,4 @@ class Route:
         self.tried = set()
         self.use = None
         self.hedge = None
+        self.key_tokens = hit_tokens

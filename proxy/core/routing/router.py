@@ -22,6 +22,7 @@ from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.published_index import PublishedIndex
 from proxy.core.kvcache.reuse import Reuse, is_far_above
 from proxy.core.kvcache.sessions import Sessions, StoredResponses
+from proxy.core.kvcache.trust import Counts, Trust
 from proxy.core.latency.model import Latency
 from proxy.core.latency.slo_pressure import SloPressure
 from proxy.core.lease import Phase
@@ -93,6 +94,7 @@ class Router:
         self.prefixes = PrefixIndex(config.prefix_cache_bytes)
         self.reuse = Reuse(self.prefixes)
         self.published = PublishedIndex(config.prefix_cache_bytes)
+        self.trust = Trust()
         self.fleet.states.on_dropped = self._sweep
         self.gate = Gate(
             config.thresholds,
@@ -217,6 +219,12 @@ class Router:
         """Whether nothing is learned from an instance's usage: it disagrees with the others'."""
         return self.fleet.states.of(name).is_usage_doubted
 
+    def refine(self, facts: RequestFacts) -> None:
+        """Correct a prompt's estimated length by what its session's last one was counted as."""
+        stay = self.sessions.stay(facts.session_id)
+        self.trust.refine(facts, stay.past if stay is not None else None)
+        self.published.refine(facts)
+
     def least_new_tokens(self, facts: RequestFacts) -> int:
         """Estimated tokens of a prompt that no instance has cached."""
         most = max(self.reuse.hits(facts).values(), default=0)
@@ -297,6 +305,7 @@ class Router:
         self.sessions.move(route.stay, self.fleet.states.of(d.instance.name).cache)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
+        route.key_tokens = d.key_tokens
 
     def _together(self, facts: RequestFacts, free: Candidates, now_s: float) -> Choice:
         """Where a prompt is best computed and answered: the D of a pair may be a bad place."""
@@ -405,16 +414,32 @@ class Router:
         self.gate.released(route.decode.name, route.prompt_tokens, now_s)
 
     def completed(
-        self, route: Route, facts: RequestFacts, cached_ratio: float | None = None
+        self,
+        route: Route,
+        facts: RequestFacts,
+        cached_ratio: float | None = None,
+        counts: Counts | None = None,
     ) -> None:
         """The answer came to its end: D gives its blocks back, the most recently used ones now.
 
-        `cached_ratio`: the part of the prompt that D found in its cache, where it tells.
+        `cached_ratio`: the part of the prompt that D found in its cache, where it tells; `counts`:
+        its tokens as D counted them, where they are believed.
         """
+        if counts is not None and route.prefill is None:
+            self._told(route, facts, counts)
         self._tracker.told(route, cached_ratio if facts.offloadable else None)
         decoded = sum([c.tokens for c in route.lease.charges if c.phase is Phase.DECODE])
         answer_tokens = max(0, decoded - route.prompt_tokens)
         self._block_uses.completed(route, facts, cached_ratio, answer_tokens)
+
+    def _told(self, route: Route, facts: RequestFacts, counts: Counts) -> None:
+        """Hold what was predicted against what D counted."""
+        stay, cache = route.stay, self.fleet.states.of(route.decode.name).cache
+        is_session = stay is not None and not stay.is_dropped
+        past = stay.past if stay is not None else None
+        past = self.trust.told(facts, past, cache, route.key_tokens, counts, is_session=is_session)
+        if stay is not None:
+            stay.past = past
 
     def fall_back(self, route: Route, facts: RequestFacts, why: Fallback, now_s: float) -> None:
         """The offload failed before the client's first byte: compute on D instead.
@@ -589,22 +614,28 @@ class Router:
         caches = [state.cache for state in states]
         loads = [state.account.seen or state.account.load() for state in states]
         hits = _hit_tokens(facts, self.reuse.hits(facts), names)
+        is_exact = [False] * len(names)
         if exact := self.published.hits(facts):
             for at, name in enumerate(names):
                 if (held := exact.get(name)) is not None:
+                    is_exact[at] = True
                     is_above = is_far_above(facts, held, hits[at])
                     goes_on = is_above and self.published.goes_on(facts, name)
                     hits[at] = self.reuse.expected(
                         caches[at], facts, held, hits[at], goes_on=goes_on
                     )
+        stay = self.sessions.stay(facts.session_id)
+        past = stay.past if stay is not None else None
+        believed = self.trust.believed(facts, past, caches, hits, is_exact)
         return Candidates(
             prompt_tokens=facts.prompt_tokens,
             instances=self._instances,
             names=names,
             loads=loads,
-            hit_tokens=hits,
+            hit_tokens=believed,
+            key_tokens=hits,
             kv_full=self.prefixes.full_ratios(caches),
-            kv_wait_s=self.gate.kv_waits_s(states, loads, hits, facts.prompt_tokens, now_s),
+            kv_wait_s=self.gate.kv_waits_s(states, loads, believed, facts.prompt_tokens, now_s),
             kv_tokens=[state.assumed_kv_tokens for state in states],
             unreleased=self.unreleased_kv.on_each(states, now_s),
             sessions=[cache.sessions for cache in caches],
@@ -667,6 +698,7 @@ class Router:
             options=choice.alternatives(),
         )
         route.shadow, route.mistake, route.stay = shadowed, choice.mistake, stay
+        route.key_tokens = d.key_tokens
         if p is None:
             self._charge_colocated(route, facts, now_s)
         else:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from proxy.core.kvcache.engine_cache import EngineCache, Use
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.core.kvcache.reuse import (
-    BELIEVED_LOST,
     JOIN_TOKENS,
     Reuse,
     cached_ratio,
@@ -38,8 +37,8 @@ def made() -> tuple[Reuse, PrefixIndex, EngineCache]:
 
 
 def doubted(a: EngineCache) -> None:
-    """Another prompt was lost before: the next one is believed."""
-    a.lost_prompts = BELIEVED_LOST - 1
+    """Another prompt lacks all that ever was there: the next one is believed."""
+    a.witnesses["another"] = 1 << 60
 
 
 def served(reuse: Reuse, a: EngineCache, f: RequestFacts, found: int | None = None) -> Use:
@@ -71,6 +70,7 @@ def test_a_shortfall_takes_along_what_was_used_before() -> None:
 def test_what_is_left_of_a_prompt_shows_the_size(found: int) -> None:
     """An engine evicts no more than it must: it was full with that and what came later."""
     reuse, index, a = made()
+    doubted(a)
     for f in (OLD, MINE, NEW):
         served(reuse, a, f)
     served(reuse, a, OLD, found)
@@ -80,6 +80,7 @@ def test_what_is_left_of_a_prompt_shows_the_size(found: int) -> None:
 def test_what_a_stream_has_held_since_before_is_a_part_of_the_size() -> None:
     """An engine evicts around it, so the oldest run is not always the next."""
     reuse, _index, a = made()
+    doubted(a)
     stream = reuse.begin_use(a, OLD)
     reuse.computed(stream, OLD)
     for f in (MINE, NEW):
@@ -107,6 +108,7 @@ def test_a_shared_beginning_that_is_still_there_shows_a_bound_only() -> None:
 
 def test_until_its_own_size_is_known_it_is_as_large_as_another() -> None:
     reuse, index, a = made()
+    doubted(a)
     reuse.limit(a, None, None, MINE)
     assert index.capacity(a) is None
     reuse.limit(a, None, 60 * BLOCK, MINE)
@@ -162,6 +164,7 @@ def test_what_may_be_rounding_is_not_proven() -> None:
 
 def test_a_proof_that_answers_contradict_is_given_up_by_steps() -> None:
     reuse, index, a = made()
+    doubted(a)
     a.proven_blocks = 80
     for _ in range(6):
         for f in (MINE, OLD, NEW):
@@ -182,6 +185,7 @@ def test_a_confirmed_prompt_is_the_newest() -> None:
 
 def test_the_size_that_an_engine_reports_stands() -> None:
     reuse, index, a = made()
+    doubted(a)
     reuse.limit(a, 100 * BLOCK, None, MINE)
     for f in (OLD, MINE):
         served(reuse, a, f)
@@ -228,6 +232,7 @@ def test_one_flushed_cache_is_not_taken_for_a_small_one() -> None:
         served(reuse, a, f)
     served(reuse, a, OLD, 20)
     assert a.proven_blocks == 60
+    doubted(a)
     for _ in range(3):
         served(reuse, a, MINE, 0)
     assert index.capacity(a) == 60, "it has held that before"

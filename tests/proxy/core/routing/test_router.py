@@ -299,12 +299,14 @@ class TestSiblings:
 
     def test_an_engine_that_lost_it_is_believed(self) -> None:
         r = router(1)
-        f = facts("s", 40_000, range(40))
-        for found in (None, 0.0, 0.0):
-            route = admitted(r, f)
-            r.first_token(route, f, 0.0)
-            r.completed(route, f, found)
-            r.finish(route, 1.0)
+        prompts = facts("s", 40_000, range(40)), facts("t", 40_000, range(40, 80))
+        for found in (None, 0.0):
+            for f in prompts:
+                assert r.prefixes.capacity(r.fleet.states["i0"].cache) is None, "one may be odd"
+                route = admitted(r, f)
+                r.first_token(route, f, 0.0)
+                r.completed(route, f, found)
+                r.finish(route, 1.0)
         assert r.prefixes.capacity(r.fleet.states["i0"].cache) == 40
 
 

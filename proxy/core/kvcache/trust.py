@@ -1,0 +1,240 @@
+"""Which prediction of a prompt's cached tokens is believed: its key's, or its session's own.
+
+The key predicts what the index of prefixes has (`Reuse.hits`). It is wrong where the engine renders
+other text than the key holds, as for a client whose form nobody has seen yet. The session predicts
+what its last turn left: prompt and answer as the engine counted them, as far as the turn before
+was found again. It knows nothing of evictions, and nothing of other instances. Each prediction is
+held against what the engine reports, by session and by kind of client (`RequestFacts.client`). The
+key is believed until the session has been right more often.
+
+Where both agree within a block the session's is taken: it counts in the engine's tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from proxy.core.kvcache.engine_cache import EngineCache
+from proxy.core.types import RequestFacts
+
+MARGIN: Final = 0.1
+"""The session is believed where the key's error is larger by this part of the prompt."""
+SESSION_GAIN: Final = 0.5
+KIND_GAIN: Final = 0.1
+"""Weights of a report in the mean errors of its session, and of its kind of client."""
+KIND_REPORTS: Final = 4
+"""Reports of a kind of client before its errors count for sessions without any."""
+NEVER_FOUND: Final = 0.1
+"""Below this part of what keys of a kind predict, they predict nothing."""
+GROWTH_MOST: Final = 1.5
+"""A prompt that is this much longer than the last one at most may be its next turn."""
+ROUNDING_TOKENS: Final = 64
+"""A prompt that lacks fewer tokens was found whole: engines count in blocks of 16 to 64."""
+LEAST_SCALE: Final = 0.5
+MOST_SCALE: Final = 2.0
+KINDS_MAX: Final = 64
+TENANTS_MAX: Final = 1024
+"""Kinds of clients that are known of a tenant, and tenants; the least recently used one goes."""
+Counts = tuple[int, int | None, int]
+"""An answer's counts: tokens of the prompt, those of them that were cached, and of the answer."""
+
+
+@dataclass(slots=True, eq=False, init=False)
+class Past:
+    """A session's last turn on one cache, as its engine counted it.
+
+    `estimate`: tokens that the prompt was taken for, `block_tokens`: what a block was taken for
+    then. `prompt_part`, `answer_part`: the parts of prompt and answer that the next turn found.
+    """
+
+    cache: EngineCache
+    prompt_tokens: int
+    answer_tokens: int
+    estimate: int
+    block_tokens: float
+    prompt_part: float
+    answer_part: float
+    key_error: float
+    session_error: float
+    reports: int
+
+    def __init__(self, cache: EngineCache, kind: Kind) -> None:
+        self.cache = cache
+        self.prompt_part, self.answer_part = kind.prompt_part, kind.answer_part
+        self.key_error = self.session_error = 0.0
+        self.reports = self.prompt_tokens = self.answer_tokens = self.estimate = 0
+        self.block_tokens = 0.0
+
+    def predicted(self, prompt_tokens: int) -> int:
+        """Tokens that the next turn's prompt finds of this one's."""
+        found = self.prompt_part * self.prompt_tokens + self.answer_part * self.answer_tokens
+        return max(0, min(int(found), prompt_tokens - 1))
+
+
+@dataclass(slots=True, eq=False, init=False)
+class Kind:
+    """What reports say of a kind of client.
+
+    `key_error`, `session_error`: mean errors of the predictions, as parts of the prompt.
+    `found_part`: of what the key predicted; `prompt_part` and `answer_part` as in `Past`.
+    """
+
+    key_error: float
+    session_error: float
+    found_part: float
+    prompt_part: float
+    answer_part: float
+    reports: int
+
+    def __init__(self) -> None:
+        self.key_error = self.session_error = 0.0
+        self.found_part = self.prompt_part = 1.0
+        self.answer_part = 0.5
+        self.reports = 0
+
+    @property
+    def finds_nothing(self) -> bool:
+        """Whether what keys predict for it is never found."""
+        return self.reports >= KIND_REPORTS and self.found_part < NEVER_FOUND
+
+
+class Trust:
+    """What is known of each kind of client, by tenant."""
+
+    def __init__(self) -> None:
+        self._kinds: OrderedDict[str, OrderedDict[str, Kind]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kinds.values()))
+
+    def refine(self, facts: RequestFacts, past: Past | None) -> None:
+        """Correct a prompt's estimated length by what its session's last one was counted as."""
+        if past is None or not past.estimate or not past.block_tokens:
+            return
+        # What a block is taken for may have changed since.
+        before = past.estimate * facts.block_tokens / past.block_tokens
+        scale = min(MOST_SCALE, max(LEAST_SCALE, past.prompt_tokens / before))
+        more = facts.estimate - before
+        if more >= 0:
+            facts.prompt_tokens = past.prompt_tokens + max(1, round(more * scale))
+        else:
+            facts.prompt_tokens = max(1, round(facts.estimate * scale))
+        facts.scale = scale
+
+    def believed(
+        self,
+        facts: RequestFacts,
+        past: Past | None,
+        caches: list[EngineCache],
+        hits: list[int],
+        is_exact: list[bool],
+    ) -> list[int]:
+        """The tokens that are expected in each cache, of `hits` that the key predicts.
+
+        `is_exact`: whether its engine has published what it holds.
+        """
+        kind = self._known(facts)
+        if past is None or past.cache not in caches:
+            return [0] * len(hits) if kind is not None and kind.finds_nothing else hits
+        at = caches.index(past.cache)
+        key, own = hits[at], past.predicted(facts.prompt_tokens)
+        if self._agree(facts, past, key, own):
+            if is_exact[at]:
+                return hits
+            believed = hits.copy()
+        elif self._prefers_session(facts, past, kind):
+            nothing = kind is not None and kind.finds_nothing
+            believed = [0] * len(hits) if nothing else hits.copy()
+        else:
+            return hits
+        believed[at] = own
+        return believed
+
+    def _agree(self, facts: RequestFacts, past: Past, key: int, own: int) -> bool:
+        """Whether both predictions are the same but for what the key cannot see.
+
+        That is a part of a block, and the answer, which the next turn brings as text.
+        """
+        block = facts.block_tokens * facts.scale
+        most = key + 2 * block + past.answer_part * past.answer_tokens
+        return key > 0 and key - 2 * block <= own <= most
+
+    def _prefers_session(self, facts: RequestFacts, past: Past, kind: Kind | None) -> bool:
+        if past.reports:
+            return past.key_error - past.session_error > MARGIN
+        if kind is not None and kind.reports >= KIND_REPORTS:
+            return kind.key_error - kind.session_error > MARGIN
+        # A key that has nothing of a prompt that goes on where the last one ended is doubted.
+        grows = past.prompt_tokens <= facts.prompt_tokens <= GROWTH_MOST * past.prompt_tokens
+        return grows and (kind is None or kind.session_error <= kind.key_error)
+
+    def told(
+        self,
+        facts: RequestFacts,
+        past: Past | None,
+        cache: EngineCache,
+        key_tokens: int,
+        counts: Counts,
+        *,
+        is_session: bool,
+    ) -> Past | None:
+        """Take in what an answer's engine counted; `key_tokens`: what the key predicted there.
+
+        Gives the session's past for its next turn.
+        """
+        prompt, cached, answer = counts
+        kind = self._kind(facts)
+        if cached is not None and key_tokens > 2 * facts.block_tokens:
+            found = min(1.0, cached / key_tokens)
+            kind.found_part += KIND_GAIN * (found - kind.found_part)
+            if past is None:
+                kind.reports += 1
+        if not is_session:
+            return None
+        if past is None:
+            past = Past(cache, kind)
+        elif cached is not None and past.cache is cache:
+            key_error = abs(key_tokens - cached) / prompt
+            own_error = abs(past.predicted(prompt) - cached) / prompt
+            kind.key_error += KIND_GAIN * (key_error - kind.key_error)
+            kind.session_error += KIND_GAIN * (own_error - kind.session_error)
+            kind.reports += 1
+            past.key_error += SESSION_GAIN * (key_error - past.key_error)
+            past.session_error += SESSION_GAIN * (own_error - past.session_error)
+            past.reports += 1
+            self._found(past, kind, prompt, cached)
+        past.cache = cache
+        past.prompt_tokens, past.answer_tokens = prompt, answer
+        past.estimate, past.block_tokens = facts.estimate, facts.block_tokens
+        return past
+
+    @staticmethod
+    def _found(past: Past, kind: Kind, prompt: int, cached: int) -> None:
+        """Learn which parts of the last turn this one has found."""
+        before = min(past.prompt_tokens, prompt)
+        if cached >= before - ROUNDING_TOKENS:
+            past.prompt_part = 1.0
+            if past.answer_tokens > ROUNDING_TOKENS:
+                part = max(0.0, min(1.0, (cached - before) / past.answer_tokens))
+                past.answer_part = part
+                kind.answer_part += KIND_GAIN * (part - kind.answer_part)
+        else:
+            past.prompt_part, past.answer_part = cached / before, 0.0
+        kind.prompt_part += KIND_GAIN * (past.prompt_part - kind.prompt_part)
+
+    def _known(self, facts: RequestFacts) -> Kind | None:
+        kinds = self._kinds.get(facts.tenant)
+        return kinds.get(facts.client) if kinds is not None else None
+
+    def _kind(self, facts: RequestFacts) -> Kind:
+        kinds = self._kinds.setdefault(facts.tenant, OrderedDict())
+        self._kinds.move_to_end(facts.tenant)
+        if len(self._kinds) > TENANTS_MAX:
+            self._kinds.popitem(last=False)
+        kind = kinds.setdefault(facts.client, Kind())
+        kinds.move_to_end(facts.client)
+        if len(kinds) > KINDS_MAX:
+            kinds.popitem(last=False)
+        return kind
