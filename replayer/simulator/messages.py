@@ -1,7 +1,6 @@
 """`/v1/messages`, Anthropic's API, as vLLM serves it: a chat request in another form.
 
-Answers are text: tools are read as a part of the prompt and never called. Images count no tokens.
-Thinking is not modelled.
+Answers are text without thinking: tools are read as a part of the prompt and never called.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from replayer.simulator.openai.errors import ApiError, invalid
 _STOP_REASONS = {"length": "max_tokens", "stop": "end_turn"}
 _NOT_FOR_THE_MODEL = "x-anthropic-billing-header"
 """A system text that begins so has a hash per request: vLLM removes it, for the prefix cache."""
-_SAME_IN_CHAT = ("model", "stream", "cache_salt", "kv_transfer_params")
+_SAME_IN_CHAT = ("model", "stream", "cache_salt", "kv_transfer_params", "chat_template_kwargs")
 
 
 class MessagesError(ApiError):
@@ -53,8 +52,15 @@ def as_chat(body: Mapping[str, Any], *, counts_only: bool = False) -> dict[str, 
     for message in body["messages"]:
         messages += _messages(message)
     chat = {name: body[name] for name in _SAME_IN_CHAT if name in body}
-    chat |= {"messages": messages, "tools": _tools(body)}
+    chat |= {"messages": messages, "tools": _tools(body), "reasoning_effort": _effort(body)}
     return chat | {"max_tokens": limit, "max_completion_tokens": limit}
+
+
+def _effort(body: Mapping[str, Any]) -> Any:
+    thinking, config = body.get("thinking"), body.get("output_config")
+    if isinstance(thinking, dict) and thinking.get("type") == "disabled":
+        return "none"
+    return config.get("effort") if isinstance(config, dict) else None
 
 
 def _system(body: Mapping[str, Any]) -> str:
@@ -78,15 +84,29 @@ def _messages(message: Any) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     blocks = _dicts(content)
-    results = [
-        {"role": "tool", "content": _text_of(block.get("content") or "")}
-        for block in blocks
-        if block.get("type") == "tool_result"
-    ]
-    said: dict[str, Any] = {"role": role, "content": _text_of(content or "")}
+    results: list[dict[str, Any]] = []
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            told = block.get("content") or ""
+            results.append({"role": "tool", "content": _text_of(told)})
+            if images := _images(told):
+                results.append({"role": "user", "content": images})
+    text, images = _text_of(content or ""), _images(blocks)
+    parts = [{"type": "text", "text": text}] if text else []
+    said: dict[str, Any] = {"role": role, "content": [*parts, *images] if images else text}
+    if thoughts := [str(b.get("thinking") or "") for b in blocks if b.get("type") == "thinking"]:
+        said["reasoning"] = "".join(thoughts)
     if calls := [_call(block) for block in blocks if block.get("type") == "tool_use"]:
         said["tool_calls"] = calls
-    return [*results, said] if said["content"] or calls else results
+    return [*results, said] if said["content"] or calls or thoughts else results
+
+
+def _images(blocks: Any) -> list[dict[str, Any]]:
+    return [
+        {"type": "image_url", "image_url": block.get("source")}
+        for block in _dicts(blocks)
+        if block.get("type") == "image"
+    ]
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from xxhash import xxh3_64_hexdigest
 
 from replayer.engine.tokens import (
     ASSISTANT,
@@ -31,6 +32,11 @@ _NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
 _NO_MESSAGES = "Cannot apply chat template to an empty conversation. Provide at least one message."
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 """Strings that vLLM reads as booleans."""
+_ASKED = ("reasoning_effort", "chat_template", "chat_template_kwargs", "documents")
+"""Members of a chat that templates write in front."""
+_CALLED, _SHOWN = ("name", "arguments"), ("name", "description", "parameters", "strict")
+_MEDIA = {"image_url": 256, "input_audio": 128, "audio_url": 128, "video_url": 1024, "file": 512}
+"""Tokens of one part of each type that is no text."""
 _NAMED = frozenset({"max_tokens", "max_completion_tokens"})
 """Fields whose value is repeated in the error."""
 
@@ -152,11 +158,17 @@ def too_long(prompt: Prompt, limits: RequestLimits) -> ApiError:
 
 
 def render_chat(body: dict[str, Any]) -> str:
-    """Render messages and tools like a ChatML template, one word per role marker."""
+    """Render messages and tools like a ChatML template, one word per role marker.
+
+    In front stand what a request asks of the template, and the tools, as vLLM keeps them: marks,
+    ids and other members that clients write beside them are no part of the prompt.
+    """
     messages = _messages(body)
     parts = []
+    if asked := {name: body[name] for name in _ASKED if body.get(name) is not None}:
+        parts += [IM_START, "options", _spaced_json(asked), IM_END]
     if body.get("tools"):
-        parts += [IM_START, "tools", _spaced_json(body["tools"]), IM_END]
+        parts += [IM_START, "tools", _spaced_json(_shown_tools(body["tools"])), IM_END]
     for message in messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise invalid("missing", "body.messages.role", "Field required", message)
@@ -180,14 +192,34 @@ def _messages(body: dict[str, Any]) -> list[Any]:
 
 
 def _content(message: dict[str, Any]) -> str:
+    """Reasoning, text and calls of a message, in this order."""
     content = message.get("content") or ""
     if isinstance(content, list):
-        content = " ".join(
-            [str(p.get("text", "")) if isinstance(p, dict) else str(p) for p in content]
-        )
-    if message.get("tool_calls"):
-        content = f"{content} {_spaced_json(message['tool_calls'])}"
-    return str(content)
+        content = " ".join([_part(p) if isinstance(p, dict) else str(p) for p in content])
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
+    said = [str(text) for text in (reasoning, content) if text]
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        functions = [c.get("function") if isinstance(c, dict) else None for c in calls]
+        kept = [{name: f.get(name) for name in _CALLED} for f in functions if isinstance(f, dict)]
+        said.append(_spaced_json(kept))
+    return " ".join(said)
+
+
+def _part(part: dict[str, Any]) -> str:
+    """A text, or the words that stand for an image or a sound: always as many, by its content."""
+    kind = str(part.get("type", "text"))
+    if kind not in _MEDIA:
+        return str(part.get("text", ""))
+    data = orjson.dumps(part.get(kind), option=orjson.OPT_SORT_KEYS)
+    return " ".join([f"m{xxh3_64_hexdigest(data)[:5]}"] * _MEDIA[kind])
+
+
+def _shown_tools(tools: Any) -> Any:
+    if not isinstance(tools, list):
+        return tools
+    functions = [tool.get("function") if isinstance(tool, dict) else None for tool in tools]
+    return [{name: f.get(name) for name in _SHOWN} for f in functions if isinstance(f, dict)]
 
 
 def _spaced_json(value: Any) -> str:

@@ -21,7 +21,7 @@ PREVIOUS = "previous_response_id"
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Types of items that call a tool, and their member with what the tool is given."""
 _RESULTS = ("function_call_output", "custom_tool_call_output")
-_SAME_IN_CHAT = ("model", "stream", "tools", "cache_salt", "ignore_eos")
+_SAME_IN_CHAT = ("model", "stream", "cache_salt", "ignore_eos", "chat_template_kwargs")
 _REPEATED: dict[str, Any] = {
     "instructions": None,
     "metadata": None,
@@ -95,7 +95,23 @@ class ResponseStore:
             messages += [message for message in told if message.get("role") != "system"]
         messages += messages_of(given)
         chat = {name: body[name] for name in _SAME_IN_CHAT if name in body}
+        reasoning = body.get("reasoning")
+        chat["reasoning_effort"] = reasoning.get("effort") if isinstance(reasoning, dict) else None
+        chat["tools"] = _tools(body.get("tools"), "")
         return chat | {"messages": messages, "max_tokens": body.get("max_output_tokens")}
+
+
+def _tools(tools: Any, prefix: str) -> list[dict[str, Any]]:
+    """The tools of a chat that a response's tools stand for; built-in ones are left out."""
+    found: list[dict[str, Any]] = []
+    for tool in tools if isinstance(tools, list) else []:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind == "namespace":
+            found += _tools(tool.get("tools"), f"{prefix}{tool.get('name')}__")
+        elif kind in ("function", "custom"):
+            function = {**tool, "name": f"{prefix}{tool.get('name')}"}
+            found.append({"type": "function", "function": function})
+    return found
 
 
 def messages_of(given: str | list[Any]) -> list[dict[str, Any]]:
@@ -117,10 +133,37 @@ def messages_of(given: str | list[Any]) -> list[dict[str, Any]]:
         elif kind in _RESULTS:
             messages.append({"role": "tool", "content": item.get("output")})
         elif isinstance(item, dict) and "role" in item:
-            messages.append(dict(item))
-        elif kind != "reasoning":  # templates leave out the reasoning of earlier turns
+            messages.append(_spoken(item))
+        elif kind == "reasoning":
+            _think(item, messages)
+        else:
             raise ApiError(400, f"Unsupported input item type: {kind}", "input")
     return messages
+
+
+_TYPES = {"input_image": "image_url"}
+"""Types of parts that have another name in a chat."""
+
+
+def _spoken(item: dict[str, Any]) -> dict[str, Any]:
+    content = item.get("content")
+    if not isinstance(content, list):
+        return dict(item)
+    parts = [
+        {**part, "type": _TYPES[str(part["type"])]}
+        if isinstance(part, dict) and str(part.get("type")) in _TYPES
+        else part
+        for part in content
+    ]
+    return {**item, "content": parts}
+
+
+def _think(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    """Add reasoning to the assistant's message: its first part, or else its first summary."""
+    given = item.get("content") or item.get("summary")
+    first = given[0] if isinstance(given, list) and given else None
+    if text := first.get("text") if isinstance(first, dict) else None:
+        messages.append({"role": "assistant", "reasoning": text})
 
 
 class ResponsesAnswer(Answer):

@@ -121,8 +121,21 @@ async def test_an_engine_that_fails_ends_a_stream_with_an_error_event() -> None:
     [
         (HELLO, HELLO),
         (
-            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}],
-            [{"role": "user", "content": "a"}],
+            [
+                {
+                    "role": "user",
+                    "content": [{"type": "text", "text": "a"}, {"type": "image", "source": {}}],
+                }
+            ],
+            [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "a"},
+                        {"type": "image_url", "image_url": {}},
+                    ],
+                }
+            ],
         ),
         (
             [{"role": "assistant", "content": [{"type": "text", "text": "I read"}, CALL]}],
@@ -145,7 +158,10 @@ async def test_an_engine_that_fails_ends_a_stream_with_an_error_event() -> None:
             [{"role": "tool", "content": "x=1"}, {"role": "user", "content": "go on"}],
         ),
         ([{"role": "user", "content": [RESULT]}], [{"role": "tool", "content": "x=1"}]),
-        ([{"role": "assistant", "content": [{"type": "thinking", "thinking": "?"}]}], []),
+        (
+            [{"role": "assistant", "content": [{"type": "thinking", "thinking": "?"}]}],
+            [{"role": "assistant", "content": "", "reasoning": "?"}],
+        ),
     ],
 )
 def test_blocks_are_the_messages_of_a_chat(messages: Any, chat: Any) -> None:
