@@ -10,7 +10,7 @@ TESTS_COMPILED := $(addprefix tests/,test_fuzz.py proxy/core proxy/protocol prox
 COMPILED := PYTHONPATH=.cache/compiled:. $(BIN)/python -P
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: compiled demo demo-kill demo-compare demo-check test test-figures test-compiled test-install test-vllm chaos migration soak soak-hostile lint bench bench-core bench-shell bench-routing clean
+.PHONY: compiled demo demo-kill demo-compare demo-check test test-figures test-compiled test-install test-clients test-vllm chaos migration soak soak-hostile lint bench bench-core bench-shell bench-routing clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -90,6 +90,11 @@ soak-hostile: $(VENV)/.installed-dev
 test-vllm: $(VENV)/.installed-dev
 	$(PYTHON) tests/real_vllm/engines/install.py .cache/vllm
 	$(BIN)/python -m pytest -q tests/real_vllm $(VLLM)
+
+## Real agents from npm in front of the proxy, in a network namespace with loopback only; CLIENTS="-k codex"
+## for a part of it. Skipped, with a word, where there is no npm or no namespace.
+test-clients: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.clients $(CLIENTS)
 
 ## Format, rules, types.
 lint: $(VENV)/.installed-dev

@@ -14,6 +14,7 @@ by its own first outputs continues the same way. One running xxh3 digest over th
 both as that function and as the chained block hash.
 """
 
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -178,3 +179,28 @@ class Output:
                 return tokens, True
             probe.upto(tokens)
         return most, False
+
+
+class Spoken(Output):
+    """An output that is given: the tokens of a text, which a script has the model say."""
+
+    __slots__ = ("_given",)
+
+    def __init__(self, prompt: Prompt, text: str) -> None:
+        super().__init__(prompt)
+        self._given = tokenize(text)
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens."""
+        return len(self._given)
+
+    def upto(self, tokens: int) -> TokenIds:
+        """Return (at least) the first `tokens` output ids, as far as there are so many."""
+        prompt, digest, ids = self._prompt, self._digest, self.ids
+        for token in self._given[len(ids) : tokens]:
+            digest.update(token.to_bytes(_TOKEN_BYTES, sys.byteorder))
+            ids.append(token)
+            if (prompt.tokens + len(ids)) % prompt.block_size == 0:
+                self.block_hashes.append(digest.intdigest() ^ prompt.salt)
+        return ids

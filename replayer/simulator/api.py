@@ -24,6 +24,8 @@ from replayer.simulator.faults import Faults
 from replayer.simulator.messages import MessagesAnswer, MessagesError
 from replayer.simulator.messages import as_chat as chat_of_messages
 from replayer.simulator.metrics import EngineMetrics
+from replayer.simulator.openai.agent import next_step
+from replayer.simulator.openai.agent_answers import ChatStep, MessagesStep, ResponsesStep
 from replayer.simulator.openai.answers import Answer
 from replayer.simulator.openai.embeddings import parse_embedding
 from replayer.simulator.openai.errors import ApiError, json_response, like_vllm, model_card
@@ -35,6 +37,7 @@ from replayer.simulator.openai.requests import (
     parse_ask,
     parse_body,
     prompt_of,
+    scripted,
 )
 from replayer.simulator.openai.responses import ResponsesAnswer, ResponseStore
 from replayer.simulator.options import SimOptions
@@ -127,7 +130,8 @@ class Api:
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/chat/completions."""
         body = parse_body(await request.read())
-        return await self._generate(request, body, chat=True)
+        answer_of = Answer if self._options.tool_calls is None else ChatStep
+        return await self._generate(request, body, chat=True, answer_of=answer_of)
 
     async def responses(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/responses."""
@@ -138,7 +142,8 @@ class Api:
             keep = partial(self._responses.keep, messages=chat["messages"])
             limit = chat["max_tokens"] or self._limits.max_model_len - ask.prompt_tokens
             told = body | {"max_output_tokens": limit}
-            return ResponsesAnswer(ask, request_id, created_s, told, keep)
+            kind = ResponsesAnswer if ask.step is None else ResponsesStep
+            return kind(ask, request_id, created_s, told, keep)
 
         return await self._generate(request, chat, chat=True, answer_of=answer_of)
 
@@ -153,9 +158,10 @@ class Api:
     async def messages(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/messages."""
         chat = chat_of_messages(parse_body(await request.read()))
+        answer_of = MessagesAnswer if self._options.tool_calls is None else MessagesStep
         try:
             return await self._generate(
-                request, chat, chat=True, answer_of=MessagesAnswer, limits=self._ends_early
+                request, chat, chat=True, answer_of=answer_of, limits=self._ends_early
             )
         except ApiError as error:
             raise error if error.is_early else MessagesError(error) from error
@@ -270,6 +276,8 @@ class Api:
                 self._release_kv(body)
             raise
         request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        if chat and self._options.tool_calls is not None:
+            ask = scripted(ask, next_step(body, self._options.tool_calls, request_id))
         answer = answer_of(ask, request_id, int(self._driver.unix_s(self._driver.now_s())))
         lives = [self._driver.submit(job, streams=ask.stream) for job in _jobs(ask, request_id)]
         try:

@@ -1,6 +1,6 @@
 """`/v1/messages`, Anthropic's API, as vLLM serves it: a chat request in another form.
 
-Answers are text without thinking: tools are read as a part of the prompt and never called.
+Answers are text; tools are read as a part of the prompt, and `agent` calls them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,14 @@ def as_chat(body: Mapping[str, Any], *, counts_only: bool = False) -> dict[str, 
     if not isinstance(body["messages"], list):
         text = "Input should be a valid list"
         raise invalid("list_type", "body.messages", text, body["messages"])
-    messages = [{"role": "system", "content": system}] if (system := _system(body)) else []
+    messages = (
+        [{"role": "system", "content": system}] if (system := _system(body.get("system"))) else []
+    )
     for message in body["messages"]:
         messages += _messages(message)
     chat = {name: body[name] for name in _SAME_IN_CHAT if name in body}
-    chat |= {"messages": messages, "tools": _tools(body), "reasoning_effort": _effort(body)}
+    chat |= {"messages": messages, "tools": _tools(body)}
+    chat["reasoning_effort"] = _effort(body)
     return chat | {"max_tokens": limit, "max_completion_tokens": limit}
 
 
@@ -63,15 +66,18 @@ def _effort(body: Mapping[str, Any]) -> Any:
     return config.get("effort") if isinstance(config, dict) else None
 
 
-def _system(body: Mapping[str, Any]) -> str:
-    return _text_of(body.get("system") or "")
+def _system(content: Any) -> str:
+    """System text; of blocks those that are for the model."""
+    if isinstance(content, str):
+        return content
+    texts = map(_text_of, ([block] for block in _dicts(content)))
+    return "".join([text for text in texts if not text.startswith(_NOT_FOR_THE_MODEL)])
 
 
 def _text_of(content: Any) -> str:
     """The text of a string or of blocks, in one piece."""
     blocks = [{"text": content}] if isinstance(content, str) else _dicts(content)
-    texts = [str(block.get("text") or "") for block in blocks]
-    return "".join([text for text in texts if not text.startswith(_NOT_FOR_THE_MODEL)])
+    return "".join([str(block.get("text") or "") for block in blocks])
 
 
 def _messages(message: Any) -> list[dict[str, Any]]:
@@ -89,24 +95,20 @@ def _messages(message: Any) -> list[dict[str, Any]]:
         if block.get("type") == "tool_result":
             told = block.get("content") or ""
             results.append({"role": "tool", "content": _text_of(told)})
-            if images := _images(told):
-                results.append({"role": "user", "content": images})
-    text, images = _text_of(content or ""), _images(blocks)
-    parts = [{"type": "text", "text": text}] if text else []
-    said: dict[str, Any] = {"role": role, "content": [*parts, *images] if images else text}
-    if thoughts := [str(b.get("thinking") or "") for b in blocks if b.get("type") == "thinking"]:
-        said["reasoning"] = "".join(thoughts)
+            results += [{"role": "user", "content": [image]} for image in _images(told)]
+    text = _system(content) if role == "system" else _text_of(content or "")
+    said: dict[str, Any] = {"role": role, "content": text}
+    if images := _images(blocks):
+        said["content"] = [{"type": "text", "text": text}, *images]
+    if thought := "".join([str(block.get("thinking") or "") for block in blocks]):
+        said["reasoning"] = thought
     if calls := [_call(block) for block in blocks if block.get("type") == "tool_use"]:
         said["tool_calls"] = calls
-    return [*results, said] if said["content"] or calls or thoughts else results
+    return [*results, said] if len(said) > len(("role", "content")) or said["content"] else results
 
 
 def _images(blocks: Any) -> list[dict[str, Any]]:
-    return [
-        {"type": "image_url", "image_url": block.get("source")}
-        for block in _dicts(blocks)
-        if block.get("type") == "image"
-    ]
+    return [block for block in _dicts(blocks) if block.get("type") == "image"]
 
 
 def _call(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +154,7 @@ class MessagesAnswer(Answer):
         message = self._head_of_message([]) | {"stop_reason": None, "stop_sequence": None}
         message["usage"] = {"input_tokens": self._ask.prompt_tokens, "output_tokens": 0}
         block = {"type": "text", "text": ""}
-        return _event("message_start", message=message) + _event(
+        return self.event("message_start", message=message) + self.event(
             "content_block_start", content_block=block, index=0
         )
 
@@ -172,16 +174,16 @@ class MessagesAnswer(Answer):
         delta = {"stop_reason": reason, "stop_sequence": None}
         return b"".join(
             (
-                _event("content_block_stop", index=0),
-                _event("message_delta", delta=delta, usage=self._token_counts(requests)),
-                _event("message_stop"),
+                self.event("content_block_stop", index=0),
+                self.event("message_delta", delta=delta, usage=self._token_counts(requests)),
+                self.event("message_stop"),
             )
         )
 
     def failure(self) -> bytes:
         """The event of an engine that fails after the stream has begun."""
         error = {"type": "internal_error", "message": "Internal server error"}
-        return _event("error", error=error)
+        return self.event("error", error=error)
 
     def _head_of_message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         names = {"id": self._head["id"], "type": "message", "role": "assistant"}
@@ -199,6 +201,7 @@ class MessagesAnswer(Answer):
             "cache_read_input_tokens": read,
         }
 
-
-def _event(kind: str, **fields: Any) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind} | fields))
+    @staticmethod
+    def event(kind: str, **fields: Any) -> bytes:
+        """An event of the stream."""
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), orjson.dumps({"type": kind} | fields))

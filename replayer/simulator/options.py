@@ -86,6 +86,12 @@ class SimOptions:
         default=False,
         help_="let outputs end by themselves before max_tokens too (unless ignore_eos)",
     )
+    tool_calls: int | None = _option(
+        None,
+        "play a model that calls the client's shell so often behind each message of its user, and "
+        "then says that it is done; without it answers are words",
+        least=0,
+    )
     thermal: bool = _option(
         default=False,
         help_="let GPUs grow warm from the work, told as dcgm-exporter does at /dcgm/metrics",

@@ -6,37 +6,30 @@ strings, logprobs, echo, priorities, response formats, continuous_usage_stats.
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
-from xxhash import xxh3_64_hexdigest
 
 from replayer.engine.tokens import (
-    ASSISTANT,
-    IM_END,
-    IM_START,
     MAX_TOKEN_ID,
     Output,
     Prompt,
+    Spoken,
     TokenIds,
     make_prompt,
     tokenize,
 )
+from replayer.simulator.openai.agent import Step
 from replayer.simulator.openai.errors import ApiError, EarlyError, invalid, wrong
 from replayer.simulator.openai.kv_params import Handing, handing_of
+from replayer.simulator.openai.rendering import render_chat
 
 _COMPLETIONS_MAX_TOKENS = 16
 _MOST_CHOICES = 128
 _NO_PROMPT = "Either prompt or prompt_embeds must be provided and non-empty."
-_NO_MESSAGES = "Cannot apply chat template to an empty conversation. Provide at least one message."
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 """Strings that vLLM reads as booleans."""
-_ASKED = ("reasoning_effort", "chat_template", "chat_template_kwargs", "documents")
-"""Members of a chat that templates write in front."""
-_CALLED, _SHOWN = ("name", "arguments"), ("name", "description", "parameters", "strict")
-_MEDIA = {"image_url": 256, "input_audio": 128, "audio_url": 128, "video_url": 1024, "file": 512}
-"""Tokens of one part of each type that is no text."""
 _NAMED = frozenset({"max_tokens", "max_completion_tokens"})
 """Fields whose value is repeated in the error."""
 
@@ -65,7 +58,7 @@ class AnswerChoice:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A valid request for completions or chat completions."""
+    """A valid request for completions or chat completions; `step`: what a script says to it."""
 
     chat: bool
     model: str
@@ -74,6 +67,7 @@ class Ask:
     include_usage: bool
     return_token_ids: bool
     handing: Handing
+    step: Step | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -123,6 +117,13 @@ def parse_ask(body: dict[str, Any], limits: RequestLimits, *, chat: bool) -> Ask
     )
 
 
+def scripted(ask: Ask, step: Step) -> Ask:
+    """The request, answered by a script."""
+    prompt = ask.choices[0].prompt
+    said = Spoken(prompt, step.rendered())
+    return replace(ask, choices=(AnswerChoice(prompt, said, said.tokens, stops=True),), step=step)
+
+
 def check_model(body: Mapping[str, Any], served: str) -> None:
     """Refuse a model that is not served; a body without a model means the only one."""
     model = body.get("model")
@@ -155,76 +156,6 @@ def too_long(prompt: Prompt, limits: RequestLimits) -> ApiError:
         "input_tokens",
         prompt.tokens,
     )
-
-
-def render_chat(body: dict[str, Any]) -> str:
-    """Render messages and tools like a ChatML template, one word per role marker.
-
-    In front stand what a request asks of the template, and the tools, as vLLM keeps them: marks,
-    ids and other members that clients write beside them are no part of the prompt.
-    """
-    messages = _messages(body)
-    parts = []
-    if asked := {name: body[name] for name in _ASKED if body.get(name) is not None}:
-        parts += [IM_START, "options", _spaced_json(asked), IM_END]
-    if body.get("tools"):
-        parts += [IM_START, "tools", _spaced_json(_shown_tools(body["tools"])), IM_END]
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise invalid("missing", "body.messages.role", "Field required", message)
-        parts += [IM_START, message["role"], _content(message), IM_END]
-    if body.get("continue_final_message"):
-        parts.pop()
-    elif body.get("add_generation_prompt", True):
-        parts += [IM_START, ASSISTANT]
-    return " ".join(parts)
-
-
-def _messages(body: dict[str, Any]) -> list[Any]:
-    messages = body.get("messages")
-    if messages is None:
-        raise invalid("missing", "body.messages", "Field required", body)
-    if not isinstance(messages, list):
-        raise invalid("list_type", "body.messages", "Input should be a valid list", messages)
-    if not messages:
-        raise ApiError(400, _NO_MESSAGES)
-    return messages
-
-
-def _content(message: dict[str, Any]) -> str:
-    """Reasoning, text and calls of a message, in this order."""
-    content = message.get("content") or ""
-    if isinstance(content, list):
-        content = " ".join([_part(p) if isinstance(p, dict) else str(p) for p in content])
-    reasoning = message.get("reasoning") or message.get("reasoning_content")
-    said = [str(text) for text in (reasoning, content) if text]
-    calls = message.get("tool_calls")
-    if isinstance(calls, list):
-        functions = [c.get("function") if isinstance(c, dict) else None for c in calls]
-        kept = [{name: f.get(name) for name in _CALLED} for f in functions if isinstance(f, dict)]
-        said.append(_spaced_json(kept))
-    return " ".join(said)
-
-
-def _part(part: dict[str, Any]) -> str:
-    """A text, or the words that stand for an image or a sound: always as many, by its content."""
-    kind = str(part.get("type", "text"))
-    if kind not in _MEDIA:
-        return str(part.get("text", ""))
-    data = orjson.dumps(part.get(kind), option=orjson.OPT_SORT_KEYS)
-    return " ".join([f"m{xxh3_64_hexdigest(data)[:5]}"] * _MEDIA[kind])
-
-
-def _shown_tools(tools: Any) -> Any:
-    if not isinstance(tools, list):
-        return tools
-    functions = [tool.get("function") if isinstance(tool, dict) else None for tool in tools]
-    return [{name: f.get(name) for name in _SHOWN} for f in functions if isinstance(f, dict)]
-
-
-def _spaced_json(value: Any) -> str:
-    """Return JSON with white space between its items, so that each item is a word."""
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
 
 
 def _chat_ids(body: dict[str, Any]) -> TokenIds:

@@ -1,8 +1,8 @@
 """`/v1/responses` as vLLM serves it with its store on: answers, their events, and what is kept.
 
 What a response was made of and what it said stays in its engine's memory, and is found by its id
-there only. Answers are text: tools are read as a part of the prompt and never called. Background
-requests, reasoning and encrypted content are not modelled.
+there only. Answers are text; tools are read as a part of the prompt, and `agent` calls them.
+Background requests and encrypted content are not modelled.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from replayer.simulator.openai.requests import Ask
 PREVIOUS = "previous_response_id"
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 """Types of items that call a tool, and their member with what the tool is given."""
+_PARTS = ("reasoning", "content", "tool_calls")
+"""What an assistant's message has, in this order."""
 _RESULTS = ("function_call_output", "custom_tool_call_output")
-_SAME_IN_CHAT = ("model", "stream", "cache_salt", "ignore_eos", "chat_template_kwargs")
+_SAME_IN_CHAT = ("model", "stream", "tools", "cache_salt", "ignore_eos", "chat_template_kwargs")
 _REPEATED: dict[str, Any] = {
     "instructions": None,
     "metadata": None,
@@ -72,9 +74,7 @@ class ResponseStore:
 
     def keep(self, response: dict[str, Any], messages: list[Any]) -> None:
         """Keep a complete response, and the messages that it answers, for ever as vLLM does."""
-        text = "".join(part["text"] for item in response["output"] for part in item["content"])
-        spoken = {"role": "assistant", "content": text}
-        self._kept[response["id"]] = (response, [*messages, spoken])
+        self._kept[response["id"]] = (response, [*messages, *messages_of(response["output"])])
 
     def as_chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The chat request that a body means, after what it continues.
@@ -97,73 +97,64 @@ class ResponseStore:
         chat = {name: body[name] for name in _SAME_IN_CHAT if name in body}
         reasoning = body.get("reasoning")
         chat["reasoning_effort"] = reasoning.get("effort") if isinstance(reasoning, dict) else None
-        chat["tools"] = _tools(body.get("tools"), "")
         return chat | {"messages": messages, "max_tokens": body.get("max_output_tokens")}
-
-
-def _tools(tools: Any, prefix: str) -> list[dict[str, Any]]:
-    """The tools of a chat that a response's tools stand for; built-in ones are left out."""
-    found: list[dict[str, Any]] = []
-    for tool in tools if isinstance(tools, list) else []:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind == "namespace":
-            found += _tools(tool.get("tools"), f"{prefix}{tool.get('name')}__")
-        elif kind in ("function", "custom"):
-            function = {**tool, "name": f"{prefix}{tool.get('name')}"}
-            found.append({"type": "function", "function": function})
-    return found
 
 
 def messages_of(given: str | list[Any]) -> list[dict[str, Any]]:
     """The chat messages that a request's `input` stands for.
 
-    Calls of tools join the assistant's message before them. ApiError for an item of another type.
+    Reasoning, text and calls that follow each other are one message. ApiError for an item of
+    another type.
     """
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[dict[str, Any]] = []
-    for item in given:
-        kind = str(item.get("type")) if isinstance(item, dict) else type(item).__name__
-        if kind in _CALLS:
-            asked = {"name": item.get("name"), "arguments": item.get(_CALLS[kind])}
-            call = {"id": item.get("call_id"), "type": "function", "function": asked}
-            if not messages or messages[-1].get("role") != "assistant":
-                messages.append({"role": "assistant"})
-            messages[-1].setdefault("tool_calls", []).append(call)
-        elif kind in _RESULTS:
-            messages.append({"role": "tool", "content": item.get("output")})
-        elif isinstance(item, dict) and "role" in item:
-            messages.append(_spoken(item))
-        elif kind == "reasoning":
-            _think(item, messages)
-        else:
-            raise ApiError(400, f"Unsupported input item type: {kind}", "input")
+    for message in map(_message_of, given):
+        if messages and _continues(messages[-1], message):
+            calls = [*messages[-1].get("tool_calls", ()), *message.get("tool_calls", ())]
+            messages[-1] |= message | ({"tool_calls": calls} if calls else {})
+        elif message:
+            messages.append(message)
     return messages
 
 
-_TYPES = {"input_image": "image_url"}
-"""Types of parts that have another name in a chat."""
-
-
-def _spoken(item: dict[str, Any]) -> dict[str, Any]:
-    content = item.get("content")
-    if not isinstance(content, list):
+def _message_of(item: Any) -> dict[str, Any]:
+    """The message that an item is a part of; empty for reasoning without a text."""
+    kind = str(item.get("type")) if isinstance(item, dict) else type(item).__name__
+    if kind in _CALLS:
+        asked = {"name": item.get("name"), "arguments": item.get(_CALLS[kind])}
+        if item.get("namespace"):
+            asked["namespace"] = item["namespace"]
+        call = {"id": item.get("call_id"), "type": "function", "function": asked}
+        return {"role": "assistant", "tool_calls": [call]}
+    if kind in _RESULTS:
+        return {"role": "tool", "content": item.get("output")}
+    if kind == "reasoning":
+        thought = _thought(item)
+        return {"role": "assistant", "reasoning": thought} if thought else {}
+    if isinstance(item, dict) and "role" in item:
         return dict(item)
-    parts = [
-        {**part, "type": _TYPES[str(part["type"])]}
-        if isinstance(part, dict) and str(part.get("type")) in _TYPES
-        else part
-        for part in content
-    ]
-    return {**item, "content": parts}
+    raise ApiError(400, f"Unsupported input item type: {kind}", "input")
 
 
-def _think(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """Add reasoning to the assistant's message: its first part, or else its first summary."""
-    given = item.get("content") or item.get("summary")
-    first = given[0] if isinstance(given, list) and given else None
-    if text := first.get("text") if isinstance(first, dict) else None:
-        messages.append({"role": "assistant", "reasoning": text})
+def _continues(last: Mapping[str, Any], message: Mapping[str, Any]) -> bool:
+    """Whether a message goes on with the assistant's last one: its next part, or one more call."""
+    if not last.get("role") == message.get("role") == "assistant":
+        return False
+    told = [place for place, part in enumerate(_PARTS) if part in last]
+    first = min([place for place, part in enumerate(_PARTS) if part in message], default=0)
+    return "tool_calls" in message or first > max(told, default=-1)
+
+
+def _thought(item: Mapping[str, Any]) -> str:
+    """The text of a reasoning item, of its content or else of its summary."""
+    parts = item.get("content") or item.get("summary")
+    texts = (
+        [part.get("text") for part in parts if isinstance(part, dict)]
+        if isinstance(parts, list)
+        else []
+    )
+    return "".join(map(str, filter(None, texts)))
 
 
 class ResponsesAnswer(Answer):
@@ -268,7 +259,7 @@ class ResponsesAnswer(Answer):
     def _complete(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
         is_cut = requests[0].finish_reason == "length"
         response = self._response | {
-            "output": [self._message("completed")] if any(self._said) else [],
+            "output": self._output(),
             "status": "incomplete" if is_cut else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "usage": self._token_counts(requests),
@@ -276,6 +267,10 @@ class ResponsesAnswer(Answer):
         if self._keeps:
             self._keep(response)
         return response
+
+    def _output(self) -> list[dict[str, Any]]:
+        """The items of a complete response."""
+        return [self._message("completed")] if any(self._said) else []
 
     def _token_counts(self, requests: Sequence[SimRequest]) -> dict[str, Any]:
         counts = self.usage(requests)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from replayer.simulator.host import SimEngine, SimFleet
 from replayer.simulator.messages import as_chat
 from replayer.simulator.openai.errors import ApiError
-from replayer.simulator.openai.requests import render_chat
+from replayer.simulator.openai.rendering import render_chat
 from replayer.simulator.openai.responses import ResponseStore
 from tests.support.sim_http import decode_leg, post
 
@@ -121,19 +121,11 @@ async def test_an_engine_that_fails_ends_a_stream_with_an_error_event() -> None:
     [
         (HELLO, HELLO),
         (
+            [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}],
             [
                 {
                     "role": "user",
-                    "content": [{"type": "text", "text": "a"}, {"type": "image", "source": {}}],
-                }
-            ],
-            [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "text", "text": "a"},
-                        {"type": "image_url", "image_url": {}},
-                    ],
+                    "content": [{"type": "text", "text": "a"}, {"type": "image"}],
                 }
             ],
         ),

@@ -68,6 +68,7 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "read", "arguments": "
 CALLED = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
 OWN_CALL = {"type": "custom_tool_call", "call_id": "c1", "name": "read", "input": "{}"}
 SAID = {"role": "assistant", "content": "I read"}
+THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,14 @@ SAID = {"role": "assistant", "content": "I read"}
         ([SAID, CALL, CALL], [SAID | {"tool_calls": [CALLED, CALLED]}]),
         ([{"type": "function_call_output", "output": "x"}], [{"role": "tool", "content": "x"}]),
         ([{"type": "reasoning", "summary": []}, SAID], [SAID]),
+        (
+            [THOUGHT, SAID, CALL, CALL, THOUGHT, SAID],
+            [
+                SAID | {"reasoning": "hm", "tool_calls": [CALLED, CALLED]},
+                SAID | {"reasoning": "hm"},
+            ],
+        ),
+        ([SAID, SAID], [SAID, SAID]),
     ],
 )
 def test_items_of_a_coding_agent_are_the_messages_of_a_chat(items: Any, messages: Any) -> None:
@@ -95,8 +104,13 @@ def test_an_item_of_another_type_is_refused(item: Any) -> None:
 def test_instructions_hold_for_one_response() -> None:
     store = ResponseStore()
     first = store.as_chat({"input": "a", "instructions": "be brief"})["messages"]
-    part = {"text": "b"}
-    store.keep({"id": "resp_1", "output": [{"content": [part]}]}, first)
+    said_then = {"role": "assistant", "content": [{"text": "b"}]}
+    store.keep({"id": "resp_1", "output": [said_then]}, first)
     more = {"input": "c", "instructions": "be kind", "previous_response_id": "resp_1"}
     said = [(m["role"], m["content"]) for m in store.as_chat(more)["messages"]]
-    assert said == [("system", "be kind"), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    assert said == [
+        ("system", "be kind"),
+        ("user", "a"),
+        ("assistant", [{"text": "b"}]),
+        ("user", "c"),
+    ]
