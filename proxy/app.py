@@ -67,14 +67,14 @@ def _only(methods: Iterable[str]) -> Handler:
 
     async def refuse(request: web.Request) -> web.Response:
         message = f"method: {request.method} is not for this path; allowed: {allowed}"
-        return error_response(405, message, {"Allow": allowed})
+        return error_response(405, message, {"Allow": allowed}, request.path)
 
     return refuse
 
 
 async def _not_found(request: web.Request) -> web.Response:
     """Answer 404: paths are an allow-list, without an engine's sleep, reset or abort."""
-    return error_response(404, why_not_relayed(request.path))
+    return error_response(404, why_not_relayed(request.path), path=request.path)
 
 
 LOOKS = ("GET", "HEAD")

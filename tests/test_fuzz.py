@@ -26,6 +26,7 @@ from proxy.core.kvcache.reuse import usage_ratio
 from proxy.fleet.engine_metrics import parse
 from proxy.net.upstream.bootstrap import read_engine_id
 from proxy.net.upstream.client import model_cards
+from proxy.protocol.endpoints import Dialect
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, Length
 from proxy.protocol.headers import answer_lines, forwarded
@@ -187,9 +188,10 @@ def test_what_an_engine_says_of_itself(value: Any) -> None:
     assert ratio is None or ratio >= 0
     if isinstance(value, dict):
         finished_by_length(orjson.loads(body))
-        record = RequestRecord(request_id="r", endpoint="/", t_proxy_recv=0.0)
-        note_usage(record, body)
-        assert (record.prompt_tokens or 0) >= 0
+        for dialect in Dialect:
+            record = RequestRecord(request_id="r", endpoint="/", t_proxy_recv=0.0)
+            note_usage(record, body, dialect, body)
+            assert (record.prompt_tokens or 0) >= 0
 
 
 @given(st.text(max_size=12) | st.sampled_from(["Sun, 06 Nov 1994 08:49:37 GMT", "-1", "1e9", "٣"]))

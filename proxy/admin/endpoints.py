@@ -262,7 +262,7 @@ class ModelsPath:
         try:
             grant = self._access.grant(request.headers)
         except ProxyError as error:
-            return responses.error(error, CIMultiDict())
+            return responses.error(request.path, error, CIMultiDict())
         auth = grant.added if grant.hidden else _auth(request)
         cards: dict[str, Mapping[str, object]] = {}
         for member in self._instances.router.fleet.usable():

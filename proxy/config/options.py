@@ -701,7 +701,8 @@ class Settings(Model):
         NonNegative,
         Option(
             TIMEOUTS,
-            "A stream that has begun and is silent gets an SSE comment this often; 0: never.",
+            "A stream that has begun and is silent gets an event without effect this often: a "
+            "ping, an empty chunk, a comment where its API is unknown; 0: never.",
             "s",
         ),
     ] = 15.0

@@ -12,15 +12,33 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class ErrorForm(Enum):
-    """The form of an error event in a stream that has begun."""
+class Dialect(Enum):
+    """Which API a path belongs to: the form of its errors, token counts and streams."""
 
     OPENAI = "openai"
-    """`data: {"error": ...}`: OpenAI's chat clients raise an exception at it."""
+    """OpenAI's errors; a stream's events, if there is one, are of a kind that is not known."""
+    CHAT = "chat"
+    """OpenAI's chats: chunks, then [DONE]."""
+    COMPLETIONS = "completions"
+    """OpenAI's completions: the same with texts."""
     MESSAGES = "messages"
-    """Anthropic's event `error`."""
+    """Anthropic's API: events with names, errors and token counts of its own."""
     RESPONSES = "responses"
-    """The event `error` of OpenAI's Responses API, with the plain error object in it."""
+    """OpenAI's Responses API: events with names, token counts of its own, OpenAI's errors."""
+
+
+DONE = "[DONE]"
+"""The data of the event that ends a stream of chunks."""
+LAST_EVENTS = {
+    Dialect.OPENAI: (),
+    Dialect.CHAT: (DONE,),
+    Dialect.COMPLETIONS: (DONE,),
+    Dialect.MESSAGES: ("message_stop",),
+    Dialect.RESPONSES: ("response.completed", "response.incomplete", "response.failed"),
+}
+"""The events that end a stream, by their names, or DONE; none: the stream ends with its body."""
+END_NAMES = tuple(name for names in LAST_EVENTS.values() for name in names if name != DONE)
+"""Names of the events that end the stream of some dialect."""
 
 
 class Salting(Enum):
@@ -41,8 +59,8 @@ class Endpoint:
     `use`: what clients want of it, which is why it is relayed. `methods`: those that it has.
     `is_counted`: metrics count it under its own label. `offloadable`: it takes a JSON object, and
     two instances may serve it, one for the prompt and one for the answer. `salting`: what a
-    tenant's salt does there. `last_events`: names of the events that end its stream; none: [DONE]
-    ends it.
+    tenant's salt does there. `teaches`: each of its requests is a prompt and its answer, so that
+    the engine's token counts are those of what the proxy saw.
     """
 
     path: str
@@ -51,8 +69,13 @@ class Endpoint:
     is_counted: bool = True
     offloadable: bool = False
     salting: Salting = Salting.SINCE
-    last_events: tuple[str, ...] = ()
-    error_form: ErrorForm = ErrorForm.OPENAI
+    dialect: Dialect = Dialect.OPENAI
+    teaches: bool = False
+
+    @property
+    def last_events(self) -> tuple[str, ...]:
+        """See LAST_EVENTS."""
+        return LAST_EVENTS[self.dialect]
 
     @property
     def label(self) -> str:
@@ -65,7 +88,6 @@ MODELS = "/v1/models"
 ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 OTHER = Endpoint("", "as --extra-paths says", ANY_METHOD, is_counted=False)
 """Row of the paths of `--extra-paths`."""
-_RESPONSES_END = ("response.completed", "response.incomplete", "response.failed")
 RESPONSES = "/v1/responses"
 MESSAGES = "/v1/messages"
 _STORED = Endpoint(
@@ -73,32 +95,46 @@ _STORED = Endpoint(
     "stored responses: read, list items, cancel, delete",
     ("GET", "POST", "DELETE"),
     is_counted=False,
-    last_events=_RESPONSES_END,
-    error_form=ErrorForm.RESPONSES,
+    dialect=Dialect.RESPONSES,
 )
 """Row of the paths below RESPONSES: a stored response may be had as a stream too."""
 _ROWS = (
-    Endpoint("/v1/chat/completions", "answers in a chat", offloadable=True, salting=Salting.ALWAYS),
-    Endpoint("/v1/completions", "text that goes on", offloadable=True, salting=Salting.ALWAYS),
+    Endpoint(
+        "/v1/chat/completions",
+        "answers in a chat",
+        offloadable=True,
+        salting=Salting.ALWAYS,
+        dialect=Dialect.CHAT,
+        teaches=True,
+    ),
+    Endpoint(
+        "/v1/completions",
+        "text that goes on",
+        offloadable=True,
+        salting=Salting.ALWAYS,
+        dialect=Dialect.COMPLETIONS,
+        teaches=True,
+    ),
     Endpoint("/v1/chat/completions/batch", "several chats in one request", is_counted=False),
     Endpoint(
         RESPONSES,
         "answers in OpenAI's newer form",
         salting=Salting.ALWAYS,
-        last_events=_RESPONSES_END,
-        error_form=ErrorForm.RESPONSES,
+        dialect=Dialect.RESPONSES,
+        teaches=True,
     ),
     Endpoint(
         MESSAGES,
         "answers in Anthropic's form",
-        last_events=("message_stop",),
-        error_form=ErrorForm.MESSAGES,
+        dialect=Dialect.MESSAGES,
+        teaches=True,
     ),
     Endpoint(
-        "/v1/messages/count_tokens",
+        f"{MESSAGES}/count_tokens",
         "tokens of a chat in Anthropic's form",
         is_counted=False,
         salting=Salting.NO_KV,
+        dialect=Dialect.MESSAGES,
     ),
     Endpoint("/v1/embeddings", "embeddings in OpenAI's form"),
     Endpoint("/v2/embed", "embeddings in Cohere's form", is_counted=False),
@@ -123,8 +159,6 @@ RELAYED = (*_ROWS, _STORED)
 """All rows, for the documentation; the last one is of the paths below its own."""
 OPERATORS_ONLY = ("/v1/admin", "/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 """Paths that change one engine, with all below them; no option has them relayed."""
-LAST_EVENTS = tuple(dict.fromkeys(name for row in _ROWS for name in row.last_events))
-"""Names of the events that end the stream of some endpoint."""
 _LONGEST = max(len(path) for path in ENDPOINTS) + 8
 """Characters of a path beyond which it resembles none that is known."""
 _NO_HINT = "not relayed; docs/http-api.md lists what is, --extra-paths adds to it"
@@ -142,6 +176,14 @@ def endpoint_of(path: str) -> Endpoint:
     if (row := ENDPOINTS.get(path)) is not None:
         return row
     return _STORED if path.startswith(f"{RESPONSES}/") else OTHER
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect of a path's errors, also of one that is not relayed but resembles a known one."""
+    if (row := endpoint_of(path)) is not OTHER:
+        return row.dialect
+    named = [part for part in path.split("/") if part not in ("", "v1")]
+    return Dialect.MESSAGES if named[:1] == ["messages"] else Dialect.OPENAI
 
 
 def is_for_operators(path: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from proxy.core.types import FailureKind, Outcome
+from proxy.protocol.endpoints import Dialect
 
 DRAIN_RETRY_S = 1
 """Retry-After of a draining proxy: a successor, or a neighbour behind the balancer, can serve
@@ -22,6 +23,57 @@ def openai_error(
     `kind` is its `type`, `code` is for programs, `param` names the request's field at fault.
     """
     return {"message": message, "type": kind, "param": param, "code": code}
+
+
+_KINDS_OF_MESSAGES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+"""Anthropic's `type` of an error by its status; of others see `messages_error`."""
+STATUS_OF_KIND = {kind: status for status, kind in _KINDS_OF_MESSAGES.items()} | {
+    "server_error": 500,
+    "rate_limit_exceeded": 429,
+    "server_is_overloaded": 503,
+    "slow_down": 503,
+    "invalid_prompt": 400,
+    "context_length_exceeded": 400,
+}
+"""The status that the name of an engine's error stands for: Anthropic's types, the Responses API's
+codes."""
+
+
+def messages_error(
+    message: str, status: int, code: str | int | None = None, request_id: str | None = None
+) -> dict[str, object]:
+    """The body of an error of Anthropic's API. `code` is for programs, and ours."""
+    other = "invalid_request_error" if status < 500 else "api_error"
+    detail: dict[str, object] = {"type": _KINDS_OF_MESSAGES.get(status, other), "message": message}
+    if code is not None:
+        detail["code"] = code
+    body: dict[str, object] = {"type": "error", "error": detail}
+    return body if request_id is None else body | {"request_id": request_id}
+
+
+def error_body(
+    dialect: Dialect,
+    status: int,
+    message: str,
+    kind: str,
+    *,
+    code: str | None = None,
+    param: str | None = None,
+) -> dict[str, object]:
+    """The body of an error in a dialect's form. `kind` is OpenAI's `type`."""
+    if dialect is Dialect.MESSAGES:
+        return messages_error(message, status, code)
+    return {"error": openai_error(message, kind, code or status, param)}
 
 
 def overloaded(message: str, status: int) -> dict[str, object]:
@@ -51,10 +103,10 @@ class ProxyError(Exception):
         self.param = param
         self.code = code or self.code
 
-    def body(self) -> dict[str, object]:
-        """The OpenAI error object."""
-        code = self.code or self.status
-        return {"error": openai_error(self.message, self.type, code, self.param)}
+    def body(self, dialect: Dialect = Dialect.OPENAI) -> dict[str, object]:
+        """The body of the answer, in a dialect's form."""
+        given = self.status, self.message, self.type
+        return error_body(dialect, *given, code=self.code, param=self.param)
 
 
 class BadRequestError(ProxyError):

@@ -39,6 +39,7 @@ _READ = frozenset(
         "stream",
         "max_tokens",
         "max_completion_tokens",
+        "max_output_tokens",
         "n",
         "priority",
         "store",

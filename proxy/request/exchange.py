@@ -38,7 +38,7 @@ from proxy.fleet.instances import Instances
 from proxy.net.server import cors, responses
 from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, RESPONSES, endpoint_of
+from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, RESPONSES, Dialect, endpoint_of
 from proxy.protocol.errors import (
     ProxyError,
     ResponseNotFoundError,
@@ -134,7 +134,9 @@ class Exchange:
         "_is_too_hot",
         "_media",
         "_most_output",
+        "_row",
         "_scope",
+        "_sees_all",
         "_session",
         "_stream",
         "_usage",
@@ -155,6 +157,8 @@ class Exchange:
         self.request = request
         self.request_id = responses.request_id(request.headers)
         self.path = path = request.raw_path if request.raw_path in ENDPOINTS else request.path
+        self._row = endpoint_of(path)
+        self._sees_all = False
         now = owners.clock.unix_now()
         self.record = RequestRecord(request_id=self.request_id, endpoint=path, t_proxy_recv=now)
         self._usage: bytes | None = None
@@ -190,8 +194,7 @@ class Exchange:
         except TimeoutError:
             return self._end_early(total_s)
         except (asyncio.CancelledError, ConnectionResetError) as gone:
-            stalled = isinstance(gone, StalledClientError)
-            self._end(Outcome.CLIENT_GONE, 499, str(gone) if stalled else "the client left")
+            self._end_left(gone)
             if self.request.transport is not None:
                 # Also what is still queued for a client that reads nothing.
                 self.request.transport.abort()
@@ -209,6 +212,13 @@ class Exchange:
                 self.owners.in_flight.movable.discard(self._stream)
                 self._stream.let_go()
                 self._stream = None
+
+    def _end_left(self, gone: BaseException) -> None:
+        """The client has left: in time, or once it had the end of its stream."""
+        if self._stream is not None and self._stream.left():
+            self._end(Outcome.OK, self.record.status, None)
+        stalled = isinstance(gone, StalledClientError)
+        self._end(Outcome.CLIENT_GONE, 499, str(gone) if stalled else "the client left")
 
     async def _serve(self) -> web.StreamResponse:
         owners, settings = self.owners, self.owners.options.settings
@@ -247,7 +257,7 @@ class Exchange:
             else:
                 owners.telemetry.failed(self.record, failure.kind, failure.detail)
             unix_now_s = owners.clock.wall_now()
-            response = responses.refusal(failure, self._extra_headers(), unix_now_s)
+            response = responses.refusal(self.path, failure, self._extra_headers(), unix_now_s)
             asked_wrongly = failure.kind is FailureKind.NO_MODEL
             outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
             self._end(outcome, failure.status, failure.detail)
@@ -261,6 +271,8 @@ class Exchange:
         self._session = told if isinstance(told, str) else ""
         self.owners.router.refine(self.facts)
         self.prompt_bytes, self._media = found.prompt.learnable_bytes, found.prompt.media
+        # What a stored response continues only its engine knows.
+        self._sees_all = found.fields.get("previous_response_id") is None
 
     async def _compare(self, answer: str, at: int) -> None:
         """Find out how many tokens of the last answer the prompt repeats.
@@ -433,13 +445,13 @@ class Exchange:
     def _reject(self, reject: Reject) -> web.Response:
         self.owners.telemetry.rejected(reject)
         status = self.owners.options.settings.overload_status
-        response = responses.busy(reject, status, self._extra_headers())
+        response = responses.busy(self.path, reject, status, self._extra_headers())
         self._end(Outcome.REJECTED, response.status, str(reject.reason))
         return response
 
     def _refuse(self, error: ProxyError) -> web.Response:
         self._end(error.outcome, error.status, error.message)
-        return responses.error(error, self._extra_headers())
+        return responses.error(self.path, error, self._extra_headers())
 
     def _end_early(self, total_s: float) -> web.StreamResponse:
         """End a request whose total timeout, or the proxy's drain time, is over; or a hot one."""
@@ -513,20 +525,21 @@ class Exchange:
                 is_believed = teaches and not owners.router.is_usage_doubted(decode)
                 if record.outcome is Outcome.OK:
                     ratio = cached_ratio(record.cached_tokens, record.prompt_tokens)
-                    flow.completed(*((ratio, self._counts()) if is_believed else (None,)))
+                    tells_hits = is_believed and self._is_one_answer
+                    flow.completed(*((ratio, self._counts()) if tells_hits else (None,)))
                 output_tokens = self._output_tokens(decode) if is_believed else None
                 flow.end(owners.clock.now_s(), output_tokens)
                 self._link(flow.route, is_believed=is_believed)
                 if teaches:
                     self._learn(decode)
-        owners.telemetry.over(record, endpoint_of(self.path).label)
+        owners.telemetry.over(record, self._row.label)
 
     def _link(self, route: Route, *, is_believed: bool) -> None:
         """Tell where the prompt is in what its instance publishes of its cache."""
         record, facts, published = self.record, self.facts, self.owners.router.published
         tokens, output, cached = record.prompt_tokens, record.osl_tokens, record.cached_tokens
         is_there = is_believed and record.outcome is Outcome.OK and route.prefill is None
-        if is_there and tokens and output and facts.offloadable:
+        if is_there and tokens and output and self._is_one_answer:
             told = route.decode.name, facts, route.reserved_s, self._session, facts.estimate
             published.ended(Ended(*told, tokens, output, cached))
         elif route.first_token_s is not None:
@@ -550,13 +563,24 @@ class Exchange:
         elif record.outcome is Outcome.CLIENT_GONE:
             disconnects = self.owners.telemetry.metrics.disconnects
             disconnects.labels(telemetry_record.phase(record)).inc()
-        telemetry_record.note_usage(record, self._stream.usage if self._stream else self._usage)
+        stream, dialect = self._stream, self._row.dialect
+        if self._row.teaches or dialect is Dialect.OPENAI:  # not where a stored answer is read
+            told = (self._usage, b"") if stream is None else (stream.usage, stream.first_data)
+            telemetry_record.note_usage(record, told[0], dialect, told[1])
 
     def _teaches(self) -> bool:
-        """Whether the answer is whole, and its usage one engine's own: see `usage_member`."""
+        """Whether the answer is whole, and its usage one engine's own, of the prompt that came."""
         has_moved = self._flow is not None and self._flow.moves > 0
         is_ok = self.record.outcome is Outcome.OK and not has_moved
-        return is_ok and self.path in OFFLOADABLE
+        return is_ok and self._row.teaches and self._sees_all
+
+    @property
+    def _is_one_answer(self) -> bool:
+        """Whether its prompt was read from the cache once: not for several answers, for instance.
+
+        Of paths that are never offloaded each request is.
+        """
+        return self.facts.offloadable or not self._row.offloadable
 
     def _counts(self) -> Counts | None:
         """The prompt's and the answer's tokens as the engine counted them, where it tells."""

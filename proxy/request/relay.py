@@ -12,6 +12,7 @@ here. So a heartbeat or an error can follow at any time.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
@@ -21,9 +22,10 @@ from aiohttp import web
 from proxy.core.types import FailureKind, MoveCause
 from proxy.net.timeouts import IdleLimit
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.protocol.endpoints import endpoint_of
+from proxy.protocol.endpoints import DONE, endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, wrap
+from proxy.protocol.streams.heartbeat import heartbeat
 from proxy.protocol.streams.legs import FirstLeg, LaterLeg
 from proxy.protocol.streams.sse import FastPath, Scanner, end_of_stream, events_end, names_the_end
 from proxy.request.client_response import ClientResponse
@@ -37,9 +39,10 @@ NO_EVENT_BYTES = 1 << 20
 """The same for what does not begin like an event, and speaks against its instance."""
 _EVENT_STARTS = (b"data:", b"event:", b"id:", b":")
 LAST_CHUNK = b"0\r\n\r\n"
-HEARTBEAT = b": keepalive\n\n"
 GRACE_S = 1.0
 """How long an instance may take from the end of its stream to the end of its answer."""
+LOOK_S = 0.01
+"""How often is looked in that time whether a slow client's socket has the stream's end."""
 
 
 class RelayState(IntEnum):
@@ -119,6 +122,7 @@ class Relay:
         "_always_frames",
         "_asked_for",
         "_client",
+        "_dialect",
         "_fast_path",
         "_feed",
         "_frame",
@@ -133,10 +137,12 @@ class Relay:
         "_limit",
         "_mark",
         "_may_pass",
+        "_needs_end",
         "_on_mark",
         "_wraps",
         "_write",
         "is_paused",
+        "is_taken",
         "reply",
         "response",
         "scanner",
@@ -169,7 +175,9 @@ class Relay:
         self._frame = reply.framing.feed
         self._feed = scanner.feed
         self._is_stream = reply.is_stream
-        self._is_named = self._is_stream and bool(endpoint_of(request.path).last_events)
+        row = endpoint_of(request.path)
+        self._dialect, self._needs_end = row.dialect, bool(row.last_events)
+        self._is_named = self._is_stream and self._needs_end and DONE not in row.last_events
         self._leg: FirstLeg | LaterLeg | None = leg
         own_frames = response.rechunks or response.unchunks or self._is_named
         self._always_frames = own_frames or leg is not None
@@ -185,7 +193,7 @@ class Relay:
         self._asked_for = MoveCause.DRAIN
         self._limit: IdleLimit | None = None
         self.state = _WAITING
-        self.is_paused = False
+        self.is_paused = self.is_taken = False
 
     def _move(self, state: RelayState) -> None:
         """Change the state: the one place that does, with what follows from the new state."""
@@ -194,8 +202,20 @@ class Relay:
         if state is _ENDED:
             # A stream that has said so is over, whether or not its instance ends the answer.
             self.reply.turn_to(self._drop)
-        elif state is _ENDING and self._limit is not None and not self.is_paused:
-            self._limit.change(min(self._limit.seconds, GRACE_S))
+        elif state is _ENDING:
+            if self._limit is not None and not self.is_paused:
+                self._limit.change(min(self._limit.seconds, GRACE_S))
+            # What is written in this turn of the loop uvloop hands to the socket at its end.
+            asyncio.get_running_loop().call_soon(self._look_taken)
+
+    def _look_taken(self) -> None:
+        """Note whether the client's socket has all that was written, the stream's end included."""
+        if self.state is not _ENDING or self.transport.is_closing():
+            return
+        if self.transport.get_write_buffer_size():
+            asyncio.get_running_loop().call_later(LOOK_S, self._look_taken)
+        else:
+            self.is_taken = True
 
     @property
     def has_begun(self) -> bool:
@@ -268,8 +288,7 @@ class Relay:
         if self._is_stream:
             body = self._whole_events(body)
         self._scan(body)
-        is_whole = self._framing.is_done and self.state is not _ENDED
-        if is_whole and (not self._is_stream or self.scanner.is_done):
+        if self._framing.is_done and self.state is not _ENDED and self._is_at_end:
             self._move(_ENDED)
         if data := head + self._framed(body):
             try:
@@ -280,6 +299,11 @@ class Relay:
             self.reply.wake()
         if self._client.writing_paused:
             self._hold()
+
+    @property
+    def _is_at_end(self) -> bool:
+        """Whether an answer whose body ends here is whole."""
+        return not (self._is_stream and self._needs_end) or self.scanner.is_done
 
     def _whole_events(self, body: bytes) -> bytes:
         """The part of the body that is whole events; the rest is kept. Raises FramingError."""
@@ -312,8 +336,10 @@ class Relay:
     def _up_to_end(self, body: bytes) -> bytes:
         """Whole events up to the stream's end, which is noted."""
         held = self._held
-        if self._framing.is_done and held.rstrip() == b"data: [DONE]":
+        is_last = self._framing.is_done
+        if is_last and (not self._needs_end or held.rstrip() == b"data: [DONE]"):
             body += held  # an end that is not followed by an empty line
+            held.clear()
             self._move(_ENDED)
         elif (end := end_of_stream(body) if b"[DONE]" in body else 0) > 0:
             if end < len(body) or held:
@@ -382,7 +408,7 @@ class Relay:
             reply.resume()
 
     def beats(self, heartbeat_s: float) -> IdleLimit:
-        """Comments for the client of a stream while another instance is asked to go on with it."""
+        """Heartbeats for a stream's client while another instance is asked to go on with it."""
         return IdleLimit(NEVER_S, lambda: 0, heartbeat_s, self._beat)
 
     def _check_length(self) -> None:
@@ -412,10 +438,13 @@ class Relay:
         return moved, len(self._held), self.transport.get_write_buffer_size()
 
     def _beat(self) -> None:
-        """Send a comment after silence: the client, and proxies before it, keep the connection."""
-        is_idle = not (self.is_paused or self.state is _ENDED or self.transport.is_closing())
-        if self._is_stream and is_idle and not self.transport.get_write_buffer_size():
-            self._write(self._framed(HEARTBEAT))
+        """Send a heartbeat after silence: client and proxies before it keep the connection."""
+        is_open = self.state is _STREAMING and not self.transport.is_closing()
+        is_idle = not (self.is_paused or self.transport.get_write_buffer_size())
+        if self._is_stream and is_open and is_idle:
+            scanner = self.scanner
+            beat = heartbeat(self._dialect, scanner.first_data, scanner.events)
+            self._write(self._framed(beat))
 
     def _framed(self, body: bytes) -> bytes:
         """Bytes for the client as chunks, with the final chunk at the end of the body."""
@@ -428,8 +457,8 @@ class Relay:
 
         Its client has no clean end, unless it has the whole answer already.
         """
-        is_open = self.state in (_STREAMING, _ENDING)
-        if is_open:
+        is_open = self.state is _STREAMING
+        if is_open or self.state is _ENDING:
             self._move(_CUT)
         self.response.cut(self._framed(event) if is_open and self._is_stream else None)
 
@@ -437,12 +466,14 @@ class Relay:
         """Pass the body on until its end; raises StreamCutError when either side stops moving.
 
         `idle_limit_s`: without progress on either side; `heartbeat_s`: after so much silence the
-        client of a stream gets a comment (0: never).
+        client of a stream gets a heartbeat (0: never).
         """
         if self.state is _WAITING:
             self.begin()
         if self._is_moving:
             await self._run(idle_limit_s, heartbeat_s)
+        if self.state is not _ENDED and self._is_stream and self.scanner.is_done:
+            self._end_late()  # its instance failed behind the stream's end
         if self.state is _ENDED:
             self.response.note_end()
             return
@@ -474,7 +505,7 @@ class Relay:
 
     def close(self) -> None:
         """Done: an answer whose end the client has may end by itself, any other one is closed."""
-        if self.state is _ENDED:
+        if self.state in (_ENDING, _ENDED):
             self.reply.let_end(GRACE_S)
         else:
             self.reply.close()

@@ -14,6 +14,7 @@ from proxy.net.server.responses import error_event
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import in_band_error
+from proxy.protocol.endpoints import Dialect, endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.streams.legs import EditingScanner, FirstLeg
 from proxy.protocol.streams.sse import Scanner
@@ -95,8 +96,20 @@ class Streaming:
 
     @property
     def usage(self) -> bytes | None:
-        """See `Scanner.usage`."""
-        return self._scanner.usage()
+        """See `usage_member`."""
+        is_nested = (
+            self._is_stream and endpoint_of(self._record.endpoint).dialect is Dialect.RESPONSES
+        )
+        return self._scanner.usage(b'{"response":{' if is_nested else b"{")
+
+    @property
+    def first_data(self) -> bytes:
+        """See `Scanner.first_data`; empty for an answer in one piece."""
+        return self._scanner.first_data if self._is_stream else b""
+
+    @property
+    def _is_stream(self) -> bool:
+        return self._relay is not None and self._relay.reply.is_stream
 
     @property
     def events(self) -> int:
@@ -172,6 +185,14 @@ class Streaming:
             return str(why)
         return None if self._flow.state is State.STREAMING else NO_TOKEN
 
+    def left(self) -> bool:
+        """The client has left; whether it had the stream's end before, which was all it wanted."""
+        relay = self._relay
+        if relay is None or not relay.is_taken:
+            return False
+        self._note_engine_error()
+        return True
+
     def let_go(self) -> None:
         """The request is over."""
         self._relay = None
@@ -197,7 +218,7 @@ class Streaming:
     def _on_mark(self) -> int:
         """A piece passes: note the first token, charge what came since the last time."""
         record, scanner, route = self._record, self._scanner, self._route
-        if not record.stream or self._relay is None or not self._relay.reply.is_stream:
+        if not record.stream or not self._is_stream:
             return sys.maxsize  # an answer in one piece: accounted for when it came
         if record.t_first_token is None:
             if not scanner.has_content:
@@ -237,7 +258,7 @@ class Streaming:
 
     def _note_engine_error(self) -> None:
         """A stream that ended well for HTTP may have ended with an error of the engine."""
-        event = self._scanner.error() if self._record.stream else None
+        event = self._scanner.error() if self._is_stream else None
         if event is not None:
             failure = in_band_error(event)
             record = self._record

@@ -10,6 +10,7 @@ import orjson
 from proxy.core.placement.alternatives import Alternatives, Shadowed
 from proxy.core.routing.route import Route
 from proxy.core.types import Outcome, RequestFacts
+from proxy.protocol.endpoints import Dialect
 
 
 @dataclass(slots=True, frozen=True)
@@ -73,9 +74,9 @@ class RequestRecord:
     new_tokens_prefill: int | None = None
     """Tokens of the prompt that P lacked; null without a P."""
     prompt_tokens: int | None = None
-    """Tokens of the prompt as the engine counted them. This and the next two are read from answers
-    in one piece and from the last event of streams with `stream_options.include_usage`; not from
-    those of `/v1/messages` and `/v1/responses`, which name them otherwise."""
+    """Tokens of the prompt as the engine counted them, those from its cache included. This and the
+    next two are read from answers in one piece and from the last events of streams, of chats and
+    completions with `stream_options.include_usage`."""
     cached_tokens: int | None = None
     """Tokens of the prompt that D had cached or was handed, as the engine counted them."""
     osl_tokens: int | None = None
@@ -218,20 +219,62 @@ def note_end(
         record.outcome, record.status, record.error = outcome, status, error
 
 
-def note_usage(record: RequestRecord, answer: bytes | None) -> None:
-    """Note the engine's own token counts, the member `usage` of the JSON object `answer`."""
-    try:
-        counts = orjson.loads(answer or b"{}").get("usage")
-    except orjson.JSONDecodeError:
-        return
-    if not isinstance(counts, dict):
-        return
-    found = counts.get("prompt_tokens_details")
-    details = found if isinstance(found, dict) else {}
-    record.prompt_tokens = _count(counts.get("prompt_tokens"))
-    record.osl_tokens = _count(counts.get("completion_tokens"))
+def note_usage(
+    record: RequestRecord, answer: bytes | None, dialect: Dialect, first_data: bytes = b""
+) -> None:
+    """Note the engine's own token counts.
+
+    `answer`: a JSON object whose member `usage` they are, of a Responses API's stream further in.
+    `first_data`: of the stream's first event; Anthropic's API has a part of them there.
+    """
+    told = _object_of(answer or b"")
+    counts = _inner(told if "usage" in told else _inner(told, "response"), "usage")
+    if dialect is Dialect.MESSAGES:
+        prompt, cached = _of_message(counts)
+        if not prompt and first_data:
+            begun = _inner(_inner(_object_of(first_data), "message"), "usage")
+            prompt, cached = _of_message(begun)
+        output = counts.get("output_tokens")
+    elif dialect is Dialect.RESPONSES:
+        details = _inner(counts, "input_tokens_details")
+        prompt = _first(details.get("input_tokens_per_turn"), counts.get("input_tokens"))
+        cached = _first(details.get("cached_tokens_per_turn"), details.get("cached_tokens"))
+        output = counts.get("output_tokens")
+    else:
+        prompt, output = counts.get("prompt_tokens"), counts.get("completion_tokens")
+        cached = _inner(counts, "prompt_tokens_details").get("cached_tokens")
+    record.prompt_tokens, record.osl_tokens = _count(prompt), _count(output)
     most = MOST_TOKENS if record.prompt_tokens is None else record.prompt_tokens
-    record.cached_tokens = _count(details.get("cached_tokens"), most)
+    record.cached_tokens = _count(cached, most)
+
+
+def _object_of(data: bytes) -> dict[str, Any]:
+    """The JSON object in these bytes; empty where they are anything else."""
+    try:
+        told = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _inner(told: dict[str, Any], name: str) -> dict[str, Any]:
+    found = told.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _of_message(counts: dict[str, Any]) -> tuple[int | None, Any]:
+    """Prompt tokens and those of them that were cached: Anthropic counts three parts apart."""
+    cached = counts.get("cache_read_input_tokens")
+    parts = counts.get("input_tokens"), cached, counts.get("cache_creation_input_tokens")
+    known = [_count(part) for part in parts if part is not None]
+    if parts[0] is None or None in known:
+        return None, None
+    return sum([part for part in known if part is not None]), cached
+
+
+def _first(turns: Any, total: Any) -> Any:
+    """The count of the first turn, whose prompt is the request's, where a tool's turns followed."""
+    return turns[0] if isinstance(turns, list) and len(turns) > 1 else total
 
 
 def _count(value: Any, most: int = MOST_TOKENS) -> int | None:

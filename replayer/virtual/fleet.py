@@ -700,7 +700,8 @@ class VirtualFleet:
     def _finish(self, live: LiveRequest, flow: RequestFlow, leg: SimRequest, now_s: float) -> None:
         live.row.end_s = now_s
         # As in the proxy: of a stream that has moved nothing is learned.
-        flow.completed(None if flow.moves else leg.local_hit_tokens / leg.job.prompt_tokens)
+        is_told = not flow.moves and live.facts.offloadable
+        flow.completed(leg.local_hit_tokens / leg.job.prompt_tokens if is_told else None)
         self._hooks.finish(flow.route, live.facts, leg, now_s)
         self._end(live, "ok", now_s)
 

@@ -38,7 +38,8 @@ class Agent:
     """An agent: its program, below node_modules, and what tells it of the proxy and its task.
 
     `command`: its words for a task; `goes_on`: the same in its last session. `variables` of its
-    environment and `files` of its home tell it of the proxy. `names`: what in its requests names a session; None: nothing does.
+    environment and `files` of its home tell it of the proxy. `names`: what in its requests names a
+    session; None: nothing does.
     """
 
     name: str

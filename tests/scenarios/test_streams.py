@@ -16,6 +16,8 @@ import orjson
 import pytest
 
 from proxy.core.routing import time_limits
+from proxy.protocol.endpoints import Dialect
+from proxy.protocol.streams.heartbeat import heartbeat
 from proxy.request import relay
 from tests.support.harness import (
     ANSWER,
@@ -41,6 +43,7 @@ UTF8 = 'data: {"choices":[{"delta":{"content":"ä€😀"}}]}\n\n'.encode()
 OPEN_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
 LENGTH_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 9999\r\n\r\n"
 DONE = b"data: [DONE]\n\n"
+BEAT = heartbeat(Dialect.CHAT, A[6:], 0)
 END = b"0\r\n\r\n"
 
 
@@ -209,11 +212,11 @@ async def test_heartbeats_between_events_only(tmp_path: Path) -> None:
         async with proxy.http.post("/v1/chat/completions", json=chat("x")) as response:
             while piece := await response.content.readany():
                 got += piece
-                if got.count(relay.HEARTBEAT) == 3:
+                if got.count(BEAT) == 3:
                     go.set()
-        beats = got.count(relay.HEARTBEAT)
+        beats = got.count(BEAT)
         assert beats >= 3
-        assert got == A + relay.HEARTBEAT * beats + B + DONE
+        assert got == A + BEAT * beats + B + DONE
 
 
 async def test_comments_are_no_progress(tmp_path: Path) -> None:

@@ -203,10 +203,10 @@ class Reuse:
     def reported(self, use: Use, facts: RequestFacts, cached_ratio: float) -> bool:
         """The engine had found `cached_ratio` of the prompt in its cache, 0..1.
 
-        True if the size of the cache was learned from it.
+        Not to be called for answers in several parts or with the prompt in them, which read the
+        cache in other ways. True if the size of the cache was learned from it.
         """
-        if use.blocks is None or not facts.offloadable or facts.block_tokens <= 0:
-            # Answers in several parts, or with the prompt in them, read the cache in other ways.
+        if use.blocks is None or facts.block_tokens <= 0:
             return False
         cache = use.cache
         found = facts.blocks_of(cached_ratio * facts.prompt_tokens)

@@ -422,12 +422,12 @@ class Router:
     ) -> None:
         """The answer came to its end: D gives its blocks back, the most recently used ones now.
 
-        `cached_ratio`: the part of the prompt that D found in its cache, where it tells; `counts`:
-        its tokens as D counted them, where they are believed.
+        `cached_ratio`: the part of the prompt that D found in its cache, where it tells and has
+        read the prompt there once: see `Reuse.reported`. `counts`: its tokens as D counted them.
         """
         if counts is not None and route.prefill is None:
             self._told(route, facts, counts)
-        self._tracker.told(route, cached_ratio if facts.offloadable else None)
+        self._tracker.told(route, cached_ratio)
         decoded = sum([c.tokens for c in route.lease.charges if c.phase is Phase.DECODE])
         answer_tokens = max(0, decoded - route.prompt_tokens)
         self._block_uses.completed(route, facts, cached_ratio, answer_tokens)

@@ -292,11 +292,12 @@ class ClientConnection(SerialHandler):
 
     def _refuse_at(self, index: int, refusal: Refusal) -> None:
         """Replace a message by an error answer, and drop the messages behind it."""
-        _, payload = self.messages[index]
+        message, payload = self.messages[index]
+        path = "" if isinstance(message, Unreadable) else message.path
         self._drop(len(self.messages) - index)
         self._note(refusal)
         self._is_refused = True
-        self.messages.append((_error(refusal), payload))
+        self.messages.append((_error(refusal, path), payload))
 
     def _failed(self, index: int, refusal: Refusal) -> None:
         """The parser has failed: on a head, or on a body that a handler may be waiting for."""
@@ -348,7 +349,7 @@ class ClientConnection(SerialHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """An OpenAI-shaped error as a fixed text; a defect is logged with its traceback."""
+        """An error as a fixed text, in its path's form; a defect is logged with its traceback."""
         del message
         error = exc if isinstance(exc, ProxyError) else ProxyError("internal error")
         if error is not exc:
@@ -357,7 +358,8 @@ class ClientConnection(SerialHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("the answer has begun")
         own = responses.Headers({responses.REQUEST_ID: responses.new_id()})
-        response = responses.error(error, own)
+        path = error.path if isinstance(error, RefusedError) else request.path
+        response = responses.error(path, error, own)
         response.force_close()
         return response
 
@@ -384,8 +386,8 @@ def _is_host(host: str) -> bool:
     return _HOSTS.keep(host, value=True)
 
 
-def _error(refusal: Refusal) -> Unreadable:
-    error = RefusedError(refusal)
+def _error(refusal: Refusal, path: str = "") -> Unreadable:
+    error = RefusedError(refusal, path)
     return unreadable(error.status, error)
 
 

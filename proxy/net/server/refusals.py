@@ -64,14 +64,15 @@ _BY_WORDS = {
 class RefusedError(BadRequestError):
     """Bytes that are not an acceptable request; also raised in a handler that waits for them.
 
-    The message is one of a fixed set.
+    The message is one of a fixed set. `path`: the request's, as far as it is known.
     """
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: Refusal, path: str = "") -> None:
         status, message = _ANSWERS[refusal]
         super().__init__(message)
         self.status = status
         self.refusal = refusal
+        self.path = path.partition("?")[0]
 
 
 def refusal_of(error: BaseException) -> Refusal:

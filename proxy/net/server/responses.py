@@ -12,8 +12,8 @@ from multidict import CIMultiDict
 
 from proxy.core.admission.retry_after import milliseconds
 from proxy.core.fleet.retries import busy_s
-from proxy.core.types import FailureKind, Reject, RejectReason
-from proxy.protocol.endpoints import ErrorForm, endpoint_of
+from proxy.core.types import FailureKind, Outcome, Reject, RejectReason
+from proxy.protocol.endpoints import Dialect, dialect_of
 from proxy.protocol.errors import (
     BadRequestError,
     BadUpstreamError,
@@ -23,6 +23,8 @@ from proxy.protocol.errors import (
     UpstreamFailure,
     UpstreamLostError,
     UpstreamTimeoutError,
+    error_body,
+    messages_error,
     openai_error,
     overloaded,
 )
@@ -64,44 +66,85 @@ def request_id(headers: Mapping[str, str]) -> str:
     return given if given and _REQUEST_ID.fullmatch(given) else new_id()
 
 
-def busy(reject: Reject, overload_status: int, headers: Headers) -> web.Response:
-    """The answer to a request that no instance can take now."""
+def busy(path: str, reject: Reject, overload_status: int, headers: Headers) -> web.Response:
+    """The answer to a request that no instance can take now, in the form of its path."""
     status = 503 if reject.reason in MESSAGES else overload_status
     message = MESSAGES.get(reject.reason, BUSY_MESSAGE)
     headers["Retry-After"] = str(reject.retry_after_s)
     headers["Retry-After-Ms"] = str(milliseconds(reject))
-    return _json(status, overloaded(message, status), headers)
+    is_messages = dialect_of(path) is Dialect.MESSAGES
+    body = messages_error(message, status) if is_messages else overloaded(message, status)
+    return _json(status, body, headers)
 
 
-def error(failed: ProxyError, headers: Headers) -> web.Response:
-    """An OpenAI error object under the error's status."""
+def error(path: str, failed: ProxyError, headers: Headers) -> web.Response:
+    """An error in the form of its path, under its status."""
     if failed.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(failed, MethodNotAllowedError):
         headers["Allow"] = failed.allowed
     if failed.retry_after_s is not None:
         headers["Retry-After"] = str(failed.retry_after_s)
-    return _json(failed.status, failed.body(), headers)
+    return _json(failed.status, failed.body(dialect_of(path)), headers)
 
 
-def refusal(failure: UpstreamFailure, headers: Headers, unix_now_s: float) -> web.Response:
-    """The last instance's own answer if all have failed; raises ProxyError if there is none."""
-    if failure.status is None and failure.kind in (FailureKind.TIMEOUT, FailureKind.LATE):
-        late = f"upstream: {failure.detail} (--ttft-timeout)"
-        raise UpstreamTimeoutError(late, code="ttft_timeout")
+_NO_ANSWER = (FailureKind.NO_ROOM, FailureKind.MALFORMED, FailureKind.REDIRECT)
+
+
+def _unanswered(failure: UpstreamFailure) -> ProxyError:
+    """The error of a request that has no answer which may be passed on."""
     if failure.kind is FailureKind.NO_ROOM:
-        raise NoRoomError(f"no connection to an instance can be made ({failure.detail})")
-    if failure.kind in (FailureKind.MALFORMED, FailureKind.REDIRECT):
-        raise BadUpstreamError(f"upstream: {failure.detail}")
-    if failure.status is None:
-        raise UpstreamLostError(f"upstream: no instance could answer ({failure.detail})")
+        return NoRoomError(f"no connection to an instance can be made ({failure.detail})")
+    if failure.kind in _NO_ANSWER:
+        return BadUpstreamError(f"upstream: {failure.detail}")
+    if failure.kind in (FailureKind.TIMEOUT, FailureKind.LATE):
+        late = f"upstream: {failure.detail} (--ttft-timeout)"
+        return UpstreamTimeoutError(late, code="ttft_timeout")
+    return UpstreamLostError(f"upstream: no instance could answer ({failure.detail})")
+
+
+def refusal(
+    path: str, failure: UpstreamFailure, headers: Headers, unix_now_s: float
+) -> web.Response:
+    """The last instance's own answer if all have failed; raises ProxyError if there is none.
+
+    What is no error of Anthropic's form is put into one where the path is of that API.
+    """
+    if failure.status is None or failure.kind in _NO_ANSWER:
+        raise _unanswered(failure)
     for key in ("Content-Type", "Retry-After"):
         if key in failure.headers:
             headers[key] = failure.headers[key]
     if failure.kind is FailureKind.BUSY:
         headers["Retry-After"] = str(busy_s(failure.headers.get("Retry-After"), unix_now_s))
     headers["Server"] = SERVER
-    return web.Response(status=failure.status, body=failure.body, headers=headers)
+    body = failure.body
+    if dialect_of(path) is Dialect.MESSAGES and not _is_of_messages(body):
+        headers["Content-Type"] = "application/json"
+        body = orjson.dumps(messages_error(_message_in(body, failure.detail), failure.status))
+    return web.Response(status=failure.status, body=body, headers=headers)
+
+
+def _object_in(body: bytes) -> dict[str, object]:
+    """The JSON object that a body is; empty for any other body."""
+    try:
+        told = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _is_of_messages(body: bytes) -> bool:
+    told = _object_in(body)
+    return told.get("type") == "error" and isinstance(told.get("error"), dict)
+
+
+def _message_in(body: bytes, otherwise: str) -> str:
+    """The message of an engine's error in OpenAI's form, or in one like it."""
+    told = _object_in(body)
+    error = told.get("error", told)
+    message = error.get("message") if isinstance(error, dict) else error
+    return message if isinstance(message, str) else f"upstream: {otherwise}"
 
 
 def _json(status: int, body: object, headers: Headers) -> web.Response:
@@ -110,17 +153,21 @@ def _json(status: int, body: object, headers: Headers) -> web.Response:
     return web.Response(status=status, body=orjson.dumps(body), headers=headers)
 
 
+_STATUS_OF_OUTCOME = {str(Outcome.UPSTREAM_TIMEOUT): 504, str(Outcome.PROXY_STOPPED): 503}
+"""The status that an outcome would have had before the stream began, where it is not a 500."""
+
+
 def error_event(
     path: str, *, message: str, type_: str, code: str, request_id: str, events: int
 ) -> bytes:
     """The event that ends a stream of this path early; `events`: how many the client got before."""
-    form = endpoint_of(path).error_form
+    dialect = dialect_of(path)
     error = {**openai_error(message, type_, code), "request_id": request_id}
-    if form is ErrorForm.MESSAGES:
-        detail = {"type": "api_error", "message": message, "code": code}
-        body = {"type": "error", "error": detail, "request_id": request_id}
+    if dialect is Dialect.MESSAGES:
+        status = _STATUS_OF_OUTCOME.get(type_, 500)
+        body = messages_error(message, status, code, request_id)
         return b"event: error\ndata: " + orjson.dumps(body) + b"\n\n"
-    if form is ErrorForm.RESPONSES:
+    if dialect is Dialect.RESPONSES:
         own = {"type": "error", "code": code, "message": message, "param": None}
         whole = own | {"sequence_number": events, "error": error}
         return b"event: error\ndata: " + orjson.dumps(whole) + b"\n\n"
@@ -142,10 +189,13 @@ def unavailable(body: object, retry_after_s: float) -> web.Response:
 
 
 def error_response(
-    status: int, message: str, headers: Mapping[str, str] | None = None
+    status: int, message: str, headers: Mapping[str, str] | None = None, path: str = ""
 ) -> web.Response:
-    """An OpenAI-shaped error of a path that no instance serves; `headers`: further fields."""
-    error = openai_error(message, BadRequestError.type, status)
-    response = json_response({"error": error}, status)
+    """An error of a request that no instance gets, in the form of its path.
+
+    `headers`: further fields.
+    """
+    body = error_body(dialect_of(path), status, message, BadRequestError.type)
+    response = json_response(body, status)
     response.headers.update(headers or {})
     return response

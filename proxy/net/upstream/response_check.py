@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 
 from proxy.core.types import FailureKind
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.protocol.errors import UpstreamFailure
+from proxy.protocol.errors import STATUS_OF_KIND, UpstreamFailure
 from proxy.protocol.streams.sse import CARRY_BYTES, first_event, is_error_event
 
 BUSY_STATUSES = frozenset({429, 503, 529})
@@ -105,14 +107,30 @@ def _headers(reply: UpstreamResponse) -> dict[str, str]:
 def in_band_error(event: bytes) -> UpstreamFailure:
     """An engine's error event in a 200; before any content it counts like an error status."""
     body = event[event.find(b"{") :]
-    try:
-        error = orjson.loads(body).get("error")
-    except (orjson.JSONDecodeError, AttributeError):
-        error = None
-    code = error.get("code") if isinstance(error, dict) else None
-    is_status = isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600
-    status = code if is_status else 500
+    status = _status_of(_error_in(body))
     kind = FailureKind.BUSY if status in BUSY_STATUSES else FailureKind.SERVER_ERROR
     headers = {"Content-Type": "application/json"}
     detail = f"error event (code {status})"
     return UpstreamFailure(kind, detail, status=status, body=body, headers=headers)
+
+
+def _error_in(body: bytes) -> dict[str, Any]:
+    """The error object of an event: OpenAI's, Anthropic's, or one of the Responses API."""
+    try:
+        told = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    if not isinstance(told, dict):
+        return {}
+    failed = told.get("response")
+    inner = failed.get("error") if isinstance(failed, dict) else told.get("error")
+    return inner if isinstance(inner, dict) else told
+
+
+def _status_of(error: dict[str, Any]) -> int:
+    """The status that an error's code or name stands for; 500 where neither is known."""
+    code = error.get("code")
+    if isinstance(code, int) and not isinstance(code, bool) and 400 <= code < 600:
+        return code
+    named = [STATUS_OF_KIND.get(name) for name in (code, error.get("type")) if type(name) is str]
+    return next((status for status in named if status is not None), 500)

@@ -17,7 +17,6 @@ from proxy.core.types import BYTES_PER_TOKEN_PRIOR, MEDIA_PRIOR, UNIT_TOKENS, Re
 from proxy.protocol.endpoints import Salting, endpoint_of
 from proxy.protocol.offloadable import COMPLETIONS, is_offloadable, whole_number
 from proxy.protocol.prompt.rendered import LAST_ENDS, Rendered, Texts
-from proxy.protocol.prompt.rendering import dialect_of
 
 BLOCK_BYTES = 1024
 PART_RATIO = 0.4
@@ -101,7 +100,7 @@ def prompt_bytes(
 
     None: it has more than `most_values` values.
     """
-    found = Rendered(dialect_of(endpoint), body, most_values)
+    found = Rendered(endpoint_of(endpoint).dialect, body, most_values)
     return _SEPARATOR.join(found.texts) if found.is_whole else None
 
 
@@ -268,7 +267,7 @@ def prompt_facts(
 
     On a path where no prompt is computed none of it is kept.
     """
-    dialect = dialect_of(endpoint)
+    dialect = endpoint_of(endpoint).dialect
     found = Rendered(dialect, body, most_values)
     if not found.is_whole:
         return None
@@ -369,5 +368,6 @@ def client_kind(dialect: str, headers: Mapping[str, str]) -> str:
 
 def most_output_tokens(body: Mapping[str, Any]) -> int | None:
     """The most output tokens that the client allows; None if it gives no limit."""
-    given = (body.get("max_completion_tokens"), body.get("max_tokens"))
-    return next((most for value in given if (most := whole_number(value)) is not None), None)
+    names = "max_completion_tokens", "max_tokens", "max_output_tokens"
+    most = (whole_number(body.get(name)) for name in names)
+    return next((tokens for tokens in most if tokens is not None), None)

@@ -10,7 +10,8 @@ from typing import Any, Final
 import orjson
 from xxhash import xxh3_128_hexdigest
 
-from proxy.protocol.prompt.rendering import BILLING, MEDIA, ROWS, Dialect, How, Row, Where
+from proxy.protocol.endpoints import Dialect
+from proxy.protocol.prompt.rendering import BILLING, MEDIA, ROWS, How, Row, Where
 
 FIRST_ENDS, LAST_ENDS = 2, 8
 """Ends of messages that are looked at: those that conversations share, and the last turns."""

@@ -13,23 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from proxy.protocol.endpoints import MESSAGES, RESPONSES
-from proxy.protocol.offloadable import COMPLETIONS
+from proxy.protocol.endpoints import Dialect
 
-CHAT: Final = "/v1/chat/completions"
 BILLING: Final = "x-anthropic-billing-header"
 """vLLM drops a system text's first line that begins so: it has a hash per request."""
-
-
-class Dialect(Enum):
-    """The form of a request's body."""
-
-    CHAT = "chat"
-    MESSAGES = "messages"
-    RESPONSES = "responses"
-    COMPLETIONS = "completions"
-    OTHER = "other"
-    """Embeddings, scores, and what `--extra-paths` names."""
 
 
 class Where(Enum):
@@ -243,7 +230,7 @@ ROWS: Final = (
     *_rows(Dialect.COMPLETIONS, Where.FRONT, ("prompt", How.ANY)),
     *_rows(Dialect.COMPLETIONS, Where.NOT, "messages", "input", "suffix", "user"),
     *_rows(
-        Dialect.OTHER,
+        Dialect.OPENAI,
         Where.FRONT,
         *[(name, How.ANY) for name in ("chat_template", "chat_template_kwargs", "instruction")],
         *[(name, How.ANY) for name in ("tools", "system", "instructions", "messages", "prompt")],
@@ -252,14 +239,3 @@ ROWS: Final = (
     ),
 )
 """The table."""
-
-
-def dialect_of(endpoint: str) -> Dialect:
-    """The form of the bodies that a path takes."""
-    if endpoint == CHAT:
-        return Dialect.CHAT
-    if endpoint == COMPLETIONS:
-        return Dialect.COMPLETIONS
-    if endpoint.startswith(MESSAGES):
-        return Dialect.MESSAGES
-    return Dialect.RESPONSES if endpoint.startswith(RESPONSES) else Dialect.OTHER

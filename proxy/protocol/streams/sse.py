@@ -3,7 +3,7 @@
 The scanner gets the same bytes as the client, in any segmentation, and its results do not depend on
 that. It never parses JSON: it finds the first content, counts events, and searches the rest in
 steps for errors and the end. Limits: counted events end in two newlines, as vLLM writes them; an
-error is found up to `TAIL_BYTES` of length, usage up to `TAIL_BYTES` before the end of its event.
+error is kept up to `CARRY_BYTES`, usage is found up to `TAIL_BYTES` before the end of its event.
 
 A stream has a piece every 20 ms; the cost is not the work on a piece but fetching the data that it
 touches back into the CPU caches. So `FastPath` is one compiled object between a connection to an
@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from proxy.protocol.endpoints import LAST_EVENTS
+from proxy.protocol.endpoints import END_NAMES
 
 TAIL_BYTES = 4096
 CARRY_BYTES = 65536
@@ -35,21 +35,22 @@ _SKIPPED = b"data:\n\n"
 """An event without data, in place of those that the fast path took."""
 _ERROR = re.compile(rb'event:\s*error\b|(?:event:[^\n]*\n)?data:\s*\{\s*"error"')
 _ERROR_LINE = re.compile(
-    rb'\n(?:event:\s*error\b[^\n]*\ndata:\s*|data:\s*(?=\{\s*"error"\s*:\s*[{"]))(\{[^\n]*)'
+    rb"\n(?:event:\s*(?:error|response\.failed)\b[^\n]*\ndata:\s*"
+    rb'|data:\s*(?=\{\s*(?:"error"\s*:\s*[{"]|"type"\s*:\s*"error")))(\{[^\n]*)\n'
 )
-_DONE = re.compile(rb"data:\s*\[DONE\]")
+_BEHIND_USAGE = re.compile(rb'data:\s*(?:\[DONE\]|\{\s*"type"\s*:\s*"(?:message_stop|ping)"[^\n]*)')
+"""A line that may stand behind the event with the usage."""
+_FIRST_DATA = re.compile(rb'\ndata:\s*(\{(?!\s*"type"\s*:\s*"ping")[^\n]*)\n')
 # Both begin with a line end, put before what is searched: without a fixed beginning the search in
 # an event of 1 MB takes 16 ms, with one 0.1.
 _LAST_EVENT = re.compile(rb"\ndata:\s*\[DONE\][^\n]*\n\r?\n")
-_LAST_NAMED = re.compile(rb"\nevent:\s*(?:%b)\b" % "|".join(map(re.escape, LAST_EVENTS)).encode())
-_ENDS = (
-    b"\ndata: [DONE]",
-    b"\ndata:[DONE]",
-    *(b"\nevent: " + name.encode() for name in LAST_EVENTS),
-)
+_NAMES = "|".join(map(re.escape, END_NAMES)).encode()
+_LAST_NAMED = re.compile(rb"\nevent:\s*(?:error|%b)\b" % _NAMES)
+_END = re.compile(rb"\n(?:data:\s*\[DONE\]|event:\s*(?:%b)\b)" % _NAMES)
 """Marks of a stream's end, each at the start of a line: a JSON string, which a model may write,
 contains no line start."""
 _HINTS = (b"[DONE]", b"\nevent:")
+_ERROR_HINT = b"error"
 _UNKNOWN = b"\n"
 _starts: list[bytes] = [_UNKNOWN] * 4103
 """First bytes of a chunk that holds exactly one event, by the chunk's total size.
@@ -75,7 +76,10 @@ def end_of_stream(events: bytes) -> int:
 
 
 def names_the_end(events: bytes) -> bool:
-    """Whether the name of one of these whole events is that of its stream's last event."""
+    """Whether the name of one of these whole events is that of its stream's last event.
+
+    Behind an error of the engine nothing follows either.
+    """
     return _LAST_NAMED.search(b"\n" + events) is not None
 
 
@@ -103,6 +107,8 @@ class Scanner:
     __slots__ = (
         "_edge",
         "_ended",
+        "_error",
+        "_first",
         "_open",
         "_recent",
         "_recent_to",
@@ -121,6 +127,7 @@ class Scanner:
         self._edge = b""
         self._recent = bytearray(b"\n")
         self._ended = False
+        self._first = self._error = b""
 
     def takes(self, wire: bytes) -> bytes:
         """Accept a piece of the wire if it is one chunk of one event of one line with content.
@@ -164,12 +171,14 @@ class Scanner:
             self.events += 1  # one event of one line, as nearly always
         else:
             self._count_events(self._open + data)
+        self._recent += data
+        self._recent_to = self.size
         if not self.has_content:
             seen = self._edge + data
             self.has_content = _CONTENT.search(seen) is not None
             self._edge = seen[-_CONTENT_BYTES:]
-        self._recent += data
-        self._recent_to = self.size
+            if self.has_content:
+                self._first = _first_data(self._recent)
         if len(self._recent) > 3 * TAIL_BYTES:
             self._look_back()
             self._drop_oldest()
@@ -192,24 +201,32 @@ class Scanner:
         recent = self._recent
         # rfind is several times as fast as `in` where most of the text matches nothing.
         if not self._ended and (recent.rfind(_HINTS[0]) >= 0 or recent.rfind(_HINTS[1]) >= 0):
-            self._ended = any(end in recent for end in _ENDS)
+            self._ended = _END.search(recent) is not None
+        if not self._error and recent.rfind(_ERROR_HINT) >= 0:
+            found = _ERROR_LINE.search(recent)
+            self._error = bytes(found[1][:CARRY_BYTES]) if found else b""
 
     @property
     def is_done(self) -> bool:
-        """Whether the stream's own end marker has passed."""
+        """Whether the stream's own end marker has passed, or an error, which ends it too."""
         self._look_back()
-        return self._ended
+        return self._ended or bool(self._error)
 
     def error(self) -> bytes | None:
         """The data of an error event among the last ones, as JSON bytes."""
         if self.size - self._recent_to > 2 * TAIL_BYTES:
             return None
-        found = _ERROR_LINE.search(self._recent)
-        return bytes(found[1]) if found else None
+        self._look_back()
+        return self._error or None
 
-    def usage(self) -> bytes | None:
+    def usage(self, opening: bytes = b"{") -> bytes | None:
         """See `usage_member`, of what has passed so far."""
-        return usage_member(self._recent) if self.size == self._recent_to else None
+        return usage_member(self._recent, opening) if self.size == self._recent_to else None
+
+    @property
+    def first_data(self) -> bytes:
+        """The JSON data of the stream's first event that is no ping; empty where it is long."""
+        return self._first or _first_data(self._recent)
 
 
 def _is_without_usage(event: bytes) -> bool:
@@ -224,6 +241,11 @@ def _learn(size: int) -> None:
             _starts[size] = body + b"\r\n" + _LINE_START
 
 
+def _first_data(seen: bytearray) -> bytes:
+    found = _FIRST_DATA.search(seen)
+    return bytes(found[1]) if found and found.end() - found.start() <= TAIL_BYTES else b""
+
+
 def _last_usage(seen: bytes | bytearray, end: int) -> int:
     """Where the last member `usage` before `end` begins; -1 if there is none."""
     while (start := seen.rfind(b'"usage"', 0, end)) >= 0:
@@ -233,17 +255,19 @@ def _last_usage(seen: bytes | bytearray, end: int) -> int:
     return -1
 
 
-def usage_member(seen: bytes | bytearray) -> bytes | None:
+def usage_member(seen: bytes | bytearray, opening: bytes = b"{") -> bytes | None:
     """The JSON object of `usage` and what follows it in the last event, or in a whole answer.
 
-    It is valid JSON only where `usage` is a member of that event or answer itself: one in an inner
-    object is followed by more closing brackets, one in an earlier event by other events.
+    `opening`: what stands for all that is in front of it. The result is valid JSON only where
+    `usage` is as deep as that says, by default a member of the event or answer itself: one further
+    in is followed by more closing brackets, one in an earlier event by other events.
     """
     end = len(seen)
     while end > 0:
         begin = seen.rfind(b"\n", 0, end) + 1
         line = seen[begin:end].strip()
-        if line and not line.startswith((b":", b"event:")) and not _DONE.fullmatch(line):
+        is_other = line.startswith((b":", b"event:")) or _BEHIND_USAGE.fullmatch(line)
+        if line and not is_other:
             break
         end = begin - 1
     start = _last_usage(seen, end) if end > 0 else -1
@@ -252,7 +276,7 @@ def usage_member(seen: bytes | bytearray) -> bytes | None:
     found = bytes(seen[start:end])
     if len(found) > TAIL_BYTES:
         found = _NUMBERS.sub(b"", found)
-    return b"{" + found if len(found) <= TAIL_BYTES else None
+    return opening + found if len(found) <= TAIL_BYTES else None
 
 
 def _drop(data: bytes) -> None:

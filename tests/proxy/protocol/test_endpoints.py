@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 
 from proxy.protocol.endpoints import (
     BESIDE_V1,
+    END_NAMES,
     ENDPOINTS,
-    LAST_EVENTS,
     MODELS,
     OFFLOADABLE,
     OPERATORS_ONLY,
     OTHER,
     RELAYED,
     RESPONSES,
-    ErrorForm,
+    Dialect,
     Salting,
+    dialect_of,
     endpoint_of,
     is_for_operators,
     is_relayed,
@@ -28,7 +29,7 @@ from proxy.protocol.streams.sse import Scanner, names_the_end
 
 def test_a_path_without_a_row_is_other() -> None:
     assert endpoint_of("/v1/images/generations") is OTHER
-    assert (OTHER.label, OTHER.last_events, OTHER.error_form) == ("other", (), ErrorForm.OPENAI)
+    assert (OTHER.label, OTHER.last_events, OTHER.dialect) == ("other", (), Dialect.OPENAI)
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -110,7 +111,7 @@ def test_the_last_row_is_of_what_is_below_its_path() -> None:
     assert endpoint_of(f"{RESPONSES}/r/cancel") is stored
 
 
-@pytest.mark.parametrize("name", LAST_EVENTS)
+@pytest.mark.parametrize("name", END_NAMES)
 def test_a_stream_ends_with_each_of_the_last_events(name: str) -> None:
     event = b'event: %b\ndata: {"a":1}\n\n' % name.encode()
     scanner = Scanner()
@@ -118,3 +119,28 @@ def test_a_stream_ends_with_each_of_the_last_events(name: str) -> None:
     assert scanner.is_done
     assert names_the_end(event)
     assert not names_the_end(event.replace(b"\n", b"s\n", 1))
+
+
+BELOW_MESSAGES = "/v1/messages /v1/messages/count_tokens /v1/messages/x/y /v1/messages/"
+MISSPELT = "/messages /v1/v1/messages //v1/messages"
+
+
+@pytest.mark.parametrize("path", [*BELOW_MESSAGES.split(), *MISSPELT.split()])
+def test_errors_on_messages_and_below_are_anthropics(path: str) -> None:
+    assert dialect_of(path) is Dialect.MESSAGES
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/", "/v1/chat/messages", "/v1/threads/t/messages", "/v1/messagesx", "/v1/models"]
+)
+def test_errors_elsewhere_are_openais(path: str) -> None:
+    assert dialect_of(path) is Dialect.OPENAI
+
+
+@pytest.mark.parametrize("name", [*END_NAMES, "error"])
+def test_an_end_is_one_without_the_blank_too(name: str) -> None:
+    event = b'event:%b\ndata:{"a":1}\n\n' % name.encode()
+    scanner = Scanner()
+    scanner.feed(event)
+    assert scanner.is_done
+    assert names_the_end(event)

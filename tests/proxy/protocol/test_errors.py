@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from proxy.core.types import FailureKind
+from proxy.protocol.endpoints import Dialect
 from proxy.protocol.errors import BadRequestError, ProxyError, UpstreamFailure
 
 
@@ -25,6 +26,25 @@ def test_every_error_has_the_openai_object(kind: type[ProxyError]) -> None:
     assert (error["message"], error["param"]) == ("words", "p")
     assert error["code"] == (kind.code or kind.status)
     assert (kind.status == 503) == (kind.retry_after_s is not None)
+
+
+TYPES = {
+    "invalid_request_error", "authentication_error", "permission_error", "not_found_error",
+    "request_too_large", "rate_limit_error", "api_error", "overloaded_error", "timeout_error",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*below(ProxyError)])
+def test_every_error_has_anthropics_form_too(kind: type[ProxyError]) -> None:
+    body = kind("words", param="p").body(Dialect.MESSAGES)
+    error = body["error"]
+    assert isinstance(error, dict)
+    assert (body["type"], error["message"]) == ("error", "words")
+    assert error["type"] in TYPES
+    assert (error["type"] in ("api_error", "overloaded_error", "timeout_error")) == (
+        kind.status >= 500
+    )
+    assert kind("words").body(Dialect.RESPONSES) == kind("words").body()
 
 
 def test_a_code_of_its_own_is_the_objects_only() -> None:

@@ -24,10 +24,10 @@ from replayer.engine.kvcache import BlockPool, Holding
 BLOCK = 1000
 
 
-def facts(*runs: tuple[int, int], offloadable: bool = True) -> RequestFacts:
+def facts(*runs: tuple[int, int]) -> RequestFacts:
     """A prompt of runs of blocks: (name of the run, how many)."""
     hashes = [name * 10_000 + i for name, count in runs for i in range(count)]
-    return RequestFacts("m", None, len(hashes) * BLOCK + 500, hashes, BLOCK, offloadable)
+    return RequestFacts("m", None, len(hashes) * BLOCK + 500, hashes, BLOCK)
 
 
 def made() -> tuple[Reuse, PrefixIndex, EngineCache]:
@@ -258,15 +258,6 @@ def test_kv_from_a_peer_is_no_hit() -> None:
     use = reuse.received(a, MINE)
     reuse.reported(use, MINE, 0.0)
     assert index.held(a, OLD.block_hashes) == index.held(a, MINE.block_hashes) == 20
-
-
-def test_answers_in_parts_say_nothing() -> None:
-    reuse, index, a = made()
-    served(reuse, a, OLD)
-    odd = facts((1, 20), offloadable=False)
-    served(reuse, a, odd, 0)
-    assert index.held(a, OLD.block_hashes) == 20
-    assert index.capacity(a) is None
 
 
 LONG = -(-JOIN_TOKENS // BLOCK)

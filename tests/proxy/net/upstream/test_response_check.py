@@ -17,6 +17,13 @@ def error_event(text: str) -> bytes:
     return STREAM_HEAD + chunk(b'data: {"error":%s}\n\n' % text.encode()) + DONE
 
 
+def named(name: str, data: str) -> bytes:
+    return STREAM_HEAD + chunk(b"event: %b\ndata: %b\n\n" % (name.encode(), data.encode())) + DONE
+
+
+SERVER_ERROR, BUSY = FailureKind.SERVER_ERROR, FailureKind.BUSY
+
+
 async def judged(answer: bytes, *, close: bool = False) -> FailureKind | None:
     """What is wrong with an answer; what was looked at must still be there to be passed on."""
     async with serving(Peer([answer], close=close).serve) as upstream:
@@ -27,7 +34,7 @@ async def judged(answer: bytes, *, close: bool = False) -> FailureKind | None:
             return failure.kind
         else:
             if reply.is_stream:
-                assert b"".join(reply.body).startswith(b"data: ")
+                assert b"".join(reply.body).startswith((b"data: ", b"event: error"))
             else:
                 body = answer.partition(b"\r\n\r\n")[2]
                 assert await reply.read(1 << 20) == body
@@ -52,6 +59,16 @@ async def judged(answer: bytes, *, close: bool = False) -> FailureKind | None:
         (error_event('{"message":"died","code":500}'), FailureKind.SERVER_ERROR),
         (error_event('{"message":"full","code":503}'), FailureKind.BUSY),
         (error_event('{"message":"your fault","code":400}'), None),
+        (error_event('{"message":"your fault","type":"invalid_request_error"}'), None),
+        (named("error", '{"type":"error","error":{"type":"api_error"}}'), SERVER_ERROR),
+        (named("error", '{"type":"error","error":{"type":"overloaded_error"}}'), BUSY),
+        (named("error", '{"type":"error","error":{"type":"rate_limit_error"}}'), BUSY),
+        (named("error", '{"type":"error","error":{"type":"request_too_large"}}'), None),
+        (named("error", '{"type":"error","code":"server_error","message":"x"}'), SERVER_ERROR),
+        (named("error", '{"type":"error","code":"rate_limit_exceeded"}'), BUSY),
+        (named("error", '{"type":"error","code":"invalid_prompt"}'), None),
+        (named("error", '{"type":"error","code":null,"error":7}'), SERVER_ERROR),
+        (named("error", "[]"), SERVER_ERROR),
     ],
 )
 async def test_what_is_replaced(answer: bytes, kind: FailureKind | None) -> None:

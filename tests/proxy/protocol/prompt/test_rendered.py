@@ -10,16 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.protocol.endpoints import Dialect, endpoint_of
 from proxy.protocol.prompt.facts import prompt_facts
 from proxy.protocol.prompt.rendered import Rendered
-from proxy.protocol.prompt.rendering import BILLING, ROWS, Dialect, How, Row, Where, dialect_of
+from proxy.protocol.prompt.rendering import BILLING, ROWS, How, Row, Where
 
 PATHS = {
     Dialect.CHAT: "/v1/chat/completions",
     Dialect.MESSAGES: "/v1/messages",
     Dialect.RESPONSES: "/v1/responses",
     Dialect.COMPLETIONS: "/v1/completions",
-    Dialect.OTHER: "/v1/embeddings",
+    Dialect.OPENAI: "/v1/embeddings",
 }
 LONG = "x" * 3000
 VALUES: dict[How, tuple[Any, Any]] = {
@@ -51,7 +52,7 @@ def texts(dialect: Dialect, body: Any) -> list[bytes]:
 def base(dialect: Dialect) -> dict[str, Any]:
     """A conversation of a few turns."""
     turns = [{"role": role, "content": LONG} for role in ("user", "assistant", "user")]
-    name = {"responses": "input", "completions": "prompt", "other": "input"}.get(
+    name = {"responses": "input", "completions": "prompt", "openai": "input"}.get(
         dialect.value, "messages"
     )
     return {"model": "m", name: LONG if dialect is Dialect.COMPLETIONS else turns}
@@ -89,7 +90,7 @@ def test_each_row_is_kept(row: Row) -> None:
         return
     assert one != other
     common = next(i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    is_turns = row.how in (How.TURNS, How.ANY) or row.dialect is Dialect.OTHER
+    is_turns = row.how in (How.TURNS, How.ANY) or row.dialect is Dialect.OPENAI
     if row.where is Where.IN_PLACE and not is_turns:
         assert LONG.encode() in one[:common]
     elif not is_turns:
@@ -188,7 +189,7 @@ class TestBilling:
 
     def read(self, path: str, form: dict[str, Any], mark: str) -> list[bytes]:
         raw = orjson.dumps(form).decode().replace("LINE", self.LINE.format(mark))
-        return texts(dialect_of(path), orjson.loads(raw))
+        return texts(endpoint_of(path).dialect, orjson.loads(raw))
 
 
 class TestMedia:
@@ -218,13 +219,16 @@ class TestMedia:
             (Dialect.RESPONSES, {"type": "input_image", "image_url": BIG}, "image"),
             (Dialect.RESPONSES, {"type": "input_audio", "input_audio": {"data": BIG}}, "audio"),
             (Dialect.RESPONSES, {"type": "input_file", "file_data": BIG}, "file"),
-            (Dialect.OTHER, {"image": f"data:image/png;base64,{BIG}"}, "image"),
+            (Dialect.OPENAI, {"image": f"data:image/png;base64,{BIG}"}, "image"),
         ],
         ids=lambda value: str(value)[:60],
     )
     def test_its_bytes_are_no_text(self, dialect: Dialect, part: Any, kind: str) -> None:
         turns = [{"role": "user", "content": [part]}]
-        found = read(dialect, {"input" if "r" in dialect.value[:1] else "messages": turns})
+        found = read(
+            dialect,
+            {"input" if dialect in (Dialect.RESPONSES, Dialect.OPENAI) else "messages": turns},
+        )
         assert [found_kind for found_kind, _ in found.media] == [kind]
         assert sum(map(len, found.texts)) < 300
 

@@ -28,6 +28,8 @@ ROLE = delta(role="assistant", content="")
 TEXT = delta(content="word")
 USAGE_CHUNK = event(choices=[], usage=USAGE)
 KEEP_ALIVE = b": keep-alive\n\n"
+STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 def usage_of(answer: bytes | None) -> Any:
@@ -36,6 +38,15 @@ def usage_of(answer: bytes | None) -> Any:
         return orjson.loads(answer or b"{}").get("usage")
     except orjson.JSONDecodeError:
         return None
+
+
+def orjson_object(data: bytes | None) -> dict[str, Any]:
+    """A JSON object; empty where the bytes are none."""
+    try:
+        told = orjson.loads(data or b"")
+    except orjson.JSONDecodeError:
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def scanned(stream: bytes, cuts: list[int] | None = None) -> Scanner:
@@ -234,6 +245,9 @@ class TestUsage:
             (USAGE, TEXT + USAGE_CHUNK + KEEP_ALIVE + DONE),
             (USAGE, (TEXT + USAGE_CHUNK + DONE).replace(b"\n", b"\r\n")),
             (USAGE, TEXT + USAGE_CHUNK),
+            (USAGE, event(type="message_delta", usage=USAGE) + STOP),
+            (USAGE, event(type="message_delta", usage=USAGE) + PING + STOP + PING + DONE),
+            (None, event(type="message_delta", usage=USAGE) + TEXT + STOP),
             (USAGE, event(usage={"prompt_tokens": 1}) + USAGE_CHUNK + DONE),
             (USAGE, event(tools=[{"usage": {}}], usage=USAGE) + DONE),
             (USAGE, event(usage=USAGE, logprobs=[{"token": "usage"}]) + DONE),
@@ -252,6 +266,18 @@ class TestUsage:
         assert usage_of(scanned(stream).usage()) == usage
         cuts = list(range(0, len(stream), 1000))
         assert usage_of(scanned(stream, cuts).usage()) == usage
+
+    @settings(max_examples=100)
+    @given(planted, st.sampled_from(["tools", "metadata", "output", "x"]))
+    def test_of_a_response_only_its_own_is_found(self, value: Any, key: str) -> None:
+        """That of a Responses API's stream is a member of the last event's response."""
+        opening = b'{"response":{'
+        for fields in ({key: value}, {key: value, "usage": USAGE}, {"usage": USAGE, key: value}):
+            stream = event(response=fields, type="response.completed") + DONE
+            for beside in (stream, event(**{key: value}, response=fields) + DONE):
+                found = orjson_object(scanned(beside).usage(opening)).get("response", {})
+                assert found.get("usage") in (None, USAGE)
+                assert "usage" in fields or "usage" not in found
 
     @pytest.mark.parametrize("before", [0, 10_000, 1_000_000])
     def test_long_events_before_it_do_not_hide_it(self, before: int) -> None:
@@ -291,6 +317,53 @@ class TestUsage:
 
 
 ERROR = b'data: {"error":{"message":"gone","code":500}}\n\n'
+NAMED = b'event: error\ndata: {"type":"error","error":{"type":"api_error"}}\n\n'
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("expected", "stream"),
+        [
+            (True, TEXT + ERROR),
+            (True, TEXT + NAMED),
+            (True, TEXT + NAMED.replace(b": ", b":", 2)),
+            (True, TEXT + NAMED.replace(b"\n", b"\r\n")),
+            (True, TEXT + NAMED.partition(b"\n")[2]),
+            (True, TEXT + NAMED + DONE),
+            (True, b'event: response.failed\ndata: {"type":"response.failed"}\n\n'
+             .replace(b"{", b'{"response":{"error":null},', 1)),
+            (False, TEXT + DONE),
+            (False, TEXT + event(error=None, choices=[])),
+            (False, TEXT + delta(content=NAMED.decode())),
+            (False, TEXT + delta(content='{"type":"error"}')),
+            (False, b"event: error_free\ndata: {}\n\n"),
+            (False, event(type="content_block_delta", delta={"type": "error"})),
+        ],
+        ids=lambda value: repr(value)[:60],
+    )  # fmt: skip
+    def test_an_error_ends_a_stream(self, expected: bool, stream: bytes) -> None:
+        scanner = scanned(stream)
+        assert (scanner.error() is not None) is expected
+        assert scanner.is_done is (expected or DONE in stream)
+
+    @pytest.mark.parametrize("size", [10, 20_000, 300_000])
+    def test_a_long_one_is_found_too(self, size: int) -> None:
+        data = orjson.dumps({"response": {"tools": "x" * size, "error": {"code": "server_error"}}})
+        found = scanned(TEXT + b"event: response.failed\ndata: " + data + b"\n\n").error()
+        assert found
+        assert data.startswith(found)
+
+
+class TestFirstData:
+    @pytest.mark.parametrize("before", [b"", KEEP_ALIVE, PING, PING + KEEP_ALIVE])
+    def test_it_is_kept_whatever_follows(self, before: bytes) -> None:
+        start = b'event: message_start\ndata: {"type":"message_start"}\n\n'
+        scanner = scanned(before + start + TEXT)
+        scanner.feed(delta(content="x" * 50_000))
+        assert scanner.first_data == b'{"type":"message_start"}'
+
+    def test_a_long_one_is_not(self) -> None:
+        assert scanned(event(prompt_token_ids=[1] * 5000) + TEXT).first_data == b""
 
 
 class TestFirstEvent:

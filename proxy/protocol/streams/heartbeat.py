@@ -1,0 +1,54 @@
+"""Heartbeats: what a stream's client gets while its instance is silent.
+
+A comment with a blank line behind it is the standard's way, but some clients dispatch at every
+blank line, and end at data that is no JSON (openai-go before 3.43). Without the blank line the
+comment would hide the next event from clients that split at blank lines. So a heartbeat is an event
+that changes nothing: the dialect's own one where it has one, else a chunk without content. A
+comment stands in front of it, with which clients that split at blank lines pass the event over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from proxy.protocol.endpoints import Dialect
+
+COMMENT = b": keepalive\n"
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_CHOICE: dict[Dialect, dict[str, Any]] = {
+    Dialect.CHAT: {"delta": {}},
+    Dialect.COMPLETIONS: {"text": ""},
+}
+_OBJECT = {Dialect.CHAT: "chat.completion.chunk", Dialect.COMPLETIONS: "text_completion"}
+
+
+def heartbeat(dialect: Dialect, first_data: bytes, events: int) -> bytes:
+    """A heartbeat in a stream of a dialect, to be written between two events.
+
+    `first_data`: of the stream's first event, whose id and model its chunks share; `events`: how
+    many have passed.
+    """
+    if dialect is Dialect.MESSAGES:
+        return _PING
+    if dialect is Dialect.RESPONSES:
+        told: dict[str, Any] = {"type": "keepalive", "sequence_number": events}
+        return b"%bevent: keepalive\ndata: %b\n\n" % (COMMENT, orjson.dumps(told))
+    if dialect is Dialect.OPENAI:
+        return COMMENT + b"\n"  # of a stream of a kind that is not known no event is harmless
+    chunk = _shared(first_data, _OBJECT[dialect])
+    chunk["choices"] = [{"index": 0, **_CHOICE[dialect], "logprobs": None, "finish_reason": None}]
+    return b"%bdata: %b\n\n" % (COMMENT, orjson.dumps(chunk))
+
+
+def _shared(first_data: bytes, kind: str) -> dict[str, Any]:
+    """The members that all chunks of a stream share, as its first one has them."""
+    shared: dict[str, Any] = {"id": "", "object": kind, "created": 0, "model": ""}
+    try:
+        first = orjson.loads(first_data)
+    except orjson.JSONDecodeError:
+        return shared
+    if isinstance(first, dict):
+        shared |= {name: first[name] for name in shared if name in first}
+    return shared
