@@ -37,9 +37,9 @@ class Place:
 class Agent:
     """An agent: its program, below node_modules, and what tells it of the proxy and its task.
 
-    `command`: its words for a task; `goes_on`: the same in its last session. `variables` of its
-    environment and `files` of its home tell it of the proxy. `names`: what in its requests names a
-    session; None: nothing does.
+    `command`: its words for a task; `goes_on`: the same in its last session. `variables` are of
+    its environment, `files` of its home. `names`: what in its requests names a session; None:
+    nothing does.
     """
 
     name: str

@@ -167,6 +167,9 @@ async def test_an_agent_that_is_killed_leaves_nothing(agent: Agent, tmp_path: Pa
         assert "abort" in {record["finish_reason"] for record in fleet.records}
         await proxy.at_rest()
         assert proxy.metric("accounting_drift") == 0
+        outcomes = {line["outcome"] for line in await proxy.records(1)}
+        assert "client_gone" in outcomes
+        assert outcomes <= {"ok", "client_gone"}
 
 
 def _tokens(fleet: SimFleet) -> float:

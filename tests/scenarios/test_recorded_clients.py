@@ -11,7 +11,9 @@ from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.prefix_index import PrefixIndex
 from proxy.protocol.examined import Examined, Task, examine
 from proxy.protocol.prompt.facts import BLOCK_BYTES, MOST_VALUES, TokenEstimator
+from tests.clients.agents import ALL
 from tests.support.clients import CLIENTS, Recorded, recorded
+from tests.test_docs import ROOT, marked
 
 SLACK_BYTES = 1126
 """1.1 KiB: the key's last block is mostly a part of one, which nothing stands for."""
@@ -76,3 +78,12 @@ def test_each_agent_of_a_session_has_one_name(client: str) -> None:
         given = [name for found in by_session.values() for name in found]
         assert None not in given
         assert len(given) == len(set(given)), "two sessions with one name"
+
+
+def test_the_page_has_every_agent_and_every_recording() -> None:
+    rows = [line.split("|")[1:4] for line in marked("docs/clients.md", "agents").splitlines()[2:]]
+    told = [(name.strip(), version.strip()) for name, version, _ in rows]
+    assert told == [(agent.name, agent.version) for agent in ALL]
+    page = (ROOT / "docs/clients.md").read_text("utf-8")
+    for client in CLIENTS:
+        assert client.rpartition("-")[2] in page, client

@@ -16,7 +16,40 @@ from dataclasses import dataclass
 
 from proxy.core.kvcache.engine_cache import EngineCache
 from proxy.core.kvcache.live_kv import LiveKv, ReturnCurve
-from proxy.core.kvcache.trust import Past
+
+
+@dataclass(slots=True, eq=False, init=False)
+class Past:
+    """A session's last turn on one cache, as its engine counted it.
+
+    `estimate`: tokens that the prompt was taken for, `block_tokens`: what a block was taken for
+    then. `prompt_part`, `answer_part`: the parts of prompt and answer that the next turn found.
+    `key_error`, `session_error`: mean errors of both predictions of its hits (`core.kvcache.trust`)
+    over so many `reports`.
+    """
+
+    cache: EngineCache
+    prompt_tokens: int
+    answer_tokens: int
+    estimate: int
+    block_tokens: float
+    prompt_part: float
+    answer_part: float
+    key_error: float
+    session_error: float
+    reports: int
+
+    def __init__(self, cache: EngineCache, prompt_part: float, answer_part: float) -> None:
+        self.cache = cache
+        self.prompt_part, self.answer_part = prompt_part, answer_part
+        self.key_error = self.session_error = 0.0
+        self.reports = self.prompt_tokens = self.answer_tokens = self.estimate = 0
+        self.block_tokens = 0.0
+
+    def predicted(self, prompt_tokens: int) -> int:
+        """Tokens that the next turn's prompt finds of this one's."""
+        found = self.prompt_part * self.prompt_tokens + self.answer_part * self.answer_tokens
+        return max(0, min(int(found), prompt_tokens - 1))
 
 
 @dataclass(slots=True, eq=False, init=False)

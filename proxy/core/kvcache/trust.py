@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.core.kvcache.engine_cache import EngineCache
+from proxy.core.kvcache.sessions import Past
 from proxy.core.types import RequestFacts
 
 MARGIN: Final = 0.1
@@ -39,38 +40,6 @@ TENANTS_MAX: Final = 1024
 """Kinds of clients that are known of a tenant, and tenants; the least recently used one goes."""
 Counts = tuple[int, int | None, int]
 """An answer's counts: tokens of the prompt, those of them that were cached, and of the answer."""
-
-
-@dataclass(slots=True, eq=False, init=False)
-class Past:
-    """A session's last turn on one cache, as its engine counted it.
-
-    `estimate`: tokens that the prompt was taken for, `block_tokens`: what a block was taken for
-    then. `prompt_part`, `answer_part`: the parts of prompt and answer that the next turn found.
-    """
-
-    cache: EngineCache
-    prompt_tokens: int
-    answer_tokens: int
-    estimate: int
-    block_tokens: float
-    prompt_part: float
-    answer_part: float
-    key_error: float
-    session_error: float
-    reports: int
-
-    def __init__(self, cache: EngineCache, kind: Kind) -> None:
-        self.cache = cache
-        self.prompt_part, self.answer_part = kind.prompt_part, kind.answer_part
-        self.key_error = self.session_error = 0.0
-        self.reports = self.prompt_tokens = self.answer_tokens = self.estimate = 0
-        self.block_tokens = 0.0
-
-    def predicted(self, prompt_tokens: int) -> int:
-        """Tokens that the next turn's prompt finds of this one's."""
-        found = self.prompt_part * self.prompt_tokens + self.answer_part * self.answer_tokens
-        return max(0, min(int(found), prompt_tokens - 1))
 
 
 @dataclass(slots=True, eq=False, init=False)
@@ -194,7 +163,7 @@ class Trust:
         if not is_session:
             return None
         if past is None:
-            past = Past(cache, kind)
+            past = Past(cache, kind.prompt_part, kind.answer_part)
         elif cached is not None and past.cache is cache:
             key_error = abs(key_tokens - cached) / prompt
             own_error = abs(past.predicted(prompt) - cached) / prompt

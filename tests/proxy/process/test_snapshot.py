@@ -51,8 +51,10 @@ async def test_what_a_predecessor_knew(tmp_path: Path) -> None:
             for key in known:
                 async with two.http.get(f"/v1/responses/{key}") as response:
                     assert response.status == 200
-        same = ("decode_instance", "hit_tokens", "isl_tokens")
+        same = ("decode_instance", "isl_tokens")
         assert [second[key] for key in same] == [first[key] for key in same]
+        # What the session's last turn was counted as is not handed over.
+        assert abs(second["hit_tokens"] - first["hit_tokens"]) < 256
         assert second["turn"] == first["turn"] + 1
 
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.kvcache.engine_cache import EngineCache
+from proxy.core.kvcache.sessions import Past
 from proxy.core.kvcache.trust import (
     KIND_REPORTS,
     KINDS_MAX,
     LEAST_SCALE,
     MOST_SCALE,
     TENANTS_MAX,
-    Past,
     Trust,
 )
 from proxy.core.types import RequestFacts

@@ -57,18 +57,18 @@ def test_without_a_shell_it_is_done_at_once(tools: Any) -> None:
 
 
 def test_arguments_are_what_the_schema_asks_for() -> None:
-    needed = {
+    needed: dict[str, Any] = {
         "command": {"type": "string"},
         "why": {"type": "string"},
         "how": {"enum": ["fast", "slow"]},
         "is_background": {"type": "boolean"},
         "timeout": {"type": "integer"},
     }
-    ((_, _, found),) = calls(USER, tools=[shell(**needed)])
+    ((_, _, found),) = calls(USER, tools=[shell("bash", **needed)])
     assert "cat README.md" in found["command"]
     assert (found["how"], found["is_background"], found["timeout"]) == ("fast", False, 1)
     for name, first in (("command", "bash"), ("commands", found["command"])):
-        ((_, _, listed),) = calls(USER, tools=[shell(**{name: {"type": "array"}})])
+        ((_, _, listed),) = calls(USER, tools=[shell("bash", **{name: {"type": "array"}})])
         assert listed[name][0] == first
 
 

@@ -34,13 +34,14 @@ async def test_chat(engine: SimEngine) -> None:
             streamed = await stream.get_final_completion()
         choice = streamed.choices[0]
         for found in (whole, choice):
-            (call,) = found.message.tool_calls
-            assert found.finish_reason == "tool_calls"
-            assert call.function.name == "bash"
-            assert orjson.loads(call.function.arguments) == {"command": COMMAND}
+            (asked,) = found.message.tool_calls
+            assert (found.finish_reason, asked.function.name) == ("tool_calls", "bash")
+            assert orjson.loads(asked.function.arguments) == {"command": COMMAND}
         assert choice.message.content == whole.message.content
         messages.append(choice.message.model_dump(exclude_none=True))
-        messages.append({"role": "tool", "tool_call_id": call.id, "content": "a.py"})
+        messages.append(
+            {"role": "tool", "tool_call_id": choice.message.tool_calls[0].id, "content": "a.py"}
+        )
         last = await client.chat.completions.create(**ask)
         assert last.choices[0].finish_reason == "stop"
     # What was said before is cached, as it was said.
@@ -58,13 +59,13 @@ async def test_messages(engine: SimEngine) -> None:
         async with client.messages.stream(**ask) as stream:
             streamed = await stream.get_final_message()
         for found in (whole, streamed):
-            thought, text, call = found.content
+            thought, text, asked = found.content
             assert (found.stop_reason, text.type) == ("tool_use", "text")
-            assert (call.name, call.input) == ("bash", {"command": COMMAND})
+            assert (asked.name, asked.input) == ("bash", {"command": COMMAND})
             assert thought.signature
         assert streamed.content[0].thinking == whole.content[0].thinking
         messages.append({"role": "assistant", "content": streamed.content})
-        result = {"type": "tool_result", "tool_use_id": call.id, "content": "a.py"}
+        result = {"type": "tool_result", "tool_use_id": streamed.content[-1].id, "content": "a.py"}
         messages.append({"role": "user", "content": [result]})
         last = await client.messages.create(**ask)
     assert last.stop_reason == "end_turn"
@@ -83,11 +84,15 @@ async def test_responses(engine: SimEngine) -> None:
         async with client.responses.stream(**ask) as stream:
             streamed = await stream.get_final_response()
         for found in (whole, streamed):
-            _, message, call = found.output
+            _, message, asked = found.output
             assert (found.status, message.type) == ("completed", "message")
-            assert (call.name, orjson.loads(call.arguments)) == ("bash", {"command": COMMAND})
+            assert (asked.name, orjson.loads(asked.arguments)) == ("bash", {"command": COMMAND})
         assert streamed.output_text == whole.output_text
-        result = {"type": "function_call_output", "call_id": call.call_id, "output": "a.py"}
+        result = {
+            "type": "function_call_output",
+            "call_id": streamed.output[-1].call_id,
+            "output": "a.py",
+        }
         kept = await client.responses.create(
             **ask | {"input": [result], "previous_response_id": streamed.id}
         )

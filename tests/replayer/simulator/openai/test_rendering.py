@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterator
 from typing import Any
 
+import orjson
 import pytest
 
+from replayer.engine.tokens import make_prompt, tokenize
+from replayer.simulator.messages import as_chat
 from replayer.simulator.openai.rendering import functions_of, render_chat
+from replayer.simulator.openai.responses import ResponseStore
+from tests.support.clients import CLIENTS, Recorded, recorded
 
-CALL = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": '{"path":"a"}'}}
-TOOL = {"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}
-TURNS = [
+CALL: dict[str, Any] = {
+    "id": "c1",
+    "type": "function",
+    "function": {"name": "read", "arguments": '{"path":"a"}'},
+}
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "read", "parameters": {"type": "object"}},
+}
+TURNS: list[dict[str, Any]] = [
     {"role": "system", "content": "be brief"},
     {"role": "user", "content": [{"type": "text", "text": "what is in a?"}]},
     {"role": "assistant", "content": "I read", "reasoning": "hm", "tool_calls": [CALL]},
@@ -48,6 +62,7 @@ def test_what_the_model_does_not_read(body: dict[str, Any]) -> None:
     "body",
     [
         BASE | {"reasoning_effort": "high"},
+        BASE | {"chat_template": "{{ messages }}"},
         BASE | {"chat_template_kwargs": {"enable_thinking": False}},
         BASE | {"tools": [TOOL, TOOL]},
         BASE | {"tools": []},
@@ -80,3 +95,32 @@ def test_tools_of_a_name_space_have_its_name() -> None:
     (found,) = functions_of([space])
     assert (found["namespace"], found["name"]) == ("files", "read")
     assert '"files.read"' in render_chat(BASE | {"tools": [space]})
+
+
+def chat_of(request: Recorded) -> dict[str, Any]:
+    """The chat that a recorded request means."""
+    body: dict[str, Any] = orjson.loads(request.body)
+    if request.path.startswith("/v1/messages"):
+        return as_chat(body)
+    return body if "messages" in body else ResponseStore().as_chat(body)
+
+
+def shares(client: str) -> Iterator[tuple[float, float]]:
+    """Of each prompt: the share that is cached here, and on the engine of the recording."""
+    known: set[int] = set()
+    for request in recorded(client):
+        if not request.rendered_chars:
+            continue
+        prompt = make_prompt(tokenize(render_chat(chat_of(request))), 16)
+        hits = [block in known for block in prompt.block_hashes]
+        known.update(prompt.block_hashes)
+        hit = 16 * (hits.index(False) if False in hits else len(hits))
+        yield hit / prompt.tokens, request.cached_chars / request.rendered_chars
+
+
+@pytest.mark.parametrize("client", [name for name in CLIENTS if not name.startswith("ai-sdk")])
+def test_of_real_clients_prompts_as_much_is_cached_as_in_the_recordings(client: str) -> None:
+    """All but the AI SDK's, whose references to items are refused. Tokens are not characters."""
+    off = [abs(here - there) for here, there in shares(client)]
+    assert statistics.median(off) < 0.01
+    assert max(off) < 0.06
