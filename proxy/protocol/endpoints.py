@@ -37,6 +37,9 @@ LAST_EVENTS = {
     Dialect.RESPONSES: ("response.completed", "response.incomplete", "response.failed"),
 }
 """The events that end a stream, by their names, or DONE; none: the stream ends with its body."""
+ENDED = tuple(dialect for dialect, names in LAST_EVENTS.items() if names)
+"""Dialects whose streams are whole with an event of their own only."""
+ENDED_BY_NAME = tuple(dialect for dialect in ENDED if DONE not in LAST_EVENTS[dialect])
 END_NAMES = tuple(name for names in LAST_EVENTS.values() for name in names if name != DONE)
 """Names of the events that end the stream of some dialect."""
 
@@ -71,11 +74,6 @@ class Endpoint:
     salting: Salting = Salting.SINCE
     dialect: Dialect = Dialect.OPENAI
     teaches: bool = False
-
-    @property
-    def last_events(self) -> tuple[str, ...]:
-        """See LAST_EVENTS."""
-        return LAST_EVENTS[self.dialect]
 
     @property
     def label(self) -> str:

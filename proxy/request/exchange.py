@@ -565,7 +565,7 @@ class Exchange:
             disconnects.labels(telemetry_record.phase(record)).inc()
         stream, dialect = self._stream, self._row.dialect
         if self._row.teaches or dialect is Dialect.OPENAI:  # not where a stored answer is read
-            told = (self._usage, b"") if stream is None else (stream.usage, stream.first_data)
+            told = (self._usage, b"") if stream is None else stream.usage(dialect)
             telemetry_record.note_usage(record, told[0], dialect, told[1])
 
     def _teaches(self) -> bool:

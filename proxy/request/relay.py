@@ -22,7 +22,7 @@ from aiohttp import web
 from proxy.core.types import FailureKind, MoveCause
 from proxy.net.timeouts import IdleLimit
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.protocol.endpoints import DONE, endpoint_of
+from proxy.protocol.endpoints import ENDED, ENDED_BY_NAME, endpoint_of
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.framing import Chunked, FramingError, wrap
 from proxy.protocol.streams.heartbeat import heartbeat
@@ -41,7 +41,7 @@ _EVENT_STARTS = (b"data:", b"event:", b"id:", b":")
 LAST_CHUNK = b"0\r\n\r\n"
 GRACE_S = 1.0
 """How long an instance may take from the end of its stream to the end of its answer."""
-LOOK_S = 0.01
+LOOK_S = 0.05
 """How often is looked in that time whether a slow client's socket has the stream's end."""
 
 
@@ -175,9 +175,9 @@ class Relay:
         self._frame = reply.framing.feed
         self._feed = scanner.feed
         self._is_stream = reply.is_stream
-        row = endpoint_of(request.path)
-        self._dialect, self._needs_end = row.dialect, bool(row.last_events)
-        self._is_named = self._is_stream and self._needs_end and DONE not in row.last_events
+        self._dialect = dialect = endpoint_of(request.path).dialect
+        self._needs_end = dialect in ENDED
+        self._is_named = self._is_stream and dialect in ENDED_BY_NAME
         self._leg: FirstLeg | LaterLeg | None = leg
         own_frames = response.rechunks or response.unchunks or self._is_named
         self._always_frames = own_frames or leg is not None
@@ -439,10 +439,10 @@ class Relay:
 
     def _beat(self) -> None:
         """Send a heartbeat after silence: client and proxies before it keep the connection."""
+        scanner = self.scanner
         is_open = self.state is _STREAMING and not self.transport.is_closing()
         is_idle = not (self.is_paused or self.transport.get_write_buffer_size())
-        if self._is_stream and is_open and is_idle:
-            scanner = self.scanner
+        if self._is_stream and is_open and is_idle and not scanner.is_done:
             beat = heartbeat(self._dialect, scanner.first_data, scanner.events)
             self._write(self._framed(beat))
 

@@ -14,7 +14,7 @@ from proxy.net.server.responses import error_event
 from proxy.net.timeouts import Clock
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.net.upstream.response_check import in_band_error
-from proxy.protocol.endpoints import Dialect, endpoint_of
+from proxy.protocol.endpoints import ENDED_BY_NAME, Dialect
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.streams.legs import EditingScanner, FirstLeg
 from proxy.protocol.streams.sse import Scanner
@@ -56,6 +56,7 @@ class Streaming:
         "_flow",
         "_goes_to_its_end",
         "_instance",
+        "_is_stream",
         "_leg",
         "_moves",
         "_record",
@@ -86,7 +87,7 @@ class Streaming:
         self._leg = None if trail is None else FirstLeg(trail)
         self._scanner = Scanner() if self._leg is None else EditingScanner(self._leg)
         self._relay: Relay | None = None
-        self._awaits_token = False
+        self._awaits_token = self._is_stream = False
         self._charged_events = 0
 
     @property
@@ -94,22 +95,14 @@ class Streaming:
         """Whether the client has the head of this answer: no other one can be given."""
         return self._relay is not None and self._relay.has_begun
 
-    @property
-    def usage(self) -> bytes | None:
-        """See `usage_member`."""
-        is_nested = (
-            self._is_stream and endpoint_of(self._record.endpoint).dialect is Dialect.RESPONSES
-        )
-        return self._scanner.usage(b'{"response":{' if is_nested else b"{")
-
-    @property
-    def first_data(self) -> bytes:
-        """See `Scanner.first_data`; empty for an answer in one piece."""
-        return self._scanner.first_data if self._is_stream else b""
-
-    @property
-    def _is_stream(self) -> bool:
-        return self._relay is not None and self._relay.reply.is_stream
+    def usage(self, dialect: Dialect) -> tuple[bytes | None, bytes]:
+        """See `usage_member`; beside it the first event, where Anthropic's API has a part of it."""
+        scanner = self._scanner
+        if not self._is_stream or dialect not in ENDED_BY_NAME:
+            return scanner.usage(), b""
+        if dialect is Dialect.RESPONSES:
+            return scanner.usage(b'{"response":{'), b""
+        return scanner.usage(), scanner.first_data
 
     @property
     def events(self) -> int:
@@ -121,6 +114,7 @@ class Streaming:
     ) -> ClientResponse:
         """Pass the answer on, to its end or to where it breaks. `extra`: header lines of ours."""
         relay, self._instance = None, self._route.decode.name
+        self._is_stream = answer.is_stream
         try:
             response = ClientResponse(request, answer, extra)
             relay = self._relay = Relay(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from proxy.core.placement.alternatives import Alternatives, Shadowed
 from proxy.core.routing.route import Route
 from proxy.core.types import Outcome, RequestFacts
 from proxy.protocol.endpoints import Dialect
+from proxy.protocol.streams.sse import object_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -227,12 +226,12 @@ def note_usage(
     `answer`: a JSON object whose member `usage` they are, of a Responses API's stream further in.
     `first_data`: of the stream's first event; Anthropic's API has a part of them there.
     """
-    told = _object_of(answer or b"")
+    told = object_of(answer or b"")
     counts = _inner(told if "usage" in told else _inner(told, "response"), "usage")
     if dialect is Dialect.MESSAGES:
         prompt, cached = _of_message(counts)
         if not prompt and first_data:
-            begun = _inner(_inner(_object_of(first_data), "message"), "usage")
+            begun = _inner(_inner(object_of(first_data), "message"), "usage")
             prompt, cached = _of_message(begun)
         output = counts.get("output_tokens")
     elif dialect is Dialect.RESPONSES:
@@ -246,15 +245,6 @@ def note_usage(
     record.prompt_tokens, record.osl_tokens = _count(prompt), _count(output)
     most = MOST_TOKENS if record.prompt_tokens is None else record.prompt_tokens
     record.cached_tokens = _count(cached, most)
-
-
-def _object_of(data: bytes) -> dict[str, Any]:
-    """The JSON object in these bytes; empty where they are anything else."""
-    try:
-        told = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return {}
-    return told if isinstance(told, dict) else {}
 
 
 def _inner(told: dict[str, Any], name: str) -> dict[str, Any]:

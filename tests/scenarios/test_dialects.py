@@ -304,6 +304,7 @@ CHUNK = sse(None, choices=[{"index": 0, "delta": {"content": "hi"}}])
         (RESPONSES, CREATED + TEXT + sse("error", error={"code": 500, "message": "x"}), True),
         (RESPONSES, CREATED + FAILED, True),
         (RESPONSES, CREATED + TEXT + ERROR, True),
+        (RESPONSES, CREATED + FAILED.partition(b"\n")[2], True),
         (CHAT, CHUNK + ERROR, True),
         (COMPLETIONS, CHUNK + ERROR.replace(b"500", b"400"), False),
     ],
@@ -352,6 +353,7 @@ CHAT_USAGE = sse(None, choices=[], usage={"prompt_tokens": 420, "completion_toke
 WHOLE = [
     (MESSAGES, START + SAID + DELTA + STOP, b"message_stop"),
     (RESPONSES, CREATED + TEXT + COMPLETED, b"response.completed"),
+    (RESPONSES, CREATED + TEXT + COMPLETED.partition(b"\n")[2], b"response.completed"),
     (RESPONSES, CREATED + TEXT + COMPLETED.replace(b"completed", b"incomplete"), b"incomplete"),
     (CHAT, CHUNK + CHAT_USAGE + DONE, b"[DONE]"),
 ]
@@ -625,6 +627,7 @@ async def test_the_official_clients_go_through_silences(tmp_path: Path) -> None:
         async with fed(tmp_path, silent(first, then, go), heartbeat_interval=0.02) as (proxy, _):
             asyncio.get_running_loop().call_later(0.15, go.set)  # the silence is the input
             url = proxy.server.url
+            events: list[Any]
             async with (
                 openai.AsyncOpenAI(base_url=f"{url}/v1", **options) as client,
                 anthropic.AsyncAnthropic(base_url=url, **options) as other,

@@ -28,6 +28,7 @@ from proxy.protocol.errors import (
     openai_error,
     overloaded,
 )
+from proxy.protocol.streams.sse import object_of
 
 BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
 NO_INSTANCE_MESSAGE = "Service temporarily unavailable: no instance is up"
@@ -125,23 +126,14 @@ def refusal(
     return web.Response(status=failure.status, body=body, headers=headers)
 
 
-def _object_in(body: bytes) -> dict[str, object]:
-    """The JSON object that a body is; empty for any other body."""
-    try:
-        told = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
 def _is_of_messages(body: bytes) -> bool:
-    told = _object_in(body)
+    told = object_of(body)
     return told.get("type") == "error" and isinstance(told.get("error"), dict)
 
 
 def _message_in(body: bytes, otherwise: str) -> str:
     """The message of an engine's error in OpenAI's form, or in one like it."""
-    told = _object_in(body)
+    told = object_of(body)
     error = told.get("error", told)
     message = error.get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else f"upstream: {otherwise}"

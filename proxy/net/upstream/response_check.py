@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from proxy.core.types import FailureKind
 from proxy.net.upstream.response import UpstreamResponse
 from proxy.protocol.errors import STATUS_OF_KIND, UpstreamFailure
-from proxy.protocol.streams.sse import CARRY_BYTES, first_event, is_error_event
+from proxy.protocol.streams.sse import CARRY_BYTES, first_event, is_error_event, object_of
 
 BUSY_STATUSES = frozenset({429, 503, 529})
 ERROR_BODY_BYTES = 65536
@@ -116,12 +114,7 @@ def in_band_error(event: bytes) -> UpstreamFailure:
 
 def _error_in(body: bytes) -> dict[str, Any]:
     """The error object of an event: OpenAI's, Anthropic's, or one of the Responses API."""
-    try:
-        told = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return {}
-    if not isinstance(told, dict):
-        return {}
+    told = object_of(body)
     failed = told.get("response")
     inner = failed.get("error") if isinstance(failed, dict) else told.get("error")
     return inner if isinstance(inner, dict) else told

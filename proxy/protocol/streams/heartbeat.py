@@ -14,14 +14,11 @@ from typing import Any
 import orjson
 
 from proxy.protocol.endpoints import Dialect
+from proxy.protocol.streams.sse import object_of
 
 COMMENT = b": keepalive\n"
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-_CHOICE: dict[Dialect, dict[str, Any]] = {
-    Dialect.CHAT: {"delta": {}},
-    Dialect.COMPLETIONS: {"text": ""},
-}
-_OBJECT = {Dialect.CHAT: "chat.completion.chunk", Dialect.COMPLETIONS: "text_completion"}
+_SHARED = ("id", "object", "created", "model")
 
 
 def heartbeat(dialect: Dialect, first_data: bytes, events: int) -> bytes:
@@ -35,20 +32,13 @@ def heartbeat(dialect: Dialect, first_data: bytes, events: int) -> bytes:
     if dialect is Dialect.RESPONSES:
         told: dict[str, Any] = {"type": "keepalive", "sequence_number": events}
         return b"%bevent: keepalive\ndata: %b\n\n" % (COMMENT, orjson.dumps(told))
-    if dialect is Dialect.OPENAI:
+    first = object_of(first_data)
+    if dialect is Dialect.OPENAI and not isinstance(first.get("choices"), list):
         return COMMENT + b"\n"  # of a stream of a kind that is not known no event is harmless
-    chunk = _shared(first_data, _OBJECT[dialect])
-    chunk["choices"] = [{"index": 0, **_CHOICE[dialect], "logprobs": None, "finish_reason": None}]
+    is_text = dialect is Dialect.COMPLETIONS
+    kind = "text_completion" if is_text else "chat.completion.chunk"
+    chunk: dict[str, Any] = {"id": "", "object": kind, "created": 0, "model": ""}
+    chunk |= {name: first[name] for name in _SHARED if name in first}
+    nothing: dict[str, Any] = {"text": ""} if is_text else {"delta": {}}
+    chunk["choices"] = [{"index": 0, **nothing, "logprobs": None, "finish_reason": None}]
     return b"%bdata: %b\n\n" % (COMMENT, orjson.dumps(chunk))
-
-
-def _shared(first_data: bytes, kind: str) -> dict[str, Any]:
-    """The members that all chunks of a stream share, as its first one has them."""
-    shared: dict[str, Any] = {"id": "", "object": kind, "created": 0, "model": ""}
-    try:
-        first = orjson.loads(first_data)
-    except orjson.JSONDecodeError:
-        return shared
-    if isinstance(first, dict):
-        shared |= {name: first[name] for name in shared if name in first}
-    return shared

@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
+
+import orjson
 
 from proxy.protocol.endpoints import END_NAMES
 
@@ -33,10 +36,12 @@ _NUMBERS = re.compile(rb"(?<=\[)(?:\s*\d{1,20}\s*,)+")
 """All but the last of a list of whole numbers: after `usage` vLLM may write the prompt's ids."""
 _SKIPPED = b"data:\n\n"
 """An event without data, in place of those that the fast path took."""
-_ERROR = re.compile(rb'event:\s*error\b|(?:event:[^\n]*\n)?data:\s*\{\s*"error"')
+_ERROR = re.compile(
+    rb'event:\s*error\b|(?:event:[^\n]*\n)?data:\s*\{\s*"(?:error"|type"\s*:\s*"error")'
+)
 _ERROR_LINE = re.compile(
     rb"\n(?:event:\s*(?:error|response\.failed)\b[^\n]*\ndata:\s*"
-    rb'|data:\s*(?=\{\s*(?:"error"\s*:\s*[{"]|"type"\s*:\s*"error")))(\{[^\n]*)\n'
+    rb'|data:\s*(?=\{\s*(?:"error"\s*:\s*[{"]|"type"\s*:\s*"(?:error|response\.failed)")))(\{[^\n]*)\n'
 )
 _BEHIND_USAGE = re.compile(rb'data:\s*(?:\[DONE\]|\{\s*"type"\s*:\s*"(?:message_stop|ping)"[^\n]*)')
 """A line that may stand behind the event with the usage."""
@@ -45,11 +50,13 @@ _FIRST_DATA = re.compile(rb'\ndata:\s*(\{(?!\s*"type"\s*:\s*"ping")[^\n]*)\n')
 # an event of 1 MB takes 16 ms, with one 0.1.
 _LAST_EVENT = re.compile(rb"\ndata:\s*\[DONE\][^\n]*\n\r?\n")
 _NAMES = "|".join(map(re.escape, END_NAMES)).encode()
-_LAST_NAMED = re.compile(rb"\nevent:\s*(?:error|%b)\b" % _NAMES)
-_END = re.compile(rb"\n(?:data:\s*\[DONE\]|event:\s*(?:%b)\b)" % _NAMES)
+_NAME = rb'(?:event:\s*|data:\s*\{\s*"type"\s*:\s*")'
+"""What an event's name stands behind; the data has it too, and some servers tell it there only."""
+_LAST_NAMED = re.compile(rb"\n%b(?:error|%b)\b" % (_NAME, _NAMES))
+_END = re.compile(rb"\n(?:data:\s*\[DONE\]|%b(?:%b)\b)" % (_NAME, _NAMES))
 """Marks of a stream's end, each at the start of a line: a JSON string, which a model may write,
 contains no line start."""
-_HINTS = (b"[DONE]", b"\nevent:")
+_HINTS = (b"[DONE]", b"\nevent:", b'{"type"')
 _ERROR_HINT = b"error"
 _UNKNOWN = b"\n"
 _starts: list[bytes] = [_UNKNOWN] * 4103
@@ -83,6 +90,15 @@ def names_the_end(events: bytes) -> bool:
     return _LAST_NAMED.search(b"\n" + events) is not None
 
 
+def object_of(data: bytes) -> dict[str, Any]:
+    """The JSON object in these bytes; empty where they are anything else."""
+    try:
+        told = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
 def first_event(head: bytes) -> bytes | None:
     """The first complete event without its comments; None if it is not complete yet."""
     *events, _ = head.replace(b"\r\n", b"\n").split(b"\n\n")
@@ -109,6 +125,7 @@ class Scanner:
         "_ended",
         "_error",
         "_first",
+        "_looked_to",
         "_open",
         "_recent",
         "_recent_to",
@@ -120,7 +137,7 @@ class Scanner:
 
     def __init__(self) -> None:
         self.events = 0
-        self.size = self._recent_to = 0
+        self.size = self._recent_to = self._looked_to = 0
         self.comments_size = 0
         self.has_content = False
         self._open = b""
@@ -199,8 +216,11 @@ class Scanner:
     def _look_back(self) -> None:
         """Search the recent bytes for the end; called before they are dropped or read."""
         recent = self._recent
+        if self._looked_to == self._recent_to:
+            return
+        self._looked_to = self._recent_to
         # rfind is several times as fast as `in` where most of the text matches nothing.
-        if not self._ended and (recent.rfind(_HINTS[0]) >= 0 or recent.rfind(_HINTS[1]) >= 0):
+        if not self._ended and max(map(recent.rfind, _HINTS)) >= 0:
             self._ended = _END.search(recent) is not None
         if not self._error and recent.rfind(_ERROR_HINT) >= 0:
             found = _ERROR_LINE.search(recent)

@@ -29,7 +29,7 @@ from proxy.protocol.streams.sse import Scanner, names_the_end
 
 def test_a_path_without_a_row_is_other() -> None:
     assert endpoint_of("/v1/images/generations") is OTHER
-    assert (OTHER.label, OTHER.last_events, OTHER.dialect) == ("other", (), Dialect.OPENAI)
+    assert (OTHER.label, OTHER.dialect, OTHER.teaches) == ("other", Dialect.OPENAI, False)
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
@@ -138,9 +138,11 @@ def test_errors_elsewhere_are_openais(path: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*END_NAMES, "error"])
-def test_an_end_is_one_without_the_blank_too(name: str) -> None:
-    event = b'event:%b\ndata:{"a":1}\n\n' % name.encode()
-    scanner = Scanner()
-    scanner.feed(event)
-    assert scanner.is_done
-    assert names_the_end(event)
+def test_an_end_is_one_without_a_blank_or_a_name(name: str) -> None:
+    named = b'event:%b\ndata:{"a":1}\n\n' % name.encode()
+    typed = b'data: {"type":"%b","a":1}\n\n' % name.encode()
+    for event in (named, typed):
+        scanner = Scanner()
+        scanner.feed(event)
+        assert scanner.is_done
+        assert names_the_end(event)

@@ -64,4 +64,10 @@ def test_the_dialects_own_events_are_used_where_they_have_one() -> None:
     assert heartbeat(Dialect.MESSAGES, b"", 4) == b'event: ping\ndata: {"type":"ping"}\n\n'
     told = data_of(heartbeat(Dialect.RESPONSES, b"", 4))
     assert told == {"type": "keepalive", "sequence_number": 4}
-    assert heartbeat(Dialect.OPENAI, b"{}", 4) == b": keepalive\n\n"
+
+
+def test_a_stream_of_an_unknown_kind_gets_a_chunk_where_it_has_chunks() -> None:
+    first = {"id": "t", "object": "transcription.chunk", "choices": [{"delta": {"content": "x"}}]}
+    chunk = data_of(heartbeat(Dialect.OPENAI, orjson.dumps(first), 0))
+    assert (chunk["object"], chunk["choices"][0]["delta"]) == ("transcription.chunk", {})
+    assert heartbeat(Dialect.OPENAI, b'{"type":"speech.audio.delta"}', 4) == b": keepalive\n\n"

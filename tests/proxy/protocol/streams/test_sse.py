@@ -400,6 +400,8 @@ class TestFirstEvent:
             (False, delta(content='{"error":1}')),
             (False, event(id="c", error=None)),
             (False, b"event: error_free\ndata: {}\n\n"),
+            (True, b'data: {"type": "error","code":"server_error"}\n\n'),
+            (False, b'data: {"type":"error_free"}\n\n'),
             (False, DONE),
         ],
         ids=repr,
