@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -48,13 +49,15 @@ async def test_it_is_found_continued_and_changed_where_it_was_made(
 ) -> None:
     """Of four instances each holds some: ids are learned from bodies and from streams."""
     async with proxied(tmp_path, 4) as (proxy, _):
-        ids = []
-        for _ in range(8):
+
+        async def id_of_one() -> str:
             async with proxy.http.post(PATH, json=ASK | {"stream": streams}) as response:
                 raw = await response.read()
-            ids.append(raw.split(b'"id":"')[1].split(b'"')[0].decode())
+            return raw.split(b'"id":"')[1].split(b'"')[0].decode()
+
+        ids = await asyncio.gather(*[id_of_one() for _ in range(8)])
         homes = {record["decode_instance"] for record in await proxy.records(8)}
-        assert len(homes) == 4, "placed in turn"
+        assert len(homes) == 4, "all at once, so on all of them"
         for made_id in ids:
             status, found = await call(proxy, "GET", f"{PATH}/{made_id}")
             assert (status, found["id"]) == (200, made_id)
