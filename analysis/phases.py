@@ -115,11 +115,11 @@ def _predicted(rows: Sequence[Row]) -> dict[str, Any]:
 def _predictions(row: Row) -> Iterator[tuple[str, float | None, float]]:
     """Yield what was predicted of a request: the name, both times in seconds.
 
-    The time to the first token counts from the decision. A phase is compared only where it went as
-    planned, without fall-back or repetition.
+    The time to the first token counts from the decision, of which a repetition has another one. A
+    phase is compared only where it went as planned, without fall-back or repetition.
     """
     phases = row["phases_s"]
-    if row.get("proxy_ttft_s") is not None:
+    if row.get("proxy_ttft_s") is not None and (row.get("fallback") or not row.get("retries")):
         realised_s = sum(phases.get(name, 0.0) for name in TO_FIRST_TOKEN)
         yield "ttft", row.get("predicted_ttft_s"), realised_s
     if row.get("fallback") or row.get("retries"):

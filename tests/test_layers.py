@@ -231,7 +231,6 @@ TESTED_ELSEWHERE = {
     "proxy.protocol.prompt.rendering": "test_rendered.py: every row of the table",
     "proxy.core.lease": "test_ledger.py: the conservation law",
     "proxy.config.in_force": "process/test_reload.py: what a reload changes",
-    "proxy.protocol.examined": "request/test_large_bodies.py: here and there alike",
     "proxy.process.body_worker": "request/test_large_bodies.py: the process itself",
     "proxy.core.routing.actions": "test_request_flow.py: each path as a transcript",
     "proxy.core.routing.route": "test_router.py and test_lifecycle.py: every step of a route",

@@ -39,6 +39,7 @@ class OptionsInForce:
             settings.transfer_timeout,
             settings.idle_timeout,
             settings.migration_limit,
+            settings.answer_timeout or settings.total_timeout,
         )
         told = settings.kv_events in ("auto", "off")
         self.events_at = None if told else EventsAt.parse(settings.kv_events)

@@ -680,13 +680,24 @@ class Settings(Model):
         Seconds,
         Option(
             TIMEOUTS,
-            "Longest time from a request's dispatch to its first byte. For a stream the limit is "
+            "Longest time from a stream's dispatch to its first byte. The limit is "
             "5 s + 3 x the late bound of its prefill where that is shorter and another instance "
             "would take it.",
             "s",
             reloadable=True,
         ),
     ] = 300.0
+    answer_timeout: Annotated[
+        Seconds | None,
+        Option(
+            TIMEOUTS,
+            "Longest time from a request's dispatch to its answer where that comes in one piece, "
+            "so that the first byte comes with the last. Nothing is computed again after it. "
+            "None: as long as --total-timeout allows.",
+            "s",
+            reloadable=True,
+        ),
+    ] = None
     idle_timeout: Annotated[
         Seconds,
         Option(

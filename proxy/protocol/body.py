@@ -24,7 +24,6 @@ MAX_BRACKETS, MAX_COMMAS = 1 << 18, 1 << 21
 """Most `[` and `{`, and most commas, in a body's bytes, also within texts. Each may become a Python
 object: 60 to 100 bytes, and 100 ns in each of four steps. A prompt of a million tokens has a tenth
 of them."""
-MAX_MESSAGES = 4096
 MAX_FIELDS = 4096
 """Most fields of the body, and of the plug-ins' arguments: each name is checked. Where a body is
 edited, fields of the same name are counted each."""
@@ -77,7 +76,7 @@ _OPENING = (b"[", b"{")
 _is_nest = frozenset({dict, list}).__contains__
 PLUGINS = "vllm_xargs"
 """Arguments for an engine's plug-ins; vLLM takes `kv_transfer_params` from there too, as text."""
-_SALT = re.compile(r"[^@/\\\x00-\x1f\x7f]{1,128}")
+_SALT = re.compile(r"[^@/\\\x00-\x1f\x7f\ud800-\udfff]{1,128}")
 """What vLLM accepts as cache_salt; others crashed engines before 0.30 (CVE-2026-105756)."""
 
 
@@ -89,6 +88,7 @@ class Unfit:
     param: str | None = None
 
 
+TOO_DEEP = Unfit(f"body: nested deeper than {MAX_DEPTH}")
 TOO_MANY_BRACKETS = Unfit(f"body: over {MAX_BRACKETS} of [ and {{")
 
 
@@ -96,7 +96,12 @@ def steering_keys(body: Mapping[str, Any]) -> list[str]:
     """Top-level keys that a client may not set, in any case of letters, cut like `members`'."""
     if _ORDINARY.issuperset(body):
         return []
-    return [key[:_KEY_CHARS] for key in body if _steers(key[:_KEY_CHARS].lower())]
+    return [name for name in map(_name_of, body) if _steers(name.lower())]
+
+
+def _name_of(key: str) -> str:
+    """A key as `members` gives it: cut, and without halves of surrogate pairs."""
+    return (key if key.isascii() else key.encode("utf-8", "ignore").decode())[:_KEY_CHARS]
 
 
 def harmless_arguments(body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -104,7 +109,7 @@ def harmless_arguments(body: Mapping[str, Any]) -> dict[str, Any] | None:
     given = body.get(PLUGINS)
     if not isinstance(given, dict) or not (steering := steering_keys(given)):
         return None
-    return {key: value for key, value in given.items() if key[:_KEY_CHARS] not in steering}
+    return {key: value for key, value in given.items() if _name_of(key) not in steering}
 
 
 def overfull(raw: bytes) -> Unfit | None:
@@ -156,16 +161,13 @@ def complaint(body: Mapping[str, Any], raw: bytes, *, is_salted: bool = False) -
 
     `raw`: its bytes. `is_salted`: its own `cache_salt` will be replaced, whatever it is.
     """
-    messages = body.get("messages")
-    if type(messages) is list and len(messages) > MAX_MESSAGES:
-        return Unfit(f"messages: over {MAX_MESSAGES}", "messages")
     for name, fields in ((None, body), (PLUGINS, body.get(PLUGINS))):
         if isinstance(fields, dict) and len(fields) > MAX_FIELDS:
             return Unfit(f"{name or 'body'}: over {MAX_FIELDS} fields", name)
     if not is_salted and "cache_salt" in body and not _is_salt(body["cache_salt"]):
         return Unfit("cache_salt: 1 to 128 characters without @ / \\ and controls", "cache_salt")
     if (len(raw) > _COUNTED_BYTES or _has_brackets(raw)) and is_deep(body, raw):
-        return Unfit(f"body: nested deeper than {MAX_DEPTH}")
+        return TOO_DEEP
     return None
 
 
@@ -252,9 +254,7 @@ def _unescape(key: bytes) -> str:
     begin = _KEY_BEGIN.match(key)
     name = (begin.group() if begin is not None else b"").decode("utf-8", "ignore")
     if "\\" in name:
-        name = (
-            _ESCAPE.sub(plain, name).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        )
+        name = _ESCAPE.sub(plain, name).encode("utf-16", "surrogatepass").decode("utf-16", "ignore")
     return name[:_KEY_CHARS]
 
 

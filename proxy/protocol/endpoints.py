@@ -87,6 +87,7 @@ ANY_METHOD = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 OTHER = Endpoint("", "as --extra-paths says", ANY_METHOD, is_counted=False)
 """Row of the paths of `--extra-paths`."""
 RESPONSES = "/v1/responses"
+COMPACT = f"{RESPONSES}/compact"
 MESSAGES = "/v1/messages"
 _STORED = Endpoint(
     f"{RESPONSES}/",
@@ -120,6 +121,19 @@ _ROWS = (
         salting=Salting.ALWAYS,
         dialect=Dialect.RESPONSES,
         teaches=True,
+    ),
+    Endpoint(
+        COMPACT,
+        "a conversation made shorter, as Codex asks for",
+        is_counted=False,
+        dialect=Dialect.RESPONSES,
+    ),
+    Endpoint(
+        f"{RESPONSES}/input_tokens",
+        "tokens of a request in that form",
+        is_counted=False,
+        salting=Salting.NO_KV,
+        dialect=Dialect.RESPONSES,
     ),
     Endpoint(
         MESSAGES,

@@ -7,6 +7,9 @@ from collections.abc import Iterable, Mapping
 from proxy.core.types import FailureKind, Outcome
 from proxy.protocol.endpoints import Dialect
 
+CONTENT_CODINGS = ("zstd", "gzip", "deflate")
+"""Content codings of a request's body that the proxy unpacks."""
+
 DRAIN_RETRY_S = 1
 """Retry-After of a draining proxy: a successor, or a neighbour behind the balancer, can serve
 soon."""
@@ -96,6 +99,8 @@ class ProxyError(Exception):
     outcome = Outcome.UPSTREAM_ERROR
     retry_after_s: int | None = None
     """The Retry-After header; every 503 has one."""
+    fields: Mapping[str, str] = {}
+    """Further header fields of the answer."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -121,6 +126,7 @@ class UnauthorizedError(BadRequestError):
     """The request has no key, or an unknown one."""
 
     status = 401
+    fields: Mapping[str, str] = {"WWW-Authenticate": "Bearer"}
     type = "authentication_error"
 
 
@@ -151,17 +157,16 @@ class ResponseNotFoundError(BadRequestError):
 
 
 class MethodNotAllowedError(BadRequestError):
-    """The path is known, but not with this method; `allowed` is the header Allow."""
+    """The path is known, but not with this method."""
 
     status = 405
-    allowed = "POST"
 
     @classmethod
     def of(cls, method: str, allowed: Iterable[str]) -> MethodNotAllowedError:
         """The error of a request with another method than these."""
         named = ", ".join(allowed)
         error = cls(f"method: {method} is not for this path; allowed: {named}")
-        error.allowed = named
+        error.fields = {"Allow": named}
         return error
 
 
@@ -178,9 +183,10 @@ class BodyTooLargeError(BadRequestError):
 
 
 class UnsupportedEncodingError(BadRequestError):
-    """The body is compressed, so the prompt could not be read."""
+    """The body is compressed in a way that is not unpacked, so the prompt cannot be read."""
 
     status = 415
+    fields: Mapping[str, str] = {"Accept-Encoding": ", ".join(CONTENT_CODINGS)}
 
 
 class UpstreamLostError(ProxyError):
@@ -239,10 +245,11 @@ DEFECTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not yet an error
     """An instance did not serve a request. With `status` it answered; that answer may be passed on.
 
-    `limit_s`: the time limit that was reached, in seconds.
+    `limit_s`: the time limit that was reached, in seconds; `limit`: the option that holds it,
+    without `--` and `-timeout`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a value has as many fields as it has
         self,
         kind: FailureKind,
         detail: str,
@@ -251,6 +258,7 @@ class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         limit_s: float | None = None,
+        limit: str = "ttft",
     ) -> None:
         super().__init__(f"{kind}: {detail}")
         self.kind = kind
@@ -258,7 +266,7 @@ class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not
         self.status = status
         self.body = body
         self.headers = headers or {}
-        self.limit_s = limit_s
+        self.limit_s, self.limit = limit_s, limit
 
     def again(self) -> UpstreamFailure:
         """A copy to raise while this one is kept.
@@ -273,4 +281,5 @@ class UpstreamFailure(Exception):  # noqa: N818 - a failure to route around, not
             body=self.body,
             headers=self.headers,
             limit_s=self.limit_s,
+            limit=self.limit,
         )

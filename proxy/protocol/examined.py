@@ -7,6 +7,8 @@ some 300 MB. Of the parsed object only `Examined` stays.
 
 from __future__ import annotations
 
+import json  # noqa: TID251 - engines parse with it, see _as_engines_parse
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ import orjson
 from proxy.core.types import Unmoved
 from proxy.protocol.body import (
     PLUGINS,
+    TOO_DEEP,
     Members,
     Span,
     Unfit,
@@ -26,6 +29,7 @@ from proxy.protocol.body import (
 from proxy.protocol.prompt.facts import (
     MOST_VALUES,
     PromptFacts,
+    encodable,
     prompt_facts,
     session_in,
 )
@@ -51,6 +55,10 @@ _READ = frozenset(
 """Top-level fields that are looked at after the examination."""
 _KEPT_CHARS = 300
 """Kept of a text in one of them."""
+_SLOW_BYTES = 1 << 15
+"""A longer body is parsed again in the other process only: full of numbers it takes 2 ms."""
+_INT_DIGITS = 19
+"""So many, with a sign in front 18, fit into 64 bits."""
 _PLUGINS_BYTES = 1 << 16
 """Most bytes of plug-ins' arguments that are written anew."""
 
@@ -117,23 +125,31 @@ NO_OBJECT = Examined({}, None, PromptFacts("", 0, 0, [], offloadable=False), {},
 def examine(task: Task, most_values: int) -> Examined | Unfit | None:
     """Parse a body and keep what is needed; `Unfit`: why it is refused.
 
-    None: its prompt has more than `most_values` values, too many for the caller.
+    None: too much for the caller, as its prompt has more than `most_values` values, or as it is
+    parsed slowly.
     """
     raw = task.raw
     try:
         parsed = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        return Unfit(f"body: not valid JSON ({error})")
-    if type(parsed) is not dict:
-        if task.is_object or (task.salt is not None and type(parsed) is list):
-            return Unfit("body: must be a JSON object")
-        return NO_OBJECT
-    unfit = complaint(parsed, raw, is_salted=task.salt is not None)
+        if most_values < MOST_VALUES and len(raw) > _SLOW_BYTES:
+            return None
+        parsed = _as_engines_parse(raw, str(error))
+    if type(parsed) is dict:
+        return _examined(task, parsed, most_values)
+    if isinstance(parsed, Unfit):
+        return parsed
+    if task.is_object or (task.salt is not None and type(parsed) is list):
+        return Unfit("body: must be a JSON object")
+    return NO_OBJECT
+
+
+def _examined(task: Task, parsed: dict[str, Any], most_values: int) -> Examined | Unfit | None:
+    if (unfit := complaint(parsed, task.raw, is_salted=task.salt is not None)) is not None:
+        return unfit
     put = _put(parsed, task.salt)
     if len(put.get(PLUGINS, b"")) > _PLUGINS_BYTES:
-        unfit = Unfit(f"{PLUGINS}: over {_PLUGINS_BYTES} bytes", PLUGINS)
-    if unfit is not None:
-        return unfit
+        return Unfit(f"{PLUGINS}: over {_PLUGINS_BYTES} bytes", PLUGINS)
     prompt = prompt_facts(task.endpoint, parsed, most_values)
     if prompt is None:
         return None
@@ -144,6 +160,37 @@ def examine(task: Task, most_values: int) -> Examined | Unfit | None:
     return found
 
 
+def _as_engines_parse(raw: bytes, why: str) -> Any:
+    """Parse what orjson refuses and Python's json takes, with which engines parse.
+
+    That is half of a surrogate pair, as an agent leaves it that cuts a text within an emoji; a byte
+    order mark; NaN, infinities, numbers beyond a float. Else `Unfit` with orjson's words, `why`.
+    """
+    try:
+        text = raw.decode("utf-8-sig", "surrogatepass")
+        parsed = json.loads(text, parse_int=_whole)
+    except RecursionError:
+        return TOO_DEEP
+    except ValueError:
+        return Unfit(f"body: not valid JSON ({why})")
+    unfit = _not_finite(parsed) if type(parsed) is dict else None
+    return parsed if unfit is None else unfit
+
+
+def _whole(digits: str) -> int | float:
+    """A whole number; beyond 64 bits a float, as orjson has it."""
+    return int(digits) if len(digits) <= _INT_DIGITS else float(digits)
+
+
+def _not_finite(parsed: dict[str, Any]) -> Unfit | None:
+    """Why a parameter is refused with which an engine would compute nonsense, or fail for all."""
+    for key, value in parsed.items():
+        if type(value) is float and not math.isfinite(value):
+            name = encodable(key[:_KEPT_CHARS])
+            return Unfit(f"{name}: must be a finite number", name)
+    return None
+
+
 def _put(parsed: dict[str, Any], salt: str | None) -> dict[str, bytes]:
     """Fields to set, as JSON: the tenant's salt, which is set here too, and cleaned arguments."""
     put: dict[str, bytes] = {}
@@ -152,7 +199,7 @@ def _put(parsed: dict[str, Any], salt: str | None) -> dict[str, bytes]:
         put[SALT] = orjson.dumps(salt)
     plugins = harmless_arguments(parsed)
     if plugins is not None:
-        put[PLUGINS] = orjson.dumps(plugins)
+        put[PLUGINS] = json.dumps(plugins).encode()  # also halves of surrogate pairs
     return put
 
 
@@ -163,7 +210,7 @@ def _plain(parsed: Mapping[str, Any]) -> dict[str, Any]:
         value = parsed[key]
         kind = type(value)
         if kind is not dict and kind is not list:
-            fields[key] = value[:_KEPT_CHARS] if kind is str else value
+            fields[key] = encodable(value[:_KEPT_CHARS]) if kind is str else value
     return fields
 
 

@@ -23,6 +23,7 @@ _NOT_FORWARDED = HOP_BY_HOP | {
     b"host",
     b"content-length",
     b"accept-encoding",
+    b"content-encoding",
     b"expect",
     b"x-request-id",
     b"x-data-parallel-rank",

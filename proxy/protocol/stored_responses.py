@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.protocol.endpoints import RESPONSES
+from proxy.protocol.endpoints import ENDPOINTS, RESPONSES
 
 PREVIOUS = "previous_response_id"
 NAMED = "request_id"
@@ -43,7 +43,7 @@ def reference(path: str, body: Mapping[str, Any]) -> Reference | None:
     below = path[len(RESPONSES) :].split("/")
     if below[0] != "":
         return None  # another path that begins alike
-    if len(below) > 1 and below[1]:
+    if len(below) > 1 and below[1] and path not in ENDPOINTS:
         return Reference(below[1], "response_id")
     previous = body.get(PREVIOUS)
     return Reference(previous, PREVIOUS) if isinstance(previous, str) and previous else None

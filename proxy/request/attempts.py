@@ -62,7 +62,7 @@ from proxy.request.legs import (
 )
 from proxy.state.detached import DetachedLeg, DetachedTasks
 from proxy.telemetry.metrics import Metrics
-from proxy.telemetry.record import RequestRecord
+from proxy.telemetry.record import RequestRecord, note_attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class Attempts:
             out = replace(out, headers=with_request_id(out.headers, own_id))
         elif edits is not None and edits.request_id is not None:
             out = replace(out, headers=with_request_id(out.headers, edits.request_id))
-        limit = FirstEventLimit(leg.limit.seconds, leg.limit.cap_s, self._flow.has_other)
+        limit = FirstEventLimit(leg.limit, self._flow.has_other)
         record.t_decode_sent = owners.clock.unix_now()
         record.decode_instance = name
         try:
@@ -345,6 +345,7 @@ class Attempts:
             metrics.releases.labels(action.result).inc()
         elif isinstance(action, Retried):
             record.retries = self._flow.retries
+            note_attempt(record, self._flow.route)
             metrics.retries.labels(action.kind).inc()
         elif isinstance(action, RetryRefused):
             metrics.retries_refused.inc()

@@ -21,6 +21,7 @@ from proxy.protocol.body import (
     is_small,
 )
 from proxy.protocol.endpoints import (
+    COMPACT,
     ENDPOINTS,
     OFFLOADABLE,
     RESPONSES,
@@ -38,13 +39,13 @@ from proxy.protocol.errors import (
     NoSuchPathError,
     NotForClientsError,
     UnsaltedError,
-    UnsupportedEncodingError,
 )
 from proxy.protocol.examined import NO_OBJECT, Examined, Task, examine
 from proxy.protocol.headers import forwarded
 from proxy.protocol.prompt.facts import MOST_VALUES_SMALL
 from proxy.protocol.stored_responses import NAMED
 from proxy.protocol.streams.movable import Plan
+from proxy.request.content_coding import Unpacking, coding_of
 from proxy.request.large_bodies import LargeBodies
 from proxy.state.access import Grant
 
@@ -88,14 +89,14 @@ async def read(
     # What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
     # Only a form upload goes unread: engines take it for nothing else.
     is_json = is_ours or not request.content_type.startswith("multipart/")
-    raw = await _body(request, limits, is_json=is_json)
+    raw = await _body(request, limits, large.unpacking, is_json=is_json)
     found, members = NO_OBJECT, Members(raw)
     if is_ours or (raw and is_json):
         plans = is_ours and limits.plans_moves
         task = Task(path, raw, is_object=is_ours, salt=grant.salt, plans=plans)
         found = await _examined(task, large)
         members, drop = Members(raw, found.spans), found.drop
-        if grant.tenant is not None and path == RESPONSES and NAMED in found.fields:
+        if grant.tenant is not None and path in (RESPONSES, COMPACT) and NAMED in found.fields:
             drop = [*drop, NAMED]
         if found.put or drop:
             try:
@@ -163,20 +164,22 @@ def _check_path(request: web.Request, extra_paths: Collection[str]) -> None:
         raise MethodNotAllowedError.of(request.method, methods)
 
 
-async def _body(request: web.Request, limits: BodyLimits, *, is_json: bool) -> bytes:
+async def _body(
+    request: web.Request, limits: BodyLimits, unpacking: Unpacking, *, is_json: bool
+) -> bytes:
+    """The body as it is without a Content-Encoding."""
     given = request.headers.getall("Content-Encoding", ())
-    if given and {coding.strip().lower() for coding in given} != {"identity"}:
-        raise UnsupportedEncodingError("Content-Encoding: only identity is accepted")
+    coding = coding_of(given) if given else None
     if request.content.is_eof():
         raw = request.content.read_nowait()
     else:
         length = request.content_length
         if (length or 0) > limits.bytes:
             raise _too_large(limits)
-        raw = await _rest(request, limits, length, is_json=is_json)
+        raw = await _rest(request, limits, length, is_json=is_json and coding is None)
     if len(raw) > limits.bytes:
         raise _too_large(limits)
-    return raw
+    return raw if coding is None or not raw else await unpacking.plain(raw, coding, limits.bytes)
 
 
 def _too_large(limits: BodyLimits) -> BodyTooLargeError:

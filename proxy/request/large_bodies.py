@@ -21,6 +21,7 @@ from proxy.net.timeouts import Limit
 from proxy.protocol.body import Unfit
 from proxy.protocol.errors import DEFECTS, BadRequestError, NoRoomError, ProxyError, StoppingError
 from proxy.protocol.examined import LENGTHS, Examined, Task, packed_task, unpacked
+from proxy.request.content_coding import Unpacking
 from proxy.state.detached import DetachedTasks
 
 EXAMINE_S = 30.0
@@ -119,6 +120,8 @@ class LargeBodies:
         self._waiting_bytes = 0
         self._worker: _Worker | None = None
         self._is_serving = False
+        self.unpacking = Unpacking()
+        """Unpacks compressed bodies; they are counted here from when they are plain."""
 
     async def examine(self, task: Task) -> Examined | Unfit:
         """Examine one body, behind those that came before; raises ProxyError."""

@@ -18,7 +18,7 @@ import orjson
 from proxy.core.connectors.base import KV_PARAMS, Connector, Edits, Transfer, may_hold_kv
 from proxy.core.connectors.params import wrong_params
 from proxy.core.kvcache.reuse import usage_ratio
-from proxy.core.routing.actions import LeftKv
+from proxy.core.routing.actions import ANSWER, LeftKv, LegLimit
 from proxy.core.routing.time_limits import look_again_s
 from proxy.core.types import FailureKind, Fallback
 from proxy.net.timeouts import Limit
@@ -155,13 +155,14 @@ def fallback_of(failure: UpstreamFailure) -> Fallback:
 class FirstEventLimit(Limit):
     """Limit on the first event: `seconds`, or `cap_s` while no other instance would be asked."""
 
-    __slots__ = ("_has_other", "_is_final", "cap_s")
+    __slots__ = ("_has_other", "_is_final", "_leg", "cap_s")
 
     def __init__(
-        self, seconds: float, cap_s: float, has_other: Callable[[float], bool] = lambda now_s: True
+        self, leg: LegLimit, has_other: Callable[[float], bool] = lambda now_s: True
     ) -> None:
-        super().__init__(seconds)
-        self.cap_s = cap_s
+        super().__init__(leg.seconds)
+        self._leg = leg
+        self.cap_s = leg.cap_s
         self._has_other = has_other
         self._is_final = False
 
@@ -179,6 +180,15 @@ class FirstEventLimit(Limit):
             self._when_s += later_s - self.seconds
             self.seconds = later_s
         super().look(now_s)
+
+    def failure(self) -> UpstreamFailure:
+        """The failure of a leg that met this limit; names the whole time, not what was left."""
+        leg, is_final = self._leg, self.seconds >= self.cap_s
+        limit_s = leg.whole_s if is_final else self.seconds
+        kind = FailureKind.TIMEOUT if is_final else FailureKind.LATE
+        what = "answer" if leg.option == ANSWER else "first event"
+        late = f"no {what} in {limit_s:.4g} s"
+        return UpstreamFailure(kind, late, limit_s=limit_s, limit=leg.option)
 
 
 async def decode_leg(
@@ -212,10 +222,7 @@ async def decode_leg(
             raise UpstreamFailure(FailureKind.WENT_DOWN, "it answers no probe") from error
         if source is not None and source.is_down:
             raise UpstreamFailure(FailureKind.PEER_GONE, "the peer answers no probe") from error
-        limit_s = limit.seconds
-        kind = FailureKind.LATE if limit_s < limit.cap_s else FailureKind.TIMEOUT
-        late = f"no first event in {limit_s:.3g} s"
-        raise UpstreamFailure(kind, late, limit_s=limit_s) from error
+        raise limit.failure() from error
 
 
 async def _decode(

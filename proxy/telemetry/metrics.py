@@ -238,15 +238,13 @@ class Metrics:
     def _observe_predictions(self, record: RequestRecord) -> None:
         ttft_s = record.ttft_s()
         if ttft_s is not None or record.t_prefill_done is not None:
-            self._observe_times(record, ttft_s)
+            self._observe_times(record)
         colocated = record.prefill_instance is None and record.fallback is None
         if colocated and record.cached_tokens is not None and record.hit_tokens is not None:
             self.hit_error.observe(record.cached_tokens - record.hit_tokens)
 
-    def _observe_times(self, record: RequestRecord, ttft_s: float | None) -> None:
-        # A prediction is made after the wait in the queue, so the wait is not part of its error.
-        if ttft_s is not None:
-            ttft_s -= record.queue_s() or 0.0
+    def _observe_times(self, record: RequestRecord) -> None:
+        ttft_s = record.predictable_ttft_s()
         if ttft_s is not None and record.predicted_ttft_s is not None:
             self.ttft_error.observe(ttft_s - record.predicted_ttft_s)
         for what, predicted_s, seconds in (

@@ -67,7 +67,8 @@ class RequestRecord:
     isl_tokens: int | None = None
     """Estimated tokens of the prompt."""
     hit_tokens: int | None = None
-    """Tokens of the prompt that were believed cached on D at the decision."""
+    """Tokens of the prompt that were believed cached on D when it was asked. After a repetition on
+    another instance this, the class and what was predicted are those of the last attempt."""
     new_tokens: int | None = None
     """Tokens of the prompt that D lacked: `isl_tokens` less `hit_tokens`."""
     new_tokens_prefill: int | None = None
@@ -125,13 +126,27 @@ class RequestRecord:
     migrations: list[Migration] | None = None
     """Moves of the stream to other instances (`--migration-limit`), see below; null without any."""
     limit: str | None = None
-    """The time limit that was met last: `prefill`, `transfer`, `ttft`, `idle` or `total`."""
+    """The time limit that was met last: `prefill`, `transfer`, `ttft`, `answer`, `idle` or
+    `total`."""
     limit_s: float | None = None
     """Seconds of that limit."""
 
     def ttft_s(self) -> float | None:
         """Seconds from the proxy's receipt to the first token."""
         return None if self.t_first_token is None else self.t_first_token - self.t_proxy_recv
+
+    def predictable_ttft_s(self) -> float | None:
+        """Seconds to the first token since its prediction was made.
+
+        That is after the wait in the queue; and again for each repetition, unless it computes on D
+        what was to be offloaded.
+        """
+        ttft_s, sent_s = self.ttft_s(), self.t_decode_sent
+        if ttft_s is None:
+            return None
+        if self.retries and self.fallback is None and sent_s is not None:
+            return ttft_s - (sent_s - self.t_proxy_recv)
+        return ttft_s - (self.queue_s() or 0.0)
 
     def queue_s(self) -> float | None:
         """Seconds in the wait queue; None for a request that did not wait."""
@@ -174,20 +189,25 @@ def note_facts(record: RequestRecord, facts: RequestFacts) -> None:
 
 
 def note_route(record: RequestRecord, route: Route) -> None:
-    """Note the decision as it was made first; the request's end is noted separately."""
+    """Note the decision; the request's end is noted separately."""
     record.turn, record.policy = route.turn, route.policy
-    record.route_class, record.offload_decision_reason = route.route_class, route.reason
-    record.home_instance = route.home
-    note_decode(record, route.decode.name)
-    record.hit_tokens, record.new_tokens = route.hit_tokens, route.new_tokens
-    record.predicted_ttft_s = route.predicted_ttft_s
+    record.home_instance, record.shadow = route.home, route.shadow
     if route.prefill is not None:
         record.prefill_instance = route.prefill.name
         record.new_tokens_prefill = route.new_tokens_prefill
+    note_attempt(record, route)
+
+
+def note_attempt(record: RequestRecord, route: Route) -> None:
+    """Note what is expected of the present attempt, in place of the one before."""
+    record.route_class, record.offload_decision_reason = route.route_class, route.reason
+    note_decode(record, route.decode.name)
+    record.hit_tokens, record.new_tokens = route.hit_tokens, route.new_tokens
+    record.predicted_ttft_s = route.predicted_ttft_s
     record.predicted_transfer_s = route.predicted_transfer_s
     record.predicted_ttft_bound_s = route.predicted_ttft_bound_s
     record.predicted_prefill_s = route.predicted_prefill_s
-    record.candidates, record.shadow = route.options, route.shadow
+    record.candidates = route.options
 
 
 def note_decode(record: RequestRecord, name: str) -> None:

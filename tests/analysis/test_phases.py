@@ -146,7 +146,8 @@ def test_means_by_class_add_up_and_predictions_stand_beside_what_came():
         "transfer": (1, 0.5, 1.0),
     }
     # What a fall-back or a repetition took was not what had been predicted of its phase.
-    assert compared("HEAVY_COLO").keys() == compared("WARM").keys() == {"ttft"}
+    # Of a repetition the log has the prediction of the last attempt.
+    assert (compared("HEAVY_COLO").keys(), compared("WARM").keys()) == ({"ttft"}, set())
 
 
 def test_the_slowest_are_those_that_waited_longest_for_a_token():

@@ -254,6 +254,29 @@ async def test_a_connection_that_is_never_accepted(tmp_path: Path) -> None:
                 await proxy.at_rest()
 
 
+async def test_the_record_of_a_repeated_request_is_that_of_the_instance_that_answered(
+    tmp_path: Path,
+) -> None:
+    """The first choice had the whole prompt cached, the second one nothing of it."""
+    body, headers = chat("x" * 120_000), {"X-Session-ID": "s"}
+    async with RawEngine(GOOD, resets()) as first, RawEngine(GOOD) as other:
+        instances = [f"first={first.address}", f"other={other.address}"]
+        options = {"kv_connector": "none", "health_interval": 60}
+        async with ServedProxy(tmp_path / "log", instances, **options) as proxy:
+            await proxy.up()
+            home = (await proxy.post(body, headers=headers)).headers["X-Cache-Proxy-Instance"]
+            if home == "other":  # the first request goes to either: have them change places
+                first._scripts, other._scripts = other._scripts, (GOOD, resets())
+            answer = await proxy.post(body, headers=headers)
+            fresh, repeated = await proxy.records(2)
+        assert (answer.status, repeated["retries"], repeated["rehomed"]) == (200, 1, True)
+        assert answer.headers["X-Cache-Proxy-Route"] == repeated["route_class"] == "HEAVY_COLO"
+        assert (repeated["hit_tokens"], repeated["new_tokens"]) == (0, repeated["isl_tokens"])
+        for what in ("predicted_ttft_s", "predicted_prefill_s"):
+            assert repeated[what] > 0.5 * fresh[what], "of a prompt without a hit"
+        assert [one["instance"] for one in repeated["candidates"]] == [repeated["decode_instance"]]
+
+
 async def test_the_total_timeout_cuts_a_running_stream(tmp_path: Path) -> None:
     bad = stalls(STREAM_HEAD + chunk(event("half")))
     async with Pair(tmp_path, bad, total_timeout=1.0) as proxy:

@@ -174,3 +174,32 @@ async def test_an_answer_as_a_stream_is_learned_from_its_first_event(tmp_path: P
             assert len(proxy.router.responses) == 1
             assert (await proxy.post(ASK | {"stream": True, "store": False}, PATH)).status == 200
             assert len(proxy.router.responses) == 1
+
+
+@pytest.mark.parametrize("word", ["compact", "input_tokens"])
+async def test_a_computing_path_below_is_no_stored_response(tmp_path: Path, word: str) -> None:
+    """Also where tenants have keys; `request_id`, which would name a response, is taken out."""
+    body = ASK | {"request_id": "another-tenants"}
+    async with RawEngine(says(plain(b'{"object":"x"}'))) as engine:
+        own: dict[str, Any] = {"kv_connector": "none", "api_key": KEYS}
+        async with ServedProxy(tmp_path / "log", [engine.address], **own) as proxy:
+            status, found = await call(proxy, "POST", f"{PATH}/{word}", body, **A)
+            assert (status, found) == (200, {"object": "x"})
+            (sent,) = map(orjson.loads, engine.posts)
+            assert sent == (ASK if word == "compact" else body)
+            ask = ASK | {"previous_response_id": "of-nobody"}
+            status, found = await call(proxy, "POST", f"{PATH}/{word}", ask, **A)
+            assert (status, found["error"]["param"]) == (404, "previous_response_id")
+            status, _ = await call(proxy, "GET", f"{PATH}/{word}", **A)
+            assert status == 405
+            (record, *_) = await proxy.records(3)
+            assert (record["endpoint"], record["outcome"]) == (f"{PATH}/{word}", "ok")
+
+
+async def test_an_engine_without_it_says_so_itself(tmp_path: Path) -> None:
+    lacks = says(plain(b'{"detail":"Not Found"}', "404 Not Found"))
+    async with RawEngine(lacks) as engine:
+        own: dict[str, Any] = {"kv_connector": "none", "api_key": KEYS}
+        async with ServedProxy(tmp_path / "log", [engine.address], **own) as proxy:
+            status, found = await call(proxy, "POST", f"{PATH}/compact", ASK, **A)
+            assert (status, found) == (404, {"detail": "Not Found"})

@@ -77,6 +77,11 @@ class InstanceEvents:
         if (member := self._fleet.get(name)) is not None:
             member.health.answered()
 
+    def answers(self, name: str) -> int:
+        """How many clients' requests the instance has answered."""
+        member = self._fleet.get(name)
+        return 0 if member is None else member.health.answers
+
     def trial_ended(
         self,
         name: str,

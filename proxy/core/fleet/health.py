@@ -102,6 +102,8 @@ class Health:
     back_s: float | None = None
     next_probe_s: float = -math.inf
     probes: int = 0
+    answers: int = 0
+    """Clients' requests that it has answered."""
     doubts: int = 0
     """Server errors since it last worked that no other instance's answer has judged."""
     _doubt_trial_s: float = -math.inf
@@ -223,6 +225,7 @@ class Health:
         An ejected one does not come back by that: its requests may be older than the trouble.
         """
         self.was_seen = True
+        self.answers += 1
         self.doubts = 0
         if self.has_failed_lately and self.is_up:
             self._faults.clear()

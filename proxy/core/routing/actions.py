@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from proxy.core.fleet.health import Change
 from proxy.core.types import FailureKind, Fallback, Instance, Unmoved
+
+ANSWER = "answer"
+"""The option of the limit on an answer in one piece: `--answer-timeout`."""
 
 
 class IllegalStepError(Exception):
@@ -19,14 +23,19 @@ class LegLimit:
 
     `option`: the command line option that holds the cap, without `--` and `-timeout`. Where
     `seconds` is less than `cap_s`, the limit counts only while another instance could be asked.
+    `whole_s`: the option's value, of which `cap_s` is what earlier attempts have left.
     """
 
     option: str
     seconds: float
     cap_s: float
+    whole_s: float
 
-    def __init__(self, option: str, seconds: float, cap_s: float) -> None:
+    def __init__(
+        self, option: str, seconds: float, cap_s: float, whole_s: float | None = None
+    ) -> None:
         self.option, self.seconds, self.cap_s = option, seconds, cap_s
+        self.whole_s = cap_s if whole_s is None else whole_s
 
     @property
     def kind(self) -> FailureKind:
@@ -38,7 +47,8 @@ class LegLimit:
 class LegCaps:
     """The options that cap legs: `--ttft-`, `--prefill-`, `--transfer-` and `--idle-timeout`.
 
-    `moves`: `--migration-limit`, how many legs may go on with a stream that has begun.
+    `moves`: `--migration-limit`, how many legs may go on with a stream that has begun. `answer_s`:
+    `--answer-timeout`, which stands in for `ttft_s` where the answer comes in one piece.
     """
 
     ttft_s: float
@@ -46,6 +56,7 @@ class LegCaps:
     transfer_s: float
     idle_s: float
     moves: int = 0
+    answer_s: float = math.inf
 
 
 class LegFailure:

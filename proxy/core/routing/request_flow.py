@@ -44,6 +44,7 @@ from proxy.core.fleet.retries import (
 from proxy.core.kvcache.trust import Counts
 from proxy.core.routing import time_limits
 from proxy.core.routing.actions import (
+    ANSWER,
     Action,
     AwaitHedge,
     CancelDecode,
@@ -177,9 +178,9 @@ A leg that was left (PREFILL_LEFT, DECODE_LEFT) may be over at any time afterwar
 class RequestFlow:
     """One request from its placement to its end.
 
-    `streams`: the client asked for a stream; an answer in one piece comes when it is whole, so its
-    first event is capped only. `budget` bounds repetitions over all requests. `before`: the flow of
-    the same request that has ended where it `may_wait`, and has waited since.
+    `streams`: the client asked for a stream; an answer in one piece comes when it is whole, so no
+    limit on the first event fits it. `budget` bounds repetitions over all requests. `before`: the
+    flow of the same request that has ended where it `may_wait`, and has waited since.
     """
 
     def __init__(
@@ -212,6 +213,8 @@ class RequestFlow:
         """Status of each instance that answered with a server error, while none has served it."""
         self.is_poison: bool = before is not None and before.is_poison
         """Two instances have given the same server error: the request's fault, not theirs."""
+        self._answers = 0
+        """How many answers D had given to anybody when it was asked for one in one piece."""
         self._is_repeating = False
         self._repeats_here = False
         self._has_hedge = False
@@ -306,10 +309,14 @@ class RequestFlow:
         was_fetching, self._failure, self._has_hedge = self.state is State.FETCHING, kind, False
         if was_fetching:
             actions += self._left_by_d(kind, now_s)
-        if not (was_fetching and is_innocent(kind)):
+        # Whether an answer in one piece is stuck or long nobody sees. Elsewhere it takes as long;
+        # and an instance that has answered others meanwhile is not stuck.
+        is_whole_late = kind is FailureKind.TIMEOUT and not self._streams
+        is_busy = is_whole_late and self._router.events.answers(route.decode.name) > self._answers
+        if not (is_busy or (was_fetching and is_innocent(kind))):
             actions += self.failed(route.decode.name, failure, now_s)
         step = after_failure(kind, offloaded=was_fetching, retries=self.retries)
-        step = Next.GIVE_UP if self.is_poison else step
+        step = Next.GIVE_UP if self.is_poison or is_whole_late else step
         if was_fetching:
             actions.append(self._fall_back(fallback_reason(kind), now_s))
         if step is Next.SAME_INSTANCE:
@@ -626,19 +633,24 @@ class RequestFlow:
         return LegLimit("prefill", seconds, seconds)
 
     def _transfer_limit(self, now_s: float) -> LegLimit:
-        cap_s = self._first_event_cap_s(now_s)
         if not self._streams:
-            return LegLimit("ttft", cap_s, cap_s)
+            return self._answer_limit()
+        cap_s = self._first_event_cap_s(now_s)
         most_s, latency = min(self._caps.transfer_s, cap_s), self._router.latency
         seconds = time_limits.transfer_limit_s(latency, self.route, now_s, most_s)
         return LegLimit("transfer", seconds, seconds)
 
     def _first_event_limit(self, now_s: float) -> LegLimit:
-        cap_s = self._first_event_cap_s(now_s)
         if not self._streams:
-            return LegLimit("ttft", cap_s, cap_s)
-        latency = self._router.latency
-        return LegLimit("ttft", time_limits.first_token_limit_s(latency, self.route, cap_s), cap_s)
+            return self._answer_limit()
+        cap_s, latency = self._first_event_cap_s(now_s), self._router.latency
+        seconds = time_limits.first_token_limit_s(latency, self.route, cap_s)
+        return LegLimit("ttft", seconds, cap_s, self._caps.ttft_s)
+
+    def _answer_limit(self) -> LegLimit:
+        """Of an answer in one piece: each attempt has all of it, as each has all the work."""
+        self._answers = self._router.events.answers(self.route.decode.name)
+        return LegLimit(ANSWER, self._caps.answer_s, self._caps.answer_s)
 
     def _first_event_cap_s(self, now_s: float) -> float:
         cap_s = self._caps.ttft_s

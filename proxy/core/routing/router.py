@@ -293,19 +293,26 @@ class Router:
         found = free if free is not None else self.elsewhere(route, facts, now_s)
         if isinstance(found, Reject):
             return found
-        self._place_again(route, facts, found, now_s)
+        choice = self._place_again(route, facts, found, now_s)
+        route.route_class = route_class(choice.size, offloaded=False)
+        if route.fallback is None:
+            route.reason = choice.reason
+        route.predicted_ttft_s, route.predicted_transfer_s = choice.predicted_ttft_s, None
+        route.predicted_ttft_bound_s = self.latency.ttft_bound_s(choice.predicted_ttft_s)
+        route.options = choice.alternatives()
         self._charge_colocated(route, facts, now_s)
         return route
 
     def _place_again(
         self, route: Route, facts: RequestFacts, free: Candidates, now_s: float
-    ) -> None:
+    ) -> Choice:
         choice = self._together(facts, free, now_s)
         d = choice.decode
         self.sessions.move(route.stay, self.fleet.states.of(d.instance.name).cache)
         route.decode, route.prefill, route.mistake = d.instance, None, choice.mistake
         route.hit_tokens, route.new_tokens = d.hit_tokens, d.new_tokens
         route.key_tokens = d.key_tokens
+        return choice
 
     def _together(self, facts: RequestFacts, free: Candidates, now_s: float) -> Choice:
         """Where a prompt is best computed and answered: the D of a pair may be a bad place."""

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.http_writer import StreamWriter
@@ -27,6 +27,9 @@ Unreadable = _ErrInfo
 """Queued in place of a message that could not be parsed, with the exception."""
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 T = TypeVar("T")
+_ERROR = ERROR._replace(version=HttpVersion11)
+"""Stands in for a message that is refused. aiohttp's own is answered in HTTP/1.0, in which Upgrade
+means nothing."""
 _NO_HEADERS = CIMultiDict[str]()
 """Shared by all answers whose head bypasses aiohttp."""
 
@@ -95,7 +98,7 @@ class AiohttpConnection(RequestHandler):
         """The request of a message, and its handler."""
         handler = self._request_handler
         if isinstance(message, _ErrInfo):
-            handler, message = self._make_error_handler(message), ERROR
+            handler, message = self._make_error_handler(message), _ERROR
         assert handler is not None
         assert self._manager is not None
         assert self._request_factory is not None

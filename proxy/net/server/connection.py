@@ -26,7 +26,7 @@ from proxy.net.server.aiohttp_adapter import (
     Unreadable,
     unreadable,
 )
-from proxy.net.server.refusals import RefusalLog, RefusedError, refusal_of
+from proxy.net.server.refusals import NO_FAULT, RefusalLog, RefusedError, refusal_of
 from proxy.net.server.request_loop import SerialHandler
 from proxy.protocol.endpoints import OFFLOADABLE
 from proxy.protocol.errors import ProxyError
@@ -223,7 +223,9 @@ class ClientConnection(SerialHandler):
             return Refusal.TARGET
         if (host := headers.get("Host", "")) not in _HOSTS.known and not _is_host(host):
             return Refusal.HOST
-        if message.upgrade and "websocket" in headers.get("Upgrade", "").lower():
+        # In HTTP/1.0 an Upgrade is ignored (RFC 9110 7.8).
+        is_asked = message.upgrade and message.version is HttpVersion11
+        if is_asked and "websocket" in headers.get("Upgrade", "").lower():
             return Refusal.UPGRADE
         return self._expectation(headers) if "Expect" in headers else None
 
@@ -329,7 +331,8 @@ class ClientConnection(SerialHandler):
         self.lingering_s = 0.0
 
     def _note(self, refusal: Refusal) -> None:
-        self._rules.log.note(refusal, self.loop.time())
+        if refusal not in NO_FAULT:
+            self._rules.log.note(refusal, self.loop.time())
 
     def _wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():

@@ -39,10 +39,14 @@ _ANSWERS: dict[Refusal, tuple[int, str]] = {
     Refusal.CHUNKS: (400, "body: too many chunks of a few bytes"),
     Refusal.BODY_SIZE: (413, "body: too large (--max-body-bytes)"),
     Refusal.EXPECTATION: (417, "Expect: only 100-continue is understood"),
-    Refusal.UPGRADE: (400, "Upgrade: no other protocol is spoken here"),
+    Refusal.UPGRADE: (426, "Upgrade: websockets are not spoken here; send the request by HTTP"),
     Refusal.PIPELINED: (400, "too many requests on one connection at once"),
     Refusal.SILENT: (408, "nothing came in time (--header-timeout)"),
 }
+NO_FAULT = frozenset({Refusal.UPGRADE})
+"""Not counted: a client asks for a websocket, and uses HTTP where there is none.
+
+Codex does so at once only at a 426, which names the protocol to use (RFC 9110 15.5.22)."""
 _BY_ERROR: tuple[tuple[type[HttpProcessingError], Refusal], ...] = (
     (LineTooLong, Refusal.HEAD_SIZE),
     (BadHttpMethod, Refusal.LINE),
@@ -73,6 +77,8 @@ class RefusedError(BadRequestError):
         self.status = status
         self.refusal = refusal
         self.path = path.partition("?")[0]
+        if refusal in NO_FAULT:
+            self.fields = {"Upgrade": "HTTP/1.1", "Connection": "Upgrade, close"}
 
 
 def refusal_of(error: BaseException) -> Refusal:

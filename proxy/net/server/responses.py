@@ -17,7 +17,6 @@ from proxy.protocol.endpoints import Dialect, dialect_of
 from proxy.protocol.errors import (
     BadRequestError,
     BadUpstreamError,
-    MethodNotAllowedError,
     NoRoomError,
     ProxyError,
     UpstreamFailure,
@@ -80,10 +79,7 @@ def busy(path: str, reject: Reject, overload_status: int, headers: Headers) -> w
 
 def error(path: str, failed: ProxyError, headers: Headers) -> web.Response:
     """An error in the form of its path, under its status."""
-    if failed.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(failed, MethodNotAllowedError):
-        headers["Allow"] = failed.allowed
+    headers.update(failed.fields)
     if failed.retry_after_s is not None:
         headers["Retry-After"] = str(failed.retry_after_s)
     return _json(failed.status, failed.body(dialect_of(path)), headers)
@@ -99,8 +95,8 @@ def _unanswered(failure: UpstreamFailure) -> ProxyError:
     if failure.kind in _NO_ANSWER:
         return BadUpstreamError(f"upstream: {failure.detail}")
     if failure.kind in (FailureKind.TIMEOUT, FailureKind.LATE):
-        late = f"upstream: {failure.detail} (--ttft-timeout)"
-        return UpstreamTimeoutError(late, code="ttft_timeout")
+        late = f"upstream: {failure.detail} (--{failure.limit}-timeout)"
+        return UpstreamTimeoutError(late, code=f"{failure.limit}_timeout")
     return UpstreamLostError(f"upstream: no instance could answer ({failure.detail})")
 
 

@@ -8,6 +8,7 @@ is no tokenizer: bytes per token, and tokens per image, are learned from the eng
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ SESSION_HEADERS = (
 MOST_ANSWER_CHARS = 16_384
 """Of a longer answer in a conversation the text is not kept."""
 _SEPARATOR = b"\x1f"
+_HALVES = re.compile(r"[\ud800-\udfff]")
 _SESSION_ID_MAX = 128
 _PROGRAM_CHARS = 64
 _MODEL_CHARS = 256
@@ -78,9 +80,14 @@ def _name(value: Any) -> str:
 
 def bounded(session_id: str) -> str:
     """A session's key: its name, or a digest of one that is long or not text."""
-    if len(session_id) <= _SESSION_ID_MAX and (session_id.isascii() or _is_text(session_id)):
+    if len(session_id) <= _SESSION_ID_MAX and _is_text(session_id):
         return session_id
     return xxh3_128_hexdigest(session_id.encode("utf-8", "surrogatepass"))
+
+
+def encodable(text: str) -> str:
+    """A text with halves of surrogate pairs written out: logs and other processes get UTF-8."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def of_tenant(session_id: str | None, tenant: str | None) -> str | None:
@@ -90,7 +97,7 @@ def of_tenant(session_id: str | None, tenant: str | None) -> str | None:
 
 def _is_text(name: str) -> bool:
     """Whether the name can be encoded: a header's bytes that are not UTF-8 cannot."""
-    return not any(0xD800 <= ord(char) <= 0xDFFF for char in name)
+    return name.isascii() or _HALVES.search(name) is None
 
 
 def prompt_bytes(
@@ -178,7 +185,7 @@ def last_answer(body: Mapping[str, Any], ends: int) -> tuple[str, int]:
             if not isinstance(text, str) or item.get("tool_calls"):
                 return NO_ANSWER
             at = ends - back - 1
-            is_kept = len(text) <= MOST_ANSWER_CHARS and at >= 0
+            is_kept = len(text) <= MOST_ANSWER_CHARS and at >= 0 and _is_text(text)
             return (text, at) if is_kept else NO_ANSWER
     return NO_ANSWER
 
@@ -273,7 +280,7 @@ def prompt_facts(
         return None
     texts, ends = found.texts, found.ends
     prompt = _SEPARATOR.join(texts)
-    model = _name(body.get("model"))[:_MODEL_CHARS]
+    model = encodable(_name(body.get("model"))[:_MODEL_CHARS])
     is_computed = endpoint_of(endpoint).salting is not Salting.NO_KV
     most = body.get("truncate_prompt_tokens") if is_computed else 0
     salt = _name(body.get("cache_salt"))

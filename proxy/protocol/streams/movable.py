@@ -168,16 +168,23 @@ def plan_of(endpoint: str, body: Mapping[str, Any], steering: list[str]) -> Plan
     if why is not None:
         return why
     most, least = _lengths(body, is_chat=is_chat)
-    if least is None or (most is not None and most < 1):
+    fields = _kept(body)
+    if fields is None or least is None or (most is not None and most < 1):
         return Unmoved.UNKNOWN_FIELD
-    kept: dict[str, Any] = {name: body[name] for name in KEPT if name in body}
-    fields = orjson.dumps(kept)[1:-1]
     stop_chars, shows_ids = _stop_chars(body), bool(body.get("return_token_ids"))
     if len(fields) > FIELDS_BYTES or stop_chars > MOST_STOP_CHARS:
         return Unmoved.MEMORY
     if stop_chars and (shows_ids or not _off(body.get("include_stop_str_in_output"))):
         return Unmoved.STOP_INCLUDED
     return Plan(fields, most, least, stop_chars, is_chat=is_chat, shows_ids=shows_ids)
+
+
+def _kept(body: Mapping[str, Any]) -> bytes | None:
+    """The parameters of KEPT, as the inside of an object; None with half of a surrogate pair."""
+    try:
+        return orjson.dumps({name: body[name] for name in KEPT if name in body})[1:-1]
+    except TypeError:
+        return None
 
 
 def _why_not(body: Mapping[str, Any], steering: list[str], *, is_chat: bool) -> Unmoved | None:

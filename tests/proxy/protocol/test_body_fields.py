@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from proxy.protocol.body import (
     MAX_DEPTH,
     MAX_FIELDS,
-    MAX_MESSAGES,
     PLUGINS,
     complaint,
     is_deep,
@@ -182,13 +181,6 @@ def test_depth_hides_behind_no_number_of_ids() -> None:
     for depth in (MAX_DEPTH - 2, MAX_DEPTH + 1):
         body = {"prompt": [[1] * 70_000, nested(depth, list)], "user": "a" * 5000}
         assert (complaint(body, orjson.dumps(body)) is not None) == (depth > MAX_DEPTH)
-
-
-def test_messages_have_a_limit() -> None:
-    assert complaint({"messages": [1] * MAX_MESSAGES}, b"") is None
-    unfit = complaint({"messages": [1] * (MAX_MESSAGES + 1)}, b"")
-    assert unfit is not None
-    assert unfit.param == "messages"
 
 
 def test_fields_have_a_limit() -> None:

@@ -36,6 +36,14 @@ JSON = st.recursive(
             {"previous_response_id": "q"},
             Reference("r", "response_id"),
         ),
+        ("/v1/responses/compact", {}, None),
+        ("/v1/responses/input_tokens", {"input": "x"}, None),
+        (
+            "/v1/responses/compact",
+            {"previous_response_id": "r"},
+            Reference("r", "previous_response_id"),
+        ),
+        ("/v1/responses/compacted", {}, Reference("compacted", "response_id")),
         ("/v1/responsesx/r", {}, None),
         ("/v1/chat/completions", {"previous_response_id": "r"}, None),
     ],
@@ -51,6 +59,7 @@ def test_what_a_request_is_about(path: str, body: dict[str, Any], found: Referen
         ("/v1/responses", {"store": None}, True),
         ("/v1/responses", {"store": False}, False),
         ("/v1/responses/r", {}, False),
+        ("/v1/responses/compact", {}, False),
     ],
 )
 def test_which_answers_may_be_asked_for_later(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy.protocol.endpoints import ENDPOINTS, RESPONSES
@@ -118,15 +120,77 @@ async def test_kv_transfer_params_do_not_hide_behind_a_content_type(
 
 
 @pytest.mark.parametrize(
-    "body", [BODY.decode().encode("utf-16"), b"\xef\xbb\xbf" + BODY, b"{'a':1}"]
+    "body", [BODY.decode().encode("utf-16"), BODY.decode().encode("utf-16-le"), b"{'a':1}"]
 )
 async def test_nor_behind_an_encoding(tmp_path: Path, body: bytes) -> None:
-    """Python's JSON reads UTF-16 and byte order marks; what was not looked at is not sent."""
+    """Python's JSON reads UTF-16; what was not looked at is not sent."""
     async with RawEngine(says(plain(b"{}"))) as engine:
         async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             answer = await raw(proxy, post("/v1/responses", body))
             assert answer.startswith(b"HTTP/1.1 400 ")
             assert not engine.posts
+
+
+ODD = {
+    "a mark": b"\xef\xbb\xbf" + BODY,
+    "half a pair": BODY.replace(b'"x"', rb'"\ud83d"'),
+    "half a pair as bytes": BODY.replace(b'"x"', b'"\xed\xa0\xbd"'),
+    "NaN": BODY.replace(b'"x"', b'[{"a":NaN}]'),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+async def test_nor_in_what_only_an_engines_parser_takes(tmp_path: Path, what: str) -> None:
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            answer = await raw(proxy, post("/v1/responses", ODD[what]))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            (got,) = engine.posts
+            assert json.loads(got).keys() == {"input"}
+            assert json.dumps(json.loads(got)["input"]) in json.dumps(json.loads(ODD[what]))
+
+
+HALF = rb"$ ls \ud83d"
+AS_THEY_COME = {
+    "chat": ("/v1/chat/completions", b'{"model":"m","messages":[{"role":"tool","content":"%s"}]}'),
+    "stream": ("/v1/completions", b'{"stream":true,"prompt":"%s","stop":["%s"],"user":"%s"}'),
+    "messages": ("/v1/messages", b'{"messages":[{"content":[{"type":"text","text":"%s"}]}]}'),
+    "responses": ("/v1/responses", b'{"input":[{"type":"function_call_output","output":"%s"}]}'),
+    "metadata": ("/v1/chat/completions", b'{"messages":[],"metadata":{"title":"%s"}}'),
+    "names": ("/v1/responses", b'{"model":"%s","session_id":"%s","prompt_cache_key":"%s"}'),
+    "more than is parsed here": ("/v1/responses", b'{"input":"' + b"x" * 40_000 + b'%s"}'),
+}
+
+
+@pytest.mark.parametrize("what", AS_THEY_COME)
+async def test_half_a_surrogate_pair_arrives_as_it_came(tmp_path: Path, what: str) -> None:
+    path, form = AS_THEY_COME[what]
+    body = form.replace(b"%s", HALF)
+    log = tmp_path / "log"
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(log, [engine.address], kv_connector="none") as proxy:
+            assert (await proxy.post(body, path)).status == 200
+            assert engine.posts == [body]
+            (record,) = await proxy.records(1)
+            assert record["outcome"] == "ok"
+
+
+@pytest.mark.parametrize("count", [4_097, 20_000])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/chat/completions", "messages"),
+        ("/v1/messages", "messages"),
+        ("/v1/responses", "input"),
+    ],
+)
+async def test_messages_are_not_counted(tmp_path: Path, path: str, field: str, count: int) -> None:
+    turns = [{"role": "user", "content": f"turn {i}"} for i in range(count)]
+    body = orjson.dumps({"model": "m", "max_tokens": 9, field: turns})
+    async with RawEngine(says(plain(b"{}"))) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            assert (await proxy.post(body, path)).status == 200
+            assert engine.posts == [body]
 
 
 async def test_a_form_upload_passes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from proxy.core.connectors import CONNECTORS
 from proxy.core.connectors.base import KV_PARAMS, Edits
-from proxy.core.routing.actions import LeftKv
+from proxy.core.routing.actions import LeftKv, LegLimit
 from proxy.core.types import FailureKind, Fallback, Instance
 from proxy.protocol.body import Members
 from proxy.protocol.errors import UpstreamFailure
@@ -181,7 +181,7 @@ def seconds_at(
 
     async def test() -> list[float]:
         began_s, seen = asyncio.get_running_loop().time(), []
-        limit = FirstEventLimit(seconds, cap_s, has_other)
+        limit = FirstEventLimit(LegLimit("ttft", seconds, cap_s), has_other)
         with suppress(TimeoutError), limit:
             for one_s in late_s:
                 limit.look(began_s + one_s)

@@ -54,7 +54,7 @@ from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
 from proxy.core.types import FailureKind, Fallback, Instance, Reason, RequestFacts, RouterConfig
 
-CAPS = LegCaps(ttft_s=120.0, prefill_s=120.0, transfer_s=30.0, idle_s=300.0)
+CAPS = LegCaps(ttft_s=120.0, prefill_s=120.0, transfer_s=30.0, idle_s=300.0, answer_s=600.0)
 LOST = LegFailure(FailureKind.RESET, "lost")
 PROMPT_TOKENS = 30_000
 
@@ -514,13 +514,49 @@ def test_an_instance_is_blamed_once_per_request() -> None:
     assert it.told(it.flow.failed("a", LOST, 2.0)) == []
 
 
-def test_a_repetition_has_the_time_that_is_left() -> None:
-    it = Driver("a", "b", streams=False)
+def test_a_repeated_stream_has_the_time_that_is_left() -> None:
+    it = Driver("a", "b")
     it.flow.begin(0.0)
     actions = it.flow.decode_failed(LOST, 100.0, 0.5)
     assert isinstance(actions[-1], SendDecode)
-    assert actions[-1].limit.seconds == 20.0
-    assert actions[-1].limit.kind is FailureKind.TIMEOUT
+    assert actions[-1].limit.cap_s == 20.0
+    assert actions[-1].limit.whole_s == 120.0, "what an error names"
+
+
+def test_each_attempt_at_an_answer_in_one_piece_has_all_its_time() -> None:
+    it = Driver("a", "b", streams=False)
+    first = it.flow.begin(0.0)[-1]
+    again = it.flow.decode_failed(LOST, 100.0, 0.5)[-1]
+    for leg in (first, again):
+        assert isinstance(leg, SendDecode)
+        assert (leg.limit.option, leg.limit.seconds) == ("answer", 600.0)
+        assert leg.limit.kind is FailureKind.TIMEOUT
+
+
+LATE_WHOLE = LegFailure(FailureKind.TIMEOUT, "no answer in 600 s")
+
+
+@pytest.mark.parametrize(("others", "blamed"), [(0, ["a failed"]), (1, [])])
+def test_an_answer_in_one_piece_that_is_late_is_not_computed_again(
+    others: int, blamed: list[str]
+) -> None:
+    it = Driver("a", "b", streams=False)
+    it.flow.begin(0.0)
+    for _ in range(others):
+        it.router.events.answered("a")
+    assert it.told(it.flow.decode_failed(LATE_WHOLE, 600.0, 0.5)) == [*blamed, "give up"]
+    it.flow.end(600.0)
+    assert it.has_nothing_left()
+
+
+def test_one_that_waits_for_a_peers_kv_is_not_computed_again_either() -> None:
+    it = Driver("d", "p", prefill="p", streams=False)
+    it.flow.begin(0.0)
+    it.flow.prefill_answered(1.0)
+    it.flow.decode_sent()
+    assert it.told(it.flow.decode_failed(LATE_WHOLE, 600.0, 0.5))[-1] == "give up"
+    it.flow.end(600.0)
+    assert it.has_nothing_left()
 
 
 def test_a_d_that_was_never_asked_leaves_kv_to_release() -> None:

@@ -67,6 +67,42 @@ async def test_a_refusal_is_fixed_words(
             assert not engine.posts
 
 
+PROBE = (
+    b"GET %b HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: %b\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("asked", [b"websocket", b"WebSocket", b"h2c, websocket"])
+@pytest.mark.parametrize("path", [b"/v1/responses", b"/v1/realtime?model=m", b"/v1/messages"])
+async def test_a_client_that_asks_for_a_websocket_is_told_to_use_http(
+    tmp_path: Path, path: bytes, asked: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with RawEngine(FINE) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            with caplog.at_level(logging.WARNING):
+                answer = await raw(proxy, PROBE % (path, asked))
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 426 ")
+            assert b"\r\nUpgrade: HTTP/1.1\r\n" in head + b"\r\n"
+            assert b"\r\nConnection: Upgrade, close\r\n" in head + b"\r\n"
+            assert b"websockets are not spoken here" in body
+            assert not proxy.metric("client_errors_total", reason=Refusal.UPGRADE)
+            assert "malformed" not in caplog.text
+            assert not engine.posts
+            assert (await proxy.post(CHAT)).status == 200
+
+
+async def test_in_http_1_0_an_upgrade_means_nothing(tmp_path: Path) -> None:
+    request = post("/v1/chat/completions", CHAT).replace(b"HTTP/1.1", b"HTTP/1.0")
+    request = request.replace(b"Connection: close", b"Connection: Upgrade\r\nUpgrade: websocket")
+    assert b"websocket" in request
+    async with RawEngine(FINE) as engine:
+        async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
+            assert b" 200 " in (await raw(proxy, request)).partition(b"\r\n")[0]
+            assert engine.posts == [CHAT]
+
+
 async def test_a_body_of_ten_to_the_eleven_is_refused_before_it_is_asked_for(
     tmp_path: Path,
 ) -> None:
@@ -218,7 +254,7 @@ async def test_a_hundred_drips_are_closed_and_others_served(tmp_path: Path) -> N
             for _ in range(3):
                 assert (await proxy.post(CHAT)).status == 200
             for reader, _ in drips:
-                assert (await asyncio.wait_for(reader.read(), WAIT_S)).startswith(b"HTTP/1.0 408 ")
+                assert (await asyncio.wait_for(reader.read(), WAIT_S)).startswith(b"HTTP/1.1 408 ")
             assert proxy.metric("client_errors_total", reason=Refusal.HEAD_LATE) == 100
 
 
@@ -239,7 +275,7 @@ async def test_a_late_head_does_not_end_what_is_served_before_it(tmp_path: Path)
                 release.set()
                 answer = await asyncio.wait_for(reader.read(), WAIT_S)
                 assert answer.startswith(b"HTTP/1.1 200 ")
-                assert answer.count(b"HTTP/1.0 408 ") == 1
+                assert answer.count(b"HTTP/1.1 408 ") == 1
 
 
 async def test_a_line_end_behind_a_body_is_no_head(tmp_path: Path) -> None:

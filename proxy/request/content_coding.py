@@ -1,0 +1,172 @@
+"""Compressed request bodies: which codings are accepted, and how one is unpacked within a limit.
+
+vLLM's server unpacks nothing, so the proxy does, and an engine gets the plain body. A body is
+unpacked in steps and no further than `--max-body-bytes`: what is small only while it is packed
+costs no more than a large one. Of the steps only the first is done on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+from proxy.protocol.errors import (
+    CONTENT_CODINGS,
+    BadRequestError,
+    BodyTooLargeError,
+    UnsupportedEncodingError,
+)
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+STEP_BYTES = 1 << 18
+"""Most bytes that one step makes, in 0.5 to 1.5 ms."""
+FEED_BYTES = 1 << 14
+"""Packed bytes of one step; a longer body is unpacked in a thread from its beginning on."""
+AT_ONCE = 2
+"""Threads that unpack; further bodies wait for one as they came, packed."""
+_WINDOW_BITS, _WINDOW_BITS_MOST = 23, 27
+"""A zstd frame may ask for a window of 8 MiB (RFC 9659), or of `--max-body-bytes` up to 128 MiB."""
+_FRAME_HEAD_BYTES = 18
+_ALIASES = {"x-gzip": "gzip"}
+_ZLIB_METHOD, _ZLIB_CHECK = 8, 31
+
+
+class _Decompressor(Protocol):
+    """What zlib's and zstd's have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, max_length: int) -> bytes: ...
+
+
+def _gzip(raw: bytes, most_bytes: int) -> _Decompressor:
+    del raw, most_bytes
+    return zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+
+def _deflate(raw: bytes, most_bytes: int) -> _Decompressor:
+    """A zlib stream, as the name means; or a bare one, which some clients send under that name."""
+    del most_bytes
+    is_zlib = raw[0] & 15 == _ZLIB_METHOD and int.from_bytes(raw[:2], "big") % _ZLIB_CHECK == 0
+    return zlib.decompressobj(zlib.MAX_WBITS if is_zlib else -zlib.MAX_WBITS)
+
+
+def _zstd(raw: bytes, most_bytes: int) -> _Decompressor:
+    told_bytes = zstd.get_frame_info(raw[:_FRAME_HEAD_BYTES]).decompressed_size
+    if (told_bytes or 0) > most_bytes:
+        raise _too_large(most_bytes)
+    bits = min(max(most_bytes.bit_length(), _WINDOW_BITS), _WINDOW_BITS_MOST)
+    return zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: bits})
+
+
+_CODINGS: dict[str, Callable[[bytes, int], _Decompressor]] = dict(
+    zip(CONTENT_CODINGS, (_zstd, _gzip, _deflate), strict=True)
+)
+
+
+def coding_of(fields: Iterable[str]) -> str | None:
+    """The one coding of a body by its Content-Encoding; None where it came plain.
+
+    Raises UnsupportedEncodingError for any other coding, and for several layers.
+    """
+    named = [one.strip().lower() for field in fields for one in field.split(",")]
+    codings = [_ALIASES.get(one, one) for one in named if one not in ("", "identity")]
+    if not codings:
+        return None
+    if len(codings) > 1 or codings[0] not in _CODINGS:
+        accepted = f"one of {', '.join(CONTENT_CODINGS)}, in one layer, or identity"
+        raise UnsupportedEncodingError(f"Content-Encoding: must be {accepted}")
+    return codings[0]
+
+
+def _too_large(most_bytes: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"body: over {most_bytes} bytes when unpacked (--max-body-bytes)")
+
+
+class Unpacking:
+    """Unpacks bodies, `AT_ONCE` in threads at a time."""
+
+    def __init__(self) -> None:
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def plain(self, raw: bytes, coding: str, most_bytes: int) -> bytes:
+        """The plain body; raises BodyTooLargeError, or BadRequestError where it is broken."""
+        steps = _Steps(most_bytes)
+        try:
+            steps.begin(raw, coding)
+            if len(raw) <= FEED_BYTES and steps.take(STEP_BYTES):
+                return steps.joined()
+            async with self._turns:
+                return await asyncio.to_thread(steps.rest)
+        except asyncio.CancelledError:
+            steps.is_unwanted = True  # its thread stops behind the present step
+            raise
+        except (zlib.error, zstd.ZstdError, ValueError) as error:
+            raise BadRequestError(f"body: not one whole {coding} stream ({error})") from error
+
+
+class _Steps:
+    """The steps of one body. `is_unwanted`: nobody waits for it any more."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.is_unwanted = False
+        self._made: list[bytes] = []
+        self._bytes, self._most_bytes = 0, most_bytes
+        self._pieces: Iterator[bytes] = iter(())
+
+    def begin(self, raw: bytes, coding: str) -> None:
+        """Look at the head."""
+        self._pieces = _pieces(raw, _CODINGS[coding](raw, self._most_bytes))
+
+    def take(self, enough_bytes: float = math.inf) -> bool:
+        """Unpack until the end, or until so many bytes are made; whether it is the end."""
+        for piece in self._pieces:
+            self._made.append(piece)
+            self._bytes += len(piece)
+            if self._bytes > self._most_bytes:
+                raise _too_large(self._most_bytes)
+            if self._bytes >= enough_bytes or self.is_unwanted:
+                return False
+        return True
+
+    def rest(self) -> bytes:
+        """Unpack what is left; the whole body."""
+        self.take()
+        return self.joined()
+
+    def joined(self) -> bytes:
+        """The plain body so far."""
+        return b"".join(self._made)
+
+
+def _pieces(raw: bytes, decompressor: _Decompressor) -> Iterator[bytes]:
+    """A body's plain pieces; raises ValueError where it ends too early or goes on too long.
+
+    A second frame or member behind the first is not unpacked: a decoder that ignores it would read
+    another body.
+    """
+    for at in range(0, len(raw), FEED_BYTES):
+        data = raw[at : at + FEED_BYTES]
+        while True:
+            piece = decompressor.decompress(data, STEP_BYTES)
+            yield piece
+            if decompressor.eof:
+                if decompressor.unused_data or at + FEED_BYTES < len(raw):
+                    raise ValueError("something follows its end")
+                return
+            if len(piece) < STEP_BYTES:
+                break
+            data = getattr(decompressor, "unconsumed_tail", b"")
+    raise ValueError("it ends too early")
