@@ -77,6 +77,7 @@ async def _not_found(request: web.Request) -> web.Response:
     return error_response(404, why_not_relayed(request.path), path=request.path)
 
 
+_MODEL = f"{MODELS}/{{id:.+}}"
 LOOKS = ("GET", "HEAD")
 """Methods of what can only be looked at."""
 _ABOUT = dedent(
@@ -219,8 +220,9 @@ class Routes:
     def _relayed(self) -> list[web.RouteDef]:
         return [
             web.get(MODELS, self._models.models),
-            web.options(MODELS, self.relay),
-            web.route("*", MODELS, _only(LOOKS)),
+            web.get(_MODEL, self._models.model),
+            *(web.options(path, self.relay) for path in (MODELS, _MODEL)),
+            *(web.route("*", path, _only(LOOKS)) for path in (MODELS, _MODEL)),
             web.route("*", "/v1/{tail:.+}", self.relay),
             *(web.route("*", path, self.relay) for path in BESIDE_V1),
         ]
@@ -228,7 +230,8 @@ class Routes:
     async def relay(self, request: web.Request) -> web.StreamResponse:
         """Serve a request by an instance."""
         if request.method == "OPTIONS":
-            methods = LOOKS if request.path == MODELS else endpoint_of(request.path).methods
+            is_list = f"{request.path}/".startswith(f"{MODELS}/")
+            methods = LOOKS if is_list else endpoint_of(request.path).methods
             origins = self._state.options.settings.cors_allowed_origins
             return cors.preflight(request, methods, origins)
         return await Exchange(self._requests, request).run()

@@ -116,8 +116,8 @@ CASES: dict[str, tuple[dict[str, Change], dict[str, Change]]] = {
         steady("instance_healthy", a=0, b=1),
     ),
     "CacheProxyInstanceUnhealthy": (
-        steady("instance_healthy", a=0, b=1),
-        steady("instance_healthy", a=1, b=1),
+        steady("instance_healthy", a=0, b=1) | steady("breaker_state", a=2, b=0),
+        steady("instance_healthy", a=0, b=1) | steady("breaker_state", a=4, b=0),
     ),
     "CacheProxyThresholdWithoutEffect": (
         steady("threshold_without_effect", a=1),

@@ -22,9 +22,15 @@ from proxy.fleet.instances import Instances
 from proxy.net.addresses import ForbiddenAddressError, check
 from proxy.net.server import responses
 from proxy.net.server.responses import error_response, json_response, unavailable
-from proxy.net.upstream.client import LIST_BYTES, model_cards
-from proxy.protocol.errors import DRAIN_RETRY_S, ProxyError, UpstreamFailure
-from proxy.protocol.prompt.facts import bounded, of_tenant
+from proxy.net.upstream.client import LIST_BYTES, context_lengths, model_cards
+from proxy.protocol.errors import (
+    DRAIN_RETRY_S,
+    ModelAwayError,
+    ProxyError,
+    UnknownModelError,
+    UpstreamFailure,
+)
+from proxy.protocol.prompt.facts import MODEL_CHARS, bounded, of_tenant
 from proxy.state.access import Access
 from proxy.state.in_flight import InFlight
 from proxy.state.queue import WaitingRoom
@@ -68,7 +74,7 @@ class HealthPaths:
         if self._in_flight.is_draining:
             return unavailable({"status": "draining"}, DRAIN_RETRY_S)
         if not self._instances.is_serving:
-            return unavailable({"status": "no instance is up"}, NO_INSTANCE_RETRY_S)
+            return unavailable({"status": self._none_up()}, NO_INSTANCE_RETRY_S)
         return json_response({"status": "ready"})
 
     async def health(self, request: web.Request) -> web.Response:
@@ -85,11 +91,15 @@ class HealthPaths:
             for m in router.fleet.members()
         }
         serving = self._instances.is_serving
-        body: dict[str, object] = {"status": "ok" if serving else "no instance is up"}
+        body: dict[str, object] = {"status": "ok" if serving else self._none_up()}
         if (last_reload := self._last_reload()) is not None:
             body["config_reload"] = last_reload
         body["instances"] = instances
         return json_response(body) if serving else unavailable(body, NO_INSTANCE_RETRY_S)
+
+    def _none_up(self) -> str:
+        """Why no instance can be used, without what follows from it."""
+        return self._instances.none_up.partition(":")[0]
 
     async def metrics(self, request: web.Request) -> web.Response:
         """The metrics as Prometheus text."""
@@ -142,6 +152,7 @@ class FleetPaths:
             "is_draining": member.is_draining,
             "incarnation": member.incarnation,
             "models": sorted(member.models or ()),
+            "max_model_len": dict(sorted(member.lengths.items())),
             "busy": next((state.check for state in busy.values() if state), None),
             "busy_by_model": {m: state.check if state else None for m, state in busy.items()},
             "heat": _heat(self._heat.status(name)),
@@ -252,20 +263,39 @@ class FleetPaths:
 
 
 class ModelsPath:
-    """/v1/models, for clients."""
+    """/v1/models and the models below it, for clients."""
 
     def __init__(self, instances: Instances, access: Access) -> None:
         self._instances, self._access = instances, access
 
     async def models(self, request: web.Request) -> web.Response:
-        """All models of the instances in use, each once."""
+        """All models of the instances in use and of those that rest, each once."""
         try:
-            grant = self._access.grant(request.headers)
+            cards = await self._cards(request)
         except ProxyError as error:
             return responses.error(request.path, error, CIMultiDict())
+        return json_response({"object": "list", "data": list(cards.values())})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """The card of one model, whose name may have slashes in it."""
+        name, fleet = request.match_info["id"], self._instances.router.fleet
+        try:
+            cards = await self._cards(request)
+            if (card := cards.get(name)) is not None:
+                return json_response(card)
+            if fleet.serves(name):
+                raise ModelAwayError("no instance that serves the model answers now")
+            raise UnknownModelError.of(name[:MODEL_CHARS], {*cards, *fleet.models()})
+        except ProxyError as error:
+            return responses.error(request.path, error, CIMultiDict())
+
+    async def _cards(self, request: web.Request) -> dict[str, Mapping[str, object]]:
+        """Each model's card, that of the longest context; raises ProxyError without a known key."""
+        grant = self._access.grant(request.headers)
         auth = grant.added if grant.hidden else _auth(request)
         cards: dict[str, Mapping[str, object]] = {}
-        for member in self._instances.router.fleet.usable():
+        longest: dict[str, int] = {}
+        for member in self._instances.router.fleet.listed():
             upstream = self._instances.by_name.get(member.instance.name)
             if upstream is None:
                 continue  # removed while another one was asked
@@ -273,9 +303,13 @@ class ModelsPath:
                 body = await upstream.get("/v1/models", MODELS_TIMEOUT_S, auth, LIST_BYTES)
             except UpstreamFailure:
                 continue
-            for card in model_cards(body) or ():
-                cards.setdefault(str(card["id"]), card)
-        return json_response({"object": "list", "data": list(cards.values())})
+            told = model_cards(body) or []
+            lengths = context_lengths(told)
+            for card in told:
+                model = str(card["id"])
+                if model not in cards or lengths.get(model, 0) > longest[model]:
+                    cards[model], longest[model] = card, lengths.get(model, 0)
+        return cards
 
 
 def _auth(request: web.Request) -> bytes:

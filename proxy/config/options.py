@@ -737,7 +737,13 @@ class Settings(Model):
         ),
     ] = 2.0
     health_timeout: Annotated[
-        Seconds, Option(FLEET, "A health check that takes longer has failed.", "s", reloadable=True)
+        Seconds,
+        Option(
+            FLEET,
+            "A health check that takes longer has failed, unless requests are answered meanwhile.",
+            "s",
+            reloadable=True,
+        ),
     ] = 1.0
 
     request_log: Annotated[

@@ -139,6 +139,8 @@ class FailureKind(StrEnum):
     """The instance was ejected or removed while the request waited there."""
     NO_MODEL = "no_model"
     """A 404 that says, in words that a client may have chosen, that the model is not served."""
+    TOO_LONG = "too_long"
+    """A 400 that says that the context is too short, while an instance with a longer one is up."""
     NO_ROOM = "no_room"
     """The proxy has no socket left; the instance is not at fault."""
 
@@ -160,6 +162,8 @@ class RejectReason(StrEnum):
     control allows, or takes none."""
     NO_INSTANCE = "no_instance"
     """No instance that serves the model is up."""
+    ASLEEP = "asleep"
+    """Every instance that serves the model and is up sleeps or is paused, as its engine says."""
     HOLDER_DOWN = "holder_down"
     """The one instance that holds what the request is about may not be used now."""
     QUEUE_FULL = "queue_full"
@@ -172,6 +176,10 @@ class RejectReason(StrEnum):
     """The proxy stops while the request waits."""
     MEMORY = "memory"
     """The proxy is near `--max-memory-bytes`."""
+
+
+NOBODY = frozenset({RejectReason.NO_INSTANCE, RejectReason.ASLEEP})
+"""Refusals for lack of any instance: to wait in the queue would be of no use."""
 
 
 class MoveCause(StrEnum):
@@ -298,7 +306,8 @@ class RequestFacts:
     `units` chain over units of the prompt's token ids; empty where the client sent text. `ends`:
     hashes of the prompt up to the ends of its messages; empty where it has none. `part_tokens`: by
     which a cached prefix goes on beyond its last whole block, on average; 0 where prompts are alike
-    up to the end of a block.
+    up to the end of a block. `beyond_tokens`: an instance with a context of so many tokens has
+    refused it as too long.
     """
 
     model: str
@@ -316,6 +325,7 @@ class RequestFacts:
     client: str
     estimate: int = field(init=False, compare=False)
     scale: float = field(init=False, compare=False)
+    beyond_tokens: int
 
     def __init__(
         self,
@@ -332,6 +342,7 @@ class RequestFacts:
         part_tokens: float = 0.0,
         media: Sequence[tuple[float, int]] = (),
         client: str = "",
+        beyond_tokens: int = 0,
     ) -> None:
         self.model = model
         self.session_id = session_id
@@ -348,6 +359,7 @@ class RequestFacts:
         self.client = client
         self.estimate = prompt_tokens
         self.scale = 1.0
+        self.beyond_tokens = beyond_tokens
 
     def hit_tokens(self, hit_blocks: int) -> int:
         """Expected tokens of a cached prefix of so many whole blocks, at most all but one."""

@@ -44,10 +44,14 @@ _EXTERNAL_QUERIES = (
 )
 _EXTERNAL_HITS = ("vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_hits")
 _STARTED = ("process_start_time_seconds",)
+_SLEEP = ("vllm:engine_sleep_state",)
+_AWAKE = "awake"
+_STATES = (_AWAKE, "weights_offloaded", "discard_all")
+"""Values of its label `sleep_state`; of a sleep of level 0 only `awake` tells."""
 _WANTED = tuple(
     name.encode()
     for names in (
-        *(_USAGE, _CONFIG, _SOURCES, _RUNNING, _WAITING, _STARTED),
+        *(_USAGE, _CONFIG, _SOURCES, _RUNNING, _WAITING, _STARTED, _SLEEP),
         *(_QUERIES, _HITS, _EXTERNAL_QUERIES, _EXTERNAL_HITS),
         (_KV_TOKENS, _KV_BLOCKS, _BLOCK_TOKENS),
     )
@@ -73,6 +77,7 @@ def parse(exposition: bytes) -> EngineStats:
         local_hit_tokens=_sum(samples, _HITS),
         external_hit_tokens=_external_hits(samples),
         start_s=max(started, default=None),
+        is_asleep=_is_asleep(samples),
     )
 
 
@@ -110,6 +115,13 @@ def _sum(samples: list[Sample], names: tuple[str, ...]) -> float | None:
         if values := [s.value for s in samples if s.name == name]:
             return sum(values)
     return None
+
+
+def _is_asleep(samples: list[Sample]) -> bool | None:
+    """Whether any data-parallel rank sleeps; None where none tells."""
+    told = [(s.labels.get("sleep_state"), s.value) for s in samples if s.name in _SLEEP]
+    marks = [(v == 0) if state == _AWAKE else (v != 0) for state, v in told if state in _STATES]
+    return any(marks) if marks else None
 
 
 def _looked_up(samples: list[Sample]) -> float | None:

@@ -174,7 +174,7 @@ class FleetCollector(Collector):
         return family
 
     def _breaker(self) -> Metric:
-        text = "0 healthy, 1 suspect, 2 ejected, 3 probing"
+        text = "0 healthy, 1 suspect, 2 ejected, 3 probing, 4 asleep, 5 paused"
         family = _gauge("breaker_state", text, "upstream")
         for member in self._router.fleet.members():
             state = member.health.state(self.now_s)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from urllib.parse import urlsplit
 
 from proxy.config.values import InstanceSpec
 from proxy.core.admission.engine_reports import EngineKv, EngineStats
-from proxy.core.fleet.health import Change
+from proxy.core.fleet.health import Change, State
 from proxy.core.routing.router import Router
 from proxy.core.types import THRESHOLD_FIELDS, FailureKind, Instance
 from proxy.net.timeouts import Clock
-from proxy.net.upstream.client import Upstream
+from proxy.net.upstream.client import LENGTH, Upstream
 from proxy.net.upstream.pool import ConnectOptions
 from proxy.protocol.errors import UpstreamFailure
 
@@ -22,8 +22,23 @@ _WORDS = {
     Change.OPENED: "ejected, requests to it fail",
     Change.GONE: "down",
 }
+_LATE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE})
+"""Failures of a probe that an instance which serves may have: it, or the way to it, is slow."""
+_CARD = (LENGTH, "root")
+"""Members of a model's card that should be alike on all instances."""
+_EACH_ITSELF = (
+    "of an engine behind it nobody knows what it has cached; make each one an instance of its own"
+)
+_MOST_ADDRESSES = 8
+_MOST_TOLD, _SHOWN = 3, 100
+"""Differences that a warning names, and characters of each name and value in it."""
 _KV_THRESHOLD, _SIZE_SERIES = THRESHOLD_FIELDS[0], "vllm:cache_config_info"
 _NONE_UP = "no instance is up: every request is refused"
+_ALL_REST = "every instance that is up sleeps or is paused: every request is refused"
+_RESTS = {
+    State.ASLEEP: "sleeps, as its engine says: it gets no request",
+    State.PAUSED: "is paused, as its engine says: it gets no request",
+}
 _PANIC = "more than half of the instances are out: ejected ones are used too"
 _FINE = "enough instances are up again"
 _log = logging.getLogger(__name__)
@@ -52,6 +67,8 @@ class Instances:
         self.reports: dict[str, EngineStats] = {}
         self.warnings: dict[str, dict[str, str]] = {}
         """What an operator should know of an instance that serves, by its name and a topic."""
+        self._cards: dict[str, dict[str, tuple[object, ...]]] = {}
+        """What each instance's list says of each model, as far as it is compared."""
         self.probe_wanted, self.trial_wanted = asyncio.Event(), asyncio.Event()
         """Set where an instance was added, or is in doubt: a probe or trial is due at once."""
         self._on_replay, self._on_removed = on_replay, on_removed
@@ -98,6 +115,8 @@ class Instances:
         self.specs.pop(name, None)
         self.reports.pop(name, None)
         self.warnings.pop(name, None)
+        if self._cards.pop(name, None) is not None:
+            self._compare_cards()
         if (upstream := self.by_name.pop(name, None)) is not None:
             self._keep_names()
             upstream.went_down()
@@ -155,12 +174,50 @@ class Instances:
             told[topic] = text
             _log.warning("instance %s: %s", name, text)
 
+    def observe_cards(self, name: str, cards: Collection[Mapping[str, object]]) -> None:
+        """Compare an instance's model cards with the others', and warn where they differ.
+
+        Those of adapters have a path for `root`, and their base model's length.
+        """
+        if name in self.by_name:
+            models = [card for card in cards if not card.get("parent")]
+            self._cards[name] = {str(c["id"]): tuple(c.get(key) for key in _CARD) for c in models}
+            self._compare_cards()
+
+    def _compare_cards(self) -> None:
+        """Each card with that of the first instance that serves the model."""
+        first: dict[str, str] = {}
+        for name in self.by_name:
+            differing = []
+            for model, card in self._cards.get(name, {}).items():
+                other = first.setdefault(model, name)
+                pairs = zip(_CARD, card, self._cards[other][model], strict=True)
+                differing += [
+                    f"{key} of {model[:_SHOWN]} is {str(own)[:_SHOWN]}, at {other} "
+                    f"{str(theirs)[:_SHOWN]}"
+                    for key, own, theirs in pairs
+                    if own != theirs
+                ]
+            more = f" and {len(differing) - _MOST_TOLD} more" if differing[_MOST_TOLD:] else ""
+            text = f"its model cards differ: {'; '.join(differing[:_MOST_TOLD])}{more}"
+            self.warn(name, "model cards", text if differing else None)
+
     def use_bootstrap(self, upstream: Upstream, url: str) -> None:
         """Offload to an instance from now on: a bootstrap server was found."""
         name = upstream.instance.name
         if self.by_name.get(name) is upstream:
             self.router.use_bootstrap(upstream.use_bootstrap(url))
             _log.info("instance %s: its bootstrap server is at %s: offloads are on", name, url)
+
+    def note_addresses(self, name: str) -> None:
+        """Warn where an instance's name has several addresses of one kind."""
+        if (upstream := self.by_name.get(name)) is None:
+            return
+        host = urlsplit(upstream.instance.url).hostname or ""
+        several = self.connect_options.resolver.several(host)
+        named = ", ".join(several[:_MOST_ADDRESSES]) + (", ..." * (len(several) > _MOST_ADDRESSES))
+        text = f"its name {host} has {len(several)} addresses ({named}): {_EACH_ITSELF}"
+        self.warn(name, "addresses", text if several else None)
 
     def is_alone_on_its_host(self, name: str) -> bool:
         """Whether no other instance has an address of this one's.
@@ -190,14 +247,19 @@ class Instances:
         for upstream in self.by_name.values():
             await upstream.close()
 
-    def probe_failed(self, name: str, failure: UpstreamFailure) -> None:
-        """A health check failed."""
+    def probe_failed(self, name: str, failure: UpstreamFailure, took_s: float = 0.0) -> None:
+        """A health check failed after `took_s`."""
         if failure.kind is FailureKind.NO_ROOM:
             return
-        is_refused = failure.kind is FailureKind.CONNECT
-        now_s = self.clock.now_s()
-        events = self.router.events
-        change = events.probe_failed(name, str(failure), now_s, is_refused=is_refused)
+        upstream = self.by_name.get(name)
+        change = self.router.events.probe_failed(
+            name,
+            str(failure),
+            self.clock.now_s(),
+            is_refused=failure.kind is FailureKind.CONNECT,
+            is_late=failure.kind in _LATE,
+            is_heard=upstream is not None and upstream.is_heard_within(took_s),
+        )
         self.act(name, change, str(failure))
 
     def probe_answered(self, name: str) -> None:
@@ -214,8 +276,17 @@ class Instances:
 
     def observe_start(self, name: str, start_s: float | None) -> None:
         """Note the start time that an instance's process reports, unix seconds."""
-        if self.router.events.observe_start(name, start_s, self.clock.now_s()):
+        events, now_s = self.router.events, self.clock.now_s()
+        if events.observe_start(name, start_s, now_s):
             self._restarted(name, "started later")
+        text = f"engines of several start times answer at its address: {_EACH_ITSELF}"
+        self.warn(name, "start times", text if events.are_several(name, now_s) else None)
+
+    def rests(self, name: str, rest: State | None) -> None:
+        """Its engine says that it sleeps, or is paused, or neither."""
+        if self.router.rests(name, rest, self.clock.now_s()):
+            _log.info("instance %s %s", name, _RESTS[rest] if rest else "is awake again")
+            self._note_fleet()
 
     def engine_changed(self, name: str) -> None:
         """The instance's bootstrap server reports another engine id than before."""
@@ -255,10 +326,16 @@ class Instances:
         if upstream is not None and is_left and change is not Change.OPENED:
             upstream.went_down()
 
+    @property
+    def none_up(self) -> str:
+        """Why no instance can be used, where none can."""
+        is_resting = self.router.fleet.rested_s("", self.clock.now_s()) is not None
+        return _ALL_REST if is_resting else _NONE_UP
+
     def _note_fleet(self) -> None:
         """Log a line when the fleet begins or ceases to be able to serve normally."""
         fleet = self.router.fleet
-        text = (_PANIC if fleet.is_panicking() else _FINE) if fleet.usable() else _NONE_UP
+        text = (_PANIC if fleet.is_panicking() else _FINE) if fleet.usable() else self.none_up
         if text != self._fleet_text:
             self._fleet_text = text
             _log.log(logging.INFO if text == _FINE else logging.WARNING, text)

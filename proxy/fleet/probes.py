@@ -14,12 +14,12 @@ import orjson
 import xxhash
 
 from proxy.config.in_force import OptionsInForce
-from proxy.core.fleet.health import FAULT_KINDS
+from proxy.core.fleet.health import FAULT_KINDS, State
 from proxy.core.types import FailureKind
 from proxy.fleet.engine_metrics import parse
 from proxy.fleet.instances import Instances
 from proxy.net.timeouts import Limit
-from proxy.net.upstream.client import LIST_BYTES, Upstream, model_cards
+from proxy.net.upstream.client import LIST_BYTES, Upstream, context_lengths, flag_in, model_cards
 from proxy.net.upstream.response_check import look_at
 from proxy.protocol.errors import DEFECTS, UpstreamFailure
 from proxy.telemetry.log import Throttle
@@ -34,10 +34,20 @@ ENGINE_ID_EVERY = 3
 MODELS_EVERY = 15
 """Models are read at every n-th probe: adapters change rarely. Also at the next one after an
 instance has denied a model."""
+SCRAPES_PER_CONNECTION = 5
+"""Behind one address may be several engines, one per connection: that shows only in a new one."""
+SILENT_SCRAPES = 3
+"""Reads of its metrics between which an engine with requests gave no answer: it may be paused."""
+CLOSE = b"Connection: close\r\n"
 FIRST_PROBES = 3
 """Probes at the beginning at each of which an instance's bootstrap server is looked for."""
 FIRST_LOOK_S = 10.0
 FIRST_LOOK_EVERY_S = 0.25
+_REST_PATHS = (
+    (State.ASLEEP, "/is_sleeping", "is_sleeping"),
+    (State.PAUSED, "/is_paused", "is_paused"),
+)
+"""Routes of an engine that tell whether it can serve now, and the member of their answer."""
 _JSON = b"Content-Type: application/json\r\n"
 _log = logging.getLogger(__name__)
 Job = Callable[[Upstream], Coroutine[Any, Any, None]]
@@ -145,13 +155,13 @@ class Probes:
             _log.info("instance %s is removed: its last request is over", name)
             await self._instances.remove(name)
             return
+        begun_s = self._clock.now_s()
         if (member := self._fleet.get(name)) is not None:
-            u = random.random()
-            member.health.probing(self._clock.now_s(), settings.health_interval, u)
+            member.health.probing(begun_s, settings.health_interval, random.random())
         try:
             await upstream.get("/health", settings.health_timeout)
         except UpstreamFailure as failure:
-            self._instances.probe_failed(name, failure)
+            self._instances.probe_failed(name, failure, self._clock.now_s() - begun_s)
             return
         self._instances.probe_answered(name)
         await self._learn_models(upstream)
@@ -168,7 +178,7 @@ class Probes:
         if member is None:
             return
         is_due = member.health.probes % MODELS_EVERY == 0
-        if member.models is not None and not (member.denies_model or is_due):
+        if member.models is not None and not (member.rereads_models or is_due):
             return
         try:
             body = await upstream.get("/v1/models", timeout_s, limit=LIST_BYTES)
@@ -182,7 +192,8 @@ class Probes:
             return
         models = {str(card["id"]): card.get("parent") for card in cards}
         bases = {m: p for m, p in models.items() if isinstance(p, str) and p and p != m}
-        self._instances.router.observe_models(name, models, bases)
+        self._instances.observe_cards(name, cards)
+        self._instances.router.observe_models(name, models, bases, context_lengths(cards))
         self._instances.warn(name, "models", None)
 
     async def _learn_engine_id(self, upstream: Upstream) -> None:
@@ -229,6 +240,39 @@ class Probes:
         if found is not None and found not in others:
             self._instances.use_bootstrap(upstream, url)
             await upstream.look_up_engine_id()
+
+    async def _learn_rest(self, upstream: Upstream, *, is_asleep: bool | None) -> None:
+        """Note whether the engine sleeps or is paused; `is_asleep`: as its metrics say.
+
+        In vLLM's development mode, in which alone it can be paused, it has routes that tell both.
+        They are right where the metrics are not: these say awake once the weights are back, while
+        the KV cache is not. A route that is not there is not asked for again of the same process,
+        and an engine whose metrics tell nothing only where requests have had no answer for a while.
+        """
+        name, limit_s = upstream.instance.name, self._options.settings.health_timeout
+        member = self._fleet.get(name)
+        if member is None:
+            return
+        health, load = member.health, self._instances.router.ledger.load(name)
+        is_silent = load.prefill_requests > 0 and health.answers == upstream.answers_before
+        upstream.answers_before = health.answers
+        upstream.silent_scrapes = upstream.silent_scrapes + 1 if is_silent else 0
+        may_ask = is_asleep is not None or upstream.silent_scrapes >= SILENT_SCRAPES
+        known, told = health.rest, {State.ASLEEP: bool(is_asleep)}
+        for state, path, flag in _REST_PATHS if not is_asleep else ():
+            incarnation, is_there = upstream.routes.get(path, (None, may_ask))
+            if not (is_there if incarnation == member.incarnation else may_ask):
+                continue
+            try:
+                is_so = flag_in(await upstream.get(path, limit_s), flag)
+                upstream.routes[path] = member.incarnation, is_so is not None
+            except UpstreamFailure as failure:
+                if failure.status is not None and failure.status < 500:
+                    upstream.routes[path] = member.incarnation, False
+                is_so = known is state and failure.status is None
+            told[state] = told.get(state, False) or is_so is True
+        rest = next((state for state, is_so in told.items() if is_so), None)
+        self._instances.rests(name, rest)
 
     async def _look_for_twin(self, upstream: Upstream, start_s: float | None) -> None:
         """Warn where an instance named before this one is the same engine.
@@ -292,16 +336,22 @@ class Probes:
 
     async def scrape(self, upstream: Upstream) -> None:
         """Read GET /metrics; without it the proxy's own counters are used alone."""
+        self._instances.note_addresses(upstream.instance.name)
+        upstream.scrapes += 1
+        is_last = upstream.scrapes % SCRAPES_PER_CONNECTION == 0
         try:
-            limit_s = self._options.settings.health_timeout
-            body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES)
-        except UpstreamFailure:
+            limit_s, ends = self._options.settings.health_timeout, CLOSE if is_last else b""
+            body = await upstream.get("/metrics", limit_s, limit=LIST_BYTES, more=ends)
+        except UpstreamFailure as failure:
             self._instances.note_kv_size(upstream.instance.name)
+            if failure.status is not None:
+                await self._learn_rest(upstream, is_asleep=None)
             return
         name, gate = upstream.instance.name, self._instances.router.gate
         was_frozen = gate.is_frozen(name)
         stats = parse(body)
         self._instances.observe_report(name, stats, xxhash.xxh3_64_intdigest(body))
+        await self._learn_rest(upstream, is_asleep=stats.is_asleep)
         with suppress(UpstreamFailure):
             await self._look_for_twin(upstream, stats.start_s)
         if gate.is_frozen(name) and not was_frozen:

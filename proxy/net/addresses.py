@@ -86,6 +86,16 @@ class Resolver:
         known = self._known.get(host)
         return frozenset(known.addresses) if known is not None else frozenset()
 
+    def several(self, host: str) -> list[str]:
+        """The addresses of a name that has more than one of a kind, IPv4 or IPv6; else none.
+
+        One of each are mostly the same server's.
+        """
+        by_kind: dict[bool, list[str]] = {}
+        for address in sorted(self.last(host)):
+            by_kind.setdefault(":" in address, []).append(address)
+        return [a for alike in by_kind.values() if len(alike) > 1 for a in alike]
+
     def keep(self, hosts: Collection[str]) -> None:
         """Forget all names but these, the present instances'."""
         for table in (self._known, self._fences):

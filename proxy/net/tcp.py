@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import sys
 from contextlib import suppress
 
 IDLE_S, INTERVAL_S, PROBES = 30, 10, 3
@@ -18,6 +19,8 @@ _OPTIONS = (
     ("TCP_KEEPCNT", PROBES),
     ("TCP_USER_TIMEOUT", UNTAKEN_MS),
 )
+_LAST_DATA_AT = 52
+"""Place of `tcpi_last_data_recv` in Linux's `tcp_info`: milliseconds since bytes came last."""
 READ_BYTES = 64 << 10
 """Socket buffer for reads of an instance's answer; the kernel doubles it. That much may wait for a
 client that does not read, beside its transport's 64 KiB."""
@@ -60,6 +63,20 @@ def has_news(sock: socket.socket | None) -> bool:
     look = select.poll()
     look.register(sock, select.POLLIN)
     return bool(look.poll(0))
+
+
+def is_heard_within(sock: socket.socket | None, seconds: float) -> bool:
+    """Whether bytes have come in these last seconds; False where the system does not tell."""
+    if sock is None or not hasattr(socket, "TCP_INFO"):
+        return False
+    try:
+        told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_DATA_AT + 4)
+    except OSError:  # no TCP, or closed
+        return False
+    if len(told) < _LAST_DATA_AT + 4:
+        return False
+    last_ms = int.from_bytes(told[_LAST_DATA_AT : _LAST_DATA_AT + 4], sys.byteorder)
+    return last_ms <= 1000 * seconds
 
 
 def watch(sock: socket.socket) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from proxy.core.types import FailureKind, Outcome
 from proxy.protocol.endpoints import Dialect
@@ -14,6 +14,8 @@ DRAIN_RETRY_S = 1
 """Retry-After of a draining proxy: a successor, or a neighbour behind the balancer, can serve
 soon."""
 
+NAMED_MODELS, _NAME_CHARS = 20, 128
+"""Most models that an error names, and most characters of each."""
 TOO_HOT_RETRY_S = 8
 """Retry-After of a request that was ended for the heat of its instance: a cap shows by then."""
 
@@ -154,6 +156,29 @@ class ResponseNotFoundError(BadRequestError):
 
     status = 404
     code = "response_not_found"
+
+
+class UnknownModelError(BadRequestError):
+    """No instance serves the model, as far as the lists of all of them tell."""
+
+    status = 404
+    code = "model_not_found"
+
+    @classmethod
+    def of(cls, model: str, known: Collection[str]) -> UnknownModelError:
+        """The error of a request for another model than these."""
+        named = [name[:_NAME_CHARS] for name in sorted(known)]
+        more = f" and {len(named) - NAMED_MODELS} more" if len(named) > NAMED_MODELS else ""
+        there = f"Known here: {', '.join(named[:NAMED_MODELS])}{more}." if named else ""
+        return cls(f"The model `{model}` does not exist. {there}".rstrip(), param="model")
+
+
+class ModelAwayError(ProxyError):
+    """A model is known, and no instance that serves it answers."""
+
+    status = 503
+    retry_after_s = 5
+    type = "service_unavailable"
 
 
 class MethodNotAllowedError(BadRequestError):

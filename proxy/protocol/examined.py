@@ -38,7 +38,7 @@ from proxy.protocol.streams.movable import Plan, plan_of, unpacked_plan
 SALT = "cache_salt"
 LENGTHS = 4
 """Between the processes: bytes of a length in front of task, body and result, big-endian."""
-_READ = frozenset(
+READ = frozenset(
     {
         "stream",
         "max_tokens",
@@ -92,7 +92,7 @@ class Task:
 class Examined:
     """What is kept of a body.
 
-    `fields`: of its top-level fields those of `_READ`, but arrays and objects; texts are cut.
+    `fields`: of its top-level fields those of `READ`, but arrays and objects; texts are cut.
     `session`: the name that it gives its session. `put` and `drop`: top-level fields that have to
     be set, as JSON, and removed before an instance gets it. `spans`: where its members are, if that
     is known. `plan`: how its stream may go on elsewhere, or why it may not; None where nobody asks.
@@ -204,9 +204,9 @@ def _put(parsed: dict[str, Any], salt: str | None) -> dict[str, bytes]:
 
 
 def _plain(parsed: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `_READ` that hold no array or object."""
+    """The fields of `READ` that hold no array or object."""
     fields: dict[str, Any] = {}
-    for key in _READ.intersection(parsed):
+    for key in READ.intersection(parsed):
         value = parsed[key]
         kind = type(value)
         if kind is not dict and kind is not list:

@@ -15,6 +15,7 @@ import math
 import random
 import uuid
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
@@ -45,10 +46,10 @@ from proxy.core.routing.actions import (
 from proxy.core.routing.request_flow import RequestFlow, State
 from proxy.core.types import FailureKind, Fallback
 from proxy.fleet.instances import Instances
-from proxy.net.timeouts import Clock
+from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.client import Upstream
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.net.upstream.response_check import begins_with_error
+from proxy.net.upstream.response_check import TOO_LONG_STATUSES, begins_with_error, look_for_length
 from proxy.protocol.errors import UpstreamFailure
 from proxy.protocol.headers import credentials, with_request_id
 from proxy.request.client_request import Outgoing
@@ -63,6 +64,9 @@ from proxy.request.legs import (
 from proxy.state.detached import DetachedLeg, DetachedTasks
 from proxy.telemetry.metrics import Metrics
 from proxy.telemetry.record import RequestRecord, note_attempt
+
+REFUSAL_S = 2.0
+"""Longest wait for the end of a client's error whose words may send the request elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +103,21 @@ def _left_by_cut(replies: list[UpstreamResponse]) -> LeftKv:
     """What an answer that was cut has left on P, which sends its head when the KV is computed."""
     is_answered = bool(replies) and replies[-1].status == HTTPStatus.OK
     return LeftKv.UNNAMED if is_answered else LeftKv.NONE
+
+
+async def _look_for_length(answer: UpstreamResponse) -> None:
+    """Raise UpstreamFailure if a longer context might serve what this answer refuses.
+
+    An answer that does not come to its end in time is passed on.
+    """
+    is_answer = False
+    try:
+        with suppress(TimeoutError), Limit(REFUSAL_S):
+            await look_for_length(answer)
+        is_answer = True
+    finally:
+        if not is_answer:
+            answer.close()
 
 
 class Attempts:
@@ -163,15 +182,26 @@ class Attempts:
         record.decode_instance = name
         try:
             if edits is None or source is None:
-                return await decode_leg(out, owners.instances.upstream(name), None, None, limit)
-            p = owners.instances.get(source.name)
-            if not owners.options.connector.pins:
-                return await decode_leg(out, owners.instances.upstream(name), edits, p, limit)
-            return await self._fetching(out, name, edits, p, limit)
+                answer = await decode_leg(out, owners.instances.upstream(name), None, None, limit)
+            else:
+                answer = await self._decode_with(out, name, edits, source.name, limit)
+            if answer.status in TOO_LONG_STATUSES and self._flow.has_longer:
+                await _look_for_length(answer)
+            return answer
         except UpstreamFailure as failure:
             if failure.limit_s is not None:
                 self.note_limit(leg.limit, failure.limit_s)
             raise
+
+    async def _decode_with(
+        self, out: Outgoing, name: str, edits: Edits, source: str, limit: FirstEventLimit
+    ) -> UpstreamResponse:
+        """Have D answer with the KV that P, `source`, has computed."""
+        owners = self._owners
+        p = owners.instances.get(source)
+        if not owners.options.connector.pins:
+            return await decode_leg(out, owners.instances.upstream(name), edits, p, limit)
+        return await self._fetching(out, name, edits, p, limit)
 
     async def _fetching(
         self, out: Outgoing, name: str, edits: Edits, p: Upstream | None, limit: FirstEventLimit

@@ -46,6 +46,7 @@ from proxy.protocol.prompt.facts import MOST_VALUES_SMALL
 from proxy.protocol.stored_responses import NAMED
 from proxy.protocol.streams.movable import Plan
 from proxy.request.content_coding import Unpacking, coding_of
+from proxy.request.forms import examine_form
 from proxy.request.large_bodies import LargeBodies
 from proxy.state.access import Grant
 
@@ -87,10 +88,11 @@ async def read(
         _check_path(request, extra_paths)
     is_ours = path in OFFLOADABLE
     # What is not UTF-8 JSON is refused, since an engine might understand what was not looked at.
-    # Only a form upload goes unread: engines take it for nothing else.
+    # Of a form upload only small fields are read: engines take it for nothing else.
     is_json = is_ours or not request.content_type.startswith("multipart/")
     raw = await _body(request, limits, large.unpacking, is_json=is_json)
-    found, members = NO_OBJECT, Members(raw)
+    kind = request.headers.get("Content-Type", "")
+    found, members = NO_OBJECT if is_json else await examine_form(raw, kind), Members(raw)
     if is_ours or (raw and is_json):
         plans = is_ours and limits.plans_moves
         task = Task(path, raw, is_object=is_ours, salt=grant.salt, plans=plans)
@@ -106,7 +108,7 @@ async def read(
         if isinstance(found.plan, Plan) and not found.plan.shows_ids:
             members = await _with_token_ids(members)
     if grant.salt is not None and raw and endpoint_of(request.path).salting is not Salting.NO_KV:
-        _check_salting(request, grant, is_object=found is not NO_OBJECT)
+        _check_salting(request, grant, is_object=is_json and found is not NO_OBJECT)
     headers = forwarded(request.raw_headers, name, grant.hidden, grant.added)
     return Outgoing(request.method, request.raw_path, headers, members, found)
 

@@ -38,18 +38,20 @@ from proxy.fleet.instances import Instances
 from proxy.net.server import cors, responses
 from proxy.net.timeouts import Clock, Limit
 from proxy.net.upstream.response import UpstreamResponse
-from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, RESPONSES, Dialect, endpoint_of
+from proxy.protocol.endpoints import ENDPOINTS, OFFLOADABLE, OTHER, RESPONSES, Dialect, endpoint_of
 from proxy.protocol.errors import (
     ProxyError,
     ResponseNotFoundError,
     StoppingError,
     TooHotError,
+    UnknownModelError,
     UpstreamFailure,
     UpstreamTimeoutError,
 )
 from proxy.protocol.headers import route_lines
 from proxy.protocol.offloadable import asks_for_stream
 from proxy.protocol.prompt.facts import (
+    MODEL_CHARS,
     TokenEstimator,
     bounded,
     most_output_tokens,
@@ -258,7 +260,7 @@ class Exchange:
                 owners.telemetry.failed(self.record, failure.kind, failure.detail)
             unix_now_s = owners.clock.wall_now()
             response = responses.refusal(self.path, failure, self._extra_headers(), unix_now_s)
-            asked_wrongly = failure.kind is FailureKind.NO_MODEL
+            asked_wrongly = failure.kind in (FailureKind.NO_MODEL, FailureKind.TOO_LONG)
             outcome = Outcome.BAD_REQUEST if asked_wrongly else Outcome.UPSTREAM_ERROR
             self._end(outcome, failure.status, failure.detail)
             return response
@@ -273,6 +275,20 @@ class Exchange:
         self.prompt_bytes, self._media = found.prompt.learnable_bytes, found.prompt.media
         # What a stored response continues only its engine knows.
         self._sees_all = found.fields.get("previous_response_id") is None
+        if self.owners.router.fleet.denies(self.facts.model):
+            self._deny_model(self.facts.model)
+
+    def _deny_model(self, model: str) -> None:
+        """Refuse a request for a model that no instance has listed; raises UnknownModelError.
+
+        Not on extra paths, where the field may mean anything, nor for a name that is cut.
+        """
+        fleet = self.owners.router.fleet
+        if self._row is OTHER or len(model) >= MODEL_CHARS:
+            return
+        telemetry_record.note_facts(self.record, self.facts)
+        fleet.reread_models()  # it may have been loaded since
+        raise UnknownModelError.of(model, fleet.models())
 
     async def _compare(self, answer: str, at: int) -> None:
         """Find out how many tokens of the last answer the prompt repeats.
@@ -392,7 +408,8 @@ class Exchange:
             route,
             owners.options.leg_caps,
             now_s,
-            streams=bool(record.stream),
+            # Of an upload it is not known how long its first event should take.
+            streams=bool(record.stream) and self.out.found.prompt.bytes > 0,
             before=before,
         )
         attempts = Attempts(owners.legs, record, flow)

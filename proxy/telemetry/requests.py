@@ -17,8 +17,8 @@ DECISIONS_KEPT = 200
 """Records kept for GET /decisions, 3 kB or more each; the request log has all of them."""
 
 DETAIL_CHARS = 300
-_NO_FAULT = frozenset({FailureKind.BUSY, FailureKind.NO_MODEL})
-"""Kinds that are not logged: instances under load, and clients that ask for an unknown model."""
+_NO_FAULT = frozenset({FailureKind.BUSY, FailureKind.NO_MODEL, FailureKind.TOO_LONG})
+"""Kinds that are not logged: instances under load, and clients that ask for what there is not."""
 _log = logging.getLogger(__name__)
 
 

@@ -127,7 +127,8 @@ ASKED = (
     ("POST /", 405, "method: POST is not for this path; allowed: GET, HEAD"),
     (f"OPTIONS {CHAT} from a web page", 405, "not let in (--cors-allowed-origins)"),
     (f"POST {CHAT} with a body that is no JSON", 400, "body: not valid JSON"),
-    (f"POST {CHAT} for an unknown model", 404, "The model `gpt-4o` does not exist."),
+    (f"POST {CHAT} for an unknown model", 404, "The model `gpt-4o` does not exist. Known here: "),
+    ("GET /v1/models/gpt-4o", 404, "The model `gpt-4o` does not exist. Known here: sim-8b."),
 )
 """A request, the status of its answer, and the answer's `error.message`."""
 SEEN = (

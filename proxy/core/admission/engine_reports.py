@@ -32,6 +32,8 @@ class EngineStats:
     """Those of them that came from a peer or a shared store."""
     start_s: float | None = None
     """Start time of the engine's process, unix seconds."""
+    is_asleep: bool | None = None
+    """Whether it sleeps (vLLM's sleep mode)."""
 
     @property
     def hit_ratio(self) -> float | None:

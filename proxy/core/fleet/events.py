@@ -7,12 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.core.fleet.health import FAULT_KINDS, Change
-from proxy.core.fleet.members import Fleet, Member
+from proxy.core.fleet.health import FAULT_KINDS, Change, State
+from proxy.core.fleet.members import SAME_START_S, Fleet, Member
 from proxy.core.types import FailureKind
-
-SAME_START_S = 1.0
-"""Reported start times that differ by less are of one process, seconds."""
 
 
 class InstanceEvents:
@@ -23,18 +20,25 @@ class InstanceEvents:
         self._tell = changed
 
     def probe_failed(
-        self, name: str, error: str, now_s: float, *, is_refused: bool = False
+        self,
+        name: str,
+        error: str,
+        now_s: float,
+        *,
+        is_refused: bool = False,
+        is_late: bool = False,
+        is_heard: bool = False,
     ) -> Change | None:
         """A probe failed. Where nobody listens (`is_refused`) twice, all that it held is lost.
 
-        One that is merely slow keeps prefixes and homes for its return.
+        One that is merely slow keeps prefixes and homes for its return. See `Health.probe_failed`.
         """
         member = self._fleet.get(name)
         if member is None:
             return None
-        return self._changed(
-            member, member.health.probe_failed(error, now_s, is_refused=is_refused)
-        )
+        failed = member.health.probe_failed
+        change = failed(error, now_s, is_refused=is_refused, is_late=is_late, is_heard=is_heard)
+        return self._changed(member, change)
 
     def probe_answered(self, name: str, now_s: float) -> Change | None:
         """A probe succeeded."""
@@ -97,6 +101,17 @@ class InstanceEvents:
             return self._changed(member, member.health.trial_failed(error, now_s, kind))
         return self._changed(member, member.health.trial_answered(now_s))
 
+    def rests(self, name: str, rest: State | None, now_s: float) -> bool:
+        """Its engine says that it is ASLEEP or PAUSED, or neither; returns whether that is news."""
+        member = self._fleet.get(name)
+        if member is None or member.health.rest is rest:
+            return False
+        if member.health.rest is None:
+            member.health.rest_s = now_s
+        member.health.rest = rest
+        self._tell()
+        return True
+
     def restarted(self, name: str, now_s: float) -> None:
         """Another process answers at the instance's address: drop what was known of the old one."""
         member = self._fleet.get(name)
@@ -112,6 +127,7 @@ class InstanceEvents:
         member = self._fleet.get(name)
         if member is None or start_s is None or member.health.is_gone:
             return False  # a process that returns counts as another one in any case
+        member.starts.observe(start_s, now_s)
         state = member.state
         known_s, state.start_s = state.start_s, max(start_s, state.start_s or start_s)
         if known_s is None or start_s <= known_s + SAME_START_S:
@@ -120,6 +136,11 @@ class InstanceEvents:
         member.state.start_s = start_s
         return True
 
+    def are_several(self, name: str, now_s: float) -> bool:
+        """Whether several processes answer at an instance's address, by their start times."""
+        member = self._fleet.get(name)
+        return member is not None and member.starts.are_several(now_s)
+
     def lacks_model(self, name: str, model: str) -> bool:
         """The instance denied a model; true when another one may serve it.
 
@@ -127,7 +148,7 @@ class InstanceEvents:
         """
         member = self._fleet.get(name)
         if member is not None and (member.models is None or model in member.models):
-            member.denies_model = True
+            member.rereads_models = True
         return any(m.instance.name != name for m in self._fleet.believed(model))
 
     def _changed(self, member: Member, change: Change | None) -> Change | None:

@@ -13,6 +13,11 @@ until a trial, a request of the proxy's own, is answered; one whose probes fail 
 its KV. Only where nobody listens is it `is_gone`: what it held is lost, and what returns is a new
 incarnation.
 
+A probe that is merely late proves nothing against an instance that answers requests: a saturated
+API server is late for all of them, and its load would move to the next one. So where an answer, or
+a piece of one, has come since the probe began, it does not count; and an answer ends a count of
+late probes. Refused probes and bad answers count all the same.
+
 Busy answers and clients' errors are no failures; a caller counts an instance once per request of a
 client, so that no single one can open a breaker. A server error is a doubt at first, since the
 request itself may cause it wherever it runs; it is a failure once another instance has served that
@@ -71,6 +76,10 @@ class State(StrEnum):
     ejected."""
     PROBING = "probing"
     """Ejected, and probes are answered again, or a trial is under way."""
+    ASLEEP = "asleep"
+    """The engine says that it sleeps, or that a part of it does: no request goes there."""
+    PAUSED = "paused"
+    """The engine says that it is paused, as for new weights: no request goes there."""
 
 
 class Change(StrEnum):
@@ -90,7 +99,8 @@ class Health:
     """One instance. It counts as up until told otherwise; all times are the router's clock, in s.
 
     `is_up`: not ejected; `is_gone`: nobody listens there; `was_seen`: it has answered once;
-    `back_s`: when it last returned.
+    `back_s`: when it last returned. `rest`: ASLEEP or PAUSED while its engine says so, since
+    `rest_s`; it is no fault.
     """
 
     is_up: bool = True
@@ -100,6 +110,8 @@ class Health:
     """Whether something has failed since it last worked."""
     last_error: str | None = None
     back_s: float | None = None
+    rest: State | None = None
+    rest_s: float = 0.0
     next_probe_s: float = -math.inf
     probes: int = 0
     answers: int = 0
@@ -108,6 +120,8 @@ class Health:
     """Server errors since it last worked that no other instance's answer has judged."""
     _doubt_trial_s: float = -math.inf
     _failed: int = 0
+    _is_late: bool = False
+    _answers_before: int = 0
     _answered: int = 0
     _connects: int = 0
     _is_silent: bool = False
@@ -124,6 +138,8 @@ class Health:
     def state(self, now_s: float) -> State:
         """The state as one of STATES."""
         if self.is_up:
+            if self.rest is not None:
+                return self.rest
             is_suspect = self.has_failed_lately or self.is_doubted
             return State.SUSPECT if is_suspect else State.HEALTHY
         is_new = not self.was_seen and not self._failed
@@ -150,11 +166,28 @@ class Health:
     def probing(self, now_s: float, interval_s: float, u: float) -> None:
         """A probe is sent; the next follows after the interval, spread by `u` in 0..1."""
         self.probes += 1
+        self._answers_before = self.answers
         self.next_probe_s = now_s + interval_s * (1.0 + JITTER_RATIO * (2.0 * u - 1.0))
 
-    def probe_failed(self, error: str, now_s: float, *, is_refused: bool = False) -> Change | None:
-        """A probe got no answer, or a bad one. `is_refused`: nobody listens."""
-        self.last_error, self.has_failed_lately = error, True
+    def probe_failed(
+        self,
+        error: str,
+        now_s: float,
+        *,
+        is_refused: bool = False,
+        is_late: bool = False,
+        is_heard: bool = False,
+    ) -> Change | None:
+        """A probe got no answer, or a bad one. `is_refused`: nobody listens.
+
+        `is_late`: none in time; `is_heard`: meanwhile an answer to a request has gone on.
+        """
+        self.last_error = error
+        if is_late and self.is_up and (is_heard or self.answers != self._answers_before):
+            self._end_of_late()
+            return None
+        self.has_failed_lately = True
+        self._is_late = is_late and (self._is_late or not self._failed)
         self._answered = 0
         self._failed += 1
         if is_refused and (self._failed >= FALL or not self.was_seen):
@@ -171,7 +204,7 @@ class Health:
     def probe_answered(self, now_s: float) -> Change | None:
         """A probe succeeded."""
         is_first, self.was_seen = not self.was_seen, True
-        self._failed = 0
+        self._failed, self._is_late = 0, False
         self._answered += 1
         if is_first and self.is_gone:
             self._is_silent = self.is_gone = False
@@ -204,6 +237,9 @@ class Health:
 
     def failed(self, kind: FailureKind, error: str, now_s: float) -> Change | None:
         """A client's request failed here, in one of FAULT_KINDS."""
+        if self.rest is not None and kind in UNDECIDED_KINDS:
+            self.last_error = error
+            return None
         self.last_error, self.has_failed_lately = error, True
         self._faults.append(now_s)
         if kind is FailureKind.CONNECT:
@@ -228,15 +264,23 @@ class Health:
         self.answers += 1
         self.doubts = 0
         if self.has_failed_lately and self.is_up:
+            self._end_of_late()
             self._faults.clear()
             self._connects = 0
             self.has_failed_lately = bool(self._failed)
 
+    def _end_of_late(self) -> None:
+        """Requests are answered: probes that were late, and only those, count no more."""
+        if self._is_late:
+            self._failed, self._is_late = 0, False
+
     def trial_due(self, now_s: float) -> bool:
         """Whether to send a trial now: an open breaker's time is over and probes are answered.
 
-        Or while it is up: it is in doubt, and no trial was sent lately.
+        Or while it is up: it is in doubt, and no trial was sent lately. Never to one that rests.
         """
+        if self.rest is not None:
+            return False
         if self.is_up:
             is_rested = now_s - self._doubt_trial_s >= DOUBT_TRIAL_S
             return self.is_doubted and is_rested and self._is_calm(now_s)

@@ -2,13 +2,17 @@
 
 Ejecting is a guess: where more than half of those that could serve a request would be out, it is
 more likely that the guess is wrong, or that those left would drown. Then all are used (panic), but
-for those where nobody listens.
+for those where nobody listens. One whose engine says that it sleeps or is paused rests: it is never
+used, as that is no guess.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from proxy.core.fleet.health import Health
 from proxy.core.instances import InstanceState, InstanceStates
@@ -17,15 +21,55 @@ from proxy.core.types import Instance
 
 START_RATIO = 0.1
 """Part of the placements open to an instance that has just returned; it grows linearly to all."""
+SURE_RATIO: Final = 0.75
+"""An estimated prompt surely fits in this part of a context, as estimates err; and one that is not
+beyond a context divided by it may fit."""
+
+
+SAME_START_S: Final = 1.0
+"""Reported start times that differ by less are of one process, seconds."""
+STARTS = 8
+"""Start times that are remembered of an instance."""
+SEVERAL_S: Final = 600.0
+"""Several processes are believed to answer for so long after one has come back."""
+
+
+class Starts:
+    """Start times of the processes that answer at one address, in the order of their reports.
+
+    A process that is replaced does not come back. So a time that was reported before the last one,
+    and is again, shows that several answer there, as behind a load balancer.
+    """
+
+    __slots__ = ("_known_s", "_last_s", "_returned_s")
+
+    def __init__(self) -> None:
+        self._known_s: deque[float] = deque(maxlen=STARTS)
+        self._last_s = self._returned_s = -math.inf
+
+    def observe(self, start_s: float, now_s: float) -> None:
+        """Take in a start time, unix seconds, that was reported now."""
+        if abs(start_s - self._last_s) > SAME_START_S:
+            if any(abs(start_s - known_s) <= SAME_START_S for known_s in self._known_s):
+                self._returned_s = now_s
+            else:
+                self._known_s.append(start_s)
+        self._last_s = start_s
+
+    def are_several(self, now_s: float) -> bool:
+        """Whether a process has come back lately."""
+        return now_s - self._returned_s < SEVERAL_S
 
 
 @dataclass(slots=True, eq=False)
 class Member:
     """An instance in the fleet. `models` is None until asked; `bases`: of adapters, by name.
 
+    `lengths`: tokens of context by model, where its list tells them.
     `is_kv_known`: its KV engine's id is known, so that others may fetch KV from it.
-    `denies_model`: it answered a request as if it did not serve a model that it is known for; a
-    client may have worded that, so its list of models is to be read again.
+    `rereads_models`: its list of models is to be read again. It answered a request as if it did not
+    serve a model that it is known for, which a client may have worded; or a client asked for a
+    model that no list has; or it is another process.
     `state`: what is known of the present incarnation, which is another object for every one;
     `incarnation`: how many processes of this name there were before, for operators. `credit`:
     placements that it may take part in while it starts slowly.
@@ -38,7 +82,9 @@ class Member:
     is_draining: bool = False
     models: frozenset[str] | None = None
     bases: dict[str, str] = field(default_factory=dict)
-    denies_model: bool = False
+    lengths: dict[str, int] = field(default_factory=dict)
+    starts: Starts = field(default_factory=Starts)
+    rereads_models: bool = False
     is_kv_known: bool = False
     last_placed: int = 0
     credit: float = 0.0
@@ -57,6 +103,10 @@ class Fleet:
         self._placements = self._next_incarnation = 0
         self.model_changes = 0
         """How often it has changed which models are served."""
+        self._served: frozenset[str] = frozenset()
+        self._knows_all_models = False
+        self.uneven: frozenset[str] = frozenset()
+        """Models for which the instances' contexts are not all of one length."""
         self._slow_start_s = slow_start_s
         self._starting: dict[str, Member] = {}
 
@@ -74,6 +124,7 @@ class Fleet:
         if not is_proven:
             member.health = Health.unproven()
         self._members[instance.name] = member
+        self._count_models()
 
     def remove(self, name: str) -> None:
         """Take an instance out, if it is there."""
@@ -81,6 +132,7 @@ class Fleet:
             self.model_changes += 1
             self._next_incarnation = max(self._next_incarnation, member.incarnation + 1)
             self.states.remove(name)
+            self._count_models()
         self._starting.pop(name, None)
 
     def process_gone(self, name: str) -> None:
@@ -95,6 +147,7 @@ class Fleet:
         """Another process is there now: it has counters of its own."""
         if (member := self._members.get(name)) is not None:
             member.incarnation += 1
+            member.rereads_models = True
             member.state = self.states.add(name)
 
     def get(self, name: str) -> Member | None:
@@ -106,13 +159,13 @@ class Fleet:
         return list(self._members.values())
 
     def up(self) -> list[Member]:
-        """The members that are not ejected."""
-        return [member for member in self._members.values() if member.health.is_up]
+        """The members that are not ejected and do not rest."""
+        return [m for m in self._members.values() if m.health.is_up and m.health.rest is None]
 
     def is_up(self, name: str) -> bool:
-        """Whether an instance is in the fleet and not ejected."""
+        """Whether an instance is in the fleet, not ejected, and does not rest."""
         member = self._members.get(name)
-        return member is not None and member.health.is_up
+        return member is not None and member.health.is_up and member.health.rest is None
 
     def usable(self) -> list[Member]:
         """The members to which some request may be sent now."""
@@ -137,9 +190,63 @@ class Fleet:
             return fit
         return [m for m in self.usable() if m.instance.name not in exclude]
 
+    def holding(
+        self, members: list[Member], model: str, tokens: int, beyond_tokens: int
+    ) -> list[Member]:
+        """Those of `members` whose context holds a prompt of about so many tokens, and more.
+
+        `beyond_tokens`: instances with a context no longer than this have refused it. Where it
+        surely fits nowhere, those with the longest context: the prompt may fit, or their refusal is
+        right. None of them where it can't fit, and could where an instance is away.
+        """
+        at_least = max(tokens / SURE_RATIO, beyond_tokens + 1.0)
+        if sure := [m for m in members if _length(m, model) >= at_least]:
+            return sure
+        longest = max([_length(m, model) for m in members], default=0.0)
+        if longest <= beyond_tokens:
+            return []
+        if longest < tokens * SURE_RATIO:
+            known = self._members.values()
+            others = [m for m in known if m.models is not None and model in m.models]
+            if any(_length(m, model) >= at_least for m in others):
+                return []
+        return [m for m in members if _length(m, model) == longest]
+
+    def length(self, name: str, model: str) -> float:
+        """Tokens of an instance's context for a model; infinite where that is unknown."""
+        member = self._members.get(name)
+        return math.inf if member is None else _length(member, model)
+
+    def has_longer(self, name: str, model: str) -> bool:
+        """Whether an instance that may be chosen for a model has a longer context than this one."""
+        if model not in self.uneven:
+            return False
+        own = self.length(name, model)
+        return any(_length(m, model) > own for m in self.believed(model))
+
+    def listed(self) -> list[Member]:
+        """The members whose models clients are told: those in use, and those that rest."""
+        used = {m.instance.name for m in self.usable()}
+        return [
+            m
+            for name, m in self._members.items()
+            if name in used or (m.health.rest is not None and m.health.is_up and not m.is_draining)
+        ]
+
     def believed(self, model: str) -> list[Member]:
         """The members that may be chosen for a model, as far as their models are known."""
         return _usable(self._group(model))
+
+    def rested_s(self, model: str, now_s: float) -> float | None:
+        """How long the last one for a model has rested that is up; None where none rests."""
+        is_served, shortest_s = self.serves(model), None
+        for m in self._members.values():
+            if m.health.rest is None or m.is_draining or not m.health.is_up:
+                continue
+            if m.models is None or model in m.models or not is_served:
+                rested_s = now_s - m.health.rest_s
+                shortest_s = rested_s if shortest_s is None else min(shortest_s, rested_s)
+        return shortest_s
 
     def is_used(self, name: str) -> bool:
         """Whether some request may be sent to an instance, ejected or not."""
@@ -178,13 +285,15 @@ class Fleet:
         return bool(self._starting) or not self._heat.is_cool
 
     def _here(self) -> list[Member]:
-        return [m for m in self._members.values() if not m.is_draining]
+        return [m for m in self._members.values() if not m.is_draining and m.health.rest is None]
 
     def _group(self, model: str) -> list[Member]:
         return [
             m
             for m in self._members.values()
-            if not m.is_draining and (m.models is None or model in m.models)
+            if not m.is_draining
+            and m.health.rest is None
+            and (m.models is None or model in m.models)
         ]
 
     def returned(self, name: str) -> None:
@@ -229,14 +338,42 @@ class Fleet:
         return START_RATIO + (1.0 - START_RATIO) * max(0.0, since_s) / self._slow_start_s
 
     def observe_models(
-        self, name: str, models: Iterable[str], bases: Mapping[str, str] | None = None
+        self,
+        name: str,
+        models: Iterable[str],
+        bases: Mapping[str, str] | None = None,
+        lengths: Mapping[str, int] | None = None,
     ) -> None:
-        """Take in the models that an instance serves; `bases`: of adapters among them."""
+        """Take in the models that an instance serves; `bases`: of adapters among them.
+
+        `lengths`: tokens of context, by model, as far as they are told.
+        """
         if (member := self._members.get(name)) is not None:
             known, member.models = member.models, frozenset(models)
             self.model_changes += known != member.models
-            member.denies_model = False
-            member.bases = dict(bases or {})
+            member.rereads_models = False
+            member.bases, member.lengths = dict(bases or {}), dict(lengths or {})
+            self._count_models()
+
+    def _count_models(self) -> None:
+        members = list(self._members.values())
+        self._served = frozenset([model for m in members for model in m.models or ()])
+        # One that lists nothing may be about to start, or keep no list.
+        self._knows_all_models = bool(members) and all(m.models for m in members)
+        lengths: dict[str, set[int | None]] = {}
+        for m in members:
+            for model in m.models or ():
+                lengths.setdefault(model, set()).add(m.lengths.get(model))
+        self.uneven = frozenset([model for model, found in lengths.items() if len(found) > 1])
+
+    def denies(self, model: str) -> bool:
+        """Whether every instance's models are known, and this named model is none of them."""
+        return self._knows_all_models and bool(model) and model not in self._served
+
+    def reread_models(self) -> None:
+        """Have every instance's list of models read again with its next probe."""
+        for member in self._members.values():
+            member.rereads_models = True
 
     def bases(self) -> dict[str, str]:
         """The base model of each adapter (LoRA) that an instance serves."""
@@ -247,16 +384,20 @@ class Fleet:
 
     def serves(self, model: str) -> bool:
         """Whether an instance is known to serve this model."""
-        return any(model in (m.models or ()) for m in self._members.values())
+        return model in self._served
 
     def models(self) -> set[str]:
         """Every model that an instance is known to serve."""
-        return {model for member in self._members.values() for model in member.models or ()}
+        return set(self._served)
 
     def placed(self, name: str) -> None:
         """Note a placement, for the rotation among equals."""
         self._placements += 1
         self._members[name].last_placed = self._placements
+
+
+def _length(member: Member, model: str) -> float:
+    return float(member.lengths.get(model, math.inf))
 
 
 def _usable(group: list[Member]) -> list[Member]:

@@ -289,6 +289,11 @@ class PrefixIndex:
                 self._evict(cache, cache.blocks)
         cache.full_ratio = None
 
+    def empty(self, cache: EngineCache) -> None:
+        """Drop every block of a cache that no running prompt holds: its engine has emptied it."""
+        self._evict_to(cache, 0)
+        cache.full_ratio = None
+
     def _spare(self, cache: EngineCache) -> bool:
         """If the next run to be evicted is held, make it and its prefix the most recently used."""
         holds, oldest = cache.holds, cache.runs.oldest

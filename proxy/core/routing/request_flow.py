@@ -82,6 +82,8 @@ _LEAVES_KV = frozenset(
     {FailureKind.TIMEOUT, FailureKind.LATE, FailureKind.RESET, FailureKind.WENT_DOWN}
 )
 """Failures of a D that fetches after which P may keep the KV: nobody has told it that it may go."""
+_MAY_WAIT = frozenset({FailureKind.BUSY, FailureKind.TOO_LONG})
+"""Failures after which there is an instance for the request, which may be busy."""
 MAX_WAITS = 2
 """How often a request that engines have refused as busy may wait in the queue."""
 
@@ -498,6 +500,14 @@ class RequestFlow:
         change = self._router.events.failed(name, failure.kind, failure.detail, now_s)
         return [InstanceFailed(name, change, failure.detail)]
 
+    @property
+    def has_longer(self) -> bool:
+        """Whether an instance has a longer context for the request's model than D."""
+        facts = self._facts
+        if facts.holder is not None:
+            return False
+        return self._router.fleet.has_longer(self.route.decode.name, facts.model)
+
     def has_other(self, now_s: float) -> bool:
         """Whether another instance would be asked, were the present one given up as late now."""
         if self.state is State.MOVING:
@@ -576,10 +586,14 @@ class RequestFlow:
         return FellBack(why, prefill)
 
     def _may_be_had(self, kind: FailureKind) -> bool:
-        """Whether another instance may serve what this one has denied, a model it seems."""
+        """Whether another instance may serve what this one has denied, a model or a long prompt."""
+        name, facts = self.route.decode.name, self._facts
+        if kind is FailureKind.TOO_LONG:
+            length = self._router.fleet.length(name, facts.model)
+            facts.beyond_tokens = int(length) if math.isfinite(length) else facts.beyond_tokens
         if kind is not FailureKind.NO_MODEL:
             return True
-        return self._router.events.lacks_model(self.route.decode.name, self._facts.model)
+        return self._router.events.lacks_model(name, facts.model)
 
     def _elsewhere(self, event: Event, now_s: float, u: float) -> list[Action]:
         """On another instance; for want of one on the same, after a pause."""
@@ -614,7 +628,7 @@ class RequestFlow:
 
     def _give_up(self, event: Event) -> GiveUp:
         self._step(event, State.FAILED)
-        self.may_wait = self._failure is FailureKind.BUSY and self.waits < MAX_WAITS
+        self.may_wait = self._failure in _MAY_WAIT and self.waits < MAX_WAITS
         return GiveUp()
 
     def _take_repetition(self, *, is_free: bool) -> bool:

@@ -15,6 +15,7 @@ from proxy.core.admission.retry_after import RETRY_AFTER_MAX_S, retry_after_s
 from proxy.core.connectors import CONNECTORS, transfer_rules
 from proxy.core.fleet.bytes_per_token import BytesPerToken
 from proxy.core.fleet.events import InstanceEvents
+from proxy.core.fleet.health import State
 from proxy.core.fleet.members import Fleet, Member
 from proxy.core.fleet.output_tokens import OutputTokens
 from proxy.core.instances import InstanceState
@@ -60,6 +61,8 @@ from proxy.core.types import (
 
 NO_INSTANCE_RETRY_S = 5.0
 """Advised wait when no instance is up: about two probe intervals and a restart's last seconds."""
+ASLEEP_RETRY_S = 2.0
+"""Least advised wait when all instances sleep or are paused: a pause for new weights is short."""
 RELEASERS = 2
 """Instances that are asked to free KV, the second where the first cannot be reached."""
 
@@ -140,6 +143,17 @@ class Router:
         self.gate.know_bases(self.fleet.bases())
         self._freed()
 
+    def rests(self, name: str, rest: State | None, now_s: float) -> bool:
+        """Obey what an engine says: ASLEEP or PAUSED, or neither; returns whether that is news.
+
+        One that sleeps has emptied its cache.
+        """
+        if not self.events.rests(name, rest, now_s):
+            return False
+        if rest is State.ASLEEP:
+            self.prefixes.empty(self.fleet.states.of(name).cache)
+        return True
+
     def limit_heat(self, name: str, limits: HeatLimits) -> None:
         """Obey these limits on an instance from the next decision on; COOL ends all of them."""
         if self.fleet.get(name) is not None and self.heat.limit(name, limits):
@@ -192,10 +206,16 @@ class Router:
         models = member.models if member is not None else None
         return self.gate.rows_of(models) if models else list(self.gate.configured())
 
-    def observe_models(self, name: str, models: Iterable[str], bases: Mapping[str, str]) -> None:
-        """Take in the models that an instance serves; `bases`: of adapters among them."""
+    def observe_models(
+        self,
+        name: str,
+        models: Iterable[str],
+        bases: Mapping[str, str],
+        lengths: Mapping[str, int] | None = None,
+    ) -> None:
+        """Take in the models that an instance serves: see `Fleet.observe_models`."""
         known = self.fleet.bases()
-        self.fleet.observe_models(name, models, bases)
+        self.fleet.observe_models(name, models, bases, lengths)
         if (now := self.fleet.bases()) != known:
             self.gate.know_bases(now)
 
@@ -241,9 +261,9 @@ class Router:
             if isinstance(free, Reject):
                 return free
         else:
-            members, busy = self._past_gate(facts.model, now_s, exclude=())
+            members, busy = self._past_gate(facts, now_s, exclude=())
             if not members and not (self._may_split(facts) and _can_share(busy)):
-                return self._rejection(busy, now_s)
+                return self._rejection(facts.model, busy, now_s)
             free = self._candidates(facts, self._warm(facts, members, now_s), now_s)
         view = self._view(facts, free, now_s)
         if busy and self._may_split(facts):
@@ -254,7 +274,7 @@ class Router:
         elif self.config.offload_policy != "never":
             choice = split(view)
         if choice is None:
-            return self._rejection(busy, now_s)
+            return self._rejection(facts.model, busy, now_s)
         route = self._reserve(facts, choice, shadowed, now_s)
         route.home = view.home
         return route
@@ -371,7 +391,7 @@ class Router:
         if facts.holder is not None:
             return False
         exclude = {*route.tried, route.decode.name} | self.fleet.open()
-        return bool(self._past_gate(facts.model, now_s, exclude)[0])
+        return bool(self._past_gate(facts, now_s, exclude)[0])
 
     def prefill_done(
         self, route: Route, facts: RequestFacts, now_s: float, cached_ratio: float | None = None
@@ -544,17 +564,20 @@ class Router:
         """
         if facts.holder is not None:
             return self._at_holder(facts, facts.holder, now_s, exclude)
-        free, busy = self._past_gate(facts.model, now_s, exclude)
+        free, busy = self._past_gate(facts, now_s, exclude)
         if not free:
-            return self._rejection(busy, now_s)
+            return self._rejection(facts.model, busy, now_s)
         taking_part = self._warm(facts, free, now_s) if is_placed else free
         return self._candidates(facts, taking_part, now_s)
 
     def _past_gate(
-        self, model: str, now_s: float, exclude: Collection[str]
+        self, facts: RequestFacts, now_s: float, exclude: Collection[str]
     ) -> tuple[list[Member], list[tuple[Member, Busy]]]:
-        """The members that may be chosen for a model: those that pass all checks, and the rest."""
-        members = self.fleet.serving(model, exclude)
+        """The members that may be chosen for a request: those past all checks, and the rest."""
+        model, fleet = facts.model, self.fleet
+        members = fleet.serving(model, exclude)
+        if model in fleet.uneven:
+            members = fleet.holding(members, model, facts.prompt_tokens, facts.beyond_tokens)
         busy: list[tuple[Member, Busy]] = []
         if self.gate.is_open(model, now_s):
             return members, busy
@@ -569,8 +592,13 @@ class Router:
                 busy.append((member, state))
         return free, busy
 
-    def _rejection(self, busy: list[tuple[Member, Busy]], now_s: float) -> Reject:
+    def _rejection(self, model: str, busy: list[tuple[Member, Busy]], now_s: float) -> Reject:
         if not busy:
+            rested_s = self.fleet.rested_s(model, now_s)
+            if rested_s is not None:
+                # What has lasted for so long is likely to last as long again.
+                wait_s = max(ASLEEP_RETRY_S, rested_s)
+                return Reject(RejectReason.ASLEEP, retry_after_s([wait_s]))
             return Reject(RejectReason.NO_INSTANCE, retry_after_s([NO_INSTANCE_RETRY_S]))
         soonest = min([state for _, state in busy], key=lambda b: b.free_in_s)
         intake_tps, wait_s = self.gate.intake_tps, soonest.free_in_s
@@ -597,7 +625,7 @@ class Router:
     ) -> Candidates | Reject:
         """The one instance that holds what the request is about, while it drains too."""
         member = self.fleet.get(name)
-        is_usable = member is not None and (member.health.is_up or self.fleet.is_used(name))
+        is_usable = self.fleet.is_up(name) or self.fleet.is_used(name)
         if member is None or not is_usable or name in exclude:
             return Reject(RejectReason.HOLDER_DOWN, retry_after_s([NO_INSTANCE_RETRY_S]))
         busy = self.busy(name, facts.model, now_s, is_last=True)

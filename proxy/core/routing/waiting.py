@@ -14,7 +14,7 @@ from proxy.core.admission.queue import Entry, Priority, QueueLimits, WaitQueue
 from proxy.core.admission.retry_after import RetryAdvice
 from proxy.core.routing.route import Route
 from proxy.core.routing.router import Router
-from proxy.core.types import Reject, RejectReason, RequestFacts
+from proxy.core.types import NOBODY, Reject, RejectReason, RequestFacts
 
 TRIALS, TRIAL_S = 4, 0.1
 """After an engine said "busy", TRIALS requests are let in, TRIAL_S later twice as many, and so on
@@ -94,7 +94,7 @@ class Waiting:
 
     def refusal(self, reject: Reject, facts: RequestFacts, now_s: float) -> Reject:
         """A refusal of a request with its Retry-After."""
-        if reject.reason in (RejectReason.NO_INSTANCE, RejectReason.DRAINING):
+        if reject.reason in NOBODY or reject.reason is RejectReason.DRAINING:
             return reject
         tps = self.queue.drain_tps(reject.drain_tps, now_s)
         tps_known = replace(reject, drain_tps=tps)
@@ -116,7 +116,7 @@ class Waiting:
         request, and each would have a share of its own.
         """
         may_wait = self.queue.limits.requests and not self.is_closed
-        if reject.reason is RejectReason.NO_INSTANCE or not may_wait:
+        if reject.reason in NOBODY or not may_wait:
             return self.refusal(reject, facts, now_s)
         lane = self._router.lane(facts.model)
         queued = QueuedRequest(facts, lane, priority, size_bytes, on_settled)
@@ -166,7 +166,7 @@ class Waiting:
                 ramp.trials -= 1
                 self.queue.served(entry, now_s)
                 entry.settle(answer)
-            elif answer.reason is RejectReason.NO_INSTANCE:
+            elif answer.reason in NOBODY:
                 self.queue.leave(entry)
                 entry.settle(answer)
             else:

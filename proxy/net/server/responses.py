@@ -31,11 +31,15 @@ from proxy.protocol.streams.sse import object_of
 
 BUSY_MESSAGE = "Service temporarily unavailable: All workers are busy, please retry later"
 NO_INSTANCE_MESSAGE = "Service temporarily unavailable: no instance is up"
+ASLEEP_MESSAGE = (
+    "Service temporarily unavailable: every instance that could serve it sleeps or is paused"
+)
 HOLDER_DOWN_MESSAGE = (
     "Service temporarily unavailable: the instance that holds this response cannot be used now"
 )
 MESSAGES = {
     RejectReason.NO_INSTANCE: NO_INSTANCE_MESSAGE,
+    RejectReason.ASLEEP: ASLEEP_MESSAGE,
     RejectReason.HOLDER_DOWN: HOLDER_DOWN_MESSAGE,
     RejectReason.DRAINING: "Service temporarily unavailable: the proxy is stopping",
     RejectReason.MEMORY: "Service temporarily unavailable: the proxy is short of memory",

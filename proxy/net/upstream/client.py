@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -36,6 +36,8 @@ IDS_REST_S = 60.0
 """An engine whose `/tokenize` failed is asked again after this time."""
 LIST_BYTES = 1 << 20
 """Most bytes read of a list: models, metrics."""
+LENGTH, MOST_LENGTH = "max_model_len", 1 << 40
+"""A card's member with the tokens of the model's context, and what is no length any more."""
 _MEANS: Mapping[int, str] = {
     401: ": does it want a key (--instance-api-key)?",
     403: ": does it want a key (--instance-api-key)?",
@@ -79,6 +81,11 @@ class Upstream:
         """Why the bootstrap server told no engine id when it was asked last."""
         self.has_new_engine = False
         """Another engine id was seen than before; reset by the caller that acts on it."""
+        self.routes: dict[str, tuple[int, bool]] = {}
+        """Paths for probes: whether they are there, of the process with this number."""
+        self.scrapes = self.silent_scrapes = self.answers_before = 0
+        """Reads of its metrics, those in a row without an answer to waiting requests, and how many
+        requests it had answered at the last one."""
         self.watchers: set[Scope] = set()
         """Time limits that end when the instance goes down. Callers for which `watch` is too slow
         add to this set themselves."""
@@ -100,6 +107,10 @@ class Upstream:
         """Number of connections that serve a request."""
         return self._pool.in_use
 
+    def is_heard_within(self, seconds: float) -> bool:
+        """Whether a request's answer, which has begun, has gone on in these last seconds."""
+        return self._pool.is_heard_within(seconds)
+
     def send(
         self,
         method: str,
@@ -118,14 +129,20 @@ class Upstream:
         return _ask(self._pool, head, body, is_head, self._on_replay, on_sent)
 
     async def get(
-        self, path: str, timeout_s: float, headers: bytes = b"", limit: int = PROBE_BYTES
+        self,
+        path: str,
+        timeout_s: float,
+        headers: bytes = b"",
+        limit: int = PROBE_BYTES,
+        more: bytes = b"",
     ) -> bytes:
         """The body of a 200 answer to GET, for probes and scrapes; raises UpstreamFailure.
 
-        At most `limit` bytes of it. A redirect is a failure like any other status.
+        At most `limit` bytes of it. A redirect is a failure like any other status. `headers`: in
+        place of the proxy's key; `more`: further lines.
         """
-        auth = headers or self._connect_options.auth
-        return await get_from(self._pool, path, timeout_s, auth, limit, _MEANS)
+        lines = (headers or self._connect_options.auth) + more
+        return await get_from(self._pool, path, timeout_s, lines, limit, _MEANS)
 
     async def token_ids(self, model: str, text: str, timeout_s: float) -> bytes:
         """The ids that the engine cuts a text into, 4 bytes each; raises UpstreamFailure.
@@ -286,7 +303,7 @@ async def get_from(
     if reply.status != 200:
         meaning = means.get(reply.status, "")
         answer = f"GET {path} answers {reply.status}{meaning}"
-        raise UpstreamFailure(FailureKind.SERVER_ERROR, answer)
+        raise UpstreamFailure(FailureKind.SERVER_ERROR, answer, status=reply.status)
     return body
 
 
@@ -296,6 +313,16 @@ def read_token_ids(body: bytes) -> bytes:
         return array(IDS, orjson.loads(body)["tokens"]).tobytes()
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise UpstreamFailure(FailureKind.MALFORMED, "/tokenize answers no token ids") from error
+
+
+def flag_in(body: bytes, name: str) -> bool | None:
+    """A member of an answer's object that is true or false; None for any other answer."""
+    try:
+        told = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    flag = told.get(name) if isinstance(told, dict) else None
+    return flag if isinstance(flag, bool) else None
 
 
 def model_cards(body: bytes) -> list[dict[str, object]] | None:
@@ -308,3 +335,17 @@ def model_cards(body: bytes) -> list[dict[str, object]] | None:
     if not isinstance(cards, list):
         return None
     return [c for c in cards if isinstance(c, dict) and isinstance(c.get("id"), str)]
+
+
+def context_lengths(cards: Iterable[Mapping[str, object]]) -> dict[str, int]:
+    """Tokens of context by model, of the cards that tell them."""
+    told: dict[str, int] = {}
+    bases: dict[str, object] = {}
+    for card in cards:
+        model, length = str(card["id"]), card.get(LENGTH)
+        if type(length) is int and 0 < length < MOST_LENGTH:
+            told[model] = length
+        bases[model] = card.get("parent")
+    # vLLM tells no length of an adapter: it has its base model's.
+    adapters = {m: told[p] for m, p in bases.items() if isinstance(p, str) and p in told}
+    return adapters | told

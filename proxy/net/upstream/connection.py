@@ -299,6 +299,13 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         if self._reply is reply:
             self._fast_path.leave()
 
+    def is_heard_within(self, seconds: float) -> bool:
+        """Whether its answer has begun and has gone on lately; the kernel knows."""
+        reply = self._reply
+        if reply is None or not reply.has_begun or self.is_closed:
+            return False
+        return tcp.is_heard_within(self._transport.get_extra_info("socket"), seconds)
+
     def hang_up(self, reply: UpstreamResponse) -> bool:
         """Close the sending side; False if the connection could not be read after that."""
         if self._reply is not reply or self.is_closed or not self._transport.can_write_eof():

@@ -77,6 +77,10 @@ class Pool:
         """Number of connections that serve a request, or are still open after one was given up."""
         return len(self._open) - len(self._idle)
 
+    def is_heard_within(self, seconds: float) -> bool:
+        """Whether an answer that has begun, and is not over, has gone on in these last seconds."""
+        return any(connection.is_heard_within(seconds) for connection in self._open)
+
     def idle(self) -> UpstreamConnection | None:
         """A kept connection, which may turn out to be stale; None if there is none."""
         while self._idle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from proxy.core.types import FailureKind
@@ -14,6 +15,13 @@ ERROR_BODY_BYTES = 65536
 _NOT_MODIFIED, _NOT_FOUND = 304, 404
 _END_BYTES = 3
 """Of the end of an event that was not whole when it was last looked at."""
+TOO_LONG_STATUSES = frozenset({400, 413, 422})
+_TOO_LONG = re.compile(
+    rb"context[ _](?:length|size|window)|max_model_len|maximum model length|input_tokens|"
+    rb"prompt is too long",
+    re.IGNORECASE,
+)
+"""What vLLM, SGLang, llama.cpp and others say of a prompt or an output that is too long."""
 _ANSWERS = frozenset({501, 505})
 """Server errors that are answers: any other instance would give the same."""
 
@@ -63,6 +71,19 @@ async def _look_at_status(reply: UpstreamResponse) -> None:
         raise UpstreamFailure(FailureKind.REDIRECT, detail)
     if status == _NOT_FOUND:
         await _look_for_model(reply)
+
+
+async def look_for_length(reply: UpstreamResponse) -> None:
+    """Raise UpstreamFailure if a client's error seems to say that the context is too short."""
+    body = await reply.read(ERROR_BODY_BYTES)
+    if _TOO_LONG.search(body) is not None:
+        raise UpstreamFailure(
+            FailureKind.TOO_LONG,
+            "it says that its context is too short",
+            status=reply.status,
+            body=body,
+            headers=_headers(reply),
+        )
 
 
 async def _look_for_model(reply: UpstreamResponse) -> None:

@@ -38,7 +38,7 @@ _SEPARATOR = b"\x1f"
 _HALVES = re.compile(r"[\ud800-\udfff]")
 _SESSION_ID_MAX = 128
 _PROGRAM_CHARS = 64
-_MODEL_CHARS = 256
+MODEL_CHARS = 256
 MOST_VALUES, MOST_VALUES_SMALL = 1 << 18, 1 << 13
 """Most values of a prompt; a list of token ids is one value. Each takes 0.3 us to look at, so few
 of them can be looked at on the event loop."""
@@ -280,7 +280,7 @@ def prompt_facts(
         return None
     texts, ends = found.texts, found.ends
     prompt = _SEPARATOR.join(texts)
-    model = encodable(_name(body.get("model"))[:_MODEL_CHARS])
+    model = encodable(_name(body.get("model"))[:MODEL_CHARS])
     is_computed = endpoint_of(endpoint).salting is not Salting.NO_KV
     most = body.get("truncate_prompt_tokens") if is_computed else 0
     salt = _name(body.get("cache_salt"))

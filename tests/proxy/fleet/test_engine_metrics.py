@@ -171,3 +171,30 @@ async def test_a_look_that_fails_ends_nothing(
         assert (await proxy.post(chat("x"))).status == 200
     lines = [r for r in caplog.records if "a periodic task failed" in r.getMessage()]
     assert len(lines) == 1, "once per while"
+
+
+def asleep(*states: tuple[str, str, float]) -> bytes:
+    line = 'vllm:engine_sleep_state{engine="%s",model_name="m",sleep_state="%s"} %s\n'
+    return "".join(line % state for state in states).encode()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "is_asleep"),
+    [
+        (NEW, None),
+        (
+            asleep(("0", "awake", 1.0), ("0", "weights_offloaded", 0), ("0", "discard_all", 0)),
+            False,
+        ),
+        (asleep(("0", "awake", 0.0), ("0", "weights_offloaded", 1), ("0", "discard_all", 0)), True),
+        (asleep(("0", "awake", 0), ("0", "weights_offloaded", 0), ("0", "discard_all", 1)), True),
+        (asleep(("0", "awake", 0), ("0", "weights_offloaded", 0), ("0", "discard_all", 0)), True),
+        (asleep(("0", "discard_all", 1)), True),
+        (asleep(("0", "awake", 1), ("1", "awake", 0)), True),
+        (asleep(("0", "awake", 1), ("1", "awake", 1)), False),
+        (asleep(("0", "dozing", 1)), None),
+        (asleep(("0", "awake", float("nan"))), None),
+    ],
+)
+def test_whether_it_sleeps(metrics: bytes, is_asleep: bool | None) -> None:
+    assert parse(metrics).is_asleep is is_asleep

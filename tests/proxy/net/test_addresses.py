@@ -210,3 +210,26 @@ async def test_a_redirect_is_not_followed_and_probes_are_bounded() -> None:
         assert len(await upstream.get("/health", 2.0)) == 64 << 10
         await upstream.close()
     assert asked == [b"/moved", b"/health"]
+
+
+@pytest.mark.parametrize(
+    ("found", "several"),
+    [
+        (["10.0.0.1"], []),
+        (["10.0.0.1", "10.0.0.1"], []),
+        (["10.0.0.2", "10.0.0.1"], ["10.0.0.1", "10.0.0.2"]),
+        (["127.0.0.1", "::1"], []),
+        (["fd00::2", "10.0.0.1", "fd00::1"], ["fd00::1", "fd00::2"]),
+    ],
+)
+async def test_a_name_with_several_addresses_of_a_kind(
+    found: list[str], several: list[str]
+) -> None:
+    async def look_up(host: str, port: int) -> Sequence[str]:
+        return found
+
+    resolver = Resolver(look_up)
+    assert resolver.several("gpu.test") == [], "it was not asked for yet"
+    await resolver.addresses("gpu.test", 8000)
+    assert resolver.several("gpu.test") == several
+    assert resolver.several("10.0.0.1") == []

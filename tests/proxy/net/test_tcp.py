@@ -70,3 +70,17 @@ def test_other_families_are_left_alone() -> None:
         tcp.acknowledge_now(ours)
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == before
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 0
+
+
+def test_when_bytes_came_last(pair: Pair) -> None:
+    client, accepted = pair
+    accepted.send(b"x")
+    assert client.recv(1) == b"x"
+    assert tcp.is_heard_within(client, 60.0)
+    assert not tcp.is_heard_within(client, -1.0)
+    assert not tcp.is_heard_within(None, 60.0)
+    client.close()
+    assert not tcp.is_heard_within(client, 60.0)
+    one, other = socket.socketpair()
+    with one, other:
+        assert not tcp.is_heard_within(one, 60.0), "no TCP"

@@ -243,6 +243,7 @@ async def test_a_body_that_does_not_come_is_408(tmp_path: Path) -> None:
 async def test_no_shape_of_steering_fields_reaches_an_engine(tmp_path: Path) -> None:
     """Every tenth of the thousand shapes of the core's test, on the wire: the rest unchanged."""
     async with RawEngine(says(plain(b"{}"))) as engine:
+        engine.other = plain(b"{}")  # its models stay unknown, so that it is asked for any
         async with ServedProxy(tmp_path / "log", [engine.address], kv_connector="none") as proxy:
             for index in range(0, SHAPES, 10):
                 body = shape(index).encode()

@@ -88,7 +88,6 @@ async def test_the_second_turn_hits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        ({"model": "nobody", "messages": [{"role": "user", "content": "x"}]}, 404),
         ({"model": "sim-8b"}, 400),
         (chat("x", stream=False) | {"stream_options": {"include_usage": True}}, 400),
     ],

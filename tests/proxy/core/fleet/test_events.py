@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.fleet.events import SAME_START_S, InstanceEvents
+from proxy.core.fleet.events import InstanceEvents
 from proxy.core.fleet.health import (
     CONNECTS,
     DOUBT_TRIAL_S,
@@ -14,7 +14,7 @@ from proxy.core.fleet.health import (
     Change,
     State,
 )
-from proxy.core.fleet.members import Fleet, Member
+from proxy.core.fleet.members import SAME_START_S, Fleet, Member
 from proxy.core.ledger import Ledger
 from proxy.core.types import FailureKind, Instance
 
@@ -23,6 +23,7 @@ NO_FAULTS = {
     FailureKind.PEER_GONE,
     FailureKind.WENT_DOWN,
     FailureKind.NO_MODEL,
+    FailureKind.TOO_LONG,
     FailureKind.NO_ROOM,
     FailureKind.REDIRECT,
 }
@@ -175,11 +176,11 @@ def test_a_model_that_is_denied_may_be_anothers(seen: Seen) -> None:
 def test_a_model_that_is_denied_is_kept_until_the_list_says_otherwise(seen: Seen) -> None:
     seen.fleet.observe_models("a", {"m"})
     seen.events.lacks_model("a", "unknown")
-    assert not seen.member().denies_model, "its list says so already"
+    assert not seen.member().rereads_models, "its list says so already"
     seen.events.lacks_model("a", "m")
-    assert (seen.member().models, seen.member().denies_model) == (frozenset({"m"}), True)
+    assert (seen.member().models, seen.member().rereads_models) == (frozenset({"m"}), True)
     seen.fleet.observe_models("a", {"n"})
-    assert (seen.member().models, seen.member().denies_model) == (frozenset({"n"}), False)
+    assert (seen.member().models, seen.member().rereads_models) == (frozenset({"n"}), False)
 
 
 def test_who_is_not_there_changes_nothing(seen: Seen) -> None:
@@ -192,3 +193,24 @@ def test_who_is_not_there_changes_nothing(seen: Seen) -> None:
     events.restarted("x", 0.0)
     assert not events.observe_start("x", 1.0, 0.0)
     assert (seen.told, seen.forgotten) == (0, [])
+
+
+def test_a_rest_is_told_once_and_so_is_its_end(seen: Seen) -> None:
+    rests = seen.events.rests
+    told = seen.told
+    assert [rests("a", State.ASLEEP, at) for at in (5.0, 6.0)] == [True, False]
+    assert (seen.member().health.rest_s, seen.fleet.is_up("a"), seen.told) == (5.0, False, told + 1)
+    assert rests("a", State.PAUSED, 7.0)
+    assert seen.member().health.rest_s == 5.0, "it has not served in between"
+    assert rests("a", None, 8.0)
+    assert (seen.member().health.state(8.0), seen.told) == (State.HEALTHY, told + 3)
+    assert not rests("x", State.ASLEEP, 9.0)
+    assert seen.forgotten == [], "it is the same process"
+
+
+def test_one_that_rests_gets_no_trial(seen: Seen) -> None:
+    for i in range(FAULTS):
+        seen.events.failed("a", FailureKind.SERVER_ERROR, "x", i * 0.1)
+    assert seen.member().health.trial_due(100.0)
+    seen.events.rests("a", State.ASLEEP, 100.0)
+    assert not seen.member().health.trial_due(100.0)

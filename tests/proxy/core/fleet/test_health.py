@@ -1,7 +1,8 @@
 """What takes an instance out, what brings it back: histories as words, and laws over all of them.
 
-`p` a probe answered, `x` one failed, `r` one refused; `f` a request failed, `c` nobody listened,
-`a` one answered; `t` a trial answered, `T` one failed. One event per step of time.
+`b` a probe begins, `p` one answered, `x` one failed, `r` one refused, `l` one late; `f` a
+request failed, `c` nobody listened, `a` one answered; `t` a trial answered, `T` one
+failed. One event per step of time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from proxy.core.fleet.health import (
 )
 from proxy.core.types import FailureKind
 
-EVENTS = "pxrfcatT"
+EVENTS = "bpxrlfcatT"
 LETTERS = {Change.SILENT: "s", Change.OPENED: "o", Change.GONE: "g", Change.BACK: "b"}
 
 
@@ -30,8 +31,11 @@ def happen(health: Health, event: str, now_s: float) -> Change | None:
     match event:
         case "p":
             return health.probe_answered(now_s)
-        case "x" | "r":
-            return health.probe_failed("x", now_s, is_refused=event == "r")
+        case "b":
+            health.probing(now_s, 2.0, 0.5)
+        case "x" | "r" | "l":
+            is_refused, is_late = event == "r", event == "l"
+            return health.probe_failed("x", now_s, is_refused=is_refused, is_late=is_late)
         case "f" | "c":
             kind = FailureKind.CONNECT if event == "c" else FailureKind.SERVER_ERROR
             return health.failed(kind, "x", now_s)
@@ -84,6 +88,14 @@ def life(events: str, step_s: float = 0.1) -> tuple[Health, str]:
         ("fffffaaaa", "....o....", State.EJECTED),
         ("fffffttt", "....o...", State.EJECTED),
         ("fffffrrpp", "....o.g.b", State.HEALTHY),
+        ("blbl", "...s", State.EJECTED),
+        ("balbal", "......", State.HEALTHY),
+        ("blabl", ".....", State.SUSPECT),
+        ("balblbl", "......s", State.EJECTED),
+        ("xbalx", "....s", State.EJECTED),
+        ("barbar", ".....g", State.EJECTED),
+        ("baxbax", ".....s", State.EJECTED),
+        ("blbxa", "...s.", State.EJECTED),
     ],
 )
 def test_histories(events: str, changes: str, state: State) -> None:
@@ -215,9 +227,28 @@ def test_what_it_takes(events: str) -> None:
         happen(health, event, i * 0.1)
         if was_up and not health.is_up:
             before = events[: i + 1]
-            probes = [e for e in before if e in "pxr"][-FALL:]
+            probes = [e for e in before if e in "pxrl"][-FALL:]
             requests = [e for e in before if e in "fca"][-FAULTS:]
             by_probes = len(probes) == FALL and "p" not in probes
             by_requests = len(requests) == FAULTS and "a" not in requests
             by_connects = requests[-CONNECTS:] == ["c"] * CONNECTS
             assert by_probes or by_requests or by_connects
+
+
+def test_a_late_probe_does_not_count_while_an_answer_goes_on() -> None:
+    """A long stream brings no new answer, and shows all the same that the instance works."""
+    health = Health(was_seen=True)
+    for i in range(FALL + 1):
+        health.probing(i, 2.0, 0.5)
+        assert health.probe_failed("late", i + 1.0, is_late=True, is_heard=True) is None
+    assert (health.state(9.0), health.last_error) == (State.HEALTHY, "late")
+    changes = [health.probe_failed("late", 9.0 + i, is_late=True) for i in range(FALL)]
+    assert changes[-1] is Change.SILENT, "the stream has ended, or hangs too"
+
+
+def test_one_that_rests_is_not_blamed_for_what_it_does_not_answer() -> None:
+    health = Health(was_seen=True, rest=State.PAUSED)
+    for i in range(FAULTS):
+        assert health.failed(FailureKind.TIMEOUT, "no first event", i * 0.1) is None
+    health.rest = None
+    assert health.state(1.0) is State.HEALTHY

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.fleet.health import FALL, FAULTS, State
-from proxy.core.fleet.members import START_RATIO, Fleet, Member
+from proxy.core.fleet.members import SAME_START_S, SEVERAL_S, START_RATIO, Fleet, Member, Starts
 from proxy.core.types import FailureKind, Instance
 
 MODELS: dict[str, set[str] | None] = {"a": {"m"}, "b": {"m", "n"}, "c": {"n"}, "new": None}
@@ -200,3 +200,140 @@ def test_slow_start_leaves_nobody_without_an_instance() -> None:
     member(f, "b").health.back_s = 80.0
     kept = [[m.instance.name for m in f.warm(f.members(), home, 100.0)] for home in (None, "a")]
     assert kept == [["b"], ["a", "b"]], "whoever lives there may go there"
+
+
+def test_one_that_rests_is_never_used() -> None:
+    f = fleet()
+    member(f, "a").health.rest = State.ASLEEP
+    assert (serving(f, "m"), f.is_up("a"), f.is_used("a")) == ("b new", False, False)
+    fails(f, "b")
+    f.remove("new")
+    assert serving(f, "m") == "b", "one of one is out: a panic, but of those that are awake"
+    take_down(f, "b")
+    assert (serving(f, "m"), f.is_panicking()) == ("", False)
+    assert [m.instance.name for m in f.up()] == ["c"]
+    assert [m.instance.name for m in f.listed()] == ["a", "c"], "its models are told all the same"
+    assert member(f, "a").health.state(0.0) is State.ASLEEP
+
+
+@pytest.mark.parametrize(
+    ("model", "rested_s"), [("m", 10.0), ("n", 40.0), ("unknown", 10.0), ("", 10.0)]
+)
+def test_how_long_the_last_one_has_rested(model: str, rested_s: float) -> None:
+    f = fleet()
+    f.remove("new")
+    assert f.rested_s(model, 100.0) is None
+    for name, since_s in (("a", 90.0), ("b", 60.0)):
+        member(f, name).health.rest, member(f, name).health.rest_s = State.PAUSED, since_s
+    assert f.rested_s(model, 100.0) == rested_s
+    member(f, "a").is_draining = True
+    take_down(f, "b")
+    assert f.rested_s(model, 100.0) is None
+
+
+def of_lengths(**lengths: int | None) -> Fleet:
+    made = Fleet()
+    for name, length in lengths.items():
+        made.add(Instance(name, f"http://{name}"))
+        made.observe_models(name, ["m"], None, {"m": length} if length is not None else {})
+    return made
+
+
+def holding(f: Fleet, tokens: int, beyond: int = 0) -> str:
+    return " ".join(m.instance.name for m in f.holding(f.serving("m"), "m", tokens, beyond))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "beyond", "expected"),
+    [
+        (10, 0, "small mid large"),
+        (750, 0, "small mid large"),
+        (751, 0, "mid large"),
+        (10, 1000, "mid large"),
+        (8000, 0, "large"),
+        (76_000, 0, "large"),
+        (900_000, 0, "large"),
+        (10, 99_999, "large"),
+        (10, 100_000, ""),
+    ],
+)
+def test_who_holds_a_prompt(tokens: int, beyond: int, expected: str) -> None:
+    f = of_lengths(small=1000, mid=10_000, large=100_000)
+    assert f.uneven == {"m"}
+    assert holding(f, tokens, beyond) == expected
+
+
+def test_while_a_longer_one_is_away() -> None:
+    f = of_lengths(small=1000, large=100_000)
+    member(f, "large").health.rest = State.ASLEEP
+    assert holding(f, 1300) == "small", "the estimate may be too high"
+    assert holding(f, 1400) == "", "it can't fit there"
+    assert holding(f, 900_000) == "small", "it fits nowhere, and the answer may say so"
+
+
+def test_a_context_of_unknown_length_holds_anything() -> None:
+    f = of_lengths(small=1000, unknown=None)
+    assert holding(f, 5000) == "unknown"
+    assert [f.has_longer(name, "m") for name in ("small", "unknown", "who")] == [True, False, False]
+
+
+def test_contexts_of_one_length_are_not_looked_at() -> None:
+    f = of_lengths(a=1000, b=1000)
+    assert not f.uneven
+    assert not f.has_longer("a", "m")
+    f.observe_models("b", ["m"], None, {"m": 2000})
+    assert f.uneven == {"m"}
+    assert f.has_longer("a", "m")
+    f.remove("a")
+    assert f.uneven == frozenset()
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcd"), st.none() | st.integers(1, 1 << 20), min_size=1),
+    st.integers(0, 1 << 21),
+)
+def test_a_prompt_always_goes_somewhere_while_all_are_there(
+    lengths: dict[str, int | None], tokens: int
+) -> None:
+    f = of_lengths(**lengths)
+    found = holding(f, tokens).split()
+    longest = max(f.length(name, "m") for name in lengths)
+    assert found
+    assert any(f.length(name, "m") == longest for name in found)
+    assert all(f.length(name, "m") >= min(longest, tokens) for name in found)
+
+
+def test_a_model_is_denied_once_all_lists_are_known() -> None:
+    f = fleet()
+    assert not f.denies("x"), "of one instance the models are unknown"
+    f.observe_models("new", ["y"])
+    assert [f.denies(model) for model in ("x", "y", "m", "")] == [True, False, False, False]
+    f.reread_models()
+    assert all(m.rereads_models for m in f.members())
+    f.observe_models("new", [])
+    assert not f.denies("x"), "it may list them later"
+    f.add(Instance("c", "http://c"))
+    assert not f.denies("x")
+    assert not Fleet().denies("x")
+
+
+@pytest.mark.parametrize(
+    ("starts", "several"),
+    [
+        ([], False),
+        ([5], False),
+        ([5, 5, 5], False),
+        ([5, 9, 12], False),
+        ([5, 9, 5], True),
+        ([9, 5, 9], True),
+        ([5, 9, 12, 5], True),
+        ([5, 5 + SAME_START_S, 5, 5 + SAME_START_S], False),
+    ],
+)
+def test_several_processes_show_by_the_return_of_one(starts: list[float], several: bool) -> None:
+    seen = Starts()
+    for at, start_s in enumerate(starts):
+        seen.observe(start_s, float(at))
+    end_s = float(len(starts))
+    assert seen.are_several(end_s) is several
+    assert not seen.are_several(end_s + SEVERAL_S)

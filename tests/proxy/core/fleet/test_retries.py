@@ -37,6 +37,7 @@ TABLE = {
     FailureKind.PEER_GONE: (OTHER, SAME, Fallback.P_GONE),
     FailureKind.WENT_DOWN: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.NO_MODEL: (OTHER, OTHER, Fallback.D_FAILED),
+    FailureKind.TOO_LONG: (OTHER, OTHER, Fallback.D_FAILED),
     FailureKind.NO_ROOM: (GIVE_UP, GIVE_UP, Fallback.D_FAILED),
 }
 ONCE = {FailureKind.TIMEOUT, FailureKind.NO_MODEL}

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.core.admission.engine_reports import EngineKv
+from proxy.core.fleet.health import State
 from proxy.core.placement.decision import Candidates, Choice, PlacementView, chosen
 from proxy.core.placement.rules import PLACEMENTS
 from proxy.core.routing.route import Route
@@ -337,6 +338,31 @@ class TestGate:
         for _ in range(2):
             r.events.probe_failed("i0", "x", 0.0, is_refused=True)
         assert rejected(r, facts("s")).reason is RejectReason.NO_INSTANCE
+
+    def test_while_all_rest_the_advice_is_as_long_as_they_have(self) -> None:
+        r = router(2)
+        for name, at_s in (("i0", 0.0), ("i1", 90.0)):
+            assert r.rests(name, State.PAUSED, at_s)
+        waits = [rejected(r, facts("s"), now_s) for now_s in (90.5, 100.0, 500.0)]
+        assert {reject.reason for reject in waits} == {RejectReason.ASLEEP}
+        assert [reject.retry_after_s for reject in waits] == [2, 10, 30]
+        assert r.rests("i1", None, 501.0)
+        assert admitted(r, facts("s"), 501.0).decode.name == "i1"
+
+    def test_one_that_sleeps_has_emptied_its_cache_and_keeps_its_sessions(self) -> None:
+        r = router(2)
+        f = facts("s", 40_000, range(40))
+        route = admitted(r, f)
+        home = route.decode.name
+        r.first_token(route, f, 0.0)
+        r.finish(route, 0.0)
+        assert r.rests(home, State.PAUSED, 1.0)
+        assert r.prefixes.hits(f.block_hashes)[home] == 40, "a pause may keep it"
+        assert r.rests(home, State.ASLEEP, 2.0)
+        assert not any(r.prefixes.hits(f.block_hashes).values())
+        assert r.rests(home, None, 3.0)
+        again = admitted(r, f, 3.0)
+        assert (again.decode.name, again.hit_tokens) == (home, 0)
 
     def test_a_model_goes_where_it_is_served(self) -> None:
         r = router(2)

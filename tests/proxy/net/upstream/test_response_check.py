@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from proxy.core.types import FailureKind
-from proxy.net.upstream.response_check import in_band_error, is_plainly_good, look_at
+from proxy.net.upstream.response_check import (
+    in_band_error,
+    is_plainly_good,
+    look_at,
+    look_for_length,
+)
 from proxy.protocol.errors import UpstreamFailure
 from tests.support.harness import DONE, STREAM_HEAD, chunk, event, plain
 from tests.support.upstream_peer import Peer, serving
@@ -108,3 +113,33 @@ def test_an_error_inside_of_a_200(text: bytes, status: int, kind: FailureKind) -
     """Only a number that is an error status counts as one."""
     failure = in_band_error(b"data: " + text)
     assert (failure.status, failure.kind, failure.body) == (status, kind, text)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_too_long"),
+    [
+        (b"This model's maximum context length is 8192 tokens. However, your prompt ...", True),
+        (b"The decoder prompt (length 9) is longer than the maximum model length of 8", True),
+        (b"max_tokens=9000 cannot be greater than max_model_len=8192", True),
+        (b"The input (9 tokens) is longer than the model's context length (8 tokens).", True),
+        (b"the request exceeds the available context size", True),
+        (b'{"error":{"message":"too many","param":"input_tokens"}}', True),
+        (b"prompt is too long: 210000 tokens > 200000 maximum", True),
+        (b"Invalid 'tools' format", False),
+        (b"", False),
+    ],
+)
+async def test_a_refusal_for_the_length_of_the_context(said: bytes, is_too_long: bool) -> None:
+    answer = plain(said, "400 Bad Request")
+    async with serving(Peer([answer]).serve) as upstream:
+        reply = await upstream.send("POST", "/v1/x", b"", b"{}")
+        if is_too_long:
+            with pytest.raises(UpstreamFailure) as raised:
+                await look_for_length(reply)
+            failure = raised.value
+            told = failure.kind, failure.status, failure.body
+            assert told == (FailureKind.TOO_LONG, 400, said)
+        else:
+            await look_for_length(reply)
+            assert await reply.read(1 << 20) == said
+        reply.close()

@@ -1,0 +1,107 @@
+"""A form upload's small fields: the model that it names, whether it wants a stream.
+
+Only the headers of the parts and the values of a few small fields are looked at, wherever in the
+form they are; a file is searched for its end. The form goes on to an instance as it came.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+
+from proxy.protocol.examined import NO_OBJECT, READ, Examined
+from proxy.protocol.prompt.facts import MODEL_CHARS, PromptFacts, session_in
+
+MOST_PARTS = 256
+"""The parts behind these are not looked at."""
+HEAD_BYTES = 8192
+"""Most bytes of a part's headers; behind a part with more nothing is looked at."""
+VALUE_BYTES = 1024
+"""Most bytes of a field that is looked at."""
+BOUNDARY_BYTES = 256
+"""Most bytes of a boundary; RFC 2046 allows 70."""
+SLICE_BYTES = 1 << 18
+"""Searched at once: in a thread, the event loop has its turn after each."""
+THREAD_BYTES = 1 << 20
+"""A longer form is looked at in a thread."""
+_WANTED = READ | {"model", "user"}
+_PARAM = re.compile(r';[ \t]*([^\s=;"]+)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^;]*))', re.DOTALL)
+_DISPOSITION = re.compile(rb"(?:^|\r\n)content-disposition[ \t]*:([^\r\n]*)", re.IGNORECASE)
+_CRLF = b"\r\n"
+
+
+async def examine_form(raw: bytes, content_type: str) -> Examined:
+    """What is kept of a form's fields, by the request's header; a long form's in a thread."""
+    if len(raw) > THREAD_BYTES:
+        return await asyncio.to_thread(read_form, raw, content_type)
+    return read_form(raw, content_type)
+
+
+def read_form(raw: bytes, content_type: str) -> Examined:
+    """What is kept of a form's fields; of one that comes twice the last, as engines do."""
+    boundary = params(content_type).get("boundary", "").encode("utf-8", "surrogateescape")
+    if not 0 < len(boundary) <= BOUNDARY_BYTES:
+        return NO_OBJECT
+    fields: dict[str, str] = dict(_fields(raw, b"--" + boundary))
+    model = fields.pop("model", "")[:MODEL_CHARS]
+    if not fields and not model:
+        return NO_OBJECT
+    prompt = PromptFacts(model, 0, 0, [], offloadable=False)
+    return Examined(fields, session_in(fields), prompt, {}, [])
+
+
+def params(header: str) -> dict[str, str]:
+    """The parameters of a header's value by their names in lower case: `kind; name="value"`."""
+    found: dict[str, str] = {}
+    at = header.find(";")
+    while at >= 0 and (match := _PARAM.match(header, at)) is not None:
+        name, quoted, plain = match.groups()
+        value = plain.strip() if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+        found.setdefault(name.lower(), value)
+        at = header.find(";", match.end())
+    return found
+
+
+def _fields(raw: bytes, delimiter: bytes) -> Iterator[tuple[str, str]]:
+    """Names and values of the wanted small fields, in their order."""
+    at = 0 if raw.startswith(delimiter) else _find(raw, _CRLF + delimiter, 0)
+    if at < 0:
+        return
+    at = at if raw.startswith(delimiter) else at + len(_CRLF)
+    for _ in range(MOST_PARTS):
+        begin = at + len(delimiter)
+        line_end = raw.find(_CRLF, begin, begin + HEAD_BYTES)
+        if line_end < 0 or raw[begin:line_end].strip(b" \t"):
+            return  # the last delimiter, or none
+        head_end = raw.find(_CRLF + _CRLF, line_end, line_end + HEAD_BYTES)
+        if head_end < 0:
+            return
+        begin = head_end + 2 * len(_CRLF)
+        # The end of an empty value is the line end of the headers.
+        end = _find(raw, _CRLF + delimiter, begin - len(_CRLF))
+        if end < 0:
+            return
+        name = _field_name(raw[line_end + len(_CRLF) : head_end])
+        if name in _WANTED and end - begin <= VALUE_BYTES:
+            yield name, raw[begin:end].decode("utf-8", "replace")
+        at = end + len(_CRLF)
+
+
+def _field_name(head: bytes) -> str | None:
+    """The name of a part that is a field; None for a file."""
+    match = _DISPOSITION.search(head)
+    if match is None:
+        return None
+    told = params(match.group(1).decode("utf-8", "replace"))
+    return None if "filename" in told or "filename*" in told else told.get("name")
+
+
+def _find(raw: bytes, sought: bytes, start: int) -> int:
+    """`raw.find`, a slice at a time: each call has the interpreter for itself."""
+    while start < len(raw):
+        found = raw.find(sought, start, start + SLICE_BYTES + len(sought))
+        if found >= 0:
+            return found
+        start += SLICE_BYTES
+    return -1
