@@ -168,7 +168,8 @@ class FleetPaths:
             "sessions": member.state.cache.sessions,
             "prefix_blocks": member.state.cache.blocks,
             "kv_events": [
-                {"rank": rank} | _published(blocks, now_s)
+                {"rank": rank, "is_believed": router.published.is_believed(name)}
+                | _published(blocks, now_s)
                 for rank, blocks in router.published.ranks(name).items()
             ],
             "gpus": [_gpu(reading, now_s) for reading in self._gpus.of(name)],

@@ -291,9 +291,13 @@ class FleetCollector(Collector):
         labels = ("upstream", "rank")
         live = _gauge("kv_events_live", "1 while the engine's KV events come", *labels)
         whole = _gauge("kv_events_whole", "1 while all its cached blocks are known", *labels)
+        text = "0 while an engine's answers find less cached than its KV events tell of"
+        believed = _gauge("kv_events_believed", text, "upstream")
         held = _gauge("kv_event_blocks", "Blocks in the prefix cache, by its KV events", *labels)
         age = _gauge("kv_events_age_seconds", "Time since the last batch of KV events", *labels)
         lag = _gauge("kv_events_lag_seconds", "From a batch's making to its arrival", *labels)
+        for name in self._router.published.all():
+            believed.add_metric([name], self._router.published.is_believed(name))
         for values, blocks in rows:
             live.add_metric(values, blocks.is_live)
             whole.add_metric(values, blocks.is_live and blocks.is_whole)
@@ -302,7 +306,7 @@ class FleetCollector(Collector):
                 age.add_metric(values, max(0.0, self.now_s - blocks.heard_s))
             if blocks.lag_s is not None:
                 lag.add_metric(values, blocks.lag_s)
-        yield from (live, whole, held, age, lag)
+        yield from (live, whole, believed, held, age, lag)
         for name, text, read in _PUBLISHED_COUNTERS:
             family = _counter(name, text, *labels)
             for values, blocks in rows:

@@ -50,7 +50,11 @@ _END = (1 << 64) - 1
 """The number behind the last batch of a replay: -1 in 64 bits."""
 _NUMBER_BYTES = 8
 MOST_PORT = 65_535
-_TOPIC = "KV events"
+_TOPIC, _CLAIMS = "KV events", "KV events and answers"
+_REFUTED = (
+    "its answers find less cached than its KV events tell of: hits are predicted without them, "
+    "until they agree again"
+)
 _TOO_MANY = (
     "it has more blocks than there is memory for (--prefix-cache-bytes): hits are predicted "
     "without its KV events"
@@ -106,9 +110,13 @@ class KvEvents:
                     if there.get(name) is not upstream or was != how:
                         task.cancel()
                         del tasks[name]
+                        self._instances.warn(name, _CLAIMS, None)
                 for name in there.keys() - tasks.keys():
                     task = group.create_task(self._follow(there[name]), name=f"kv-events {name}")
                     tasks[name] = there[name], how, task
+                for name in tasks:
+                    is_believed = self._published.is_believed(name)
+                    self._instances.warn(name, _CLAIMS, None if is_believed else _REFUTED)
                 await asyncio.sleep(LOOK_S)
 
     async def _follow(self, upstream: Upstream) -> None:

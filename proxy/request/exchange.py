@@ -557,6 +557,9 @@ class Exchange:
         tokens, output, cached = record.prompt_tokens, record.osl_tokens, record.cached_tokens
         is_there = is_believed and record.outcome is Outcome.OK and route.prefill is None
         if is_there and tokens and output and self._is_one_answer:
+            claim = route.claim
+            if claim is not None and cached is not None and claim.name == route.decode.name:
+                published.answered(claim, cached)
             told = route.decode.name, facts, route.reserved_s, self._session, facts.estimate
             published.ended(Ended(*told, tokens, output, cached))
         elif route.first_token_s is not None:

@@ -282,11 +282,13 @@ async def test_instances_and_metrics_show_the_events(tmp_path: Path) -> None:
             (instance,) = await answer.json()
         (told,) = instance["kv_events"]
         assert (told["rank"], told["is_live"], told["is_whole"]) == (0, True, True)
+        assert told["is_believed"]
         assert (told["blocks"], told["block_tokens"]) == (blocks.copies, BLOCK)
         labels = {"upstream": proxy.settings.instances[0].name, "rank": "0"}
         proxy.server.state.collector.at(proxy.server.state.clock.now_s())
         assert proxy.metric("kv_events_live", **labels) == 1
         assert proxy.metric("kv_events_whole", **labels) == 1
+        assert proxy.metric("kv_events_believed", upstream=labels["upstream"]) == 1
         assert proxy.metric("kv_event_blocks", **labels) == blocks.copies
         assert proxy.metric("kv_event_batches_total", **labels) == blocks.batches > 0
         assert 0 <= proxy.metric("kv_events_age_seconds", **labels) < 60
@@ -377,3 +379,40 @@ async def test_a_message_that_grows_counts_as_far_as_it_was_there(tmp_path: Path
         *_, last = await proxy.records(5)
     assert last["cached_tokens"] > 0.7 * last["prompt_tokens"]
     assert abs(last["hit_tokens"] - last["cached_tokens"]) < 0.1 * last["cached_tokens"]
+
+
+async def test_events_of_another_engine_are_not_believed_for_long(tmp_path: Path) -> None:
+    """Two engines on one host, and the port of the first one's events for both."""
+    async with SimFleet(2, speed=50.0, tick=0.0, kv_events_port=0) as fleet:
+        first = fleet.engines[0]
+        at = f"tcp://{{host}}:{first.kv_events_port};replay={first.replay_port}"
+        async with ServedProxy(tmp_path / "log.jsonl", addresses(fleet), kv_events=at) as proxy:
+            await proxy.up()
+            own, others = (one.name for one in proxy.settings.instances)
+            published = proxy.router.published
+
+            def is_said() -> bool:
+                told = proxy.server.state.instances.warnings.get(others, {})
+                return any("less cached" in text for text in told.values())
+
+            asked = 0
+            while published.is_believed(others):
+                await beside(first, asked, 640)
+                for index in (0, 1):
+                    await known(proxy, first, index)
+                pick = random.Random(asked)
+                prompt = [pick.randrange(5000, 6000) for _ in range(640)]
+                answer = await proxy.post({"prompt": prompt, "max_tokens": 2}, COMPLETIONS)
+                assert answer.status == 200
+                asked += 1
+                assert asked < 20, "half of them find nothing"
+            assert published.is_believed(own)
+            await until(is_said, "it is said")
+            await beside(first, 99, 640)
+            await known(proxy, first)
+            pick = random.Random(99)
+            prompt = [pick.randrange(5000, 6000) for _ in range(640)]
+            await proxy.post({"prompt": prompt, "max_tokens": 2}, COMPLETIONS)
+            (*_, last) = await proxy.records(asked + 1)
+            assert last["decode_instance"] == own
+            assert last["hit_tokens"] == last["cached_tokens"] > 600

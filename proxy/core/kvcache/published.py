@@ -197,6 +197,10 @@ class PublishedBlocks:
         block = self._blocks.get(name)
         return None if block is None else block.key
 
+    def block(self, name: int) -> Block | None:
+        """A block by its name; None where it is not there."""
+        return self._blocks.get(name)
+
     def apply(self, event: CacheEvent, keys: Sequence[int] = ()) -> None:
         """Take in one event. `keys`: of as many of its leading blocks as have a known one."""
         if isinstance(event, Stored):
@@ -350,6 +354,11 @@ class PublishedBlocks:
         most = min(len(units) // per_block, (facts.prompt_tokens - 1) // size)
         held = self._leading(units, per_block, mark, most) * size
         return held if held or self.is_whole else None
+
+    def end_of_ids(self, facts: RequestFacts, held: int) -> int:
+        """The name of the block that `held` tokens of a prompt of token ids end with."""
+        unit = facts.units[held // UNIT_TOKENS - 1]
+        return self._keys[unit ^ self.loras.get(facts.model, 0)]
 
     def _leading(self, units: Sequence[int], per_block: int, mark: int, most: int) -> int:
         """Leading blocks of a chain of units that are there, at most `most`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from proxy.core.kvcache.claims import Belief, Claim, Part
 from proxy.core.kvcache.links import Link
 from proxy.core.kvcache.published import MOST_STEPS, PublishedBlocks
 from proxy.core.types import RequestFacts
@@ -29,6 +30,7 @@ RETURNS, UNSEEN = 0.2, 0.85
 """Weight of one observation of whether an answer came back as it was said, and the share that is
 assumed of a model before the first."""
 NO_HITS: dict[str, int] = {}
+NO_END = (0, 0)
 
 
 class Ended:
@@ -78,6 +80,7 @@ class PublishedIndex:
         self._ends: OrderedDict[int, dict[PublishedBlocks, Link]] = OrderedDict()
         self._returns: dict[str, float] = {}
         self._unlinked: list[Ended] = []
+        self._beliefs: dict[tuple[str, bool], Belief] = {}
 
     def open(self, name: str, rank: int) -> PublishedBlocks:
         """An empty set for a rank of an instance, in place of an earlier one."""
@@ -95,11 +98,85 @@ class PublishedIndex:
             self._unlinked = [ended for ended in self._unlinked if ended.name != name]
         if not ranks:
             self._ranks.pop(name, None)
+            for is_of_ids in (False, True):
+                self._beliefs.pop((name, is_of_ids), None)
+
+    def claim(self, facts: RequestFacts, name: str) -> Claim | None:
+        """What an instance's events say that it has of a prompt; None where they say nothing."""
+        if not self._ranks or not (facts.units or facts.ends):
+            return None
+        end_of = self._end_by_ids if facts.units else self._end_by_ends
+        parts: list[Part] = []
+        for rank, blocks in self.ranks(name).items():
+            tokens, end = end_of(facts, blocks) if blocks.is_live else NO_END
+            block = blocks.block(end) if tokens else None
+            if block is None:
+                return None
+            parts.append(Part(rank, tokens, blocks.block_tokens, end, block))
+        root = facts.units[-1] if facts.units else facts.ends[:2][-1]
+        return Claim(name, parts, root, is_of_ids=bool(facts.units)) if parts else None
+
+    def _end_by_ids(self, facts: RequestFacts, blocks: PublishedBlocks) -> tuple[int, int]:
+        """Tokens of a prompt that a rank has, and the name of the last block of them."""
+        held = blocks.held_of_ids(facts)
+        return (held, blocks.end_of_ids(facts, held)) if held else NO_END
+
+    def _end_by_ends(self, facts: RequestFacts, blocks: PublishedBlocks) -> tuple[int, int]:
+        """By the last known end, without the answer behind it, which may come back otherwise."""
+        size = blocks.block_tokens
+        for end in reversed(facts.ends):
+            link = self._ends.get(end, {}).get(blocks)
+            if link is not None:
+                if not size or blocks.has_orphans:
+                    return NO_END
+                return min(link.depth, link.prompt_tokens // size) * size, link.tail
+        return NO_END
+
+    def answered(self, claim: Claim, cached_tokens: int) -> None:
+        """Hold a claim against what the answer found cached."""
+        is_met, ranks = claim.is_met(cached_tokens), self.ranks(claim.name)
+        if is_met is None or not ranks:
+            return
+        key = claim.name, claim.is_of_ids
+        belief = self._beliefs.get(key)
+        if belief is None:
+            if is_met:
+                return
+            belief = self._beliefs[key] = Belief()
+        if is_met or self._are_there(claim):
+            belief.observe(claim.root, is_right=is_met)
+        else:
+            belief.gone()
+        if belief.is_whole:
+            del self._beliefs[key]
+
+    def _are_there(self, claim: Claim) -> bool:
+        """Whether no rank has removed the blocks of a claim since it was made."""
+        ranks = self.ranks(claim.name)
+        for part in claim.parts:
+            blocks = ranks.get(part.rank)
+            if blocks is None or blocks.block(part.name) is not part.block:
+                return False
+        return True
+
+    def is_believed(self, name: str, *, of_ids: bool = False) -> bool:
+        """Whether an instance's events are believed, `of_ids`: at least of prompts of token ids.
+
+        What they say of a text also hangs on how its messages are read.
+        """
+        if not self._beliefs:
+            return True
+        for kind in (True,) if of_ids else (True, False):
+            belief = self._beliefs.get((name, kind))
+            if belief is not None and belief.is_lost:
+                return False
+        return True
 
     def kv_tokens(self, name: str) -> int | None:
         """The size of an instance's cache, as its evictions show; None before the first."""
         ranks = self.ranks(name).values()
-        if not ranks or not all(blocks.is_live and blocks.full_blocks for blocks in ranks):
+        are_known = all(blocks.is_live and blocks.full_blocks for blocks in ranks)
+        if not ranks or not are_known or not self.is_believed(name):
             return None
         return sum([blocks.full_blocks * blocks.block_tokens for blocks in ranks])
 
@@ -158,6 +235,8 @@ class PublishedIndex:
     def _by_ids(self, facts: RequestFacts) -> dict[str, int]:
         found: dict[str, int] = {}
         for name, ranks in self._ranks.items():
+            if not self.is_believed(name, of_ids=True):
+                continue
             for blocks in ranks.values():
                 held = blocks.held_of_ids(facts) if blocks.is_live else None
                 if held is not None and held >= found.get(name, 0):
@@ -174,6 +253,8 @@ class PublishedIndex:
                 if blocks in seen or not blocks.is_live:
                     continue
                 seen.add(blocks)
+                if not self.is_believed(blocks.name):
+                    continue
                 if not len(blocks) and self._is_empty(blocks.name):
                     found[blocks.name] = 0
                 if link.prompt_tokens and not blocks.has_orphans:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from proxy.core.kvcache.claims import Claim
 from proxy.core.kvcache.engine_cache import Use
 from proxy.core.kvcache.sessions import Stay
 from proxy.core.latency.model import Measured, Times
@@ -42,7 +43,7 @@ class Route:
     until the answer tells how much of it was cached.
     `mistake`: the policy's exception; this attempt was then placed by load. `home`: the instance
     on which the session lived before, None where it had none; `stay`: the session's life on D, of
-    which this request is a part until it ends.
+    which this request is a part until it ends. `claim`: what D's KV events said of the prompt.
     """
 
     decode: Instance
@@ -79,6 +80,7 @@ class Route:
     use: Use | None
     hedge: Hedge | None
     key_tokens: int
+    claim: Claim | None
 
     def __init__(
         self,
@@ -124,3 +126,4 @@ class Route:
         self.use = None
         self.hedge = None
         self.key_tokens = hit_tokens
+        self.claim = None

@@ -734,6 +734,7 @@ class Router:
         )
         route.shadow, route.mistake, route.stay = shadowed, choice.mistake, stay
         route.key_tokens = d.key_tokens
+        route.claim = self.published.claim(facts, d.instance.name)
         if p is None:
             self._charge_colocated(route, facts, now_s)
         else:

@@ -143,6 +143,8 @@ class Rendered:
                     self.texts.append(_mark(value))
                 else:
                     self._member(value, how, of_system=role == "system")
+                    if kind == "reasoning" and value:
+                        return  # its summary is rendered in place of a content only
 
     def _member(self, value: Any, how: How, *, of_system: bool = False, depth: int = 0) -> None:
         if how is How.CONTENT:
@@ -227,12 +229,15 @@ class Rendered:
             return
         named = tool.get("function")
         function = named if isinstance(named, dict) else tool
+        name = function.get("name")
+        if not isinstance(name, str):
+            return  # a tool of the engine's own, of which its model is told nothing
         schema = function.get("parameters")
         if schema is None:
             schema = function.get("input_schema")
         # About as long as the engine's own JSON, which has a space behind each mark.
         kept.append("type function function name")
-        kept.append(prefix + name if isinstance(name := function.get("name"), str) else name)
+        kept.append(prefix + name)
         kept += ("description", function.get("description"), "parameters", schema)
         kept += [function[name] for name in ("strict", "defer_loading") if name in function]
 

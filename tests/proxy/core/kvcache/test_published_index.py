@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.kvcache.claims import BELIEVED_GONE, Claim
 from proxy.core.kvcache.published import MOST_STEPS, Cleared, PublishedBlocks, Removed, Stored
 from proxy.core.kvcache.published_index import (
     BYTES_PER_BLOCK,
@@ -17,7 +18,8 @@ from proxy.core.kvcache.published_index import (
     Ended,
     PublishedIndex,
 )
-from proxy.core.types import RequestFacts
+from proxy.core.types import UNIT_TOKENS, RequestFacts
+from proxy.protocol.prompt.facts import unit_hashes, unit_root
 
 SIZE = 16
 Tokens = tuple[int, ...]
@@ -490,3 +492,144 @@ def test_a_publisher_that_contradicts_itself_leads_in_no_circle() -> None:
     stored(b, a)
     assert blocks.above(a, 1) in (None, a, b)
     assert blocks.above(b, 1) in (None, a, b)
+
+
+def placed(engine: Engine, asked: RequestFacts) -> Claim:
+    claim = engine.index.claim(asked, engine.name)
+    assert claim is not None
+    return claim
+
+
+def by_ids(tokens: Tokens) -> RequestFacts:
+    units = unit_hashes(packed(tokens), unit_root(""))
+    return RequestFacts("m", None, len(tokens), (), 256.0, units=units)
+
+
+def liar(index: PublishedIndex, tokens: Tokens) -> Engine:
+    """An engine that publishes blocks of these tokens; the caller says what its answers find."""
+    engine = Engine(index)
+    names = [hash(tokens[: (at + 1) * SIZE]) for at in range(len(tokens) // SIZE)]
+    keys = unit_hashes(packed(tokens), unit_root(""))
+    per_block = SIZE // UNIT_TOKENS
+    engine.blocks.apply(Stored(names, None, SIZE, packed(tokens)), keys[per_block - 1 :: per_block])
+    return engine
+
+
+def test_events_that_answers_refute_are_not_believed_until_they_agree_again() -> None:
+    index, shared = PublishedIndex(1 << 24), ids(512, "shared")
+    engine = liar(index, shared)
+    prompts = [by_ids(shared + ids(40, seed)) for seed in range(12)]
+    for prompt in prompts[:3]:
+        assert index.hits(prompt) == {"a": 512}
+        index.answered(placed(engine, prompt), 0)
+    assert not index.is_believed("a", of_ids=True)
+    assert index.hits(prompts[3]) == {}
+    for prompt in prompts[4:7]:
+        index.answered(placed(engine, prompt), 512)
+    assert index.is_believed("a")
+    assert index.hits(prompts[7]) == {"a": 512}
+
+
+def test_one_prompt_that_is_asked_again_refutes_nothing() -> None:
+    index, shared = PublishedIndex(1 << 24), ids(512, "shared")
+    engine, prompt = liar(index, shared), by_ids(shared + ids(40, 1))
+    for _ in range(20):
+        index.answered(placed(engine, prompt), 0)
+    assert index.is_believed("a")
+
+
+@pytest.mark.parametrize("how", ["evicted", "evicted and back", "cleared", "closed", "reopened"])
+def test_what_was_removed_meanwhile_refutes_nothing(how: str) -> None:
+    for seed in range(6):
+        index, shared = PublishedIndex(1 << 24), ids(512, "shared")
+        engine = liar(index, shared)
+        claim = placed(engine, by_ids(shared + ids(40, seed)))
+        last = hash(shared)
+        if how == "cleared":
+            engine.blocks.apply(Cleared())
+        elif how == "closed":
+            index.close("a", 0, engine.blocks)
+        elif how == "reopened":
+            liar(index, shared)
+        else:
+            engine.blocks.apply(Removed([last]))
+            if how == "evicted and back":
+                engine.blocks.apply(Stored([last], hash(shared[:-SIZE]), SIZE))
+        index.answered(claim, 0)
+        assert index.is_believed("a")
+
+
+def test_blocks_that_are_always_gone_are_of_no_use() -> None:
+    """Removed and stored again for each request: a publisher could explain anything so."""
+    index, shared = PublishedIndex(1 << 24), ids(512, "shared")
+    engine, last = liar(index, shared), hash(shared)
+    key = unit_hashes(packed(shared), unit_root(""))[-1]
+
+    def ask(seed: int, found: int) -> None:
+        claim = placed(engine, by_ids(shared + ids(40, seed)))
+        engine.blocks.apply(Removed([last]))
+        engine.blocks.apply(Stored([last], hash(shared[:-SIZE]), SIZE), [key])
+        index.answered(claim, found)
+
+    for seed in range(BELIEVED_GONE - 1):
+        ask(seed, 0)
+    ask(0, 512)
+    for seed in range(BELIEVED_GONE - 1):
+        ask(seed, 0)
+    assert index.is_believed("a")
+    ask(0, 0)
+    assert not index.is_believed("a")
+
+
+def test_of_several_ranks_the_least_claim_counts() -> None:
+    """It is unknown which one serves; a rank without a claim may have been it."""
+    index, shared = PublishedIndex(1 << 24), ids(512, "shared")
+    liar(index, shared)
+    other = index.open("a", 1)
+    other.renew(is_whole=True)
+    other.is_live = True
+    assert index.claim(by_ids(shared + ids(40, 1)), "a") is None
+    names = [hash(shared[: (at + 1) * SIZE]) for at in range(8)]
+    keys = unit_hashes(packed(shared[: 8 * SIZE]), unit_root(""))
+    other.apply(Stored(names, None, SIZE), keys[SIZE // UNIT_TOKENS - 1 :: SIZE // UNIT_TOKENS])
+    for seed in range(9):
+        claim = index.claim(by_ids(shared + ids(40, seed)), "a")
+        assert claim is not None
+        index.answered(claim, 128)
+    assert index.is_believed("a")
+    for seed in range(3):
+        claim = index.claim(by_ids(shared + ids(40, seed)), "a")
+        assert claim is not None
+        index.answered(claim, 0)
+    assert not index.is_believed("a")
+
+
+def test_texts_that_are_read_otherwise_cost_token_ids_nothing() -> None:
+    """What a text's messages are on the engine is a guess; token ids are none."""
+    index = PublishedIndex(1 << 24)
+    engine = Engine(index)
+    talks = [Talk(seed) for seed in range(4)]
+    for talk in talks:
+        talk.turn(engine, 300, 40)
+    for talk in talks:
+        talk.ends.append(hash(talk.tokens) + 1)
+        asked = facts(talk.ends, len(talk.tokens) + 60)
+        claim = placed(engine, asked)
+        assert not claim.is_of_ids
+        assert claim.parts[0].tokens == 288, "without the answer"
+        index.answered(claim, 0)
+    assert not index.is_believed("a")
+    assert index.is_believed("a", of_ids=True)
+    assert index.hits(facts(talks[0].ends, 400)) == {}
+    for talk in talks[:3]:
+        index.answered(placed(engine, facts(talk.ends, 400)), 340)
+    assert index.hits(facts(talks[0].ends, 400)) == {"a": 336}
+
+
+def test_an_instance_that_leaves_takes_its_belief_along() -> None:
+    index, shared = PublishedIndex(1 << 24), ids(512, "shared")
+    engine = liar(index, shared)
+    for seed in range(3):
+        index.answered(placed(engine, by_ids(shared + ids(40, seed))), 0)
+    index.close("a", 0, engine.blocks)
+    assert not index._beliefs

@@ -1,0 +1,91 @@
+"""What an engine's KV events claim of prompts, held against what its answers found cached.
+
+Events tell of an engine's cache without proof. A wrong port, a relay of another engine's events, or
+a lie would draw all requests to an instance that has nothing of them. So what the events said of a
+prompt when it was placed (`Claim`) is compared with the cached tokens of its answer. That an engine
+has removed the blocks meanwhile may happen to any; but not with all claims for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+SLACK_BLOCKS, SLACK_RATIO = 2, 0.1
+"""A claim that is too large by so many of the engine's blocks, or this part, is right: some engines
+compute the last ones again, or find prefixes of certain lengths only."""
+BELIEVED_WRONG, BELIEVED_RIGHT = 3, 3
+"""Claims that were wrong until an engine's events are not believed any more, and claims in a row
+that were right until they are again."""
+BELIEVED_GONE = 32
+"""Claims without a right one between them whose blocks were gone when they were looked for: such
+events are of no use, whoever sends them."""
+
+
+class Part(NamedTuple):
+    """What one data-parallel rank claims: `tokens`, up to the block `name`.
+
+    `block` is that block itself: one that is removed and stored again is another one.
+    """
+
+    rank: int
+    tokens: int
+    block_tokens: int
+    name: int
+    block: object
+
+
+class Claim:
+    """What the events of the instance `name` said of a prompt when it was placed there.
+
+    `parts`: of each of its ranks, as it is unknown which one serves. `root`: prompts with one root
+    are one observation: of token ids (`is_of_ids`) the same prompt, of text the same conversation.
+    """
+
+    __slots__ = ("is_of_ids", "name", "parts", "root")
+
+    def __init__(self, name: str, parts: Sequence[Part], root: int, *, is_of_ids: bool) -> None:
+        self.name, self.parts, self.root, self.is_of_ids = name, parts, root, is_of_ids
+
+    def is_met(self, cached_tokens: int) -> bool | None:
+        """Whether an answer found as much as the least of the parts; None where that is nothing."""
+        tokens = min([part.tokens for part in self.parts])
+        blocks_tokens = SLACK_BLOCKS * max([part.block_tokens for part in self.parts])
+        slack = max(blocks_tokens, int(SLACK_RATIO * tokens))
+        return cached_tokens >= tokens - slack if tokens > slack else None
+
+
+class Belief:
+    """Whether an instance's events are believed, by its claims so far. `is_lost`: they are not."""
+
+    __slots__ = ("_gone", "_right", "_wrong", "is_lost")
+
+    def __init__(self) -> None:
+        self.is_lost = False
+        self._wrong: dict[int, None] = {}
+        self._gone = self._right = 0
+
+    def gone(self) -> None:
+        """Take in a claim whose blocks were removed before the answer's prompt was looked up."""
+        self._gone += 1
+        self.is_lost = self.is_lost or self._gone >= BELIEVED_GONE
+
+    def observe(self, root: int, *, is_right: bool) -> None:
+        """Take in a claim that was held against an answer; a right one takes a wrong one back."""
+        if not is_right:
+            self._right = 0
+            if not self.is_lost:
+                self._wrong[root] = None
+                self.is_lost = len(self._wrong) >= BELIEVED_WRONG
+            return
+        self._right += 1
+        self._gone = 0
+        if self.is_lost and self._right >= BELIEVED_RIGHT:
+            self.is_lost, self._wrong = False, {}
+        elif not self.is_lost and self._wrong:
+            self._wrong.popitem()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing speaks against the events."""
+        return not self.is_lost and not self._wrong and not self._gone
