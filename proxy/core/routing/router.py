@@ -452,7 +452,7 @@ class Router:
         `cached_ratio`: the part of the prompt that D found in its cache, where it tells and has
         read the prompt there once: see `Reuse.reported`. `counts`: its tokens as D counted them.
         """
-        if counts is not None and route.prefill is None:
+        if counts is not None:
             self._told(route, facts, counts)
         self._tracker.told(route, cached_ratio)
         decoded = sum([c.tokens for c in route.lease.charges if c.phase is Phase.DECODE])
@@ -460,7 +460,12 @@ class Router:
         self._block_uses.completed(route, facts, cached_ratio, answer_tokens)
 
     def _told(self, route: Route, facts: RequestFacts, counts: Counts) -> None:
-        """Hold what was predicted against what D counted."""
+        """Hold what was predicted against what D counted.
+
+        What a peer has handed over counts as cached there, and says nothing of the prediction.
+        """
+        if route.prefill is not None:
+            counts = counts[0], None, counts[2]
         stay, cache = route.stay, self.fleet.states.of(route.decode.name).cache
         is_session = stay is not None and not stay.is_dropped
         past = stay.past if stay is not None else None

@@ -6,9 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.core.fleet.bytes_per_token import LEAST_RATIO, MOST_RATIO, BytesPerToken
+from proxy.core.fleet.bytes_per_token import (
+    LEAST_RATIO,
+    MOST_MEDIA_TOKENS,
+    MOST_RATIO,
+    BytesPerToken,
+)
 from proxy.core.instances import InstanceStates
-from proxy.core.types import BYTES_PER_TOKEN_PRIOR
+from proxy.core.types import BYTES_PER_TOKEN_PRIOR, MEDIA_PRIOR
 
 reports = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), max_size=20)
 
@@ -160,3 +165,36 @@ def test_a_ratio_of_another_process_is_where_instances_begin() -> None:
     assert ratios.of("m") == 3.0
     ratios.learn("m", "a", 80_000, 8000)
     assert 3.0 < ratios.of("m") < 3.1
+
+
+class TestMedia:
+    """Tokens of an image, a sound, ...: what a prompt's text does not explain."""
+
+    def test_the_first_answer_tells_and_later_ones_move_it(self) -> None:
+        ratios = fleet_of("a")
+        ratios.learn_media("m", ["image"], 400, 1600)
+        assert ratios.media("m", "image") == pytest.approx(1500)
+        ratios.learn_media("m", ["image", "image"], 400, 100 + 2 * 3000)
+        assert 1500 < ratios.media("m", "image") < 3000
+        assert ratios.media("m", "audio") == MEDIA_PRIOR["audio"]
+        assert ratios.media("other", "image") == MEDIA_PRIOR["image"]
+
+    def test_a_small_picture_beside_a_long_text_teaches_nothing(self) -> None:
+        """The text's own error is larger."""
+        ratios = fleet_of("a")
+        ratios.learn_media("m", ["image"], 400_000, 100_900)
+        assert ratios.media("m", "image") == MEDIA_PRIOR["image"]
+
+    def test_text_is_not_learned_from_them(self) -> None:
+        ratios = fleet_of("a")
+        ratios.learn_media("m", ["audio"], 4000, 5000)
+        assert ratios.of("m") == BYTES_PER_TOKEN_PRIOR
+
+    @given(st.lists(st.sampled_from(sorted(MEDIA_PRIOR)), min_size=1, max_size=5), reports)
+    def test_whatever_is_reported_it_stays_sane(
+        self, kinds: list[str], seen: list[tuple[int, int]]
+    ) -> None:
+        ratios = fleet_of("a")
+        for size, tokens in seen:
+            ratios.learn_media("m", kinds, size, tokens)
+            assert all(1.0 <= ratios.media("m", kind) <= MOST_MEDIA_TOKENS for kind in MEDIA_PRIOR)

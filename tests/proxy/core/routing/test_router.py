@@ -311,6 +311,52 @@ class TestSiblings:
         assert r.prefixes.capacity(r.fleet.states["i0"].cache) == 40
 
 
+class TestTrust:
+    """A session's own last turn beside what the index has of its prompt."""
+
+    def turn(
+        self, r: Router, number: int, tokens: int, cached: int | None, blocks: Sequence[int] = ()
+    ) -> Route:
+        f = facts("s", tokens, blocks or range(100 * number, 100 * number + 40))
+        r.refine(f)
+        route = admitted(r, f, float(number))
+        r.first_token(route, f, number + 0.1)
+        ratio = None if cached is None else cached / tokens
+        r.completed(route, f, ratio, (tokens, cached, 10))
+        r.finish(route, number + 0.2, 10)
+        return route
+
+    def test_a_key_that_changes_each_turn_costs_no_home(self) -> None:
+        r = router(3, offload_policy="cost")
+        routes = [self.turn(r, n, 20_000 + 500 * n, 19_500 + 500 * n if n else 0) for n in range(6)]
+        assert [route.key_tokens for route in routes] == [0] * 6
+        assert len({route.decode.name for route in routes[1:]}) == 1
+        assert min(route.hit_tokens for route in routes[2:]) > 20_000
+
+    def test_what_a_peer_handed_over_says_nothing_of_the_prediction(self) -> None:
+        r = router(2, offload_policy="always")
+        f = facts("s", 30_000, range(30))
+        route = admitted(r, f)
+        assert route.prefill is not None
+        r.prefill_done(route, f, 1.0)
+        r.first_token(route, f, 1.1)
+        r.completed(route, f, None, (30_000, 30_000, 10))
+        r.finish(route, 1.2, 10)
+        stay = r.sessions.stay("s")
+        assert stay is not None
+        assert stay.past is not None
+        assert (stay.past.prompt_tokens, stay.past.reports) == (30_000, 0)
+
+    def test_a_retry_is_held_against_the_instance_that_answered(self) -> None:
+        r = router(2)
+        first = self.turn(r, 0, 10_000, 0, range(40))
+        f = facts("s", 10_500, range(42))
+        route = admitted(r, f, 1.0)
+        assert (route.decode.name, route.key_tokens > 9000) == (first.decode.name, True)
+        assert isinstance(r.retry(route, f, 1.1), Route)
+        assert (route.decode.name != first.decode.name, route.key_tokens) == (True, 0)
+
+
 class TestGate:
     def test_a_busy_instance_is_not_chosen(self) -> None:
         r = router(2, thresholds=Thresholds(active_prefill_tokens_threshold=5000))
